@@ -1,0 +1,37 @@
+//! Every exit status of the launcher.
+//!
+//! | status | when | under the name `torchrun` |
+//! |---|---|---|
+//! | 0 | every worker exited 0 | 0 |
+//! | 1 | the launcher itself failed (settings, spawn, log folder, store) | 1 |
+//! | 2 | usage: the command line could not be read | 2 |
+//! | the worker's own | a worker failed and no restart was left | 1 |
+//! | 128 + n | a worker was ended by signal n and no restart was left | 1 |
+//! | 128 + n | the launcher was told to stop by signal n | 1, or death by that signal before the first start |
+
+/// The launcher itself failed: bad settings, a worker that cannot be started, no log folder, no store.
+pub const LAUNCHER_FAILED: u8 = 1;
+/// The command line could not be read.
+pub const USAGE: u8 = 2;
+/// Added to a signal's number, as shells do.
+pub const SIGNAL_BASE: u8 = 128;
+
+/// How the job ends for whoever waits for the launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// A plain exit code.
+    Code(u8),
+    /// Death by a signal, as an unhandled one would have brought.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// Every worker succeeded.
+    pub const SUCCESS: Self = Self::Code(0);
+
+    /// 128 + the signal's number.
+    #[must_use]
+    pub fn of_signal(signal: i32) -> Self {
+        Self::Code(u8::try_from(signal).unwrap_or(0) | SIGNAL_BASE)
+    }
+}

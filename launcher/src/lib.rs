@@ -1,0 +1,4 @@
+//! The rankrun launcher.
+
+pub mod exit_code;
+pub mod spec;

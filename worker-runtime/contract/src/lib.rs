@@ -1,0 +1,10 @@
+//! What a rankrun launcher and its workers agree on.
+//!
+//! Ranks, environment variables, the bytes of the store's protocol, the store as a state machine and the
+//! worker's error file. Everything here is pure: no file, socket, clock or environment is touched, so the
+//! launcher, the worker runtime and every test share one meaning of each byte.
+
+pub mod env;
+pub mod rank;
+pub mod report;
+pub mod store;

@@ -1,0 +1,1 @@
+//! The store: its wire protocol and its state, both without IO.
