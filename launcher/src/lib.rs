@@ -2,3 +2,4 @@
 
 pub mod exit_code;
 pub mod spec;
+pub mod store;
