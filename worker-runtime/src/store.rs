@@ -20,6 +20,9 @@ pub use error::{ConnectFailure, StoreError};
 /// How long the store is looked for and waited on where no other time is given; torch's default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// How long the store may take to answer what it can answer at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A connection to the store, and the prefix under which this handle sees it.
 #[derive(Debug, Clone)]
 pub struct TcpStore {
@@ -37,7 +40,7 @@ impl TcpStore {
     /// Says how the last try failed. A listener that accepts and says nothing is such a failure.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
         let server = Server { host: host.to_owned(), port };
-        let mut connection = Connection::open(&server, timeout)?;
+        let mut connection = Connection::open(&server, timeout, ANSWER_TIMEOUT)?;
         // A Python rank that hosts the store counts its members by this key.
         connection.call(&Request::Add { key: b"init/".to_vec(), delta: 1 })?;
         Ok(Self::new(connection, server, "/".to_owned(), timeout))
@@ -47,13 +50,14 @@ impl TcpStore {
         Self { connection: Arc::new(Mutex::new(connection)), server: Arc::new(server), prefix, timeout }
     }
 
-    /// A handle with a connection of its own: its waits hold up nobody else.
+    /// A handle with a connection of its own: its waits hold up nobody else. `answer_timeout` is how long the
+    /// store may take for what it can answer at once.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub fn with_own_connection(&self) -> Result<Self, StoreError> {
+    pub fn with_own_connection(&self, answer_timeout: Duration) -> Result<Self, StoreError> {
         let server = Server::clone(&self.server);
-        let connection = Connection::open(&server, self.timeout)?;
+        let connection = Connection::open(&server, self.timeout, answer_timeout)?;
         Ok(Self::new(connection, server, self.prefix.clone(), self.timeout))
     }
 

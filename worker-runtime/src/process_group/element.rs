@@ -91,7 +91,6 @@ macro_rules! float_element {
                 self + other
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "a world of over 2^24 ranks is out of reach")]
             fn divided_by(self, count: u32) -> Self {
                 self / count as Self
             }

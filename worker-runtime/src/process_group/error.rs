@@ -112,6 +112,17 @@ pub enum LossCause {
     Reported,
 }
 
+impl From<io::ErrorKind> for LossCause {
+    fn from(kind: io::ErrorKind) -> Self {
+        match kind {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+                Self::Closed
+            }
+            kind => Self::Failed(kind),
+        }
+    }
+}
+
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

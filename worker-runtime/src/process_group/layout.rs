@@ -14,7 +14,19 @@ pub(super) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Cuts a slice into pieces of the given lengths; `lengths` must not sum to more than the slice.
+/// Cuts a slice into pieces of the given lengths, which must not sum to more than the slice.
+pub(super) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
+    lengths
+        .into_iter()
+        .map(|length| {
+            let (piece, rest) = data.split_at(length);
+            data = rest;
+            piece
+        })
+        .collect()
+}
+
+/// [`split`] of a slice that is written to.
 pub(super) fn split_mut<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
     lengths
         .into_iter()
@@ -47,6 +59,7 @@ mod tests {
     #[test]
     fn pieces_follow_each_other() {
         let mut data = [1, 2, 3, 4];
+        assert_eq!(split(&data, [1, 0, 2]), [&[1][..], &[], &[2, 3]]);
         assert_eq!(split_mut(&mut data, [1, 0, 2]), [&mut [1][..], &mut [], &mut [2, 3]]);
     }
 }

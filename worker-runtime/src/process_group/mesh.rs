@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use rankrun_contract::rank::Rank;
 
 use super::error::{Ending, LossCause};
-use super::message::{Call, HEADER_LEN, Header, Operation};
+use super::message::{Call, HEADER_LEN, Header};
 use crate::clock;
 
 /// How long the farewell may take.
@@ -84,13 +84,13 @@ impl Mesh {
             }
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
-            ready = self.wait(&all, step.deadline).map_err(|error| Failure::from(error).of(missing, step))?;
-            if ready.is_empty() {
+            if clock::until(step.deadline).is_zero() {
                 // A rank that sends nothing is missed before one that only takes nothing.
                 let silent = all.iter().position(Progress::wants_to_receive).unwrap_or(missing);
                 let cause = LossCause::Timeout(step.timeout);
                 return Err(Ending::Lost { rank: rank_at(silent), cause });
             }
+            ready = self.wait(&all, step.deadline).map_err(|error| Failure::from(error).of(missing, step))?;
         }
     }
 
@@ -148,10 +148,7 @@ impl Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::Lost(match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => LossCause::Closed,
-            kind => LossCause::Failed(kind),
-        })
+        Self::Lost(error.kind().into())
     }
 }
 

@@ -11,8 +11,6 @@ use crate::{clock, socket};
 
 /// How long one address may take to accept, and a listener to answer the first ping.
 const TRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the store may take to answer what it can answer at once.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// After this long without an acknowledgement by the other kernel the connection is lost.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// The pauses between two tries to connect: from, to.
@@ -32,15 +30,21 @@ pub(super) struct Connection {
     input: Vec<u8>,
     /// Set while a request is under way, so that one that fails half-way leaves it set.
     broken: bool,
+    /// How long the store may take to answer what it can answer at once.
+    answer_timeout: Duration,
 }
 
 impl Connection {
     /// Connects, introduces itself and is answered.
-    pub(super) fn open(server: &Server, timeout: Duration) -> Result<Self, StoreError> {
+    pub(super) fn open(
+        server: &Server,
+        timeout: Duration,
+        answer_timeout: Duration,
+    ) -> Result<Self, StoreError> {
         let deadline = clock::after(timeout);
         let mut pause = PAUSES.0;
         loop {
-            let failure = match Self::try_open(server, deadline) {
+            let failure = match Self::try_open(server, deadline, answer_timeout) {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => failure,
             };
@@ -54,11 +58,15 @@ impl Connection {
         }
     }
 
-    fn try_open(server: &Server, deadline: Instant) -> Result<Self, ConnectFailure> {
+    fn try_open(
+        server: &Server,
+        deadline: Instant,
+        answer_timeout: Duration,
+    ) -> Result<Self, ConnectFailure> {
         let stream = connect(server, deadline)?;
         socket::watch(&stream, UNACKNOWLEDGED).map_err(io::Error::from)?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let mut connection = Self { stream, input: Vec::new(), broken: false };
+        stream.set_write_timeout(Some(answer_timeout))?;
+        let mut connection = Self { stream, input: Vec::new(), broken: false, answer_timeout };
         connection.stream.write_all(&HANDSHAKE)?;
         let nonce = std::process::id();
         match connection.exchange(&Request::Ping { nonce }, limit(deadline)) {
@@ -80,29 +88,27 @@ impl Connection {
 
     /// A request that is answered at once.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StoreError> {
-        let reply = self.attempt(|connection| {
-            connection.exchange(request, clock::after(ANSWER_TIMEOUT))
-        })?;
+        let reply =
+            self.attempt(|connection| connection.exchange(request, clock::after(connection.answer_timeout)))?;
         Ok(reply.unwrap_or(Reply::Arrived))
     }
 
     /// A request that is answered when it is fulfilled, and taken back after `timeout`.
     pub(super) fn wait(&mut self, request: &Request, timeout: Duration) -> Result<(), StoreError> {
-        let arrived = self.attempt(|connection| {
-            match connection.exchange(request, clock::after(timeout)) {
+        let arrived =
+            self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
                 Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel(),
                 Ok(Some(Reply::Arrived)) => Ok(true),
                 Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
                 Ok(None) => Ok(true),
                 Err(error) => Err(error),
-            }
-        })?;
+            })?;
         if arrived { Ok(()) } else { Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }) }
     }
 
     /// Ceases to wait; whether the wait was answered meanwhile.
     fn cancel(&mut self) -> Result<bool, StoreError> {
-        let deadline = clock::after(ANSWER_TIMEOUT);
+        let deadline = clock::after(self.answer_timeout);
         match self.exchange(&Request::CancelWait, deadline)? {
             // The answer of the wait crossed with the cancellation, whose own answer follows.
             Some(Reply::Arrived) => match self.read(ReplyKind::Wait, deadline)? {
@@ -113,10 +119,7 @@ impl Connection {
         }
     }
 
-    fn attempt<T>(
-        &mut self,
-        body: impl FnOnce(&mut Self) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    fn attempt<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(StoreError::Broken);
         }

@@ -21,6 +21,9 @@ pub enum StoreError {
         #[source]
         source: ConnectFailure,
     },
+    /// There is a store only where a launcher hosts one.
+    #[error("there is no store: this process was not started by a launcher")]
+    NoLauncher,
     /// What was waited for did not come. The connection is usable.
     #[error("wait timeout after {}ms, keys: {}", timeout.as_millis(), keys.join(", "))]
     WaitTimeout {
