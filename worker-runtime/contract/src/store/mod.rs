@@ -1,1 +1,3 @@
 //! The store: its wire protocol and its state, both without IO.
+
+pub mod protocol;
