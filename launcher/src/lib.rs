@@ -6,6 +6,8 @@ pub mod placement;
 pub mod process;
 pub mod logs;
 pub mod reporter;
+pub mod cli;
+pub mod facts;
 pub mod spec;
 pub mod store;
 
