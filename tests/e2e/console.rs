@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harness::{Gate, Launch, Name, Scratch, field};
+use harness::{Gate, Launch, Name, Scratch, field, only_ours};
 
 const LINES: usize = 3_000;
 
@@ -34,6 +34,9 @@ fn lines_of_flooding_workers_stay_whole() {
 
 #[test]
 fn teed_lines_of_flooding_workers_stay_whole() {
+    if !only_ours() {
+        return;
+    }
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 4).args(["-t", "1"]).worker([format!("flood={LINES}")]).run();
         outcome.exits(0);

@@ -155,7 +155,7 @@ fn our_generation_counts_lives() {
 fn a_signal_death_is_restarted_like_any_failure() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-        let outcome = launch.worker(["alive", "rank0:life<1:die=SIGSEGV", "life<1:forever"]).run();
+        let outcome = launch.worker(["alive", "rank0:life<1:die=SIGUSR1", "life<1:forever"]).run();
         outcome.exits(0);
         assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1"], "{outcome}");
     }
