@@ -1,7 +1,11 @@
 //! The rankrun launcher.
 
+pub mod agent;
 pub mod exit_code;
+pub mod placement;
+pub mod process;
 pub mod spec;
+pub mod store;
 
 /// Stub.
 #[must_use]
