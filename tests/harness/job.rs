@@ -240,6 +240,7 @@ fn signal_to(pid: i32, signal: Signal) {
 }
 
 fn listed(processes: &[Process]) -> String {
-    let all: Vec<_> = processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
+    let all: Vec<_> =
+        processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
     all.join(", ")
 }

@@ -1,5 +1,8 @@
 //! One start of a launcher, described.
-#![expect(clippy::disallowed_methods, reason = "the harness starts the programs under test and reads the clock")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the harness starts the programs under test and reads the clock"
+)]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
