@@ -4,6 +4,10 @@ pub mod agent;
 pub mod exit_code;
 pub mod placement;
 pub mod process;
+pub mod logs;
+pub mod reporter;
+pub mod cli;
+pub mod facts;
 pub mod spec;
 pub mod store;
 
