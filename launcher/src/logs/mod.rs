@@ -10,16 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use rankrun_contract::rank::{Generation, LocalRank};
-use tokio::sync::oneshot;
 
 use crate::reporter::console::{Console, Output, Stream};
 use crate::spec::Persona;
 use channel::Channel;
+pub use latch::Drained;
+use latch::{Promise, latch};
 use pump::{Command, LogFile, PumpHandle, Source};
 use route::{Route, Routes};
 use tail::Tail;
 
 mod channel;
+mod latch;
 mod pump;
 pub mod route;
 mod tail;
@@ -34,7 +36,7 @@ const FILE_TAIL: i64 = 64 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// A folder of the log tree cannot be made.
-    #[error("cannot make a log folder in `{path}`: {source}", path = .path.display())]
+    #[error("cannot make a log folder in `{path}`", path = .path.display())]
     Folder {
         /// The folder, or the one above it.
         path: PathBuf,
@@ -42,7 +44,7 @@ pub enum LogError {
         source: io::Error,
     },
     /// A log file cannot be opened.
-    #[error("cannot open the log file `{path}`: {source}", path = .path.display())]
+    #[error("cannot open the log file `{path}`", path = .path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -50,13 +52,13 @@ pub enum LogError {
         source: io::Error,
     },
     /// There is no pipe for a worker's output.
-    #[error("cannot make a pipe for the output of a worker: {source}")]
+    #[error("cannot make a pipe for the output of a worker")]
     Channel {
         /// The cause.
         source: Errno,
     },
     /// The thread that copies the workers' output cannot be started.
-    #[error("cannot start copying the output of the workers: {source}")]
+    #[error("cannot start copying the output of the workers")]
     Pump {
         /// The cause.
         source: io::Error,
@@ -131,22 +133,6 @@ pub struct WorkerStdio {
     pub stdout: ChildEnd,
     /// Standard error.
     pub stderr: ChildEnd,
-}
-
-/// Resolves when everything that the ended workers wrote is on our outputs and in the files. A terminal that is
-/// held up holds this up too: whoever waits sets the limit.
-#[derive(Debug)]
-#[must_use = "wait for it, or drop it to go on without"]
-pub struct Drained(Vec<oneshot::Receiver<()>>);
-
-impl Drained {
-    /// Waits for it.
-    pub async fn wait(self) {
-        for done in self.0 {
-            // A pump that is gone has nothing left either.
-            let _ = done.await;
-        }
-    }
 }
 
 /// See the module.
@@ -250,14 +236,18 @@ impl Logs {
 
     /// All workers of the generation have been reaped: their streams end, even where something that they left
     /// behind still has them.
-    pub fn generation_ended(&self, generation: Generation) -> Drained {
+    ///
+    /// # Errors
+    /// No descriptor is left to wait with.
+    pub fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
         self.tell(|done| Command::Ended(generation, done))
     }
 
     /// All workers of the job have been reaped: the threads end, and the console is written to directly again.
-    pub fn finish(&mut self) -> Drained {
-        // Where a spawn failed half-way nobody has started them, and some workers may have said why.
-        let _ = self.pump();
+    ///
+    /// # Errors
+    /// No descriptor is left to wait with.
+    pub fn finish(&mut self) -> Result<Drained, LogError> {
         let drained = self.tell(Command::Finish);
         (self.stdout, self.stderr) = (None, None);
         drained
@@ -275,13 +265,13 @@ impl Logs {
         std::mem::take(&mut self.notes)
     }
 
-    fn tell(&self, command: impl Fn(oneshot::Sender<()>) -> Command) -> Drained {
-        let tell = |pump: &PumpHandle| {
-            let (done, drained) = oneshot::channel();
-            pump.send(command(done));
-            drained
-        };
-        Drained(self.pumps().map(tell).collect())
+    fn tell(&self, command: impl Fn(Promise) -> Command) -> Result<Drained, LogError> {
+        let (drained, promises) =
+            latch(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
+        for (pump, promise) in self.pumps().zip(promises) {
+            pump.send(command(promise));
+        }
+        Ok(drained)
     }
 
     fn pumps(&self) -> impl Iterator<Item = &PumpHandle> {

@@ -19,9 +19,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
-use tokio::sync::oneshot;
 
 use super::channel;
+use super::latch::Promise;
 use super::tail::Tail;
 use crate::reporter::console::{Output, Stream, WriteError};
 use crate::reporter::screen::{Screen, SpeakerId};
@@ -58,9 +58,9 @@ pub(super) enum Command {
     /// A stream to read.
     Open(Source),
     /// The workers of this generation have been reaped: read what is left of them, then answer.
-    Ended(Generation, oneshot::Sender<()>),
+    Ended(Generation, Promise),
     /// All workers have been reaped: read what is left, end, then answer.
-    Finish(oneshot::Sender<()>),
+    Finish(Promise),
     /// Our terminal has another size.
     Resize,
 }
@@ -185,8 +185,7 @@ impl Pump {
             }
         };
         self.ends.output.detach(self.screen);
-        // The agent may have stopped waiting.
-        let _ = finished.send(());
+        drop(finished);
     }
 
     fn timeout(&self) -> EpollTimeout {
@@ -198,14 +197,13 @@ impl Pump {
     }
 
     /// Does what it was told; the end of it is in the answer.
-    fn obey(&mut self) -> Option<oneshot::Sender<()>> {
+    fn obey(&mut self) -> Option<Promise> {
         while let Ok(command) = self.ends.commands.try_recv() {
             match command {
                 Command::Open(source) => self.open(source),
                 Command::Ended(generation, done) => {
                     self.drain(|source| source.generation == generation);
-                    // The agent need not wait for it.
-                    let _ = done.send(());
+                    drop(done);
                 }
                 Command::Finish(done) => {
                     self.drain(|_| true);

@@ -5,6 +5,8 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::thread::{self, JoinHandle};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 /// A launcher's outputs and what a person would read there.
 struct Rig {
     logs: Logs,
@@ -57,8 +59,12 @@ impl Rig {
     }
 }
 
-fn wait(drained: Drained) {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(drained.wait());
+fn wait(drained: Result<Drained, LogError>) {
+    let drained = drained.unwrap();
+    while !drained.is_complete() {
+        let mut inputs = [PollFd::new(drained.as_fd(), PollFlags::POLLIN)];
+        poll(&mut inputs, PollTimeout::NONE).unwrap();
+    }
 }
 
 fn worker(local_rank: u32) -> WorkerKey {
