@@ -22,15 +22,8 @@ pub(crate) fn ddp(name: Name, workers: usize) -> Launch {
 fn the_loss_is_the_one_under_torchrun() {
     let steps = ["--steps", "50", "--seed", "7"];
     let theirs = loss(&ddp(Name::Reference, 4).args(steps).run());
-    for name in Name::both() {
-        assert_eq!(loss(&ddp(*name, 4).args(steps).run()), theirs, "as {name:?}");
-    }
-}
-
-#[test]
-fn more_steps_are_another_loss() {
-    // Otherwise the comparison above would prove nothing.
-    let few = loss(&ddp(Name::both()[0], 1).args(["--steps", "3"]).run());
-    let many = loss(&ddp(Name::both()[0], 1).args(["--steps", "30"]).run());
-    assert_ne!(few, many);
+    let ours = loss(&ddp(Name::Rankrun, 4).args(steps).run());
+    assert_eq!(ours, theirs);
+    // It begins near ln 4 = 1.39: equal losses of untrained models would prove nothing.
+    assert!(ours.parse::<f64>().is_ok_and(|loss| loss < 0.3), "the loss is still {ours}");
 }
