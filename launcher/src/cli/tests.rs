@@ -207,9 +207,10 @@ fn who_reads_standard_input() {
     assert_eq!(stdin("rankrun x.py", &[("RANKRUN_STDIN", "")]), StdinPolicy::All);
     let message = "`--stdin` is `2`, but the local ranks are 0 to 1".to_owned();
     assert_eq!(refusal("rankrun --nproc-per-node 2 --stdin 2 x.py", &[]), (1, message));
-    let (code, message) = refusal("rankrun x.py", &[("RANKRUN_STDIN", "first")]);
-    assert_eq!(code, 2);
-    assert_eq!(message, "`RANKRUN_STDIN` is `first`, which is not a local rank, `all` or `none`");
+    let message = "`RANKRUN_STDIN` is `first`, which is not a local rank, `all` or `none`".to_owned();
+    for line in ["rankrun x.py", "torchrun x.py"] {
+        assert_eq!(refusal(line, &[("RANKRUN_STDIN", "first")]), (2, message.clone()));
+    }
 }
 
 #[test]
