@@ -164,4 +164,6 @@ pub enum StdinPolicy {
 pub struct WorkerDefaults {
     /// `OMP_NUM_THREADS=1`: more than one worker, and the user did not say.
     pub single_omp_thread: bool,
+    /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
+    pub nccl_async_error_handling: bool,
 }

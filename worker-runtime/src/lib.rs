@@ -1,1 +1,31 @@
-//! The worker runtime of rankrun.
+//! The worker runtime of rankrun: what a training program in Rust links.
+//!
+//! ```no_run
+//! use rankrun_worker::{GroupError, GroupOptions, Reduction, WorkerContext};
+//!
+//! fn train(context: &WorkerContext) -> Result<(), GroupError> {
+//!     let mut group = context.process_group(&GroupOptions::default())?;
+//!     let mut gradients = [0.5f32; 1000];
+//!     group.all_reduce(&mut gradients, Reduction::Mean)
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     rankrun_worker::run(|context| train(context))
+//! }
+//! ```
+//!
+//! Everything blocks: there is no async runtime and no thread. Outside any launcher the same program runs as
+//! a world of one.
+
+mod clock;
+pub mod context;
+pub mod process_group;
+pub mod report;
+mod socket;
+pub mod store;
+
+pub use context::WorkerContext;
+pub use process_group::{GroupError, GroupOptions, ProcessGroup, Reduction};
+pub use rankrun_contract::rank::{Rank, WorldSize};
+pub use report::run;
+pub use store::{StoreError, TcpStore};

@@ -73,7 +73,10 @@ pub(super) fn resolve(
         stop: StopPolicy { grace },
         logs,
         stdin,
-        defaults: WorkerDefaults { single_omp_thread },
+        defaults: WorkerDefaults {
+            single_omp_thread,
+            nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
+        },
     };
     Ok(Launch { spec, verbosity, notices })
 }

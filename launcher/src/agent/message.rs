@@ -1,0 +1,142 @@
+//! What can happen to a job, and what can be done about it.
+
+use std::time::SystemTime;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+
+use crate::exit_code::ExitStatus;
+use crate::process::Exit;
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// Everything is ready for the first generation.
+    Ready,
+    /// Not every worker of the generation could be started; those before `failed` are running.
+    StartFailed {
+        /// The generation.
+        generation: Generation,
+        /// The first worker that is not there.
+        failed: LocalRank,
+    },
+    /// A worker was reaped.
+    Exited {
+        /// Which life of the group it belonged to.
+        generation: Generation,
+        /// How it ended.
+        end: WorkerEnd,
+    },
+    /// The launcher was told to stop.
+    StopRequested {
+        /// By which signal.
+        signal: Signal,
+        /// Whether an earlier one had been handled: then nobody wants to wait.
+        again: bool,
+    },
+    /// [`State::deadline`](super::state::State::deadline) has come.
+    DeadlinePassed,
+}
+
+/// The end of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerEnd {
+    /// Who.
+    pub local_rank: LocalRank,
+    /// Its pid.
+    pub pid: Pid,
+    /// How.
+    pub exit: Exit,
+    /// When the launcher saw it.
+    pub at: SystemTime,
+}
+
+/// Something is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Give the workers an empty store and a folder of their own, and start them all.
+    Start {
+        /// Which life of the group.
+        generation: Generation,
+        /// Restarts used so far.
+        restart_count: RestartCount,
+    },
+    /// Signal the process groups of these workers.
+    Signal {
+        /// Which life of the group.
+        generation: Generation,
+        /// Which workers of it.
+        local_ranks: Vec<LocalRank>,
+        /// What to send.
+        signal: Signal,
+    },
+    /// Kill what the workers of the ended generation left behind.
+    KillLeftovers {
+        /// Which life of the group is over.
+        generation: Generation,
+    },
+    /// Tell people.
+    Say(Happening),
+    /// The job is over.
+    Finish(JobEnd),
+}
+
+/// What people are told while the job runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Happening {
+    /// A worker failed, and the others are being stopped.
+    WorkerFailed {
+        /// Its end.
+        end: WorkerEnd,
+        /// How many others are alive.
+        others: usize,
+    },
+    /// The launcher was told to stop.
+    Stopping {
+        /// By which signal.
+        signal: Signal,
+        /// How many workers are alive.
+        live: usize,
+    },
+    /// The grace is over.
+    Killing {
+        /// Who has not ended.
+        local_ranks: Vec<LocalRank>,
+    },
+    /// SIGKILL did not help within five seconds.
+    CannotEnd {
+        /// Who is still there.
+        local_ranks: Vec<LocalRank>,
+    },
+    /// All workers are started again.
+    Restarting {
+        /// Restarts used, this one included.
+        used: RestartCount,
+    },
+}
+
+/// How the job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnd {
+    /// What the launcher ends with.
+    pub status: ExitStatus,
+    /// The failure that ended the last generation.
+    pub failure: Option<Failure>,
+    /// The signal by which the launcher was told to stop.
+    pub stopped_by: Option<Signal>,
+}
+
+/// Why a generation failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Which life of the group.
+    pub generation: Generation,
+    /// The first failure that was seen.
+    pub first: WorkerEnd,
+    /// The ends that followed, in the order in which they were seen, also those that our stop brought about.
+    pub others: Vec<WorkerEnd>,
+    /// Restarts used before it.
+    pub restart_count: RestartCount,
+}

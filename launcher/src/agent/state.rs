@@ -1,0 +1,325 @@
+//! The job as a state machine: (state, now, input) → actions. Pure.
+//!
+//! Invariants, by their numbers in the design document, which the tests quote:
+//!
+//! - 1: at most one generation has living workers.
+//! - 4: every stop has a cause, a deadline and an end.
+//! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
+//! - 6: restarts never exceed the budget.
+//! - 7: no restart after a stop by the user.
+//! - 8: the exit status is a function of the final state alone.
+//! - 10: a signal is answered in every phase, and the second one kills.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
+
+use crate::agent::message::{Action, Failure, Happening, Input, JobEnd, WorkerEnd};
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::Exit;
+use crate::spec::{LaunchSpec, Persona};
+
+/// After SIGKILL only a process in uninterruptible sleep is still there.
+const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
+
+/// What of the launch the decisions depend on.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    persona: Persona,
+    workers: LocalWorldSize,
+    max_restarts: RestartCount,
+    grace: Duration,
+}
+
+impl Rules {
+    /// The rules of one launch.
+    #[must_use]
+    pub const fn of(spec: &LaunchSpec) -> Self {
+        Self {
+            persona: spec.persona,
+            workers: spec.workers,
+            max_restarts: spec.max_restarts,
+            grace: spec.stop.grace,
+        }
+    }
+}
+
+/// Where the job is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    /// No worker has been started yet.
+    Starting,
+    /// These workers are alive, none has failed.
+    Running { live: BTreeSet<LocalRank> },
+    /// These workers are to end.
+    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
+    /// Nothing of the job is left.
+    Finished,
+}
+
+/// Why a generation is stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StopCause {
+    Failure(Failure),
+    User,
+    NotStarted,
+}
+
+/// How far a stop is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Asked { kill_at: Instant },
+    Killed { give_up_at: Instant },
+}
+
+/// The state of one job on this node.
+#[derive(Debug)]
+pub struct State {
+    rules: Rules,
+    generation: Generation,
+    restarts_used: RestartCount,
+    stopped_by: Option<Signal>,
+    phase: Phase,
+}
+
+impl State {
+    /// Before anything was started.
+    #[must_use]
+    pub const fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            generation: Generation(0),
+            restarts_used: RestartCount(0),
+            stopped_by: None,
+            phase: Phase::Starting,
+        }
+    }
+
+    /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
+    #[must_use]
+    pub const fn deadline(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Stopping {
+                stage: Stage::Asked { kill_at: at } | Stage::Killed { give_up_at: at },
+                ..
+            } => Some(*at),
+            Phase::Starting | Phase::Running { .. } | Phase::Finished => None,
+        }
+    }
+
+    /// Takes in what happened and says what to do, in order.
+    #[must_use]
+    pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        match input {
+            Input::Ready => self.ready(),
+            Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
+            Input::Exited { generation, end } => self.exited(now, generation, end),
+            Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
+            Input::DeadlinePassed => self.deadline_passed(now),
+        }
+    }
+
+    fn ready(&mut self) -> Vec<Action> {
+        if self.phase == Phase::Starting { vec![self.start()] } else { Vec::new() }
+    }
+
+    fn start(&mut self) -> Action {
+        let live = (0..self.rules.workers.get()).map(LocalRank).collect();
+        self.phase = Phase::Running { live };
+        Action::Start { generation: self.generation, restart_count: self.restarts_used }
+    }
+
+    fn start_failed(&mut self, now: Instant, generation: Generation, failed: LocalRank) -> Vec<Action> {
+        if generation != self.generation {
+            return Vec::new();
+        }
+        let live = (0..failed.0).map(LocalRank).collect();
+        self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
+    }
+
+    fn exited(&mut self, now: Instant, generation: Generation, end: WorkerEnd) -> Vec<Action> {
+        if generation != self.generation {
+            return Vec::new();
+        }
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Running { mut live } => {
+                live.remove(&end.local_rank);
+                if !end.exit.is_success() {
+                    return self.failed(now, live, end);
+                }
+                if live.is_empty() {
+                    return vec![self.succeed()];
+                }
+                self.phase = Phase::Running { live };
+                Vec::new()
+            }
+            Phase::Stopping { mut live, mut cause, stage } => {
+                live.remove(&end.local_rank);
+                if let StopCause::Failure(failure) = &mut cause {
+                    failure.others.push(end);
+                }
+                if live.is_empty() {
+                    return self.stopped(cause);
+                }
+                self.phase = Phase::Stopping { live, cause, stage };
+                Vec::new()
+            }
+            phase @ (Phase::Starting | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
+        let said = Action::Say(Happening::WorkerFailed { end, others: live.len() });
+        let failure = Failure {
+            generation: self.generation,
+            first: end,
+            others: Vec::new(),
+            restart_count: self.restarts_used,
+        };
+        let mut actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        actions.insert(0, said);
+        actions
+    }
+
+    fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
+        let told_before = self.stopped_by.replace(signal) == Some(signal);
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Starting => {
+                let status = match self.rules.persona {
+                    Persona::Torchrun => ExitStatus::Signal(signal as i32),
+                    Persona::Rankrun => ExitStatus::of_signal(signal as i32),
+                };
+                vec![Action::Finish(JobEnd { status, failure: None, stopped_by: Some(signal) })]
+            }
+            Phase::Running { live } => {
+                let said = Action::Say(Happening::Stopping { signal, live: live.len() });
+                let mut actions = self.stop(now, live, StopCause::User, signal);
+                actions.insert(0, said);
+                actions
+            }
+            Phase::Stopping { live, cause, stage: Stage::Asked { kill_at } } => {
+                if again {
+                    return self.kill(now, live, cause);
+                }
+                let stage = Stage::Asked { kill_at: kill_at.min(now + self.rules.grace) };
+                if told_before {
+                    // One wish that came by two ways: a scheduler signals guard and agent alike.
+                    self.phase = Phase::Stopping { live, cause, stage };
+                    return Vec::new();
+                }
+                let said = Action::Say(Happening::Stopping { signal, live: live.len() });
+                let told = self.signal(&live, signal);
+                self.phase = Phase::Stopping { live, cause, stage };
+                vec![said, told]
+            }
+            phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return Vec::new();
+        }
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Stopping { live, cause, stage: Stage::Asked { .. } } => self.kill(now, live, cause),
+            Phase::Stopping { live, cause, stage: Stage::Killed { .. } } => {
+                let local_ranks = live.into_iter().collect();
+                let failure = cause.into_failure();
+                vec![Action::Say(Happening::CannotEnd { local_ranks }), self.finish_failed(failure)]
+            }
+            phase @ (Phase::Starting | Phase::Running { .. } | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    /// The one stop story: the signal to each process group, and SIGKILL after the grace.
+    fn stop(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        cause: StopCause,
+        signal: Signal,
+    ) -> Vec<Action> {
+        if live.is_empty() {
+            return self.stopped(cause);
+        }
+        let told = self.signal(&live, signal);
+        let stage = Stage::Asked { kill_at: now + self.rules.grace };
+        self.phase = Phase::Stopping { live, cause, stage };
+        vec![told]
+    }
+
+    fn kill(&mut self, now: Instant, live: BTreeSet<LocalRank>, cause: StopCause) -> Vec<Action> {
+        let said = Action::Say(Happening::Killing { local_ranks: live.iter().copied().collect() });
+        let told = self.signal(&live, Signal::SIGKILL);
+        let stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
+        self.phase = Phase::Stopping { live, cause, stage };
+        vec![said, told]
+    }
+
+    fn signal(&self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
+        Action::Signal { generation: self.generation, local_ranks: live.iter().copied().collect(), signal }
+    }
+
+    /// The last worker of a stopped generation was reaped.
+    fn stopped(&mut self, cause: StopCause) -> Vec<Action> {
+        let may_restart = matches!(cause, StopCause::Failure(_))
+            && self.stopped_by.is_none()
+            && self.restarts_used < self.rules.max_restarts;
+        let kill_leftovers = Action::KillLeftovers { generation: self.generation };
+        if !may_restart {
+            return vec![kill_leftovers, self.finish_failed(cause.into_failure())];
+        }
+        self.restarts_used.0 += 1;
+        self.generation.0 += 1;
+        let said = Action::Say(Happening::Restarting { used: self.restarts_used });
+        vec![kill_leftovers, said, self.start()]
+    }
+
+    fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
+        let status = match (self.rules.persona, self.stopped_by, &failure) {
+            (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
+            (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
+            (Persona::Rankrun, None, Some(failure)) => of_worker(failure.first.exit),
+        };
+        self.phase = Phase::Finished;
+        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by })
+    }
+
+    fn succeed(&mut self) -> Action {
+        self.phase = Phase::Finished;
+        Action::Finish(JobEnd { status: ExitStatus::SUCCESS, failure: None, stopped_by: None })
+    }
+}
+
+impl StopCause {
+    fn into_failure(self) -> Option<Failure> {
+        match self {
+            Self::Failure(failure) => Some(failure),
+            Self::User | Self::NotStarted => None,
+        }
+    }
+}
+
+/// The worker's own code, or 128 + the signal that ended it.
+fn of_worker(exit: Exit) -> ExitStatus {
+    match exit {
+        Exit::Code(code) => ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED)),
+        Exit::Signal { number, .. } => ExitStatus::of_signal(number),
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -1,0 +1,244 @@
+//! Transcripts of the state machine: what happens, what is done about it.
+
+use std::time::SystemTime;
+
+use nix::unistd::Pid;
+use proptest::prelude::*;
+
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(30);
+
+fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
+    State::new(Rules {
+        persona,
+        workers: LocalWorldSize::new(workers).unwrap(),
+        max_restarts: RestartCount(max_restarts),
+        grace: GRACE,
+    })
+}
+
+/// One clock for a whole test.
+fn clock() -> impl Fn(u64) -> Instant {
+    #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+    let start = Instant::now();
+    move |seconds| start + Duration::from_secs(seconds)
+}
+
+fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
+    let end = WorkerEnd {
+        local_rank: LocalRank(local_rank),
+        pid: Pid::from_raw(100 + i32::try_from(local_rank).unwrap()),
+        exit,
+        at: SystemTime::UNIX_EPOCH,
+    };
+    Input::Exited { generation: Generation(generation), end }
+}
+
+fn stop(signal: Signal, again: bool) -> Input {
+    Input::StopRequested { signal, again }
+}
+
+fn killed_by(number: i32) -> Exit {
+    Exit::Signal { number, core_dumped: false }
+}
+
+fn signals(actions: &[Action]) -> Vec<(Vec<u32>, Signal)> {
+    actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Signal { local_ranks, signal, .. } => {
+                Some((local_ranks.iter().map(|rank| rank.0).collect(), *signal))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn end(actions: &[Action]) -> Option<&JobEnd> {
+    actions.iter().find_map(|action| match action {
+        Action::Finish(end) => Some(end),
+        _ => None,
+    })
+}
+
+fn started(actions: &[Action]) -> Option<u32> {
+    actions.iter().find_map(|action| match action {
+        Action::Start { generation, .. } => Some(generation.0),
+        _ => None,
+    })
+}
+
+#[test]
+fn success_is_everybodys_success() {
+    let at = clock();
+    let mut job = state(2, 0, Persona::Rankrun);
+    assert_eq!(started(&job.handle(at(0), Input::Ready)), Some(0));
+    assert_eq!(job.handle(at(1), exited(0, 1, Exit::Code(0))), []);
+    let actions = job.handle(at(2), exited(0, 0, Exit::Code(0)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
+        "what outlives a success is the user's"
+    );
+}
+
+#[test]
+fn a_failure_stops_the_others_then_restarts_all_then_fails() {
+    let at = clock();
+    let mut job = state(3, 1, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
+    assert_eq!(signals(&actions), [(vec![0, 2], Signal::SIGTERM)]);
+    assert_eq!(job.deadline(), Some(at(1) + GRACE));
+    assert_eq!(started(&job.handle(at(2), exited(0, 0, killed_by(15)))), None);
+    let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
+    assert_eq!(started(&actions), Some(1));
+    let leftovers = actions.iter().position(|action| matches!(action, Action::KillLeftovers { .. })).unwrap();
+    let start = actions.iter().position(|action| matches!(action, Action::Start { .. })).unwrap();
+    assert!(leftovers < start, "invariant 1: the old generation is gone before the new one starts");
+
+    let _ = job.handle(at(4), exited(1, 2, Exit::Code(9)));
+    let _ = job.handle(at(5), exited(1, 0, Exit::Code(1)));
+    let actions = job.handle(at(6), exited(1, 1, killed_by(15)));
+    let end = end(&actions).unwrap();
+    assert_eq!(end.status, ExitStatus::Code(9));
+    let failure = end.failure.as_ref().unwrap();
+    assert_eq!(failure.first.local_rank, LocalRank(2), "invariant 5: the first cause stays");
+    assert_eq!(failure.others.len(), 2);
+}
+
+#[test]
+fn who_ignores_the_signal_is_killed_when_the_grace_is_over() {
+    let at = clock();
+    let mut job = state(2, 0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, killed_by(11)));
+    assert_eq!(job.handle(at(30), Input::DeadlinePassed), [], "not yet");
+    let actions = job.handle(at(31), Input::DeadlinePassed);
+    assert_eq!(signals(&actions), [(vec![1], Signal::SIGKILL)]);
+    let actions = job.handle(at(32), exited(0, 1, killed_by(9)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 11));
+}
+
+#[test]
+fn a_stop_ends_even_where_sigkill_does_not_help() {
+    let at = clock();
+    let mut job = state(1, 3, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
+    let _ = job.handle(at(31), Input::DeadlinePassed);
+    let actions = job.handle(at(36), Input::DeadlinePassed);
+    assert!(matches!(&actions[0], Action::Say(Happening::CannotEnd { .. })), "invariant 4");
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
+    assert_eq!(job.deadline(), None);
+}
+
+#[test]
+fn the_users_signal_is_forwarded_and_ends_the_job() {
+    let at = clock();
+    for (persona, status) in [(Persona::Rankrun, 130), (Persona::Torchrun, 1)] {
+        let mut job = state(2, 5, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(1), stop(Signal::SIGINT, false));
+        assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGINT)]);
+        let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));
+        let actions = job.handle(at(3), exited(0, 1, Exit::Code(0)));
+        assert_eq!(started(&actions), None, "invariant 7");
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(status));
+        assert_eq!(end(&actions).unwrap().failure, None, "invariant 5: our stop is no cause");
+    }
+}
+
+#[test]
+fn the_second_signal_kills() {
+    let at = clock();
+    let mut job = state(1, 0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
+    assert_eq!(job.handle(at(1), stop(Signal::SIGTERM, false)), [], "the same wish by a second way");
+    assert_eq!(
+        signals(&job.handle(at(2), stop(Signal::SIGTERM, true))),
+        [(vec![0], Signal::SIGKILL)],
+        "invariant 10"
+    );
+}
+
+#[test]
+fn a_signal_during_the_stop_after_a_failure_forbids_the_restart() {
+    let at = clock();
+    let mut job = state(2, 5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(3)));
+    assert_eq!(signals(&job.handle(at(2), stop(Signal::SIGHUP, false))), [(vec![1], Signal::SIGHUP)]);
+    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
+    let end = end(&actions).unwrap();
+    assert_eq!(end.status, ExitStatus::Code(129));
+    assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(3), "the cause is still told");
+}
+
+#[test]
+fn a_signal_before_the_first_start_is_final() {
+    let at = clock();
+    for (persona, status) in
+        [(Persona::Torchrun, ExitStatus::Signal(15)), (Persona::Rankrun, ExitStatus::Code(143))]
+    {
+        let mut job = state(1, 0, persona);
+        assert_eq!(end(&job.handle(at(0), stop(Signal::SIGTERM, false))).unwrap().status, status);
+        assert_eq!(job.handle(at(1), Input::Ready), []);
+    }
+}
+
+#[test]
+fn a_start_that_fails_half_way_stops_what_it_started() {
+    let at = clock();
+    let mut job = state(3, 5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
+    assert_eq!(signals(&job.handle(at(0), input)), [(vec![0, 1], Signal::SIGTERM)]);
+    let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
+    let actions = job.handle(at(1), exited(0, 1, killed_by(15)));
+    assert_eq!(started(&actions), None);
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+}
+
+#[test]
+fn an_old_generation_changes_nothing() {
+    let at = clock();
+    let mut job = state(1, 1, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(1)))), Some(1));
+    assert_eq!(job.handle(at(2), exited(0, 0, Exit::Code(1))), []);
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(1)), Just(killed_by(9))];
+    prop_oneof![
+        8 => (0u32..4, 0u32..3, exit).prop_map(|(generation, rank, exit)| exited(generation, rank, exit)),
+        1 => any::<bool>().prop_map(|again| stop(Signal::SIGTERM, again)),
+        2 => Just(Input::DeadlinePassed),
+        1 => Just(Input::Ready),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order: invariants 6, 7 and 1, and nothing follows the end.
+    #[test]
+    fn the_budget_is_kept_and_the_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
+        let at = clock();
+        let mut job = state(3, 2, Persona::Rankrun);
+        let (mut starts, mut ended, mut told) = (0, false, false);
+        for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
+            told |= matches!(input, Input::StopRequested { .. });
+            let actions = job.handle(at(second), input);
+            prop_assert!(!ended || actions.is_empty());
+            if let Some(generation) = started(&actions) {
+                prop_assert_eq!(generation, starts);
+                prop_assert!(!told);
+                starts += 1;
+            }
+            ended |= end(&actions).is_some();
+        }
+        prop_assert!(starts <= 3);
+    }
+}

@@ -1,0 +1,163 @@
+//! The one place that reaps: the workers, in the order in which they died, and every orphan of the job.
+#![expect(unsafe_code, reason = "nix's waitpid fails on a death by a real-time signal and loses the status")]
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use crate::process::Exit;
+use crate::process::command::Command;
+use crate::process::spawn::{Original, Stdio, spawn};
+
+/// One worker in one life of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerId {
+    /// Which life of the worker group.
+    pub generation: Generation,
+    /// Which worker of it.
+    pub local_rank: LocalRank,
+}
+
+/// The end of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerExit {
+    /// Who ended.
+    pub worker: WorkerId,
+    /// Its pid, free for reuse from now on.
+    pub pid: Pid,
+    /// How it ended.
+    pub exit: Exit,
+}
+
+#[derive(Debug)]
+struct Child {
+    worker: WorkerId,
+    /// Kept open so that the epoll set keeps watching it.
+    _pidfd: Option<OwnedFd>,
+}
+
+/// The workers that are not reaped yet.
+#[derive(Debug)]
+pub struct Children {
+    by_pid: HashMap<Pid, Child>,
+    /// The workers' pidfds. The kernel lists them as ready in the order in which the processes died, which
+    /// `waitpid(-1)` does not keep. Absent or empty where pidfds are not to be had; then that order is lost.
+    deaths: Option<Epoll>,
+}
+
+impl Default for Children {
+    fn default() -> Self {
+        Self { by_pid: HashMap::new(), deaths: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).ok() }
+    }
+}
+
+impl Children {
+    /// Starts one worker. Main thread only, see [`spawn`].
+    ///
+    /// # Errors
+    /// The kernel's refusal; then no process is left.
+    pub fn spawn(
+        &mut self,
+        worker: WorkerId,
+        command: &Command,
+        stdio: Stdio<'_>,
+        original: &Original,
+    ) -> io::Result<Pid> {
+        let spawned = spawn(command, stdio, original)?;
+        let key = u64::from(spawned.pid.as_raw().unsigned_abs());
+        match (&self.deaths, &spawned.pidfd) {
+            (Some(deaths), Some(pidfd)) => {
+                let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, key);
+                if let Err(error) = deaths.add(pidfd, event) {
+                    tracing::debug!(pid = spawned.pid.as_raw(), %error, "no order of deaths for this worker");
+                }
+            }
+            _ => tracing::debug!(pid = spawned.pid.as_raw(), "no pidfd: the order of deaths is lost"),
+        }
+        self.by_pid.insert(spawned.pid, Child { worker, _pidfd: spawned.pidfd });
+        Ok(spawned.pid)
+    }
+
+    /// Sends `signal` to the process group of each given worker that is not reaped yet.
+    ///
+    /// The leader being unreaped, the group's number cannot have been taken over by another one.
+    pub fn signal_groups(&self, workers: &[WorkerId], signal: Signal) {
+        for (pid, child) in &self.by_pid {
+            if workers.contains(&child.worker)
+                && let Err(error) = killpg(*pid, signal)
+            {
+                tracing::debug!(pid = pid.as_raw(), %signal, %error, "group not signalled");
+            }
+        }
+    }
+
+    /// Reaps everything that has died: returns the workers among it, first death first; orphans that the kernel
+    /// handed to us as subreaper vanish silently.
+    pub fn reap(&mut self) -> Vec<WorkerExit> {
+        let mut exits = Vec::new();
+        let mut ready = [EpollEvent::empty(); 64];
+        while let Some(deaths) = &self.deaths
+            && let Ok(count @ 1..) = deaths.wait(&mut ready, EpollTimeout::ZERO)
+        {
+            for event in &ready[..count] {
+                let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
+                if let Reaped::Child { pid, exit } = wait_for(pid) {
+                    exits.extend(self.forget(pid, exit));
+                }
+            }
+        }
+        while let Reaped::Child { pid, exit } = wait_for_any() {
+            exits.extend(self.forget(pid, exit));
+        }
+        exits
+    }
+
+    fn forget(&mut self, pid: Pid, exit: Exit) -> Option<WorkerExit> {
+        let child = self.by_pid.remove(&pid)?;
+        Some(WorkerExit { worker: child.worker, pid, exit })
+    }
+}
+
+/// What a look for dead children gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reaped {
+    /// This one, reaped now.
+    Child {
+        /// Its pid.
+        pid: Pid,
+        /// How it ended.
+        exit: Exit,
+    },
+    /// There are children, none is dead.
+    AllAlive,
+    /// There are no children.
+    NoChildren,
+}
+
+/// Reaps one dead child, whichever, without waiting.
+#[must_use]
+pub fn wait_for_any() -> Reaped {
+    wait_for(Pid::from_raw(-1))
+}
+
+fn wait_for(pid: Pid) -> Reaped {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is a valid place for the kernel to write to.
+        match unsafe { libc::waitpid(pid.as_raw(), &raw mut status, libc::WNOHANG) } {
+            0 => return Reaped::AllAlive,
+            -1 if Errno::last() == Errno::EINTR => {}
+            -1 => return Reaped::NoChildren,
+            pid => {
+                return Reaped::Child { pid: Pid::from_raw(pid), exit: Exit::from_wait_status(status) };
+            }
+        }
+    }
+}

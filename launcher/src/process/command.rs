@@ -1,0 +1,187 @@
+//! Placement × spec → the exact argv and environment of one worker. Pure.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use rankrun_contract::env::{Master, RankrunEnv, Role, WorkerEnv};
+use rankrun_contract::rank::{
+    Generation, JobId, LocalRank, NodeCount, NodeRank, Rank, RestartCount, WorldSize,
+};
+
+use crate::placement::Placement;
+use crate::spec::{Entrypoint, LaunchSpec};
+
+/// What all workers of one generation share.
+#[derive(Debug, Clone)]
+pub struct Round {
+    /// Which life of the worker group.
+    pub generation: Generation,
+    /// Restarts used so far.
+    pub restart_count: RestartCount,
+    /// Where the store is.
+    pub master: Master,
+    /// The mark of the job.
+    pub job: JobId,
+    /// The names of the signals that are forwarded.
+    pub signals: String,
+}
+
+/// A program ready for `execve`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command {
+    /// The file to execute.
+    pub path: CString,
+    /// Its arguments, the name first.
+    pub argv: Vec<CString>,
+    /// Its environment, `NAME=value`.
+    pub envp: Vec<CString>,
+}
+
+/// An argument or variable holds a NUL byte, which no program can be given.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` holds a NUL byte")]
+pub struct NulByte {
+    /// The text, with what cannot be shown replaced.
+    pub text: String,
+}
+
+/// The worker's program, arguments and environment; `environment` is the launcher's own.
+///
+/// # Errors
+/// Where a text cannot be handed to a program.
+pub fn build(
+    spec: &LaunchSpec,
+    round: &Round,
+    placement: &Placement,
+    environment: &[(OsString, OsString)],
+    error_file: Option<&Path>,
+) -> Result<Command, NulByte> {
+    let (path, argv) = command_line(spec, placement.local_rank);
+    let vars = variables(spec, round, placement, error_file);
+    let is_ours = |name: &OsStr| vars.iter().any(|(ours, _)| OsStr::new(ours) == name);
+    let kept = environment.iter().filter(|(name, _)| !is_ours(name));
+    let envp = kept
+        .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
+        .chain(vars.iter().map(|(name, value)| (OsStr::new(name), value.as_os_str())))
+        .map(|(name, value)| c_string([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect::<Result<_, _>>()?;
+    let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
+    Ok(Command { path: c_string(path.into_vec())?, argv, envp })
+}
+
+fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
+    CString::new(bytes)
+        .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
+}
+
+fn command_line(spec: &LaunchSpec, local_rank: LocalRank) -> (OsString, Vec<OsString>) {
+    let unbuffered = OsString::from("-u");
+    let (path, mut argv) = match &spec.entrypoint {
+        Entrypoint::Script { python, script } => {
+            let python = python.clone().into_os_string();
+            (python.clone(), vec![python, unbuffered, expand_macro(script, local_rank)])
+        }
+        Entrypoint::Module { python, module } => {
+            let python = python.clone().into_os_string();
+            (python.clone(), vec![python, unbuffered, OsString::from("-m"), expand_macro(module, local_rank)])
+        }
+        Entrypoint::Program { path, name } => (path.clone().into_os_string(), vec![name.clone()]),
+    };
+    argv.extend(spec.args.iter().map(|argument| expand_macro(argument, local_rank)));
+    (path, argv)
+}
+
+/// `${local_rank}` and `$local_rank` → the rank, `$$` → `$`, everything else as it stands: what Python's
+/// `string.Template.safe_substitute` makes of it (contract 1.10).
+fn expand_macro(text: &OsStr, local_rank: LocalRank) -> OsString {
+    const NAME: &[u8] = b"local_rank";
+    let is_name_byte = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
+        out.extend_from_slice(&rest[..at]);
+        let after = &rest[at + 1..];
+        let braced = after.strip_prefix(b"{").and_then(|inner| inner.strip_prefix(NAME)?.strip_prefix(b"}"));
+        let named = after.strip_prefix(NAME).filter(|tail| !tail.first().is_some_and(is_name_byte));
+        rest = if let Some(tail) = after.strip_prefix(b"$") {
+            out.push(b'$');
+            tail
+        } else if let Some(tail) = braced.or(named) {
+            out.extend_from_slice(local_rank.to_string().as_bytes());
+            tail
+        } else {
+            out.push(b'$');
+            after
+        };
+    }
+    out.extend_from_slice(rest);
+    OsString::from_vec(out)
+}
+
+fn variables(
+    spec: &LaunchSpec,
+    round: &Round,
+    placement: &Placement,
+    error_file: Option<&Path>,
+) -> Vec<(&'static str, OsString)> {
+    let world_size = WorldSize(spec.workers.0);
+    let env = WorkerEnv {
+        rank: placement.rank,
+        local_rank: placement.local_rank,
+        world_size,
+        local_world_size: spec.workers,
+        node_rank: NodeRank(0),
+        node_count: NodeCount::ONE,
+        role: Role { name: spec.role.clone(), rank: Rank(placement.rank.0), world_size },
+        master: round.master.clone(),
+        restart_count: round.restart_count,
+        max_restarts: spec.max_restarts,
+        run_id: spec.rendezvous.run_id().clone(),
+        error_file: error_file.map(Path::to_path_buf),
+        signals_to_handle: round.signals.clone(),
+        rankrun: Some(RankrunEnv {
+            job: round.job.clone(),
+            generation: round.generation,
+            device: placement.device.to_string(),
+        }),
+    };
+    let mut vars = env.to_vars();
+    if spec.defaults.nccl_async_error_handling {
+        vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
+    }
+    if spec.defaults.single_omp_thread {
+        vars.push(("OMP_NUM_THREADS", "1".into()));
+    }
+    vars
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(text: &str) -> String {
+        expand_macro(OsStr::new(text), LocalRank(7)).into_string().unwrap()
+    }
+
+    #[test]
+    fn the_macro_follows_pythons_template() {
+        for (text, expected) in [
+            ("${local_rank}", "7"),
+            ("$local_rank", "7"),
+            ("a$local_rank.log", "a7.log"),
+            ("$local_ranks", "$local_ranks"),
+            ("$local_rank$local_rank", "77"),
+            ("${x}", "${x}"),
+            ("${local_rank", "${local_rank"),
+            ("$$", "$"),
+            ("$$$$", "$$"),
+            ("$$local_rank", "$local_rank"),
+            ("$", "$"),
+            ("cost: 5$ each", "cost: 5$ each"),
+            ("", ""),
+        ] {
+            assert_eq!(expanded(text), expected, "{text}");
+        }
+    }
+}

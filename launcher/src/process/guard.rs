@@ -1,0 +1,169 @@
+//! The guard: the process that the user started.
+//!
+//! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
+//! signals and passes them on, reaps what the job leaves behind, and ends with the job's status. When the agent
+//! dies without having said how the job ended, the guard kills every process of the job.
+#![expect(unsafe_code, reason = "fork")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the guard measures how long the agent takes to answer a signal"
+)]
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{ForkResult, Pid, fork, getpid, setpgid};
+
+use rankrun_contract::rank::JobId;
+
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::Exit;
+use crate::process::child::{Reaped, wait_for_any};
+use crate::process::descendants::{Scope, kill_all};
+use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
+use crate::process::signal::{HandledSignals, SignalInbox};
+
+/// An agent that has not answered a signal for this long is killed by the next one.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Which of the two processes this is after the fork.
+#[derive(Debug)]
+pub enum Side {
+    /// The original process.
+    Guard(Guard),
+    /// Its child, with the link to the guard.
+    Agent(Link),
+}
+
+/// The original process's state.
+#[derive(Debug)]
+pub struct Guard {
+    agent: Pid,
+    link: Link,
+    inbox: SignalInbox,
+    scope: Scope,
+    forwarded: Option<Instant>,
+    status: Option<ExitStatus>,
+}
+
+/// How the job ended, as the guard saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardEnd {
+    /// What to end with.
+    pub status: ExitStatus,
+    /// The agent's end, where it died without a word, and the processes that could not be ended then.
+    pub agent_lost: Option<(Exit, Vec<Pid>)>,
+}
+
+/// Forks. The signals are blocked already ([`crate::process::signal::block`]) and no thread has been started.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
+    let inbox = SignalInbox::open(handled)?;
+    let (guard_end, agent_end) = link::pair()?;
+    let had_children = wait_for_any() != Reaped::NoChildren;
+    let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };
+    prctl::set_child_subreaper(true)?;
+    // SAFETY: no other thread exists, so the child may go on as a normal process.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => {
+            drop(agent_end);
+            Ok(Side::Guard(Guard {
+                agent: child,
+                link: guard_end,
+                inbox,
+                scope,
+                forwarded: None,
+                status: None,
+            }))
+        }
+        ForkResult::Child => {
+            drop((guard_end, inbox));
+            // Neither attribute is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
+            prctl::set_child_subreaper(true)?;
+            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            let _ = prctl::set_name(c"rankrun-agent");
+            Ok(Side::Agent(agent_end))
+        }
+    }
+}
+
+impl Guard {
+    /// Waits for the agent's end, answering signals meanwhile.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait or to read signals; the agent then ends the job when we end.
+    pub fn supervise(mut self) -> io::Result<GuardEnd> {
+        loop {
+            let agent_speaks = self.read_messages();
+            while let Some(signal) = self.inbox.next()? {
+                match signal {
+                    libc::SIGCHLD => {}
+                    libc::SIGWINCH => {
+                        // An agent that is gone is noticed by its exit.
+                        let _ = self.link.send_to_agent(ToAgent::Resized);
+                    }
+                    signal => self.forward(signal),
+                }
+            }
+            while let Reaped::Child { pid, exit } = wait_for_any() {
+                if pid == self.agent {
+                    return Ok(self.end(exit));
+                }
+            }
+            let mut inputs = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
+            // A closed link would stay readable; the agent's end comes as SIGCHLD.
+            if agent_speaks {
+                inputs.push(PollFd::new(self.link.as_fd(), PollFlags::POLLIN));
+            }
+            match poll(&mut inputs, PollTimeout::NONE) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes in what the agent said; `false` once it can say no more.
+    fn read_messages(&mut self) -> bool {
+        loop {
+            match self.link.receive_from_agent() {
+                Received::Message(ToGuard::Handled) => self.forwarded = None,
+                Received::Message(ToGuard::Finish(status)) => self.status = Some(status),
+                Received::Nothing => return true,
+                Received::Closed => return false,
+            }
+        }
+    }
+
+    /// A second signal counts only after the first was handled: a scheduler that signals a whole process group,
+    /// or a Ctrl-C that reaches us by two ways, is one wish and not two.
+    fn forward(&mut self, signal: i32) {
+        match self.forwarded {
+            None => {
+                self.forwarded = Some(Instant::now());
+                // An agent that is gone is noticed by its exit.
+                let _ = self.link.send_to_agent(ToAgent::Signal(signal));
+            }
+            Some(since) if since.elapsed() > ANSWER_LIMIT => {
+                let _ = kill(self.agent, Signal::SIGKILL);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn end(mut self, exit: Exit) -> GuardEnd {
+        self.read_messages();
+        match self.status {
+            Some(status) => GuardEnd { status, agent_lost: None },
+            None => GuardEnd {
+                status: ExitStatus::Code(LAUNCHER_FAILED),
+                agent_lost: Some((exit, kill_all(&self.scope))),
+            },
+        }
+    }
+}

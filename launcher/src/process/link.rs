@@ -1,0 +1,149 @@
+//! What guard and agent tell each other: single-byte records over a socket pair, and by its end, their death.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+
+use crate::exit_code::ExitStatus;
+
+/// Guard to agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToAgent {
+    /// The guard was signalled.
+    Signal(i32),
+    /// The terminal has another size.
+    Resized,
+}
+
+/// Agent to guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToGuard {
+    /// The signal forwarded last was handled: the next one is a second one.
+    Handled,
+    /// The job has ended and nothing of it is left: end with this status.
+    Finish(ExitStatus),
+}
+
+/// What a read of the link gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received<T> {
+    /// A message.
+    Message(T),
+    /// Nothing at present.
+    Nothing,
+    /// The other end is gone.
+    Closed,
+}
+
+/// One end of the link.
+#[derive(Debug)]
+pub struct Link {
+    socket: OwnedFd,
+}
+
+const RECORD: usize = 2;
+
+/// Both ends, non-blocking and closed on exec.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn pair() -> io::Result<(Link, Link)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+    Ok((Link { socket: one }, Link { socket: other }))
+}
+
+impl Link {
+    fn send(&self, record: [u8; RECORD]) -> io::Result<()> {
+        send(self.socket.as_raw_fd(), &record, MsgFlags::MSG_NOSIGNAL)?;
+        Ok(())
+    }
+
+    fn receive(&self) -> Received<[u8; RECORD]> {
+        let mut record = [0; RECORD];
+        match recv(self.socket.as_raw_fd(), &mut record, MsgFlags::empty()) {
+            Ok(RECORD) => Received::Message(record),
+            Err(Errno::EAGAIN | Errno::EINTR) => Received::Nothing,
+            Ok(_) | Err(_) => Received::Closed,
+        }
+    }
+
+    /// Guard's side: forwards a signal.
+    ///
+    /// # Errors
+    /// The agent is gone, or has not read a great many signals.
+    pub fn send_to_agent(&self, message: ToAgent) -> io::Result<()> {
+        self.send(match message {
+            ToAgent::Signal(number) => [b's', u8::try_from(number).unwrap_or_default()],
+            ToAgent::Resized => [b'w', 0],
+        })
+    }
+
+    /// Guard's side: the next message.
+    #[must_use]
+    pub fn receive_from_agent(&self) -> Received<ToGuard> {
+        match self.receive() {
+            Received::Message([b'h', _]) => Received::Message(ToGuard::Handled),
+            Received::Message([b'c', code]) => Received::Message(ToGuard::Finish(ExitStatus::Code(code))),
+            Received::Message([b'k', signal]) => {
+                Received::Message(ToGuard::Finish(ExitStatus::Signal(i32::from(signal))))
+            }
+            Received::Message(_) | Received::Closed => Received::Closed,
+            Received::Nothing => Received::Nothing,
+        }
+    }
+
+    /// Agent's side: tells the guard.
+    ///
+    /// # Errors
+    /// The guard is gone.
+    pub fn send_to_guard(&self, message: ToGuard) -> io::Result<()> {
+        self.send(match message {
+            ToGuard::Handled => [b'h', 0],
+            ToGuard::Finish(ExitStatus::Code(code)) => [b'c', code],
+            ToGuard::Finish(ExitStatus::Signal(signal)) => [b'k', u8::try_from(signal).unwrap_or_default()],
+        })
+    }
+
+    /// Agent's side: the next message.
+    #[must_use]
+    pub fn receive_from_guard(&self) -> Received<ToAgent> {
+        match self.receive() {
+            Received::Message([b's', signal]) => Received::Message(ToAgent::Signal(i32::from(signal))),
+            Received::Message([b'w', _]) => Received::Message(ToAgent::Resized),
+            Received::Message(_) | Received::Closed => Received::Closed,
+            Received::Nothing => Received::Nothing,
+        }
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_as_they_were_sent_and_the_end_is_seen() {
+        let (guard, agent) = pair().unwrap();
+        assert_eq!(agent.receive_from_guard(), Received::Nothing);
+        for message in [ToAgent::Signal(15), ToAgent::Resized] {
+            guard.send_to_agent(message).unwrap();
+            assert_eq!(agent.receive_from_guard(), Received::Message(message));
+        }
+        for message in
+            [ToGuard::Handled, ToGuard::Finish(ExitStatus::Code(143)), ToGuard::Finish(ExitStatus::Signal(2))]
+        {
+            agent.send_to_guard(message).unwrap();
+            assert_eq!(guard.receive_from_agent(), Received::Message(message));
+        }
+        drop(agent);
+        assert_eq!(guard.receive_from_agent(), Received::Closed);
+    }
+}

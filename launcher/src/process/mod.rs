@@ -1,0 +1,95 @@
+//! The only room that forks, signals and waits.
+//!
+//! ```text
+//! guard (the pid that the user started)   forwards signals, outlives everything, reports the job's status
+//! └─ agent                                forks the workers, reaps whatever the job leaves to it
+//!    └─ worker 0 … n-1                    session leaders; SIGKILLed by the kernel when the agent dies
+//! ```
+//!
+//! Guard and agent are both child subreapers, so no process of the job can leave their tree. When either ends
+//! uncleanly the other kills what is left and reaps it.
+
+pub mod child;
+pub mod command;
+pub mod descendants;
+pub mod guard;
+pub mod inherited;
+pub mod link;
+pub mod signal;
+pub mod spawn;
+
+use std::fmt;
+
+use nix::sys::signal::Signal;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By `exit`, with this code.
+    Code(i32),
+    /// By a signal.
+    Signal {
+        /// The signal's number; real-time signals have no name.
+        number: i32,
+        /// Whether a core file was written.
+        core_dumped: bool,
+    },
+}
+
+impl Exit {
+    /// Reads a `wait` status (wait(2)).
+    #[must_use]
+    pub const fn from_wait_status(status: i32) -> Self {
+        if libc::WIFSIGNALED(status) {
+            Self::Signal { number: libc::WTERMSIG(status), core_dumped: libc::WCOREDUMP(status) }
+        } else {
+            Self::Code(libc::WEXITSTATUS(status))
+        }
+    }
+
+    /// Whether the process did what it was asked.
+    #[must_use]
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Code(0))
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal { number, core_dumped } => {
+                write!(f, "killed by {}", signal_name(number))?;
+                if core_dumped { write!(f, ", core dumped") } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// `SIGTERM` for 15; `signal 42` for one without a name.
+#[must_use]
+pub fn signal_name(number: i32) -> String {
+    Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_statuses_are_read_as_the_kernel_writes_them() {
+        assert_eq!(Exit::from_wait_status(3 << 8), Exit::Code(3));
+        assert_eq!(Exit::from_wait_status(9), Exit::Signal { number: 9, core_dumped: false });
+        assert_eq!(Exit::from_wait_status(11 | 0x80), Exit::Signal { number: 11, core_dumped: true });
+    }
+
+    #[test]
+    fn exits_are_told_in_words() {
+        assert_eq!(Exit::Code(3).to_string(), "exit code 3");
+        assert_eq!(Exit::Signal { number: 9, core_dumped: false }.to_string(), "killed by SIGKILL");
+        assert_eq!(
+            Exit::Signal { number: 40, core_dumped: true }.to_string(),
+            "killed by signal 40, core dumped"
+        );
+    }
+}

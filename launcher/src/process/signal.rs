@@ -1,0 +1,112 @@
+//! Which signals the launcher handles, and how it blocks and reads them.
+#![expect(unsafe_code, reason = "nix cannot ask for a signal's disposition without setting one")]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::spec::Persona;
+
+/// The signals that stop the job: torchrun's default of `--signals-to-handle`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandledSignals {
+    signals: Vec<Signal>,
+}
+
+/// torchrun's own order, which workers see in `TORCHELASTIC_SIGNALS_TO_HANDLE`.
+pub const SIGNALS_TO_HANDLE: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+const DEFAULT: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
+
+impl HandledSignals {
+    /// The default list. Under our own name, signals that we were started with ignored stay ignored (`nohup`,
+    /// a shell's background job); torchrun installs its handlers over them.
+    #[must_use]
+    pub fn for_persona(persona: Persona) -> Self {
+        let taken = |signal: &Signal| persona == Persona::Torchrun || !is_ignored(*signal);
+        Self { signals: DEFAULT.into_iter().filter(taken).collect() }
+    }
+
+    /// Each of them, in torchrun's order.
+    pub fn iter(&self) -> impl Iterator<Item = Signal> {
+        self.signals.iter().copied()
+    }
+
+    /// Whether this one is handled.
+    #[must_use]
+    pub fn contains(&self, number: i32) -> bool {
+        self.iter().any(|signal| signal as i32 == number)
+    }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    let mut current = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: with a null action sigaction only writes what is in force, and on success all of it.
+    unsafe {
+        libc::sigaction(signal as libc::c_int, ptr::null(), current.as_mut_ptr()) == 0
+            && current.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// The launcher's signals, blocked and readable through a descriptor.
+#[derive(Debug)]
+pub struct SignalInbox {
+    fd: SignalFd,
+}
+
+/// Blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to the terminal from a process group of
+/// its own, which `stty tostop` would stop). Returns the mask that was in force before.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
+    let mut blocked = readable(handled);
+    blocked.add(Signal::SIGTTOU);
+    let mut before = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut before))?;
+    Ok(before)
+}
+
+fn readable(handled: &HandledSignals) -> SigSet {
+    handled.iter().chain([Signal::SIGCHLD, Signal::SIGWINCH]).collect()
+}
+
+impl SignalInbox {
+    /// Opens the inbox of the calling process; [`block`] was called before.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn open(handled: &HandledSignals) -> io::Result<Self> {
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Self { fd: SignalFd::with_flags(&readable(handled), flags)? })
+    }
+
+    /// The next pending signal's number, `None` when there is none.
+    ///
+    /// # Errors
+    /// The kernel's refusal to read.
+    pub fn next(&self) -> io::Result<Option<i32>> {
+        let info = self.fd.read_signal()?;
+        Ok(info.and_then(|info| i32::try_from(info.ssi_signo).ok()))
+    }
+}
+
+impl AsFd for SignalInbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
+pub fn die_by(number: i32) {
+    let Ok(signal) = Signal::try_from(number) else { return };
+    // SAFETY: the default action is no handler of ours.
+    let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
+    let only: SigSet = [signal].into_iter().collect();
+    let _ = raise(signal);
+    // Blocked until now: it is delivered before this call returns.
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None);
+}

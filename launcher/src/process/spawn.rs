@@ -1,0 +1,179 @@
+//! Starts one worker: new session, parent-death signal, clean signal state, then `execve`.
+//!
+//! `clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD)`: the parent's memory is not copied, so the cost is the same for
+//! a small and a large launcher; the parent is suspended until the child has called `execve` or failed, so the
+//! child may write its failure straight into the parent's memory; and the pidfd names this child and no later
+//! owner of its pid. Must be called on the agent's main thread: the parent-death signal fires when the *thread*
+//! that forked ends (prctl(2)).
+#![expect(unsafe_code, reason = "clone and the calls between it and execve have no safe wrapper")]
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use nix::errno::Errno;
+use nix::sys::signal::SigSet;
+use nix::unistd::Pid;
+
+use crate::process::command::Command;
+use crate::process::inherited::FileLimits;
+use crate::process::signal::HandledSignals;
+
+/// What a worker gets as standard input, output and error; `None` inherits the launcher's.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Stdio<'a> {
+    /// Standard input.
+    pub stdin: Option<BorrowedFd<'a>>,
+    /// Standard output.
+    pub stdout: Option<BorrowedFd<'a>>,
+    /// Standard error.
+    pub stderr: Option<BorrowedFd<'a>>,
+}
+
+/// What the launcher changed for itself and every worker gets back.
+#[derive(Debug, Clone)]
+pub struct Original {
+    /// The signal mask that the launcher itself was started with.
+    pub mask: SigSet,
+    /// Back to default, also where the launcher was started with them ignored.
+    pub handled: HandledSignals,
+    /// The limits on open files, if they were changed.
+    pub file_limits: Option<FileLimits>,
+}
+
+/// A started process, not yet reaped.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its pid, also its process group and session.
+    pub pid: Pid,
+    /// A handle that no other process can take over; absent before Linux 5.2 and where it is refused.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// Bytes of stack for the child between `clone` and `execve`.
+const STACK_SIZE: usize = 64 * 1024;
+
+/// Signals whose "ignored" a Rust or Python parent would hand down (`restore_signals` of Python's `subprocess`).
+const IGNORED_BY_RUNTIMES: [libc::c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
+
+/// Everything the child needs, prepared before `clone`: it may not allocate.
+struct Plan {
+    path: *const libc::c_char,
+    argv: *const *const libc::c_char,
+    envp: *const *const libc::c_char,
+    /// For descriptors 0, 1, 2: what to put there, or -1 to leave it.
+    stdio: [RawFd; 3],
+    mask: *const libc::sigset_t,
+    reset: *const libc::c_int,
+    reset_count: usize,
+    file_limits: Option<libc::rlimit>,
+    parent: libc::pid_t,
+    /// The child's failure, written through the shared memory; 0 once `execve` succeeded.
+    errno: libc::c_int,
+}
+
+/// Starts `command` in a session of its own.
+///
+/// # Errors
+/// The kernel's refusal of `clone` or `execve`; then no process is left.
+pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Result<Spawned> {
+    let argv = pointers(&command.argv);
+    let envp = pointers(&command.envp);
+    let mut reset: Vec<libc::c_int> = original.handled.iter().map(|signal| signal as libc::c_int).collect();
+    reset.extend(IGNORED_BY_RUNTIMES);
+    let raw = |fd: Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
+    let mut plan = Plan {
+        path: command.path.as_ptr(),
+        argv: argv.as_ptr(),
+        envp: envp.as_ptr(),
+        stdio: [raw(stdio.stdin), raw(stdio.stdout), raw(stdio.stderr)],
+        mask: ptr::from_ref(original.mask.as_ref()),
+        reset: reset.as_ptr(),
+        reset_count: reset.len(),
+        file_limits: original
+            .file_limits
+            .map(|limits| libc::rlimit { rlim_cur: limits.soft, rlim_max: limits.hard }),
+        parent: nix::unistd::getpid().as_raw(),
+        errno: 0,
+    };
+    let (pid, pidfd) = clone_child(&mut plan)?;
+    // SAFETY: the child wrote `errno` through `clone`'s shared memory before the parent went on (CLONE_VFORK).
+    let failure = unsafe { ptr::read_volatile(&raw const plan.errno) };
+    if failure == 0 {
+        return Ok(Spawned { pid, pidfd });
+    }
+    // The child has called `_exit`, so this wait is short.
+    while nix::sys::wait::waitpid(pid, None) == Err(Errno::EINTR) {}
+    Err(io::Error::from_raw_os_error(failure))
+}
+
+fn pointers(strings: &[std::ffi::CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+fn clone_child(plan: &mut Plan) -> io::Result<(Pid, Option<OwnedFd>)> {
+    let mut stack = vec![0_u128; STACK_SIZE / size_of::<u128>()];
+    let top = stack.as_mut_ptr_range().end.cast::<c_void>();
+    let mut pidfd: libc::c_int = -1;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: `child` takes a `Plan` and keeps to async-signal-safe calls; the stack is 16-byte aligned, grows
+    // downwards from `top`, and outlives the child's use of this memory since CLONE_VFORK suspends us until then.
+    let pid = unsafe { libc::clone(child, top, flags, ptr::from_mut(plan).cast(), &raw mut pidfd) };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened this descriptor for us, close-on-exec.
+    let pidfd = (pidfd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) });
+    Ok((Pid::from_raw(pid), pidfd))
+}
+
+extern "C" fn child(plan: *mut c_void) -> libc::c_int {
+    let plan = plan.cast::<Plan>();
+    // SAFETY: the parent passes a `Plan` that lives until it goes on, and is suspended meanwhile. Only
+    // async-signal-safe functions are called.
+    unsafe {
+        (*plan).errno = become_worker(&*plan);
+        libc::_exit(127)
+    }
+}
+
+/// Returns only on failure, with the `errno`.
+///
+/// # Safety
+/// Only in a child made by `clone`, before `execve`.
+unsafe fn become_worker(plan: &Plan) -> libc::c_int {
+    // SAFETY: async-signal-safe calls on a plan whose pointers the parent keeps alive.
+    unsafe {
+        if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+            return errno();
+        }
+        // The parent may have died before the prctl: then nothing would ever kill us.
+        if libc::getppid() != plan.parent {
+            return libc::ESRCH;
+        }
+        for (target, &source) in plan.stdio.iter().enumerate() {
+            if source >= 0 && libc::dup2(source, target as RawFd) < 0 {
+                return errno();
+            }
+        }
+        if let Some(limits) = &plan.file_limits
+            && libc::setrlimit(libc::RLIMIT_NOFILE, limits) < 0
+        {
+            return errno();
+        }
+        for at in 0..plan.reset_count {
+            libc::signal(*plan.reset.add(at), libc::SIG_DFL);
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, plan.mask, ptr::null_mut());
+        libc::execve(plan.path, plan.argv, plan.envp);
+        errno()
+    }
+}
+
+/// # Safety
+/// None beyond the call itself: reads the calling thread's `errno`.
+unsafe fn errno() -> libc::c_int {
+    // SAFETY: glibc returns a valid pointer to the thread's errno.
+    unsafe { *libc::__errno_location() }
+}

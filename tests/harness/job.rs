@@ -1,0 +1,270 @@
+//! A launcher that runs.
+#![expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::outcome::Outcome;
+use crate::place::Scratch;
+use crate::processes::{self, Process};
+use crate::transcript::{Transcript, lines_of};
+
+/// How long whatever the job left may take to vanish once the launcher has ended.
+const LEFT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Where the test types: a pipe, or the terminal.
+#[derive(Debug)]
+pub(crate) struct Input(File);
+
+impl From<OwnedFd> for Input {
+    fn from(fd: OwnedFd) -> Self {
+        Self(File::from(fd))
+    }
+}
+
+/// A running launcher. Dropping it kills every process of the job.
+#[derive(Debug)]
+pub struct Job {
+    child: Child,
+    handle: OwnedFd,
+    transcript: Arc<Transcript>,
+    input: Option<Input>,
+    mark: String,
+    started: Instant,
+    ends: Instant,
+    is_reference: bool,
+    scratch: Option<Scratch>,
+}
+
+/// What a launch hands to its job.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) child: Child,
+    pub(crate) transcript: Arc<Transcript>,
+    pub(crate) input: Option<Input>,
+    /// `NAME=value`, in the environment of every process of the job.
+    pub(crate) mark: String,
+    pub(crate) started: Instant,
+    pub(crate) limit: Duration,
+    /// Whether this is PyTorch's torchrun.
+    pub(crate) is_reference: bool,
+    pub(crate) scratch: Scratch,
+}
+
+impl Job {
+    pub(crate) fn new(start: Start) -> Self {
+        let Start { child, transcript, input, mark, started, limit, is_reference, scratch } = start;
+        let pid = i32::try_from(child.id()).expect("a pid is an i32");
+        let handle = processes::pidfd_open(pid).expect("an unreaped child has a pidfd");
+        let (ends, scratch) = (started + limit, Some(scratch));
+        Self { child, handle, transcript, input, mark, started, ends, is_reference, scratch }
+    }
+
+    /// The process that the test started: the guard.
+    ///
+    /// # Panics
+    /// Never: a pid is an `i32`.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a pid is an i32")
+    }
+
+    /// The only child of a process.
+    ///
+    /// # Panics
+    /// When it has none, or several.
+    #[must_use]
+    #[track_caller]
+    pub fn only_child_of(&self, pid: i32) -> i32 {
+        let children = self.children_of(pid);
+        assert_eq!(children.len(), 1, "process {pid} has the children {children:?}, not one\n{self}");
+        children[0]
+    }
+
+    /// The children of a process, zombies among them.
+    #[must_use]
+    pub fn children_of(&self, pid: i32) -> Vec<i32> {
+        processes::children_of(pid)
+    }
+
+    /// Waits until `count` whole lines contain the text, and gives these.
+    ///
+    /// # Panics
+    /// When the output ends or the launch's deadline comes first.
+    #[track_caller]
+    pub fn lines(&self, text: &str, count: usize) -> Vec<String> {
+        let found = self.transcript.find(self.ends, |all| {
+            let whole = |bytes: &[u8]| {
+                let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                lines_of(&bytes[..end])
+            };
+            let lines = whole(&all.out).into_iter().chain(whole(&all.err));
+            let found: Vec<_> = lines.filter(|line| line.contains(text)).collect();
+            (found.len() >= count).then_some(found)
+        });
+        found.unwrap_or_else(|| panic!("never saw {count} lines with `{text}`\n{self}"))
+    }
+
+    /// Waits for one line that contains the text.
+    #[track_caller]
+    pub fn line(&self, text: &str) -> String {
+        self.lines(text, 1).remove(0)
+    }
+
+    /// Waits until the text is there, also within an unfinished line.
+    ///
+    /// # Panics
+    /// As [`Job::lines`].
+    #[track_caller]
+    pub fn text(&self, text: &str) {
+        let found = self.transcript.find(self.ends, |all| {
+            let found = all.lines().iter().any(|line| line.contains(text));
+            found.then_some(())
+        });
+        assert!(found.is_some(), "never saw `{text}`\n{self}");
+    }
+
+    /// Sends a signal to the process that the test started.
+    ///
+    /// # Panics
+    /// When it has ended and was reaped.
+    pub fn signal(&self, signal: Signal) {
+        signal_to(self.pid(), signal);
+    }
+
+    /// Sends a signal to any process of the job.
+    pub fn signal_to(&self, pid: i32, signal: Signal) {
+        signal_to(pid, signal);
+    }
+
+    /// Types into the launcher's standard input.
+    ///
+    /// # Panics
+    /// When it has none, or has closed it.
+    pub fn type_text(&mut self, text: &str) {
+        let input = self.input.as_mut().expect("the launch has an open standard input");
+        input.0.write_all(text.as_bytes()).expect("the launcher reads its standard input");
+    }
+
+    /// Closes the launcher's standard input.
+    pub fn close_stdin(&mut self) {
+        self.input = None;
+    }
+
+    /// The living processes of the job.
+    #[must_use]
+    pub fn processes(&self) -> Vec<Process> {
+        processes::marked(&self.mark)
+    }
+
+    /// The time since the start.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Fails unless every process of the job is gone within the time; gives how long it took.
+    ///
+    /// # Panics
+    /// With the list of those that are left.
+    #[track_caller]
+    pub fn leaves_nothing_within(&self, limit: Duration) -> Duration {
+        let asked = Instant::now();
+        if let Err(left) = processes::none_left_by(&self.mark, asked + limit) {
+            panic!("left after {limit:?}: {}\n{self}", listed(&left));
+        }
+        asked.elapsed()
+    }
+
+    /// Fails unless these processes have ended within the time.
+    ///
+    /// # Panics
+    /// With the one that lives.
+    #[track_caller]
+    pub fn outlived_by_none(&self, others: &[Process], limit: Duration) {
+        let until = Instant::now() + limit;
+        for process in others {
+            assert!(process.ended_by(until), "{} ({}) lives\n{self}", process.pid, process.command);
+        }
+    }
+
+    /// Waits for the launcher's end; fails if it does not come within the launch's time, or if a process of the
+    /// job is left then.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn wait(self) -> Outcome {
+        self.wait_or_kill().unwrap_or_else(|told| panic!("the launcher has not ended in time\n{told}"))
+    }
+
+    /// As [`Job::wait`], but a launcher that does not end in time is killed: then the error is all that it said.
+    ///
+    /// # Errors
+    /// See above.
+    ///
+    /// # Panics
+    /// If a process of an ended job is left.
+    #[track_caller]
+    pub fn wait_or_kill(mut self) -> Result<Outcome, String> {
+        if !processes::readable_by(&self.handle, self.ends) {
+            return Err(format!("it runs {}\n{self}", listed(&self.processes())));
+        }
+        let status = self.child.wait().expect("our child can be waited for");
+        let took = self.started.elapsed();
+        if self.is_reference {
+            // torchrun leaves orphans, which is not under test.
+            self.kill_all();
+        }
+        self.leaves_nothing_within(LEFT_LIMIT);
+        let text = self.transcript.ended_by(Instant::now() + LEFT_LIMIT);
+        Ok(Outcome::new(status, text, took, self.scratch.take()))
+    }
+
+    fn kill_all(&self) {
+        let until = Instant::now() + LEFT_LIMIT;
+        while Instant::now() < until {
+            let left = self.processes();
+            if left.is_empty() {
+                break;
+            }
+            for process in &left {
+                // It may have ended in between.
+                let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+                let _ = process.ended_by(until);
+            }
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.kill_all();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl std::fmt::Display for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "---- after {:?}", self.elapsed())?;
+        self.transcript.now().fmt(f)
+    }
+}
+
+fn signal_to(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).unwrap_or_else(|error| panic!("cannot send {signal} to {pid}: {error}"));
+}
+
+fn listed(processes: &[Process]) -> String {
+    let all: Vec<_> =
+        processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
+    all.join(", ")
+}

@@ -1,0 +1,321 @@
+//! One start of a launcher, described.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the harness starts the programs under test and reads the clock"
+)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, process};
+
+use nix::pty::openpty;
+
+use crate::job::{Input, Job, Start};
+use crate::outcome::Outcome;
+use crate::place::{Scratch, fixture, python};
+use crate::settings::oracle;
+use crate::transcript::{Stream, Transcript};
+
+/// The name under which the launcher is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// Our own.
+    Rankrun,
+    /// torchrun's: a link to the same binary, or the real one (`RANKRUN_E2E_ORACLE=1`).
+    Torchrun,
+    /// PyTorch's torchrun itself, to compare with.
+    Reference,
+}
+
+impl Name {
+    /// Each name in turn; only torchrun's when the real one is under test.
+    #[must_use]
+    pub fn both() -> &'static [Self] {
+        if oracle() { &[Self::Torchrun] } else { &[Self::Rankrun, Self::Torchrun] }
+    }
+
+    /// The exit status where our own name says `own`: torchrun knows only 1.
+    #[must_use]
+    pub const fn code(self, own: i32) -> i32 {
+        match self {
+            Self::Rankrun => own,
+            Self::Torchrun | Self::Reference => 1,
+        }
+    }
+
+    fn is_reference(self) -> bool {
+        self == Self::Reference || (self == Self::Torchrun && oracle())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Console {
+    Pipes,
+    Terminal,
+}
+
+#[derive(Debug)]
+enum Stdin {
+    Null,
+    Open,
+    File(File),
+}
+
+/// A launcher's command line, environment and streams. The environment is a small fixed one: nothing of the
+/// developer's own reaches the job.
+#[derive(Debug)]
+pub struct Launch {
+    name: Name,
+    wrapper: Vec<OsString>,
+    args: Vec<OsString>,
+    env: BTreeMap<OsString, OsString>,
+    cwd: Option<PathBuf>,
+    stdin: Stdin,
+    console: Console,
+    limit: Duration,
+    user: Option<u32>,
+    scratch: Scratch,
+}
+
+impl Launch {
+    /// The launcher without any argument.
+    ///
+    /// # Panics
+    /// When the scratch folder cannot be made.
+    #[must_use]
+    pub fn new(name: Name) -> Self {
+        let scratch = Scratch::new();
+        // A foreign user must be able to write here.
+        let temporary = scratch.folder("tmp", 0o777);
+        let mut launch = Self {
+            name,
+            wrapper: Vec::new(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            stdin: Stdin::Null,
+            console: Console::Pipes,
+            limit: Duration::from_secs(90),
+            user: None,
+            scratch,
+        };
+        let home = launch.scratch.folder("home", 0o777);
+        for name in ["PATH", "LD_LIBRARY_PATH"] {
+            if let Some(value) = env::var_os(name) {
+                launch = launch.env(name, value);
+            }
+        }
+        launch.env("TMPDIR", temporary).env("HOME", home).env("TERM", "xterm").env("RUST_BACKTRACE", "1")
+    }
+
+    /// `--standalone --nproc-per-node COUNT`.
+    #[must_use]
+    pub fn standalone(name: Name, count: usize) -> Self {
+        Self::new(name).args(["--standalone", "--nproc-per-node", &count.to_string()])
+    }
+
+    /// More arguments.
+    #[must_use]
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// The last arguments: the worker fixture and the steps that it takes.
+    #[must_use]
+    pub fn worker<S: Into<OsString>>(self, steps: impl IntoIterator<Item = S>) -> Self {
+        self.args(["--no-python".into(), fixture("worker").into_os_string()]).args(steps)
+    }
+
+    /// The last arguments: a line for `sh -c`. `$` is written `$$`, as in any argument of torchrun's.
+    #[must_use]
+    pub fn shell(self, line: &str) -> Self {
+        self.args(["--no-python", "sh", "-c", line])
+    }
+
+    /// A variable of the launcher's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Takes a variable away.
+    #[must_use]
+    pub fn without_env(mut self, name: &str) -> Self {
+        self.env.remove(&OsString::from(name));
+        self
+    }
+
+    /// Workers written in Python get the one that has PyTorch.
+    #[must_use]
+    pub fn with_torch(self) -> Self {
+        self.env("PYTHON_EXEC", python()).limit(Duration::from_secs(300))
+    }
+
+    /// The working directory.
+    #[must_use]
+    pub fn cwd(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cwd = Some(path.into());
+        self
+    }
+
+    /// Started by this program, which gets the launcher's command line as its last arguments.
+    #[must_use]
+    pub fn under<A: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = A>) -> Self {
+        self.wrapper.extend(wrapper.into_iter().map(Into::into));
+        self
+    }
+
+    /// Started with this user and group id.
+    #[must_use]
+    pub const fn user(mut self, id: u32) -> Self {
+        self.user = Some(id);
+        self
+    }
+
+    /// What the launcher reads.
+    ///
+    /// # Panics
+    /// When the text cannot be kept in a file.
+    #[must_use]
+    pub fn stdin(mut self, text: &str) -> Self {
+        let path = self.scratch.file("stdin", text, 0o644);
+        self.stdin = Stdin::File(File::open(path).expect("the file was just written"));
+        self
+    }
+
+    /// A pipe that the test writes with [`Job::type_text`].
+    #[must_use]
+    pub fn stdin_open(mut self) -> Self {
+        self.stdin = Stdin::Open;
+        self
+    }
+
+    /// All three streams are a terminal, and the launcher is in its foreground.
+    #[must_use]
+    pub const fn terminal(mut self) -> Self {
+        self.console = Console::Terminal;
+        self
+    }
+
+    /// The time after which everything is killed and the test fails.
+    #[must_use]
+    pub const fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The temporary folder that the launcher sees (`TMPDIR`).
+    #[must_use]
+    pub fn temporary(&self) -> PathBuf {
+        self.scratch.path().join("tmp")
+    }
+
+    /// Starts it and waits for its end; fails if a process of the job is left then.
+    #[must_use]
+    #[track_caller]
+    pub fn run(self) -> Outcome {
+        self.start().wait()
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When the program cannot be started.
+    #[must_use]
+    #[track_caller]
+    pub fn start(mut self) -> Job {
+        let mark = fresh_mark();
+        let mut command = self.command();
+        command.env_clear().envs(&self.env).env(mark.0, &mark.1);
+        if let Some(cwd) = &self.cwd {
+            command.current_dir(cwd);
+        }
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        let started = Instant::now();
+        let transcript = Arc::new(Transcript::default());
+        let (child, input) = match self.console {
+            Console::Pipes => self.on_pipes(command, &transcript),
+            Console::Terminal => on_terminal(command, &transcript),
+        };
+        let mark = format!("{}={}", mark.0, mark.1);
+        let (limit, is_reference, scratch) = (self.limit, self.name.is_reference(), self.scratch);
+        Job::new(Start { child, transcript, input, mark, started, limit, is_reference, scratch })
+    }
+
+    fn command(&self) -> Command {
+        let mut line = Vec::new();
+        if self.console == Console::Terminal {
+            // A session leader opens its controlling terminal; the pid stays, as a child is no group leader.
+            line.extend(["setsid".into(), "--ctty".into()]);
+        }
+        line.extend(self.wrapper.iter().cloned());
+        line.push(self.program().into_os_string());
+        line.extend(self.args.iter().cloned());
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]);
+        command
+    }
+
+    fn program(&self) -> PathBuf {
+        if self.name.is_reference() {
+            return python().with_file_name("torchrun");
+        }
+        let name = if self.name == Name::Torchrun { "torchrun" } else { "rankrun" };
+        let link = PathBuf::from(self.scratch.folder("bin", 0o755)).join(name);
+        let launcher = fixture("launcher-under-test");
+        if self.user.is_some() {
+            // The build folder may be closed to a foreign user.
+            fs::copy(&launcher, &link).expect("the scratch folder takes a copy of the launcher");
+        } else {
+            symlink(&launcher, &link).expect("the scratch folder takes a link");
+        }
+        link
+    }
+
+    fn on_pipes(&mut self, mut command: Command, transcript: &Arc<Transcript>) -> (Child, Option<Input>) {
+        match std::mem::replace(&mut self.stdin, Stdin::Null) {
+            Stdin::Null => command.stdin(Stdio::null()),
+            Stdin::Open => command.stdin(Stdio::piped()),
+            Stdin::File(file) => command.stdin(file),
+        };
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = spawn(&mut command);
+        transcript.follow(Stream::Out, child.stdout.take().expect("stdout is a pipe"));
+        transcript.follow(Stream::Err, child.stderr.take().expect("stderr is a pipe"));
+        let input = child.stdin.take().map(|stdin| Input::from(OwnedFd::from(stdin)));
+        (child, input)
+    }
+}
+
+fn on_terminal(mut command: Command, transcript: &Arc<Transcript>) -> (Child, Option<Input>) {
+    let pty = openpty(None, None).expect("the machine has a free terminal");
+    let slave = || File::from(pty.slave.try_clone().expect("the terminal can be shared"));
+    command.stdin(slave()).stdout(slave()).stderr(slave());
+    let child = spawn(&mut command);
+    let reader = pty.master.try_clone().expect("the terminal can be shared");
+    transcript.follow(Stream::Out, File::from(reader));
+    (child, Some(Input::from(pty.master)))
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"))
+}
+
+fn fresh_mark() -> (&'static str, String) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    ("RANKRUN_E2E_MARK", format!("{}-{number}", process::id()))
+}

@@ -1,0 +1,27 @@
+//! What the end-to-end tests share: a launcher started as a user would start it, its output as events, and an
+//! account of every process of the job.
+//!
+//! - [`Launch`] describes one start; [`Job`] is it running; [`Outcome`] is what was left of it.
+//! - Every wait ends: with the event, or with a failure that shows the whole output when the launch's deadline is
+//!   reached. Nothing here sleeps.
+//! - Every process of a job inherits a mark in its environment, so that [`Job::wait`] can prove that none is left.
+//! - `RANKRUN_E2E_ORACLE=1` runs PyTorch's torchrun wherever a test says [`Name::Torchrun`]: the proof that the
+//!   tests describe torchrun.
+
+mod gate;
+mod job;
+mod launch;
+mod outcome;
+mod place;
+mod processes;
+mod settings;
+mod transcript;
+
+pub use gate::Gate;
+pub use job::Job;
+pub use launch::{Launch, Name};
+pub use outcome::Outcome;
+pub use place::{Scratch, example, example_source, fixture, free_port, python};
+pub use processes::{Process, is_zombie_or_gone};
+pub use settings::{namespaces, only_ours, oracle, soak, tell};
+pub use transcript::field;

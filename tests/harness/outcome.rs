@@ -1,0 +1,121 @@
+//! What is left of a job: how it ended, and all that it said.
+
+use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::place::Scratch;
+use crate::transcript::{Text, lines_of};
+
+/// The end of a launch.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How the process that the test started ended.
+    pub status: ExitStatus,
+    /// From the start to that end.
+    pub took: Duration,
+    text: Text,
+    /// Kept for the test's look at the log tree.
+    _scratch: Option<Scratch>,
+}
+
+impl Outcome {
+    pub(crate) const fn new(
+        status: ExitStatus,
+        text: Text,
+        took: Duration,
+        scratch: Option<Scratch>,
+    ) -> Self {
+        Self { status, took, text, _scratch: scratch }
+    }
+
+    /// The bytes of standard output.
+    #[must_use]
+    pub fn out_bytes(&self) -> &[u8] {
+        &self.text.out
+    }
+
+    /// Standard output.
+    #[must_use]
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&self.text.out).into_owned()
+    }
+
+    /// Standard error.
+    #[must_use]
+    pub fn err(&self) -> String {
+        String::from_utf8_lossy(&self.text.err).into_owned()
+    }
+
+    /// The lines of standard output.
+    #[must_use]
+    pub fn out_lines(&self) -> Vec<String> {
+        lines_of(&self.text.out)
+    }
+
+    /// The lines of both streams that contain the text.
+    #[must_use]
+    pub fn lines_with(&self, text: &str) -> Vec<String> {
+        self.text.lines().into_iter().filter(|line| line.contains(text)).collect()
+    }
+
+    /// Fails unless the launcher exited with this status.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn exits(&self, code: i32) -> &Self {
+        assert_eq!(self.status.code(), Some(code), "the exit status is {}\n{self}", self.status);
+        self
+    }
+
+    /// Fails unless the launcher died of this signal.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn dies_of(&self, signal: Signal) -> &Self {
+        assert_eq!(self.status.signal(), Some(signal as i32), "the exit status is {}\n{self}", self.status);
+        self
+    }
+
+    /// Fails unless standard output contains the text.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn says(&self, text: &str) -> &Self {
+        assert!(self.out().contains(text), "stdout lacks `{text}`\n{self}");
+        self
+    }
+
+    /// Fails unless standard error contains the text.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn complains(&self, text: &str) -> &Self {
+        assert!(self.err().contains(text), "stderr lacks `{text}`\n{self}");
+        self
+    }
+
+    /// Fails if either stream contains the text.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn never_says(&self, text: &str) -> &Self {
+        assert!(self.lines_with(text).is_empty(), "the output has `{text}`\n{self}");
+        self
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "---- {} after {:?}", self.status, self.took)?;
+        self.text.fmt(f)
+    }
+}

@@ -1,0 +1,155 @@
+//! Where things are: folders of a test, the programs under test, Python.
+#![expect(clippy::disallowed_methods, reason = "the tools of a test run are found through its environment")]
+
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, process};
+
+/// A folder of one test, removed with all that is in it.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// A fresh, empty folder that any user may enter.
+    ///
+    /// # Panics
+    /// When the temporary folder cannot be written.
+    #[must_use]
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = env::temp_dir().join(format!("rr-e2e-{}-{number}", process::id()));
+        fs::create_dir_all(&path).expect("the temporary folder is writable");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the folder is ours");
+        Self { path }
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file or folder in it, as text for a command line.
+    ///
+    /// # Panics
+    /// When the temporary folder's name is no UTF-8.
+    #[must_use]
+    pub fn at(&self, name: &str) -> String {
+        self.path.join(name).to_str().expect("the temporary folder has a plain name").to_owned()
+    }
+
+    /// A new file in it.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn file(&self, name: &str, text: &str, mode: u32) -> String {
+        let path = self.at(name);
+        fs::write(&path, text).expect("the scratch folder is writable");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the file is ours");
+        path
+    }
+
+    /// A new folder in it.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn folder(&self, name: &str, mode: u32) -> String {
+        let path = self.at(name);
+        fs::create_dir_all(&path).expect("the scratch folder is writable");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the folder is ours");
+        path
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A worker that is just being killed may still write: what is left is only litter.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The folder into which Cargo put the programs: above the test's own `deps/`.
+fn built() -> PathBuf {
+    let test = env::current_exe().expect("a process knows its own program");
+    let folder = test.parent().and_then(Path::parent).expect("Cargo runs tests from <target>/<profile>/deps");
+    folder.to_owned()
+}
+
+fn program(name: &str, builder: &str) -> PathBuf {
+    let path = built().join(name);
+    assert!(path.is_file(), "{} is missing: build it first with `{builder}`", path.display());
+    path
+}
+
+/// A program of this package.
+///
+/// # Panics
+/// When it is not built.
+#[must_use]
+pub fn fixture(name: &str) -> PathBuf {
+    program(name, "cargo build --package rankrun-e2e")
+}
+
+/// A program of the package `rankrun-examples`.
+///
+/// # Panics
+/// When it is not built.
+#[must_use]
+pub fn example(name: &str) -> PathBuf {
+    program(name, "cargo build --workspace")
+}
+
+/// A file below `examples/` in the checkout.
+///
+/// # Panics
+/// When it is not there.
+#[must_use]
+pub fn example_source(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("examples").join(name);
+    assert!(path.is_file(), "{} is missing from the checkout", path.display());
+    path
+}
+
+/// The Python that has PyTorch 2.15: `RANKRUN_TEST_PYTHON`, else the one that `tests/run` installs.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn python() -> PathBuf {
+    if let Some(chosen) = env::var_os("RANKRUN_TEST_PYTHON") {
+        return PathBuf::from(chosen);
+    }
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache");
+    let python = cache.unwrap_or_else(home).join("rankrun/venv-torch-2.15.0/bin/python");
+    assert!(
+        python.is_file(),
+        "no PyTorch at {}: run `tests/run` once, or name a Python that has it in RANKRUN_TEST_PYTHON",
+        python.display()
+    );
+    python
+}
+
+/// A TCP port that nobody listened on a moment ago.
+///
+/// # Panics
+/// When the loopback has no free port.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback has a free port");
+    listener.local_addr().expect("a bound socket has an address").port()
+}

@@ -1,0 +1,48 @@
+//! The switches of the test run, all from the environment.
+#![expect(clippy::disallowed_methods, reason = "a test run is configured by its environment")]
+
+use std::env;
+use std::io::{self, Write};
+
+/// Tells whoever runs the tests, past the capture of a passing test's output.
+pub fn tell(text: &str) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn switched_on(name: &str) -> bool {
+    env::var_os(name).is_some_and(|value| value == "1")
+}
+
+/// `RANKRUN_SOAK=1`: the big counts, with the figures printed.
+#[must_use]
+pub fn soak() -> bool {
+    switched_on("RANKRUN_SOAK")
+}
+
+/// `RANKRUN_E2E_ORACLE=1`: PyTorch's torchrun in place of ours under that name.
+#[must_use]
+pub fn oracle() -> bool {
+    switched_on("RANKRUN_E2E_ORACLE")
+}
+
+/// Whether tests that need new namespaces run: always, unless `RANKRUN_E2E_NO_NAMESPACES=1` says that this machine
+/// does not permit them.
+#[must_use]
+pub fn namespaces() -> bool {
+    let skipped = switched_on("RANKRUN_E2E_NO_NAMESPACES");
+    if skipped {
+        tell("skipped: RANKRUN_E2E_NO_NAMESPACES=1");
+    }
+    !skipped
+}
+
+/// Whether a behaviour that PyTorch's torchrun lacks is to be tested: not with that one in our place.
+#[must_use]
+pub fn only_ours() -> bool {
+    let skipped = oracle();
+    if skipped {
+        tell("skipped: torchrun 2.15 fails this one");
+    }
+    !skipped
+}

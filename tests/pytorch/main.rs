@@ -1,0 +1,4 @@
+//! Real PyTorch under the real launcher.
+
+mod ddp;
+mod restart;

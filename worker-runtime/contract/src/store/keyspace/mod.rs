@@ -1,0 +1,324 @@
+//! The store as a state machine: values, queues, and the clients that wait for them.
+//!
+//! One request goes in, replies come out: for the client that asked, and for those whose wait it ended. The
+//! meaning of every request is torch 2.15's, with these differences, each where torch's is a bug:
+//!
+//! - a `WAIT` counts a key whose queue holds something as there, so it is released by the other keys alone;
+//! - a `COMPARE_SET` that stores nothing wakes nobody;
+//! - a key that a `BARRIER` creates counts as appeared for those who wait for it, also before it opens;
+//! - a push counts once for each client that waits for the queue, also when several pushes come;
+//! - a connection waits for one thing at a time; a second `WAIT` or `BARRIER` that cannot be answered at once
+//!   is refused (torch drops one of the two answers);
+//! - the memory is bounded by [`MAX_BYTES`].
+//!
+//! This module owns the state. It knows neither sockets nor bytes, and never blocks: a reply that must wait is
+//! returned by the call that fulfils it.
+
+mod number;
+#[cfg(test)]
+mod tests;
+mod waiters;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+pub use number::NumberError;
+use waiters::Waiters;
+
+use super::protocol::{Key, Reply, Request, Value};
+
+/// Most bytes that one keyspace holds: keys, values, queues and registrations, each with [`OVERHEAD`].
+///
+/// torch has no limit and takes the machine with it. A job's keys are kilobytes; this leaves room for those
+/// who pass whole objects through the store.
+pub const MAX_BYTES: u64 = 1024 * 1024 * 1024;
+
+/// What an entry costs beside its bytes, about: table slot, reference counts, allocation.
+pub const OVERHEAD: u64 = 128;
+
+/// One connection of a client, for as long as it lasts. Never used again for another connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Why a request cannot be served. The client's connection is closed, as torch does; the state is sound.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyspaceError {
+    /// `ADD` or `BARRIER` on a value that is no number.
+    #[error("the value of key `{}` cannot be counted on", key.escape_ascii())]
+    NotANumber {
+        /// The key.
+        key: Vec<u8>,
+        /// What is wrong with the value.
+        #[source]
+        source: NumberError,
+    },
+    /// The client waits for something already.
+    #[error("the connection waits already")]
+    AlreadyWaiting,
+    /// The keyspace would grow over its limit.
+    #[error("the store holds {used} bytes, and {more} more are above the limit of {limit}")]
+    Full {
+        /// What it holds.
+        used: u64,
+        /// What the request would add.
+        more: u64,
+        /// The limit.
+        limit: u64,
+    },
+}
+
+/// The state of one store.
+#[derive(Debug)]
+pub struct Keyspace {
+    values: HashMap<Key, Value>,
+    queues: HashMap<Key, VecDeque<Value>>,
+    waiters: Waiters,
+    /// Bytes of `values` and `queues`, with overhead.
+    used: u64,
+    limit: u64,
+}
+
+impl Default for Keyspace {
+    fn default() -> Self {
+        Self::new(MAX_BYTES)
+    }
+}
+
+/// Where the replies of one request go: to the client that asked, and to those whose wait it ended.
+struct Answers<'a> {
+    client: ClientId,
+    replies: &'a mut Vec<(ClientId, Reply)>,
+}
+
+impl Answers<'_> {
+    fn answer(&mut self, reply: Reply) {
+        self.replies.push((self.client, reply));
+    }
+
+    fn release(&mut self, released: Vec<ClientId>) {
+        self.replies.extend(released.into_iter().map(|client| (client, Reply::Arrived)));
+    }
+}
+
+impl Keyspace {
+    /// An empty keyspace that holds at most about `limit` bytes.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self { values: HashMap::new(), queues: HashMap::new(), waiters: Waiters::default(), used: 0, limit }
+    }
+
+    /// Serves one request of `client` and appends to `replies` what is to be sent now, and to whom.
+    ///
+    /// # Errors
+    /// The request cannot be served: the caller closes the client's connection and calls
+    /// [`disconnect`](Self::disconnect).
+    pub fn handle(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        replies: &mut Vec<(ClientId, Reply)>,
+    ) -> Result<(), KeyspaceError> {
+        let mut answers = Answers { client, replies };
+        let reply = match request {
+            Request::Set { key, value } => return self.set(&key, value, &mut answers),
+            Request::MultiSet { pairs } => {
+                return pairs.into_iter().try_for_each(|(key, value)| self.set(&key, value, &mut answers));
+            }
+            Request::Append { key, value } => return self.append(&key, value, &mut answers),
+            Request::QueuePush { key, value } => return self.push(key, value, &mut answers),
+            Request::Wait { keys } => return self.wait(&keys, &mut answers),
+            Request::Barrier { key, world_size } => return self.barrier(&key, world_size, &mut answers),
+            Request::CompareSet { key, expected, desired } => {
+                Reply::Value(self.compare_set(&key, expected, desired, &mut answers)?)
+            }
+            Request::Add { key, delta } => {
+                let sum = self.count(&key, delta)?;
+                self.written(&key, &mut answers);
+                Reply::Number(sum)
+            }
+            Request::Get { key } => Reply::Value(self.get(&key)),
+            Request::MultiGet { keys } => Reply::Values(keys.iter().map(|key| self.get(key)).collect()),
+            Request::Check { keys } => Reply::AllPresent(keys.iter().all(|key| self.is_present(key))),
+            Request::GetNumKeys => number(self.values.len()),
+            Request::ListKeys => Reply::Keys(self.values.keys().cloned().collect()),
+            Request::DeleteKey { key } => number(usize::from(self.delete(&key))),
+            Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
+            Request::QueueLen { key } => number(self.queues.get(&key[..]).map_or(0, VecDeque::len)),
+            Request::Ping { nonce } => Reply::Pong(nonce),
+            Request::CancelWait => {
+                self.waiters.forget(client);
+                Reply::Cancelled
+            }
+        };
+        answers.answer(reply);
+        Ok(())
+    }
+
+    /// Forgets what `client` waits for; what it counted at barriers stays counted.
+    pub fn disconnect(&mut self, client: ClientId) {
+        self.waiters.forget(client);
+    }
+
+    fn get(&self, key: &[u8]) -> Value {
+        self.values.get(key).cloned().unwrap_or_default()
+    }
+
+    fn is_present(&self, key: &[u8]) -> bool {
+        self.values.contains_key(key) || self.queues.contains_key(key)
+    }
+
+    /// Takes note of `more` bytes, if they fit.
+    fn grow(&mut self, more: usize) -> Result<(), KeyspaceError> {
+        let used = self.used + self.waiters.used();
+        let more = more as u64 + OVERHEAD;
+        if used.saturating_add(more) > self.limit {
+            return Err(KeyspaceError::Full { used, more, limit: self.limit });
+        }
+        self.used += more;
+        Ok(())
+    }
+
+    fn shrink(&mut self, less: usize) {
+        self.used -= less as u64 + OVERHEAD;
+    }
+
+    /// Stores a value and wakes nobody.
+    fn store(&mut self, key: &[u8], value: Value) -> Result<(), KeyspaceError> {
+        self.grow(key.len() + value.len())?;
+        if let Some(present) = self.values.get_mut(key) {
+            let before = std::mem::replace(present, value);
+            self.shrink(key.len() + before.len());
+        } else {
+            self.values.insert(Key::from(key), value);
+        }
+        Ok(())
+    }
+
+    /// Wakes all who wait for a key that was just written, at a barrier too.
+    fn written(&mut self, key: &[u8], answers: &mut Answers<'_>) {
+        answers.release(self.waiters.appeared(key));
+        answers.release(self.waiters.opened(key));
+    }
+
+    fn set(&mut self, key: &[u8], value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
+        self.store(key, Arc::new(value))?;
+        self.written(key, answers);
+        Ok(())
+    }
+
+    fn compare_set(
+        &mut self,
+        key: &[u8],
+        expected: Vec<u8>,
+        desired: Vec<u8>,
+        answers: &mut Answers<'_>,
+    ) -> Result<Value, KeyspaceError> {
+        match self.values.get(key) {
+            Some(present) if **present != expected => return Ok(Arc::clone(present)),
+            None if !expected.is_empty() => return Ok(Arc::new(expected)),
+            _ => {}
+        }
+        let desired = Arc::new(desired);
+        self.store(key, Arc::clone(&desired))?;
+        self.written(key, answers);
+        Ok(desired)
+    }
+
+    fn append(&mut self, key: &[u8], value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
+        if !self.values.contains_key(key) {
+            return self.set(key, value, answers);
+        }
+        self.grow(value.len())?;
+        self.used -= OVERHEAD;
+        if let Some(present) = self.values.get_mut(key) {
+            Arc::make_mut(present).extend_from_slice(&value);
+        }
+        self.written(key, answers);
+        Ok(())
+    }
+
+    /// Adds to the number of a key and wakes nobody.
+    fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, KeyspaceError> {
+        let present = match self.values.get(key) {
+            None => 0,
+            Some(text) => number::parse(text)
+                .map_err(|source| KeyspaceError::NotANumber { key: key.to_vec(), source })?,
+        };
+        let sum = present.wrapping_add(delta);
+        self.store(key, Arc::new(sum.to_string().into_bytes()))?;
+        Ok(sum)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let removed = self.values.remove(key);
+        if let Some(value) = &removed {
+            self.shrink(key.len() + value.len());
+        }
+        removed.is_some()
+    }
+
+    fn push(&mut self, key: Vec<u8>, value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
+        self.grow(key.len() + value.len())?;
+        let released = self.waiters.pushed(&key);
+        self.queues.entry(Key::from(key)).or_default().push_back(Arc::new(value));
+        answers.release(released);
+        Ok(())
+    }
+
+    /// The length before the pop, and the value; a queue that becomes empty is forgotten.
+    fn pop(&mut self, key: &[u8]) -> Option<(i64, Value)> {
+        let Entry::Occupied(mut queue) = self.queues.entry(Key::from(key)) else { return None };
+        let length = i64::try_from(queue.get().len()).unwrap_or(i64::MAX);
+        let value = queue.get_mut().pop_front()?;
+        if queue.get().is_empty() {
+            queue.remove();
+        }
+        self.shrink(key.len() + value.len());
+        Some((length, value))
+    }
+
+    fn wait(&mut self, keys: &[Vec<u8>], answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
+        let absent: Vec<&[u8]> = keys.iter().map(Vec::as_slice).filter(|key| !self.is_present(key)).collect();
+        if absent.is_empty() {
+            answers.answer(Reply::Arrived);
+            return Ok(());
+        }
+        self.admit_waiter(answers.client, &absent)?;
+        self.waiters.wait(answers.client, &absent);
+        Ok(())
+    }
+
+    fn barrier(
+        &mut self,
+        key: &[u8],
+        world_size: i64,
+        answers: &mut Answers<'_>,
+    ) -> Result<(), KeyspaceError> {
+        let sum = self.count(key, 1)?;
+        answers.release(self.waiters.appeared(key));
+        if sum >= world_size {
+            answers.release(self.waiters.opened(key));
+            answers.answer(Reply::Arrived);
+            return Ok(());
+        }
+        self.admit_waiter(answers.client, &[key])?;
+        self.waiters.wait_at_barrier(answers.client, key);
+        Ok(())
+    }
+
+    fn admit_waiter(&self, client: ClientId, keys: &[&[u8]]) -> Result<(), KeyspaceError> {
+        if self.waiters.is_waiting(client) {
+            return Err(KeyspaceError::AlreadyWaiting);
+        }
+        let (used, more) = (self.used + self.waiters.used(), waiters::cost(keys));
+        if used.saturating_add(more) > self.limit {
+            return Err(KeyspaceError::Full { used, more, limit: self.limit });
+        }
+        Ok(())
+    }
+}
+
+fn number(count: usize) -> Reply {
+    Reply::Number(i64::try_from(count).unwrap_or(i64::MAX))
+}

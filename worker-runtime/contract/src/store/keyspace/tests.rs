@@ -1,0 +1,465 @@
+//! The quotes are torch's rules; each test holds one of them.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+const A: ClientId = ClientId(1);
+const B: ClientId = ClientId(2);
+const C: ClientId = ClientId(3);
+
+/// A keyspace that remembers what was said, so that a test sees that nothing else was.
+#[derive(Default)]
+struct Store {
+    keyspace: Keyspace,
+    said: Vec<(ClientId, Reply)>,
+}
+
+impl Store {
+    fn ask(&mut self, client: ClientId, request: Request) -> Vec<(ClientId, Reply)> {
+        self.try_ask(client, request).expect("the request is refused")
+    }
+
+    fn try_ask(
+        &mut self,
+        client: ClientId,
+        request: Request,
+    ) -> Result<Vec<(ClientId, Reply)>, KeyspaceError> {
+        self.keyspace.handle(client, request, &mut self.said)?;
+        Ok(std::mem::take(&mut self.said))
+    }
+
+    fn get(&mut self, key: &str) -> String {
+        let replies = self.ask(C, Request::Get { key: key.into() });
+        let [(C, Reply::Value(value))] = &replies[..] else { panic!("{replies:?}") };
+        String::from_utf8(value.to_vec()).expect("the tests store text")
+    }
+}
+
+fn set(key: &str, value: &str) -> Request {
+    Request::Set { key: key.into(), value: value.into() }
+}
+fn add(key: &str, delta: i64) -> Request {
+    Request::Add { key: key.into(), delta }
+}
+fn append(key: &str, value: &str) -> Request {
+    Request::Append { key: key.into(), value: value.into() }
+}
+fn compare_set(key: &str, expected: &str, desired: &str) -> Request {
+    Request::CompareSet { key: key.into(), expected: expected.into(), desired: desired.into() }
+}
+fn delete(key: &str) -> Request {
+    Request::DeleteKey { key: key.into() }
+}
+fn wait(keys: &[&str]) -> Request {
+    Request::Wait { keys: keys.iter().map(|key| (*key).into()).collect() }
+}
+fn check(keys: &[&str]) -> Request {
+    Request::Check { keys: keys.iter().map(|key| (*key).into()).collect() }
+}
+fn push(key: &str, value: &str) -> Request {
+    Request::QueuePush { key: key.into(), value: value.into() }
+}
+fn pop(key: &str) -> Request {
+    Request::QueuePop { key: key.into() }
+}
+fn queue_len(key: &str) -> Request {
+    Request::QueueLen { key: key.into() }
+}
+fn barrier(key: &str, world_size: i64) -> Request {
+    Request::Barrier { key: key.into(), world_size }
+}
+fn value(text: &str) -> Reply {
+    Reply::Value(Arc::new(text.into()))
+}
+fn popped(length: i64, text: &str) -> Reply {
+    Reply::Popped(Some((length, Arc::new(text.into()))))
+}
+fn nothing() -> Vec<(ClientId, Reply)> {
+    Vec::new()
+}
+
+#[test]
+fn get_of_an_absent_key_is_empty() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, Request::Get { key: b"no".to_vec() }), [(A, value(""))]);
+    assert_eq!(store.ask(A, set("", "")), nothing());
+    assert_eq!(store.ask(A, check(&[""])), [(A, Reply::AllPresent(true))]);
+}
+
+#[test]
+fn multi_get_answers_in_order_and_absent_is_empty() {
+    let mut store = Store::default();
+    let pairs = vec![(b"a".to_vec(), b"1".to_vec()), (b"b".to_vec(), b"2".to_vec())];
+    assert_eq!(store.ask(A, Request::MultiSet { pairs }), nothing());
+    let keys = vec![b"b".to_vec(), b"no".to_vec(), b"a".to_vec()];
+    let values = ["2", "", "1"].map(|text| Arc::new(text.into())).to_vec();
+    assert_eq!(store.ask(A, Request::MultiGet { keys }), [(A, Reply::Values(values))]);
+}
+
+#[test]
+fn compare_set_absent_and_expected_empty_stores_and_answers_desired() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, compare_set("k", "", "new")), [(A, value("new"))]);
+    assert_eq!(store.get("k"), "new");
+}
+
+#[test]
+fn compare_set_absent_and_expected_not_empty_answers_expected_and_stores_nothing() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, compare_set("k", "old", "new")), [(A, value("old"))]);
+    assert_eq!(store.ask(A, check(&["k"])), [(A, Reply::AllPresent(false))]);
+}
+
+#[test]
+fn compare_set_present_stores_only_over_the_expected() {
+    let mut store = Store::default();
+    store.ask(A, set("k", "old"));
+    assert_eq!(store.ask(A, compare_set("k", "other", "new")), [(A, value("old"))]);
+    assert_eq!(store.ask(A, compare_set("k", "", "new")), [(A, value("old"))]);
+    assert_eq!(store.ask(A, compare_set("k", "old", "new")), [(A, value("new"))]);
+    assert_eq!(store.get("k"), "new");
+}
+
+#[test]
+fn a_compare_set_that_stores_nothing_wakes_nobody() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["k"]));
+    assert_eq!(store.ask(B, compare_set("k", "old", "new")), [(B, value("old"))]);
+    assert_eq!(store.ask(B, compare_set("k", "", "new")), [(A, Reply::Arrived), (B, value("new"))]);
+}
+
+#[test]
+fn add_keeps_decimal_text() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, add("n", 3)), [(A, Reply::Number(3))]);
+    assert_eq!(store.ask(A, add("n", -5)), [(A, Reply::Number(-2))]);
+    assert_eq!(store.get("n"), "-2");
+    for (text, sum) in [("12abc", 13), (" +5", 6), ("9223372036854775807", i64::MIN)] {
+        store.ask(A, set("n", text));
+        assert_eq!(store.ask(A, add("n", 1)), [(A, Reply::Number(sum))], "{text}");
+        assert_eq!(store.get("n"), sum.to_string());
+    }
+}
+
+#[test]
+fn add_to_what_is_no_number_closes_the_connection_and_changes_nothing() {
+    let mut store = Store::default();
+    for (text, source) in [
+        ("hello", NumberError::NoDigits),
+        ("", NumberError::NoDigits),
+        ("99999999999999999999", NumberError::OutOfRange),
+    ] {
+        store.ask(A, set("n", text));
+        let refused = KeyspaceError::NotANumber { key: b"n".to_vec(), source };
+        assert_eq!(store.try_ask(A, add("n", 1)), Err(refused.clone()));
+        assert_eq!(store.try_ask(A, barrier("n", 1)), Err(refused));
+        assert_eq!(store.get("n"), text);
+    }
+}
+
+#[test]
+fn every_write_wakes_the_waiters_of_its_key() {
+    let multi = Request::MultiSet { pairs: vec![(b"k".to_vec(), b"1".to_vec())] };
+    let writes = [set("k", "1"), multi, append("k", "1"), add("k", 1), compare_set("k", "", "1")];
+    for write in writes {
+        let mut store = Store::default();
+        assert_eq!(store.ask(A, wait(&["k"])), nothing());
+        let replies = store.ask(B, write.clone());
+        assert_eq!(replies[0], (A, Reply::Arrived), "{write:?}");
+        assert_eq!(store.ask(B, set("k", "2")), nothing(), "{write:?} left a registration");
+    }
+}
+
+#[test]
+fn append_makes_the_key_if_absent() {
+    let mut store = Store::default();
+    store.ask(A, append("k", "ab"));
+    store.ask(A, append("k", "cd"));
+    assert_eq!(store.get("k"), "abcd");
+}
+
+#[test]
+fn an_append_does_not_change_a_value_that_was_answered() {
+    let mut store = Store::default();
+    store.ask(A, set("k", "ab"));
+    let answered = store.ask(A, Request::Get { key: b"k".to_vec() });
+    store.ask(A, append("k", "cd"));
+    assert_eq!(answered, [(A, value("ab"))]);
+}
+
+#[test]
+fn wait_for_keys_that_are_there_is_answered_at_once() {
+    let mut store = Store::default();
+    store.ask(A, set("k", "1"));
+    store.ask(A, push("q", "1"));
+    assert_eq!(store.ask(A, wait(&["k", "q", "k"])), [(A, Reply::Arrived)]);
+    assert_eq!(store.ask(A, wait(&[])), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn wait_for_several_keys_is_answered_at_the_last_first_appearance() {
+    let mut store = Store::default();
+    store.ask(B, set("here", "1"));
+    assert_eq!(store.ask(A, wait(&["a", "here", "b"])), nothing());
+    assert_eq!(store.ask(B, set("a", "1")), nothing());
+    assert_eq!(store.ask(B, set("a", "2")), nothing(), "setting an already present key does not count");
+    assert_eq!(store.ask(B, set("here", "2")), nothing());
+    assert_eq!(store.ask(B, set("b", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn a_key_that_is_set_and_deleted_again_counts_as_there() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["a", "b"]));
+    store.ask(B, set("a", "1"));
+    store.ask(B, delete("a"));
+    assert_eq!(store.ask(B, set("b", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn a_key_named_twice_is_satisfied_by_one_appearance() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["k", "k"]));
+    assert_eq!(store.ask(B, set("k", "1")), [(A, Reply::Arrived)]);
+    store.ask(A, wait(&["q", "p", "q"]));
+    assert_eq!(store.ask(B, push("q", "1")), nothing());
+    assert_eq!(store.ask(B, push("p", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn a_wait_for_a_queue_and_a_key_is_released_by_the_key_alone() {
+    let mut store = Store::default();
+    store.ask(B, push("q", "1"));
+    assert_eq!(store.ask(A, wait(&["q", "k"])), nothing());
+    assert_eq!(store.ask(B, set("k", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn a_second_wait_that_cannot_be_answered_is_refused() {
+    let mut store = Store::default();
+    store.ask(B, set("here", "1"));
+    store.ask(A, wait(&["a"]));
+    assert_eq!(store.ask(A, wait(&["here"])), [(A, Reply::Arrived)]);
+    assert_eq!(store.try_ask(A, wait(&["b"])), Err(KeyspaceError::AlreadyWaiting));
+    assert_eq!(store.try_ask(A, barrier("b", 2)), Err(KeyspaceError::AlreadyWaiting));
+}
+
+#[test]
+fn other_requests_of_a_waiting_connection_are_answered_meanwhile() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["a"]));
+    assert_eq!(store.ask(A, Request::Ping { nonce: 7 }), [(A, Reply::Pong(7))]);
+    assert_eq!(store.ask(A, set("a", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn cancel_forgets_all_registrations_and_always_answers() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, Request::CancelWait), [(A, Reply::Cancelled)]);
+    store.ask(A, wait(&["a", "b"]));
+    store.ask(B, wait(&["a"]));
+    assert_eq!(store.ask(A, Request::CancelWait), [(A, Reply::Cancelled)]);
+    assert_eq!(store.ask(C, set("a", "1")), [(B, Reply::Arrived)]);
+    assert_eq!(store.ask(A, wait(&["b"])), nothing(), "the connection is usable after a cancel");
+    assert_eq!(store.ask(C, set("b", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn disconnect_drops_the_registrations() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["a", "b"]));
+    store.ask(B, barrier("bar", 3));
+    store.keyspace.disconnect(A);
+    store.keyspace.disconnect(B);
+    store.keyspace.disconnect(ClientId(99));
+    assert_eq!(store.ask(C, set("a", "1")), nothing());
+    assert_eq!(store.ask(C, set("b", "1")), nothing());
+    assert_eq!(store.ask(C, set("bar", "9")), nothing());
+}
+
+#[test]
+fn delete_key_wakes_nobody_and_a_later_wait_blocks_again() {
+    let mut store = Store::default();
+    store.ask(A, set("k", "1"));
+    assert_eq!(store.ask(A, delete("k")), [(A, Reply::Number(1))]);
+    assert_eq!(store.ask(A, delete("k")), [(A, Reply::Number(0))]);
+    assert_eq!(store.ask(A, wait(&["k"])), nothing());
+    assert_eq!(store.ask(B, delete("k")), [(B, Reply::Number(0))]);
+    assert_eq!(store.ask(B, set("k", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn queues_are_first_in_first_out_and_apart_from_the_keys() {
+    let mut store = Store::default();
+    store.ask(A, push("q", "1"));
+    store.ask(A, push("q", "2"));
+    assert_eq!(store.ask(A, Request::GetNumKeys), [(A, Reply::Number(0))]);
+    assert_eq!(store.ask(A, Request::ListKeys), [(A, Reply::Keys(Vec::new()))]);
+    assert_eq!(store.ask(A, delete("q")), [(A, Reply::Number(0))]);
+    assert_eq!(store.ask(A, queue_len("q")), [(A, Reply::Number(2))]);
+    assert_eq!(store.ask(A, pop("q")), [(A, popped(2, "1"))]);
+    assert_eq!(store.ask(A, pop("q")), [(A, popped(1, "2"))]);
+    assert_eq!(store.ask(A, pop("q")), [(A, Reply::Popped(None))]);
+    assert_eq!(store.ask(A, check(&["q"])), [(A, Reply::AllPresent(false))]);
+    assert_eq!(store.ask(A, queue_len("q")), [(A, Reply::Number(0))]);
+}
+
+#[test]
+fn a_push_wakes_the_longest_waiting_only() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["q"]));
+    store.ask(B, wait(&["q"]));
+    assert_eq!(store.ask(C, push("q", "1")), [(A, Reply::Arrived)]);
+    assert_eq!(store.ask(C, push("q", "2")), [(B, Reply::Arrived)]);
+    assert_eq!(store.ask(C, push("q", "3")), nothing());
+}
+
+#[test]
+fn a_push_passes_by_those_who_wait_for_more() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["q", "k"]));
+    store.ask(B, wait(&["q"]));
+    assert_eq!(store.ask(C, push("q", "1")), [(B, Reply::Arrived)]);
+    assert_eq!(store.ask(C, push("q", "2")), nothing(), "a second push does not count again");
+    assert_eq!(store.ask(C, set("k", "1")), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn a_barrier_opens_for_all_at_its_last_and_never_closes_again() {
+    let mut store = Store::default();
+    assert_eq!(store.ask(A, barrier("b", 3)), nothing());
+    assert_eq!(store.ask(B, barrier("b", 3)), nothing());
+    assert_eq!(
+        store.ask(C, barrier("b", 3)),
+        [(A, Reply::Arrived), (B, Reply::Arrived), (C, Reply::Arrived)]
+    );
+    assert_eq!(store.ask(A, barrier("b", 3)), [(A, Reply::Arrived)]);
+    assert_eq!(store.get("b"), "4");
+    assert_eq!(store.ask(A, Request::GetNumKeys), [(A, Reply::Number(1))]);
+    for world_size in [1, 0, -1] {
+        assert_eq!(store.ask(A, barrier("new", world_size)), [(A, Reply::Arrived)]);
+    }
+}
+
+#[test]
+fn whoever_leaves_a_barrier_stays_counted() {
+    let mut store = Store::default();
+    store.ask(A, barrier("b", 3));
+    store.ask(B, barrier("b", 3));
+    store.keyspace.disconnect(A);
+    store.ask(B, Request::CancelWait);
+    assert_eq!(store.ask(C, barrier("b", 3)), [(C, Reply::Arrived)]);
+}
+
+#[test]
+fn a_write_to_its_key_releases_a_barrier() {
+    for write in [set("b", "0"), add("b", 0)] {
+        let mut store = Store::default();
+        store.ask(A, barrier("b", 5));
+        assert_eq!(store.ask(B, write)[0], (A, Reply::Arrived));
+    }
+}
+
+#[test]
+fn a_barriers_key_appears_with_its_first() {
+    let mut store = Store::default();
+    store.ask(A, wait(&["b"]));
+    assert_eq!(store.ask(B, barrier("b", 2)), [(A, Reply::Arrived)]);
+}
+
+#[test]
+fn list_keys_answers_raw_keys() {
+    let mut store = Store::default();
+    store.ask(A, set("/p/k", "1"));
+    store.ask(A, add("init/", 1));
+    let replies = store.ask(A, Request::ListKeys);
+    let [(A, Reply::Keys(keys))] = &replies[..] else { panic!("{replies:?}") };
+    let mut keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, [&b"/p/k"[..], b"init/"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_rest_stays() {
+    let mut store = Store { keyspace: Keyspace::new(3 * OVERHEAD), ..Store::default() };
+    store.ask(A, set("k", "1"));
+    store.ask(A, push("q", "1"));
+    let long = "x".repeat(300);
+    for request in [set("l", &long), append("k", &long), push("q", &long), wait(&[&long]), add(&long, 1)] {
+        let refused = store.try_ask(A, request.clone());
+        assert!(matches!(refused, Err(KeyspaceError::Full { .. })), "{request:?}: {refused:?}");
+    }
+    assert_eq!(store.get("k"), "1");
+    assert_eq!(store.ask(A, pop("q")), [(A, popped(1, "1"))]);
+}
+
+fn requests() -> impl Strategy<Value = Request> {
+    let key = || prop_oneof![Just("a"), Just("b"), Just("c")];
+    prop_oneof![
+        (key(), "[0-9]{0,3}").prop_map(|(key, value)| set(key, &value)),
+        (key(), "[0-9]{0,3}").prop_map(|(key, value)| append(key, &value)),
+        (key(), -2i64..3).prop_map(|(key, delta)| add(key, delta)),
+        (key(), "[0-9]{0,1}").prop_map(|(key, text)| compare_set(key, &text, "7")),
+        key().prop_map(delete),
+        vec(key(), 0..4).prop_map(|keys| wait(&keys)),
+        (key(), "[0-9]{0,3}").prop_map(|(key, value)| push(key, &value)),
+        key().prop_map(pop),
+        (key(), 0i64..4).prop_map(|(key, world_size)| barrier(key, world_size)),
+        Just(Request::CancelWait),
+    ]
+}
+
+proptest! {
+    /// After any history, emptying the store leaves no byte on the account and no registration behind.
+    #[test]
+    fn nothing_is_left_of_what_is_taken_away(history in vec((1u64..5, requests()), 0..60)) {
+        let mut store = Store::default();
+        for (client, request) in history {
+            if store.try_ask(ClientId(client), request).is_err() {
+                store.keyspace.disconnect(ClientId(client));
+            }
+        }
+        for client in 1..5 {
+            store.keyspace.disconnect(ClientId(client));
+        }
+        for key in ["a", "b", "c"] {
+            store.ask(A, delete(key));
+            while store.ask(A, pop(key)) != [(A, Reply::Popped(None))] {}
+        }
+        prop_assert_eq!(store.keyspace.used, 0);
+        prop_assert_eq!(store.keyspace.waiters.used(), 0);
+        for key in ["a", "b", "c"] {
+            prop_assert_eq!(store.ask(A, set(key, "1")), nothing());
+        }
+    }
+
+    /// A client that waits is answered exactly once: by the wait itself, by what it waited for, or never.
+    #[test]
+    fn a_wait_has_one_answer(history in vec((1u64..5, requests()), 0..60)) {
+        let mut store = Store::default();
+        let mut owed = [0usize; 5];
+        for (client, request) in history {
+            let index = usize::try_from(client).unwrap();
+            match &request {
+                Request::Wait { .. } | Request::Barrier { .. } => owed[index] += 1,
+                Request::CancelWait => owed[index] = 0,
+                _ => {}
+            }
+            match store.try_ask(ClientId(client), request) {
+                Ok(replies) => for (to, reply) in replies {
+                    if reply == Reply::Arrived {
+                        let to = usize::try_from(to.0).unwrap();
+                        prop_assert!(owed[to] > 0, "an answer that nobody asked for");
+                        owed[to] -= 1;
+                    }
+                },
+                Err(_) => {
+                    store.keyspace.disconnect(ClientId(client));
+                    owed[index] = 0;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    vec(any::<u8>(), 0..40)
+}
+
+fn requests() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        (bytes(), bytes()).prop_map(|(key, value)| Request::Set { key, value }),
+        (bytes(), bytes(), bytes()).prop_map(|(key, expected, desired)| Request::CompareSet {
+            key,
+            expected,
+            desired
+        }),
+        bytes().prop_map(|key| Request::Get { key }),
+        (bytes(), any::<i64>()).prop_map(|(key, delta)| Request::Add { key, delta }),
+        vec(bytes(), 0..5).prop_map(|keys| Request::Check { keys }),
+        vec(bytes(), 0..5).prop_map(|keys| Request::Wait { keys }),
+        Just(Request::GetNumKeys),
+        bytes().prop_map(|key| Request::DeleteKey { key }),
+        (bytes(), bytes()).prop_map(|(key, value)| Request::Append { key, value }),
+        vec(bytes(), 0..5).prop_map(|keys| Request::MultiGet { keys }),
+        vec((bytes(), bytes()), 0..5).prop_map(|pairs| Request::MultiSet { pairs }),
+        Just(Request::CancelWait),
+        any::<u32>().prop_map(|nonce| Request::Ping { nonce }),
+        (bytes(), bytes()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+        bytes().prop_map(|key| Request::QueuePop { key }),
+        bytes().prop_map(|key| Request::QueueLen { key }),
+        Just(Request::ListKeys),
+        (bytes(), any::<i64>()).prop_map(|(key, world_size)| Request::Barrier { key, world_size }),
+    ]
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    bytes().prop_map(Value::new)
+}
+
+fn replies() -> impl Strategy<Value = (ReplyKind, Reply)> {
+    prop_oneof![
+        value().prop_map(|value| (ReplyKind::Value, Reply::Value(value))),
+        vec(value(), 0..5).prop_map(|values| (ReplyKind::Values(values.len()), Reply::Values(values))),
+        vec(bytes().prop_map(Key::from), 0..5).prop_map(|keys| (ReplyKind::Keys, Reply::Keys(keys))),
+        any::<i64>().prop_map(|number| (ReplyKind::Number, Reply::Number(number))),
+        Just((ReplyKind::Popped, Reply::Popped(None))),
+        (1..i64::MAX, value()).prop_map(|popped| (ReplyKind::Popped, Reply::Popped(Some(popped)))),
+        any::<bool>().prop_map(|present| (ReplyKind::Presence, Reply::AllPresent(present))),
+        Just((ReplyKind::Wait, Reply::Arrived)),
+        Just((ReplyKind::Wait, Reply::Cancelled)),
+        any::<u32>().prop_map(|nonce| (ReplyKind::Pong, Reply::Pong(nonce))),
+    ]
+}
+
+/// Everything that a connection's bytes say when they arrive in pieces of the given sizes, over and over.
+fn decode_in_pieces(bytes: &[u8], sizes: &[usize]) -> (Vec<Request>, Option<ProtocolError>) {
+    let (mut decoder, mut requests, mut pending) = (RequestDecoder::new(), Vec::new(), Vec::new());
+    let (mut rest, mut turn) = (bytes, 0);
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(sizes[turn % sizes.len()].min(rest.len()));
+        (rest, turn) = (after, turn + 1);
+        pending.extend_from_slice(piece);
+        loop {
+            match decoder.decode(&pending) {
+                Err(error) => return (requests, Some(error)),
+                Ok((consumed, request)) => {
+                    pending.drain(..consumed);
+                    match request {
+                        Some(request) => requests.push(request),
+                        None => break,
+                    }
+                }
+            }
+        }
+    }
+    (requests, None)
+}
+
+fn connection(requests: &[Request]) -> Vec<u8> {
+    let mut bytes = HANDSHAKE.to_vec();
+    for request in requests {
+        request.encode(&mut bytes).unwrap();
+    }
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn a_request_is_read_as_it_was_written(request in requests(), after in bytes()) {
+        let mut wire = Vec::new();
+        request.encode(&mut wire).unwrap();
+        let length = wire.len();
+        wire.extend_from_slice(&after);
+        prop_assert_eq!(Request::decode(&wire), Ok(Some((request, length))));
+        for end in 0..length {
+            prop_assert_eq!(Request::decode(&wire[..end]), Ok(None));
+        }
+    }
+
+    #[test]
+    fn any_split_of_the_bytes_gives_the_same_requests(
+        requests in vec(requests(), 0..6),
+        sizes in vec(1usize..50, 1..6),
+    ) {
+        let wire = connection(&requests);
+        prop_assert_eq!(decode_in_pieces(&wire, &sizes), (requests, None));
+    }
+
+    #[test]
+    fn any_split_of_garbage_gives_the_same_end(
+        garbage in vec(prop_oneof![4 => 0u8..20, 1 => any::<u8>()], 0..200),
+        sizes in vec(1usize..50, 1..6),
+    ) {
+        let wire = [&HANDSHAKE[..], &garbage].concat();
+        prop_assert_eq!(decode_in_pieces(&wire, &sizes), decode_in_pieces(&wire, &[wire.len()]));
+    }
+
+    #[test]
+    fn no_bytes_make_a_decoder_panic(bytes in vec(any::<u8>(), 0..300), count in 0usize..4) {
+        let _ = RequestDecoder::new().decode(&bytes);
+        let _ = Request::decode(&bytes);
+        let kinds = [
+            ReplyKind::Value, ReplyKind::Values(count), ReplyKind::Keys, ReplyKind::Number,
+            ReplyKind::Popped, ReplyKind::Presence, ReplyKind::Wait, ReplyKind::Pong,
+        ];
+        for kind in kinds {
+            let _ = ReplyDecoder::new(kind).decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_reply_is_read_as_it_was_written((kind, reply) in replies(), size in 1usize..60) {
+        let mut wire = Vec::new();
+        reply.encode(&mut wire);
+        let length = wire.len();
+        let (mut decoder, mut pending, mut total) = (ReplyDecoder::new(kind), Vec::new(), 0);
+        let mut found = None;
+        for piece in wire.chunks(size) {
+            prop_assert!(found.is_none(), "complete before the last piece");
+            pending.extend_from_slice(piece);
+            let (consumed, reply) = decoder.decode(&pending).unwrap();
+            pending.drain(..consumed);
+            (total, found) = (total + consumed, reply);
+        }
+        if wire.is_empty() {
+            found = decoder.decode(&wire).unwrap().1;
+        }
+        prop_assert_eq!((total, found), (length, Some(reply)));
+    }
+
+    #[test]
+    fn a_reply_in_pieces_is_the_reply((_, reply) in replies(), limit in 0usize..40) {
+        let mut whole = Vec::new();
+        reply.encode(&mut whole);
+        let (mut writer, mut pieces) = (ReplyWriter::new(reply), Vec::new());
+        loop {
+            let mut piece = Vec::new();
+            let done = writer.fill(&mut piece, limit.max(1));
+            prop_assert!(piece.len() <= limit.max(1) + 8);
+            pieces.extend_from_slice(&piece);
+            if done { break }
+        }
+        prop_assert_eq!(pieces, whole);
+    }
+}
+
+#[test]
+fn the_bytes_are_torchs() {
+    let mut wire = Vec::new();
+    Request::Set { key: b"/k".to_vec(), value: b"v".to_vec() }.encode(&mut wire).unwrap();
+    Request::Add { key: b"init/".to_vec(), delta: -2 }.encode(&mut wire).unwrap();
+    Request::Wait { keys: vec![b"a".to_vec()] }.encode(&mut wire).unwrap();
+    Request::Ping { nonce: 0x0102_0304 }.encode(&mut wire).unwrap();
+    let expected = [
+        &b"\x01\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0v"[..],
+        b"\x04\x05\0\0\0\0\0\0\0init/\xfe\xff\xff\xff\xff\xff\xff\xff",
+        b"\x06\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0a",
+        b"\x0d\x04\x03\x02\x01",
+    ];
+    assert_eq!(wire, expected.concat());
+}
+
+#[test]
+fn a_wrong_handshake_is_refused_at_its_first_wrong_byte() {
+    let refused = |bytes: &[u8]| RequestDecoder::new().decode(bytes).unwrap_err();
+    assert_eq!(refused(b"\x0d"), ProtocolError::Handshake { position: 0, byte: 0x0d });
+    assert_eq!(refused(b"GET / HTTP/1.1"), ProtocolError::Handshake { position: 0, byte: b'G' });
+    assert_eq!(refused(b"\0\xce\xf7\x00"), ProtocolError::Handshake { position: 3, byte: 0 });
+}
+
+#[test]
+fn unknown_codes_are_refused_and_so_is_a_second_handshake() {
+    for code in [0, 19, 255] {
+        assert_eq!(Request::decode(&[code]), Err(ProtocolError::UnknownCode { code }));
+    }
+    let twice = [HANDSHAKE, HANDSHAKE].concat();
+    assert_eq!(decode_in_pieces(&twice, &[10]).1, Some(ProtocolError::UnknownCode { code: 0 }));
+}
+
+#[test]
+fn lengths_above_the_limits_are_refused_before_their_bytes_come() {
+    let with_length = |code: u8, length: u64| Request::decode(&[&[code][..], &length.to_le_bytes()].concat());
+    assert_eq!(with_length(3, MAX_KEY), Ok(None));
+    assert_eq!(with_length(3, MAX_KEY + 1), Err(ProtocolError::KeyTooLong { length: MAX_KEY + 1 }));
+    assert_eq!(with_length(3, 1 << 32), Err(ProtocolError::KeyTooLong { length: 1 << 32 }));
+    assert_eq!(with_length(6, MAX_KEYS), Ok(None));
+    for code in [5, 6, 10, 11] {
+        assert_eq!(with_length(code, MAX_KEYS + 1), Err(ProtocolError::TooManyKeys { count: MAX_KEYS + 1 }));
+        assert_eq!(with_length(code, u64::MAX), Err(ProtocolError::TooManyKeys { count: u64::MAX }));
+    }
+    let value =
+        |length: u64| Request::decode(&[&b"\x01\0\0\0\0\0\0\0\0"[..], &length.to_le_bytes()].concat());
+    assert_eq!(value(MAX_VALUE), Ok(None));
+    for length in [MAX_VALUE + 1, 1 << 32, u64::MAX] {
+        assert_eq!(value(length), Err(ProtocolError::ValueTooLong { length, limit: MAX_VALUE }));
+    }
+}
+
+#[test]
+fn one_request_may_not_sum_up_to_more_than_its_limit() {
+    let value = vec![0; usize::try_from(MAX_VALUE).unwrap()];
+    let count = MAX_REQUEST / MAX_VALUE;
+    let mut decoder = RequestDecoder::new();
+    decoder.decode(&HANDSHAKE).unwrap();
+    decoder.decode(&[&[11][..], &(count + 1).to_le_bytes()].concat()).unwrap();
+    let pair = [&[0; 8][..], &MAX_VALUE.to_le_bytes(), &value].concat();
+    for _ in 0..count {
+        assert_eq!(decoder.decode(&pair), Ok((pair.len(), None)));
+    }
+    let next = [&[0; 8][..], &1u64.to_le_bytes()].concat();
+    let expected = ProtocolError::MessageTooLarge { length: MAX_REQUEST + 1, limit: MAX_REQUEST };
+    assert_eq!(decoder.decode(&next), Err(expected));
+}
+
+#[test]
+fn what_the_server_would_refuse_is_not_written() {
+    let mut out = b"before".to_vec();
+    let key = vec![0; 8193];
+    let refused = Request::MultiGet { keys: vec![b"a".to_vec(), key] }.encode(&mut out);
+    assert_eq!(refused, Err(ProtocolError::KeyTooLong { length: 8193 }));
+    assert_eq!(out, b"before");
+}
+
+#[test]
+fn a_negative_length_is_no_answer() {
+    for kind in [ReplyKind::Keys, ReplyKind::Popped] {
+        let refused = ReplyDecoder::new(kind).decode(&(-1i64).to_le_bytes());
+        assert_eq!(refused, Err(ProtocolError::ImpossibleReply { number: -1 }));
+    }
+    assert_eq!(
+        ReplyDecoder::new(ReplyKind::Wait).decode(&[2]),
+        Err(ProtocolError::ImpossibleReply { number: 2 })
+    );
+}

@@ -1,0 +1,132 @@
+//! Who this worker is: its environment, read once.
+
+#![expect(clippy::disallowed_methods, reason = "a shell: the worker's environment is read here")]
+
+use std::time::Duration;
+
+use rankrun_contract::env::{EnvError, WorkerEnv};
+use rankrun_contract::rank::{
+    LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
+};
+
+use crate::process_group::{GroupError, GroupOptions, ProcessGroup};
+use crate::store::{StoreError, TcpStore};
+
+/// A worker's place in its job.
+#[derive(Debug, Clone)]
+pub struct WorkerContext {
+    /// `None` outside any launcher.
+    env: Option<WorkerEnv>,
+    device: String,
+    run_id: RunId,
+}
+
+impl WorkerContext {
+    /// Reads the variables that a launcher sets; without them this process is a world of its own.
+    ///
+    /// # Errors
+    /// Names the variable that is missing or absurd.
+    pub fn from_env() -> Result<Self, EnvError> {
+        Ok(WorkerEnv::from_vars(|name| std::env::var_os(name))?.map_or_else(Self::alone, Self::new))
+    }
+
+    /// The place that `env` describes.
+    #[must_use]
+    pub fn new(env: WorkerEnv) -> Self {
+        let device = match &env.rankrun {
+            Some(rankrun) => rankrun.device.clone(),
+            None => format!("cpu:{}", env.local_rank),
+        };
+        Self { device, run_id: env.run_id.clone(), env: Some(env) }
+    }
+
+    /// A world of one: rank 0 on `cpu:0`, for which no store is needed.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { env: None, device: "cpu:0".to_owned(), run_id: RunId("none".to_owned()) }
+    }
+
+    /// What the launcher said, word for word; `None` outside any launcher.
+    #[must_use]
+    pub fn env(&self) -> Option<&WorkerEnv> {
+        self.env.as_ref()
+    }
+
+    /// This worker's index in the whole job.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.env.as_ref().map_or(Rank(0), |env| env.rank)
+    }
+
+    /// This worker's index on its node.
+    #[must_use]
+    pub fn local_rank(&self) -> LocalRank {
+        self.env.as_ref().map_or(LocalRank(0), |env| env.local_rank)
+    }
+
+    /// How many workers the whole job has.
+    #[must_use]
+    pub fn world_size(&self) -> WorldSize {
+        self.env.as_ref().map_or(WorldSize::ONE, |env| env.world_size)
+    }
+
+    /// How many workers this node has.
+    #[must_use]
+    pub fn local_world_size(&self) -> LocalWorldSize {
+        self.env.as_ref().map_or(LocalWorldSize::ONE, |env| env.local_world_size)
+    }
+
+    /// The node's index in the job.
+    #[must_use]
+    pub fn node_rank(&self) -> NodeRank {
+        self.env.as_ref().map_or(NodeRank(0), |env| env.node_rank)
+    }
+
+    /// How often the workers were started again.
+    #[must_use]
+    pub fn restart_count(&self) -> RestartCount {
+        self.env.as_ref().map_or(RestartCount(0), |env| env.restart_count)
+    }
+
+    /// The id of the run.
+    #[must_use]
+    pub fn run_id(&self) -> &RunId {
+        &self.run_id
+    }
+
+    /// The device of this worker, such as `cpu:0`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Connects to the job's store, trying for `timeout`.
+    ///
+    /// # Errors
+    /// The store cannot be reached; outside a launcher there is none.
+    pub fn store(&self, timeout: Duration) -> Result<TcpStore, StoreError> {
+        match &self.env {
+            Some(env) => TcpStore::connect(&env.master.addr, env.master.port, timeout),
+            None => Err(StoreError::NoLauncher),
+        }
+    }
+
+    /// Joins the group of all ranks.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::join`].
+    pub fn process_group(&self, options: &GroupOptions) -> Result<ProcessGroup, GroupError> {
+        ProcessGroup::join(self, options)
+    }
+
+    /// Which life of the workers this is: a store may outlive one.
+    pub(crate) fn life(&self) -> u32 {
+        let Some(env) = &self.env else { return 0 };
+        env.rankrun.as_ref().map_or(env.restart_count.0, |rankrun| rankrun.generation.0)
+    }
+
+    /// Whether ranks are on other machines.
+    pub(crate) fn spans_nodes(&self) -> bool {
+        self.env.as_ref().is_some_and(|env| env.node_count != NodeCount::ONE)
+    }
+}

@@ -1,0 +1,151 @@
+//! Why a process group did not do what it was asked.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use rankrun_contract::rank::{Rank, WorldSize};
+
+use super::message::{Call, Operation};
+use crate::store::StoreError;
+
+/// A failed call of a process group.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The group came to its end; so do all later calls, with the same error.
+    #[error("`{operation}` cannot finish: {ending}")]
+    Ended {
+        /// The call in which this rank noticed.
+        operation: Operation,
+        /// How.
+        ending: Ending,
+    },
+    /// A rank that is not in the group.
+    #[error("`{operation}` names rank {root}, but the group has {world_size} ranks")]
+    NoSuchRank {
+        /// The call.
+        operation: Operation,
+        /// The rank.
+        root: Rank,
+        /// The size of the group.
+        world_size: WorldSize,
+    },
+    /// A buffer or a list whose length does not fit the others. Nothing was sent.
+    #[error("`{operation}` takes {expected} {what} here, not {given}")]
+    WrongLength {
+        /// The call.
+        operation: Operation,
+        /// What is counted.
+        what: &'static str,
+        /// How many there must be.
+        expected: usize,
+        /// How many there are.
+        given: usize,
+    },
+    /// The store, through which the ranks find each other, failed.
+    #[error("the ranks cannot find each other through the store")]
+    Store(#[from] StoreError),
+    /// No listener for the other ranks, or no way to wait for them.
+    #[error("no socket for the other ranks")]
+    Socket(#[from] io::Error),
+    /// What the store holds for this group was not written by a rank of it.
+    #[error("the store holds `{value}` as `{key}`, which no rank wrote")]
+    StrangeEntry {
+        /// The key within the group.
+        key: String,
+        /// The value.
+        value: String,
+    },
+}
+
+impl GroupError {
+    /// The rank that was lost, if that is what happened.
+    #[must_use]
+    pub fn lost_rank(&self) -> Option<Rank> {
+        match self {
+            Self::Ended { ending: Ending::Lost { rank, .. }, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+}
+
+/// How a group came to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// A rank is gone or silent.
+    Lost {
+        /// The first rank that was missed. Every rank of the group names the same one.
+        rank: Rank,
+        /// How it was noticed.
+        cause: LossCause,
+    },
+    /// Two ranks made different calls.
+    Mismatch {
+        /// The other rank.
+        rank: Rank,
+        /// What it called; `None` if its bytes are no call of this version.
+        theirs: Option<Box<Call>>,
+        /// What this rank called.
+        ours: Box<Call>,
+    },
+    /// Two other ranks made different calls.
+    Disagreed {
+        /// The rank that noticed.
+        rank: Rank,
+        /// The rank with which it disagrees.
+        other: Rank,
+    },
+}
+
+/// How the loss of a rank was noticed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LossCause {
+    /// Its connections closed although it was not done: it crashed or was killed.
+    Closed,
+    /// A connection to it failed.
+    Failed(io::ErrorKind),
+    /// It left the group in good order while others still need it.
+    Left,
+    /// It took no part within the time.
+    Timeout(Duration),
+    /// Another rank noticed it first.
+    Reported,
+}
+
+impl From<io::ErrorKind> for LossCause {
+    fn from(kind: io::ErrorKind) -> Self {
+        match kind {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+                Self::Closed
+            }
+            kind => Self::Failed(kind),
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost { rank, cause } => write!(f, "lost rank {rank}, {cause}"),
+            Self::Mismatch { rank, theirs: Some(theirs), ours } => {
+                write!(f, "rank {rank} makes {theirs} where this rank makes {ours}")
+            }
+            Self::Mismatch { rank, theirs: None, ours } => {
+                write!(f, "rank {rank} sends what is no call where this rank makes {ours}")
+            }
+            Self::Disagreed { rank, other } => write!(f, "rank {rank} makes another call than rank {other}"),
+        }
+    }
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("which closed its connection without a word (killed or crashed)"),
+            Self::Failed(kind) => write!(f, "to which the connection failed ({kind})"),
+            Self::Left => f.write_str("which has left the group"),
+            Self::Timeout(timeout) => write!(f, "which took no part within {timeout:?}"),
+            Self::Reported => f.write_str("as another rank reports"),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! How ranks become a group: addresses through the store, then one connection between every two ranks.
+//!
+//! Every rank listens and publishes its address; a rank connects to all lower ranks and is connected to by
+//! all higher ones. Whoever connects must say the token that rank 0 put into the store, and for which run,
+//! life and rank it comes: anything else is closed at its first wrong byte and has no effect. A connection
+//! that says nothing holds up nobody.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use rankrun_contract::rank::{Rank, WorldSize};
+
+use super::error::{Ending, GroupError, LossCause};
+use super::mesh::{Mesh, poll};
+use super::message::Operation;
+use crate::store::{StoreError, TcpStore};
+use crate::{clock, socket};
+
+/// How long a connection may take to introduce itself.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most connections that have not introduced themselves, beyond one for each rank.
+const MAX_STRANGERS: usize = 64;
+/// Most bytes of the run id in a greeting.
+const MAX_RUN_ID: usize = 1024;
+
+/// Who joins.
+#[derive(Debug, Clone)]
+pub(super) struct Seat {
+    pub(super) rank: Rank,
+    pub(super) world_size: WorldSize,
+    /// Which life of the workers this is, so that no entry of an earlier one is taken for ours.
+    pub(super) life: u32,
+    pub(super) run_id: String,
+    pub(super) spans_nodes: bool,
+    pub(super) timeout: Duration,
+}
+
+/// Finds the other ranks through `store`, which must be seen by this group only.
+pub(super) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
+    let deadline = clock::after(seat.timeout);
+    let listener = listen(store, seat)?;
+    if seat.rank == Rank(0) {
+        store.set("token", uuid::Uuid::new_v4().to_string().as_bytes())?;
+    }
+    store.set(&address_key(seat.rank.0), listener.local_addr()?.to_string().as_bytes())?;
+    await_lower_ranks(store, seat, deadline)?;
+    let token = store.get("token")?;
+
+    let mut joining = Joining::new(seat, &token, listener);
+    for rank in 0..seat.rank.0 {
+        joining.greet(Rank(rank), lookup(store, &address_key(rank))?, deadline)?;
+    }
+    Ok(Mesh::new(joining.complete(deadline)?)?)
+}
+
+/// A socket that only this machine can reach, unless ranks are on other ones.
+fn listen(store: &TcpStore, seat: &Seat) -> Result<TcpListener, GroupError> {
+    let listener = if seat.spans_nodes {
+        TcpListener::bind((store.local_address()?, 0))?
+    } else {
+        let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        TcpListener::bind(&loopback.map(|ip| SocketAddr::new(ip, 0))[..])?
+    };
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn address_key(rank: u32) -> String {
+    format!("address/{rank}")
+}
+
+fn await_lower_ranks(store: &TcpStore, seat: &Seat, deadline: Instant) -> Result<(), GroupError> {
+    let mut keys = vec!["token".to_owned()];
+    keys.extend((0..seat.rank.0).map(address_key));
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    match store.wait(&keys, clock::until(deadline)) {
+        Err(StoreError::WaitTimeout { .. }) => {}
+        result => return Ok(result?),
+    }
+    for (index, key) in keys.iter().enumerate() {
+        if !store.check(&[key])? {
+            // The token is rank 0's, the first address too.
+            let rank = Rank(u32::try_from(index.saturating_sub(1)).unwrap_or(u32::MAX));
+            return Err(lost(rank, LossCause::Timeout(seat.timeout)));
+        }
+    }
+    Ok(())
+}
+
+fn lookup(store: &TcpStore, key: &str) -> Result<SocketAddr, GroupError> {
+    let value = String::from_utf8_lossy(&store.get(key)?).into_owned();
+    value.parse().map_err(|_| GroupError::StrangeEntry { key: key.to_owned(), value })
+}
+
+fn lost(rank: Rank, cause: LossCause) -> GroupError {
+    GroupError::Ended { operation: Operation::Join, ending: Ending::Lost { rank, cause } }
+}
+
+fn failed(rank: Rank, error: &io::Error) -> GroupError {
+    lost(rank, LossCause::from(error.kind()))
+}
+
+/// What a connection says first: to whom it thinks it speaks, then which rank it is.
+fn greeting(seat: &Seat, token: &[u8], to: Rank) -> Vec<u8> {
+    let run_id = seat.run_id.as_bytes();
+    let run_id = &run_id[..run_id.len().min(MAX_RUN_ID)];
+    let mut bytes = b"rankrun group 1\n".to_vec();
+    for text in [token, run_id] {
+        bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(text);
+    }
+    for number in [seat.life, seat.world_size.get(), to.0] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    bytes
+}
+
+/// What the listener answers.
+fn welcome(token: &[u8]) -> Vec<u8> {
+    [b"rankrun welcome\n", token].concat()
+}
+
+/// The connections of a group that is not complete yet.
+struct Joining<'a> {
+    seat: &'a Seat,
+    token: &'a [u8],
+    listener: TcpListener,
+    chairs: Vec<Chair>,
+    strangers: Vec<Stranger>,
+}
+
+/// The connection to one rank.
+enum Chair {
+    Own,
+    Empty,
+    /// We connected; its welcome is under way.
+    Greeted(Conversation),
+    /// `watched` until the first message of the rank is there.
+    Taken {
+        stream: TcpStream,
+        watched: bool,
+    },
+}
+
+/// A connection that has not said who it is.
+struct Stranger {
+    conversation: Conversation,
+    deadline: Instant,
+}
+
+/// A connection on which known bytes are expected.
+struct Conversation {
+    stream: TcpStream,
+    received: Vec<u8>,
+}
+
+impl Conversation {
+    /// Reads what is there, up to `length` bytes in all and never beyond; whether they are complete.
+    fn read(&mut self, length: usize) -> io::Result<bool> {
+        while self.received.len() < length {
+            let start = self.received.len();
+            self.received.resize(length, 0);
+            let result = self.stream.read(&mut self.received[start..]);
+            self.received.truncate(start + *result.as_ref().unwrap_or(&0));
+            match result {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl<'a> Joining<'a> {
+    fn new(seat: &'a Seat, token: &'a [u8], listener: TcpListener) -> Self {
+        let chair = |rank| if rank == seat.rank.0 { Chair::Own } else { Chair::Empty };
+        let chairs = (0..seat.world_size.get()).map(chair).collect();
+        Self { seat, token, listener, chairs, strangers: Vec::new() }
+    }
+
+    /// Connects to a lower rank.
+    fn greet(&mut self, rank: Rank, address: SocketAddr, deadline: Instant) -> Result<(), GroupError> {
+        let connect = || {
+            let remaining = clock::until(deadline).max(Duration::from_millis(1));
+            let mut stream = TcpStream::connect_timeout(&address, remaining)?;
+            socket::watch(&stream, self.seat.timeout)?;
+            let mut bytes = greeting(self.seat, self.token, rank);
+            bytes.extend_from_slice(&self.seat.rank.0.to_le_bytes());
+            stream.write_all(&bytes)?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        };
+        let stream = connect().map_err(|error| failed(rank, &error))?;
+        self.chairs[rank.index()] = Chair::Greeted(Conversation { stream, received: Vec::new() });
+        Ok(())
+    }
+
+    /// Waits until every chair is taken.
+    fn complete(mut self, deadline: Instant) -> Result<Vec<Option<TcpStream>>, GroupError> {
+        loop {
+            self.hear_welcomes()?;
+            self.watch_taken()?;
+            self.accept();
+            self.hear_strangers();
+            let Some(missing) = self.chairs.iter().position(Chair::is_open) else { break };
+            if clock::until(deadline).is_zero() {
+                let rank = Rank(u32::try_from(missing).unwrap_or(u32::MAX));
+                return Err(lost(rank, LossCause::Timeout(self.seat.timeout)));
+            }
+            let next = self.strangers.iter().map(|it| it.deadline).chain([deadline]).min();
+            self.wait(next.unwrap_or(deadline))?;
+        }
+        let stream = |chair| if let Chair::Taken { stream, .. } = chair { Some(stream) } else { None };
+        Ok(self.chairs.into_iter().map(stream).collect())
+    }
+
+    fn wait(&self, deadline: Instant) -> io::Result<()> {
+        let streams = self.strangers.iter().map(|it| &it.conversation.stream);
+        let streams = streams.chain(self.chairs.iter().filter_map(Chair::watched));
+        let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
+        fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
+        poll(&mut fds, deadline).map(drop)
+    }
+
+    fn hear_welcomes(&mut self) -> Result<(), GroupError> {
+        let expected = welcome(self.token);
+        for (chair, rank) in self.chairs.iter_mut().zip(0..) {
+            let Chair::Greeted(conversation) = chair else { continue };
+            let complete = conversation.read(expected.len()).map_err(|error| failed(Rank(rank), &error))?;
+            if !expected.starts_with(&conversation.received) {
+                return Err(failed(Rank(rank), &ErrorKind::InvalidData.into()));
+            }
+            if complete && let Chair::Greeted(conversation) = std::mem::replace(chair, Chair::Empty) {
+                *chair = Chair::Taken { stream: conversation.stream, watched: true };
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank that was here already may be gone before the others have come.
+    fn watch_taken(&mut self) -> Result<(), GroupError> {
+        for (chair, rank) in self.chairs.iter_mut().zip(0..) {
+            let Chair::Taken { stream, watched: watched @ true } = chair else { continue };
+            match stream.peek(&mut [0]) {
+                Ok(0) => return Err(lost(Rank(rank), LossCause::Closed)),
+                Ok(_) => *watched = false,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(failed(Rank(rank), &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        // An error here is that of one connection, which is gone again, or passes: the others are not worse off.
+        while let Ok((stream, _)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_ok() && socket::watch(&stream, self.seat.timeout).is_ok() {
+                let conversation = Conversation { stream, received: Vec::new() };
+                self.strangers.push(Stranger { conversation, deadline: clock::after(GREETING_TIMEOUT) });
+            }
+        }
+        let excess = self.strangers.len().saturating_sub(MAX_STRANGERS + self.chairs.len());
+        self.strangers.drain(..excess);
+    }
+
+    fn hear_strangers(&mut self) {
+        let expected = greeting(self.seat, self.token, self.seat.rank);
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            let heard = stranger.conversation.read(expected.len() + size_of::<u32>());
+            let received = &stranger.conversation.received;
+            let common = received.len().min(expected.len());
+            if received[..common] != expected[..common] {
+                continue;
+            }
+            match heard {
+                Ok(true) => self.seat_stranger(stranger.conversation, expected.len()),
+                Ok(false) if !clock::until(stranger.deadline).is_zero() => self.strangers.push(stranger),
+                _ => {}
+            }
+        }
+    }
+
+    fn seat_stranger(&mut self, conversation: Conversation, rank_at: usize) {
+        let Conversation { mut stream, received } = conversation;
+        let Some(rank) = received[rank_at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
+            return;
+        };
+        let chair = self.chairs.get_mut(Rank(rank).index());
+        if let Some(chair @ Chair::Empty) = chair
+            && stream.write_all(&welcome(self.token)).is_ok()
+        {
+            *chair = Chair::Taken { stream, watched: true };
+        }
+    }
+}
+
+impl Chair {
+    fn is_open(&self) -> bool {
+        matches!(self, Self::Empty | Self::Greeted(_))
+    }
+
+    fn watched(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Greeted(conversation) => Some(&conversation.stream),
+            Self::Taken { stream, watched: true } => Some(stream),
+            _ => None,
+        }
+    }
+}

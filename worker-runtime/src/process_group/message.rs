@@ -1,0 +1,256 @@
+//! The header of every message between two ranks, and the call that it stands for. Pure.
+//!
+//! ```text
+//!  0..4   magic    `RRg1`
+//!  4      operation      5  data type      6  reduction      7  0
+//!  8..12  root
+//! 12..16  step     which exchange of the call
+//! 16..24  sequence which call of the group
+//! 24..32  count    elements of the call
+//! 32..40  length   bytes that follow
+//! ```
+//! All numbers are little-endian. Both ends compute the header that they expect; another one means that the
+//! ranks do not make the same calls.
+
+use std::fmt;
+
+use rankrun_contract::rank::Rank;
+
+use super::element::{DataType, Reduction};
+
+/// Length of a header in bytes.
+pub(super) const HEADER_LEN: usize = 40;
+
+const MAGIC: [u8; 4] = *b"RRg1";
+
+/// What a group does together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Becoming a group.
+    Join,
+    /// `broadcast`.
+    Broadcast,
+    /// `all_reduce`.
+    AllReduce,
+    /// `all_gather`.
+    AllGather,
+    /// `scatter`.
+    Scatter,
+    /// `gather`.
+    Gather,
+    /// `barrier`.
+    Barrier,
+    /// Leaving the group in good order.
+    Leave,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Join => "join",
+            Self::Broadcast => "broadcast",
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+            Self::Barrier => "barrier",
+            Self::Leave => "leave",
+        })
+    }
+}
+
+/// One collective call, as far as all ranks must agree on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Which operation.
+    pub operation: Operation,
+    /// Of which elements.
+    pub data_type: DataType,
+    /// How they are reduced, for `all_reduce`.
+    pub reduction: Option<Reduction>,
+    /// From or to which rank, for operations that have a root.
+    pub root: Option<Rank>,
+    /// How many elements, over all ranks where these differ.
+    pub count: u64,
+    /// Which call of the group this is, counted from 1.
+    pub sequence: u64,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "call {}, `{}`", self.sequence, self.operation)?;
+        if let Some(reduction) = self.reduction {
+            write!(f, " ({reduction})")?;
+        }
+        if self.data_type != DataType::None {
+            write!(f, " of {} {}", self.count, self.data_type)?;
+        }
+        match self.root {
+            Some(root) => write!(f, " with root {root}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What precedes the bytes of one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) call: Call,
+    pub(super) step: u32,
+    pub(super) length: u64,
+}
+
+/// The root of a call that has none.
+const NO_ROOT: u32 = u32::MAX;
+
+impl Header {
+    /// What a rank says before it closes its connections in good order.
+    pub(super) const LEAVE: Self = Self {
+        call: Call {
+            operation: Operation::Leave,
+            data_type: DataType::None,
+            reduction: None,
+            root: None,
+            count: 0,
+            sequence: 0,
+        },
+        step: 0,
+        length: 0,
+    };
+
+    pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = operation_code(self.call.operation);
+        bytes[5] = data_type_code(self.call.data_type);
+        bytes[6] = self.call.reduction.map_or(0, reduction_code);
+        let root = self.call.root.map_or(NO_ROOT, |root| root.0);
+        bytes[8..12].copy_from_slice(&root.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.step.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.call.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.call.count.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for bytes that no rank of this version sends.
+    pub(super) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
+        if bytes[..4] != MAGIC || bytes[7] != 0 {
+            return None;
+        }
+        let root = u32_at(bytes, 8);
+        Some(Self {
+            call: Call {
+                operation: OPERATIONS.into_iter().find(|&it| operation_code(it) == bytes[4])?,
+                data_type: DATA_TYPES.into_iter().find(|&it| data_type_code(it) == bytes[5])?,
+                reduction: match bytes[6] {
+                    0 => None,
+                    code => Some(REDUCTIONS.into_iter().find(|&it| reduction_code(it) == code)?),
+                },
+                root: (root != NO_ROOT).then_some(Rank(root)),
+                count: u64_at(bytes, 24),
+                sequence: u64_at(bytes, 16),
+            },
+            step: u32_at(bytes, 12),
+            length: u64_at(bytes, 32),
+        })
+    }
+}
+
+const OPERATIONS: [Operation; 7] = [
+    Operation::Broadcast,
+    Operation::AllReduce,
+    Operation::AllGather,
+    Operation::Scatter,
+    Operation::Gather,
+    Operation::Barrier,
+    Operation::Leave,
+];
+const DATA_TYPES: [DataType; 4] = [DataType::None, DataType::F32, DataType::F64, DataType::I64];
+const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+
+fn operation_code(operation: Operation) -> u8 {
+    match operation {
+        Operation::Join => 0,
+        Operation::Broadcast => 1,
+        Operation::AllReduce => 2,
+        Operation::AllGather => 3,
+        Operation::Scatter => 4,
+        Operation::Gather => 5,
+        Operation::Barrier => 6,
+        Operation::Leave => 7,
+    }
+}
+
+fn data_type_code(data_type: DataType) -> u8 {
+    match data_type {
+        DataType::None => 0,
+        DataType::F32 => 1,
+        DataType::F64 => 2,
+        DataType::I64 => 3,
+    }
+}
+
+fn reduction_code(reduction: Reduction) -> u8 {
+    match reduction {
+        Reduction::Sum => 1,
+        Reduction::Mean => 2,
+        Reduction::Max => 3,
+        Reduction::Min => 4,
+    }
+}
+
+fn u32_at(bytes: &[u8; HEADER_LEN], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+}
+
+fn u64_at(bytes: &[u8; HEADER_LEN], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            operation in select(&OPERATIONS),
+            data_type in select(&DATA_TYPES),
+            reduction in proptest::option::of(select(&REDUCTIONS)),
+            root in proptest::option::of(0u32..u32::MAX),
+            (count, sequence, step, length): (u64, u64, u32, u64),
+        ) {
+            let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
+            let header = Header { call, step, length };
+            prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+
+        #[test]
+        fn no_bytes_panic(mut bytes: [u8; 32], magic: bool) {
+            if magic {
+                bytes[..4].copy_from_slice(&MAGIC);
+            }
+            let mut header = [0; HEADER_LEN];
+            header[..32].copy_from_slice(&bytes);
+            drop(Header::decode(&header));
+        }
+    }
+
+    #[test]
+    fn a_call_reads_like_one() {
+        let call = Call {
+            operation: Operation::AllReduce,
+            data_type: DataType::F32,
+            reduction: Some(Reduction::Sum),
+            root: None,
+            count: 10,
+            sequence: 3,
+        };
+        assert_eq!(call.to_string(), "call 3, `all_reduce` (sum) of 10 f32");
+        let call = Call { operation: Operation::Broadcast, reduction: None, root: Some(Rank(1)), ..call };
+        assert_eq!(call.to_string(), "call 3, `broadcast` of 10 f32 with root 1");
+    }
+}

@@ -1,0 +1,92 @@
+//! How a worker ends: a panic or an error becomes the error file that the launcher reads, and exit status 1.
+
+#![expect(clippy::disallowed_methods, reason = "a shell: the environment names the file and the rank")]
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use rankrun_contract::env::{ERROR_FILE, RANK};
+use rankrun_contract::report;
+
+use crate::clock;
+use crate::context::WorkerContext;
+
+/// The first failure of this process: later ones are mostly its consequences.
+static REPORTED: OnceLock<()> = OnceLock::new();
+
+/// Runs a worker's program and turns its end into an exit status: 0, or 1 after an error or a panic, which is
+/// written to standard error and to the error file.
+pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Result<(), E>) -> ExitCode {
+    install_panic_hook();
+    // Nothing of the program is looked at after a panic.
+    let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
+        Ok(context) => program(&context).map_err(Into::into),
+        Err(error) => Err(error.into()),
+    }));
+    match ended {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            report_error(error.as_ref());
+            ExitCode::FAILURE
+        }
+        // The hook has said it.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Makes a panic write the error file, in any thread; its message goes to standard error with the rank in
+/// front of it.
+pub fn install_panic_hook() {
+    std::panic::set_hook(Box::new(report_panic));
+}
+
+/// Writes an error and its causes to standard error and, if it is the first failure, to the error file.
+pub fn report_error(error: &dyn Error) {
+    let (mut lines, mut message) = (Vec::new(), error.to_string());
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        lines.push(format!("caused by: {error}"));
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    say("error", &error.to_string(), &lines);
+    write_file(&message, &lines.join("\n"));
+}
+
+fn report_panic(info: &PanicHookInfo<'_>) {
+    let message = info.payload_as_str().unwrap_or("a value that is no text");
+    let place = info.location().map(|place| format!("at {place}"));
+    // The reader of the file cannot ask for the backtrace afterwards; on the terminal RUST_BACKTRACE decides.
+    let backtrace = Backtrace::force_capture().to_string();
+    let mut lines: Vec<String> = place.into_iter().collect();
+    let call_stack = format!("{}\n{backtrace}", lines.join("\n"));
+    if Backtrace::capture().status() == BacktraceStatus::Captured {
+        lines.push(backtrace);
+    }
+    say("panic", message, &lines);
+    write_file(&format!("panic: {message}"), &call_stack);
+}
+
+/// One write, so that lines of several ranks do not mix.
+fn say(kind: &str, message: &str, lines: &[String]) {
+    let rank = std::env::var_os(RANK).map(|rank| format!("rank {}: ", rank.to_string_lossy()));
+    let mut text = format!("{}{kind}: {message}\n", rank.unwrap_or_default());
+    lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    // There is nobody left to tell if standard error is closed.
+    drop(std::io::stderr().write_all(text.as_bytes()));
+}
+
+fn write_file(message: &str, call_stack: &str) {
+    let path = std::env::var_os(ERROR_FILE).filter(|path: &OsString| !path.is_empty());
+    let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return };
+    let text = report::render(message, call_stack, clock::unix_seconds());
+    if let Err(error) = std::fs::write(&path, text) {
+        say("error", &format!("cannot write the error file `{}`: {error}", Path::new(&path).display()), &[]);
+    }
+}

@@ -1,0 +1,213 @@
+//! The blocking client of the key-value store that the launcher (or torch) hosts.
+//!
+//! It speaks torch's `TCPStore` protocol and names its keys as torch does: user key `k` is `/k` on the wire,
+//! and `/p/k` through the prefix `p`, so that Rust and Python ranks meet at the same keys. Clones share one
+//! connection and one request at a time is in flight on it; a wait in one thread holds up the others, as in
+//! torch. A connection that failed in the middle of a request is of no further use and says so.
+
+mod connection;
+mod error;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rankrun_contract::store::protocol::{Reply, Request};
+
+use connection::{Connection, Server};
+pub use error::{ConnectFailure, StoreError};
+
+/// How long the store is looked for and waited on where no other time is given; torch's default.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long the store may take to answer what it can answer at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection to the store, and the prefix under which this handle sees it.
+#[derive(Debug, Clone)]
+pub struct TcpStore {
+    connection: Arc<Mutex<Connection>>,
+    server: Arc<Server>,
+    prefix: String,
+    timeout: Duration,
+}
+
+impl TcpStore {
+    /// Connects to the store at `host:port` as one of its members, trying again with growing pauses until
+    /// `timeout` has passed; it is also how long [`get`](Self::get) waits.
+    ///
+    /// # Errors
+    /// Says how the last try failed. A listener that accepts and says nothing is such a failure.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
+        let server = Server { host: host.to_owned(), port };
+        let mut connection = Connection::open(&server, timeout, ANSWER_TIMEOUT)?;
+        // A Python rank that hosts the store counts its members by this key.
+        connection.call(&Request::Add { key: b"init/".to_vec(), delta: 1 })?;
+        Ok(Self::new(connection, server, "/".to_owned(), timeout))
+    }
+
+    fn new(connection: Connection, server: Server, prefix: String, timeout: Duration) -> Self {
+        Self { connection: Arc::new(Mutex::new(connection)), server: Arc::new(server), prefix, timeout }
+    }
+
+    /// A handle with a connection of its own: its waits hold up nobody else. `answer_timeout` is how long the
+    /// store may take for what it can answer at once.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn with_own_connection(&self, answer_timeout: Duration) -> Result<Self, StoreError> {
+        let server = Server::clone(&self.server);
+        let connection = Connection::open(&server, self.timeout, answer_timeout)?;
+        Ok(Self::new(connection, server, self.prefix.clone(), self.timeout))
+    }
+
+    /// A handle on the same connection that sees only the keys under `prefix`; torch's `PrefixStore`.
+    #[must_use]
+    pub fn with_prefix(&self, prefix: &str) -> Self {
+        Self { prefix: format!("{}{prefix}/", self.prefix), ..self.clone() }
+    }
+
+    /// A handle on the same connection whose [`get`](Self::get) waits `timeout`.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    /// The address of this end of the connection: one at which the other nodes reach this node.
+    ///
+    /// # Errors
+    /// The system does not say it.
+    pub fn local_address(&self) -> Result<IpAddr, StoreError> {
+        self.locked().local_address()
+    }
+
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// The connection failed, or a limit of the protocol is exceeded; so for all requests.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.locked().send(&Request::Set { key: self.wire(key), value: value.to_vec() })
+    }
+
+    /// The value of a key, waiting until there is one.
+    ///
+    /// # Errors
+    /// [`StoreError::WaitTimeout`] names the key if it did not come in time.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.wait(&[key], self.timeout)?;
+        match self.call(&Request::Get { key: self.wire(key) })? {
+            Reply::Value(value) => Ok(Arc::unwrap_or_clone(value)),
+            reply => Err(StoreError::WrongReply { reply }),
+        }
+    }
+
+    /// Waits until all keys are there.
+    ///
+    /// # Errors
+    /// [`StoreError::WaitTimeout`] names the keys; the connection stays usable.
+    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        self.locked().wait(&Request::Wait { keys: self.all_wire(keys) }, timeout)
+    }
+
+    /// Whether all keys are there now.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        match self.call(&Request::Check { keys: self.all_wire(keys) })? {
+            Reply::AllPresent(all) => Ok(all),
+            reply => Err(StoreError::WrongReply { reply }),
+        }
+    }
+
+    /// Adds to a number kept as decimal text, 0 at first; the sum.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.number(&Request::Add { key: self.wire(key), delta })
+    }
+
+    /// Stores `desired` if the value is `expected` (empty: if there is none); the value that is there then.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let (expected, desired) = (expected.to_vec(), desired.to_vec());
+        match self.call(&Request::CompareSet { key: self.wire(key), expected, desired })? {
+            Reply::Value(value) => Ok(Arc::unwrap_or_clone(value)),
+            reply => Err(StoreError::WrongReply { reply }),
+        }
+    }
+
+    /// Removes a key; whether it was there.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        Ok(self.number(&Request::DeleteKey { key: self.wire(key) })? == 1)
+    }
+
+    /// The values of several keys, waiting until all are there.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.wait(keys, self.timeout)?;
+        match self.call(&Request::MultiGet { keys: self.all_wire(keys) })? {
+            Reply::Values(values) => Ok(values.into_iter().map(Arc::unwrap_or_clone).collect()),
+            reply => Err(StoreError::WrongReply { reply }),
+        }
+    }
+
+    /// Stores several values.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let pairs = pairs.iter().map(|&(key, value)| (self.wire(key), value.to_vec())).collect();
+        self.locked().send(&Request::MultiSet { pairs })
+    }
+
+    /// Waits until `world_size` members have called it with this key. A key opens once: use a new one for
+    /// each barrier.
+    ///
+    /// # Errors
+    /// [`StoreError::WaitTimeout`] names the key if not all came in time.
+    pub fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<(), StoreError> {
+        if self.prefix == "/" {
+            let request = Request::Barrier { key: self.wire(key), world_size: i64::from(world_size) };
+            return self.locked().wait(&request, timeout);
+        }
+        // torch's barrier through a `PrefixStore` is made of these requests, and its ranks may stand in ours.
+        let last = format!("{key}/last_member");
+        if self.add(&format!("{key}/num_members"), 1)? == i64::from(world_size) {
+            self.set(&last, b"1")?;
+        }
+        self.wait(&[&last], timeout)
+    }
+
+    fn call(&self, request: &Request) -> Result<Reply, StoreError> {
+        self.locked().call(request)
+    }
+
+    fn number(&self, request: &Request) -> Result<i64, StoreError> {
+        match self.call(request)? {
+            Reply::Number(number) => Ok(number),
+            reply => Err(StoreError::WrongReply { reply }),
+        }
+    }
+
+    /// A thread that panicked in the middle of a request has left the connection marked as broken.
+    fn locked(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wire(&self, key: &str) -> Vec<u8> {
+        format!("{}{key}", self.prefix).into_bytes()
+    }
+
+    fn all_wire(&self, keys: &[&str]) -> Vec<Vec<u8>> {
+        keys.iter().map(|key| self.wire(key)).collect()
+    }
+}

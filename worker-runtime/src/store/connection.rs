@@ -1,0 +1,202 @@
+//! One connection to the store: connecting, one request and its answer, waiting and ceasing to wait.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKind, Request};
+
+use super::error::{ConnectFailure, StoreError};
+use crate::{clock, socket};
+
+/// How long one address may take to accept, and a listener to answer the first ping.
+const TRY_TIMEOUT: Duration = Duration::from_secs(30);
+/// After this long without an acknowledgement by the other kernel the connection is lost.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// The pauses between two tries to connect: from, to.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+
+/// Where the store is.
+#[derive(Debug, Clone)]
+pub(super) struct Server {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// What arrived and is not decoded.
+    input: Vec<u8>,
+    /// Set while a request is under way, so that one that fails half-way leaves it set.
+    broken: bool,
+    /// How long the store may take to answer what it can answer at once.
+    answer_timeout: Duration,
+}
+
+impl Connection {
+    /// Connects, introduces itself and is answered.
+    pub(super) fn open(
+        server: &Server,
+        timeout: Duration,
+        answer_timeout: Duration,
+    ) -> Result<Self, StoreError> {
+        let deadline = clock::after(timeout);
+        let mut pause = PAUSES.0;
+        loop {
+            let failure = match Self::try_open(server, deadline, answer_timeout) {
+                Ok(connection) => return Ok(connection),
+                Err(failure) => failure,
+            };
+            if clock::until(deadline) <= pause {
+                let Server { host, port } = server.clone();
+                return Err(StoreError::Unreachable { host, port, timeout, source: failure });
+            }
+            // A listener that comes up tells nobody: trying again is the only way to notice.
+            std::thread::sleep(pause);
+            pause = (pause * 3 / 2).min(PAUSES.1);
+        }
+    }
+
+    fn try_open(
+        server: &Server,
+        deadline: Instant,
+        answer_timeout: Duration,
+    ) -> Result<Self, ConnectFailure> {
+        let stream = connect(server, deadline)?;
+        socket::watch(&stream, UNACKNOWLEDGED).map_err(io::Error::from)?;
+        stream.set_write_timeout(Some(answer_timeout))?;
+        let mut connection = Self { stream, input: Vec::new(), broken: false, answer_timeout };
+        connection.stream.write_all(&HANDSHAKE)?;
+        let nonce = std::process::id();
+        match connection.exchange(&Request::Ping { nonce }, limit(deadline)) {
+            Ok(Some(Reply::Pong(answer))) if answer == nonce => Ok(connection),
+            Err(StoreError::Io(error)) if is_timeout(&error) => Err(ConnectFailure::Silent),
+            Err(StoreError::Io(error)) => Err(ConnectFailure::Io(error)),
+            _ => Err(ConnectFailure::NoStore),
+        }
+    }
+
+    pub(super) fn local_address(&self) -> Result<IpAddr, StoreError> {
+        Ok(self.stream.local_addr()?.ip().to_canonical())
+    }
+
+    /// A request without an answer.
+    pub(super) fn send(&mut self, request: &Request) -> Result<(), StoreError> {
+        self.attempt(|connection| connection.write(request))
+    }
+
+    /// A request that is answered at once.
+    pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StoreError> {
+        let reply =
+            self.attempt(|connection| connection.exchange(request, clock::after(connection.answer_timeout)))?;
+        Ok(reply.unwrap_or(Reply::Arrived))
+    }
+
+    /// A request that is answered when it is fulfilled, and taken back after `timeout`.
+    pub(super) fn wait(&mut self, request: &Request, timeout: Duration) -> Result<(), StoreError> {
+        let arrived =
+            self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
+                Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel(),
+                Ok(Some(Reply::Arrived)) => Ok(true),
+                Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
+                Ok(None) => Ok(true),
+                Err(error) => Err(error),
+            })?;
+        if arrived { Ok(()) } else { Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }) }
+    }
+
+    /// Ceases to wait; whether the wait was answered meanwhile.
+    fn cancel(&mut self) -> Result<bool, StoreError> {
+        let deadline = clock::after(self.answer_timeout);
+        match self.exchange(&Request::CancelWait, deadline)? {
+            // The answer of the wait crossed with the cancellation, whose own answer follows.
+            Some(Reply::Arrived) => match self.read(ReplyKind::Wait, deadline)? {
+                Reply::Cancelled => Ok(true),
+                reply => Err(StoreError::WrongReply { reply }),
+            },
+            _ => Ok(false),
+        }
+    }
+
+    fn attempt<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        if std::mem::replace(&mut self.broken, true) {
+            return Err(StoreError::Broken);
+        }
+        let result = body(self);
+        // A request above a limit is refused before a byte of it is sent.
+        self.broken = !matches!(result, Ok(_) | Err(StoreError::Limit(_))) || !self.input.is_empty();
+        result
+    }
+
+    fn exchange(&mut self, request: &Request, deadline: Instant) -> Result<Option<Reply>, StoreError> {
+        self.write(request)?;
+        request.reply_kind().map(|kind| self.read(kind, deadline)).transpose()
+    }
+
+    fn write(&mut self, request: &Request) -> Result<(), StoreError> {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes).map_err(StoreError::Limit)?;
+        Ok(self.stream.write_all(&bytes)?)
+    }
+
+    fn read(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Reply, StoreError> {
+        let mut decoder = ReplyDecoder::new(kind);
+        let mut piece = [0; 16 * 1024];
+        loop {
+            let (consumed, reply) = decoder.decode(&self.input)?;
+            self.input.drain(..consumed);
+            if let Some(reply) = reply {
+                return Ok(reply);
+            }
+            let remaining = clock::until(deadline);
+            if remaining.is_zero() {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+            self.stream.set_read_timeout(Some(remaining))?;
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(read) => self.input.extend_from_slice(&piece[..read]),
+                // The time is judged at the top of the loop.
+                Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Connects to the first address of the server that lets us in.
+fn connect(server: &Server, deadline: Instant) -> io::Result<TcpStream> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (server.host.as_str(), server.port).to_socket_addrs()? {
+        match connect_to(&address, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn connect_to(address: &SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let remaining = clock::until(limit(deadline));
+    TcpStream::connect_timeout(address, remaining.max(Duration::from_millis(1)))
+}
+
+/// The deadline of one step of a try.
+fn limit(deadline: Instant) -> Instant {
+    deadline.min(clock::after(TRY_TIMEOUT))
+}
+
+/// A blocking read reports its timeout as one or the other.
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}
+
+fn keys_of(request: &Request) -> Vec<String> {
+    let text = |key: &Vec<u8>| String::from_utf8_lossy(key).into_owned();
+    match request {
+        Request::Wait { keys } => keys.iter().map(text).collect(),
+        Request::Barrier { key, .. } => vec![text(key)],
+        _ => Vec::new(),
+    }
+}
