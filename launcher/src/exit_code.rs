@@ -32,6 +32,12 @@ impl ExitStatus {
     /// 128 + the signal's number.
     #[must_use]
     pub fn of_signal(signal: i32) -> Self {
-        Self::Code(u8::try_from(signal).unwrap_or(0) | SIGNAL_BASE)
+        Self::Code(code_of_signal(signal))
     }
+}
+
+/// 128 + the signal's number; signals go up to 64.
+#[must_use]
+pub fn code_of_signal(signal: i32) -> u8 {
+    u8::try_from(signal).unwrap_or(0) | SIGNAL_BASE
 }

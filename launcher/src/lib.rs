@@ -1,14 +1,126 @@
-//! The rankrun launcher.
+//! The rankrun launcher: a native, drop-in replacement of torchrun.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
+//! | [`placement`] | who sits where |
+//! | [`store`] | the workers' key-value store |
+//! | [`process`] | the only place that forks, signals and waits |
+//! | [`agent`] | the only owner of the job's state |
+//! | [`logs`] | the workers' output |
+//! | [`reporter`] | everything told to people |
 
 pub mod agent;
+pub mod cli;
+pub mod error;
 pub mod exit_code;
+pub mod facts;
+pub mod logs;
 pub mod placement;
 pub mod process;
+pub mod reporter;
 pub mod spec;
 pub mod store;
 
-/// Stub.
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use rankrun_contract::rank::JobId;
+
+use crate::agent::Setup;
+use crate::cli::{Command, Launch};
+use crate::error::LaunchError;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
+use crate::facts::Facts;
+use crate::process::guard::{self, Guard, Side};
+use crate::process::inherited;
+use crate::process::link::{Link, ToGuard};
+use crate::process::signal::{self, HandledSignals, die_by};
+use crate::process::spawn::Original;
+use crate::reporter::console::{Console, Cursor};
+use crate::reporter::voice::Voice;
+
+/// The whole program: reads the command line, runs the job, and says how to end.
+///
+/// Called once, on the main thread, before any other thread exists: it forks.
 #[must_use]
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let facts = Facts::gather();
+    match cli::interpret(&argv, &facts) {
+        Ok(Command::Launch(launch)) => run(*launch, &facts),
+        Ok(Command::Print(text)) => reporter::print(&text),
+        Err(error) => reporter::refuse(&error),
+    }
+}
+
+fn run(launch: Launch, facts: &Facts) -> ExitCode {
+    inherited::close_on_exec();
+    let handled = HandledSignals::for_persona(launch.spec.persona);
+    let job = JobId(uuid::Uuid::new_v4().to_string());
+    // In this order: what the guard blocks before the fork, the agent has blocked too.
+    let split = signal::block(&handled).and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
+    match split {
+        Ok((_, Side::Guard(guard))) => end(supervise(guard)),
+        Ok((mask, Side::Agent(link))) => {
+            let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
+            run_agent(launch, facts, job, original, &link);
+            ExitCode::SUCCESS
+        }
+        Err(source) => reporter::failed_to_start(&LaunchError::Setup { what: "start the agent", source }),
+    }
+}
+
+fn run_agent(launch: Launch, facts: &Facts, job: JobId, original: Original, link: &Link) {
+    let console = match Console::of_process(cursor(facts)) {
+        Ok(console) => console,
+        Err(source) => {
+            let error = LaunchError::Setup { what: "open the console", source };
+            let _ = reporter::failed_to_start(&error);
+            let _ = link.send_to_guard(ToGuard::Finish(ExitStatus::Code(LAUNCHER_FAILED)));
+            return;
+        }
+    };
+    reporter::trace_to(console.clone(), launch.verbosity);
+    let no_color = facts.filled_variable("NO_COLOR").is_some();
+    let voice = Voice::new(console, launch.spec.persona, no_color);
+    for notice in &launch.notices {
+        voice.say(&notice.to_string());
+    }
+    let environment = facts.environment().to_vec();
+    agent::run(Setup { spec: launch.spec, environment, job, original }, link, voice);
+}
+
+fn cursor(facts: &Facts) -> Cursor {
+    match facts.filled_variable("TERM") {
+        Some(term) if term != "dumb" => Cursor::Moves,
+        _ => Cursor::Stays,
+    }
+}
+
+fn supervise(guard: Guard) -> ExitStatus {
+    match guard.supervise() {
+        Ok(end) => {
+            if let Some((exit, left)) = &end.agent_lost {
+                reporter::agent_lost(*exit, left);
+            }
+            end.status
+        }
+        Err(source) => {
+            let error = LaunchError::Setup { what: "wait for the agent", source };
+            let _ = reporter::failed_to_start(&error);
+            ExitStatus::Code(LAUNCHER_FAILED)
+        }
+    }
+}
+
+fn end(status: ExitStatus) -> ExitCode {
+    match status {
+        ExitStatus::Code(code) => ExitCode::from(code),
+        ExitStatus::Signal(signal) => {
+            die_by(signal);
+            // PID 1 of a container cannot die by a signal of its own.
+            ExitCode::from(code_of_signal(signal))
+        }
+    }
 }

@@ -1,3 +1,5 @@
 //! argv in, exit code out.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    rankrun::main()
+}

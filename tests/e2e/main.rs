@@ -1,1 +1,21 @@
-//! stub
+//! The real launcher with real workers, one behaviour per test.
+//!
+//! Rows of the torchrun contract run under both names, or under torchrun's alone; with `RANKRUN_E2E_ORACLE=1` the
+//! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::only_ours`].
+
+mod bad_input;
+mod command_line;
+mod console;
+mod environment;
+mod executables;
+mod exits;
+mod locked_down;
+mod logs;
+mod orphans;
+mod pid_one;
+mod restarts;
+mod signals;
+mod stdin;
+mod store_abuse;
+mod summary;
+mod terminal;

@@ -14,7 +14,6 @@ use nix::unistd::Pid;
 use crate::outcome::Outcome;
 use crate::place::Scratch;
 use crate::processes::{self, Process};
-use crate::settings::oracle;
 use crate::transcript::{Transcript, lines_of};
 
 /// How long whatever the job left may take to vanish once the launcher has ended.
@@ -40,23 +39,32 @@ pub struct Job {
     mark: String,
     started: Instant,
     ends: Instant,
+    is_reference: bool,
     scratch: Option<Scratch>,
 }
 
+/// What a launch hands to its job.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) child: Child,
+    pub(crate) transcript: Arc<Transcript>,
+    pub(crate) input: Option<Input>,
+    /// `NAME=value`, in the environment of every process of the job.
+    pub(crate) mark: String,
+    pub(crate) started: Instant,
+    pub(crate) limit: Duration,
+    /// Whether this is PyTorch's torchrun.
+    pub(crate) is_reference: bool,
+    pub(crate) scratch: Scratch,
+}
+
 impl Job {
-    #[expect(clippy::too_many_arguments, reason = "the parts of one start, named at the only call")]
-    pub(crate) fn new(
-        child: Child,
-        transcript: Arc<Transcript>,
-        input: Option<Input>,
-        mark: String,
-        started: Instant,
-        ends: Instant,
-        scratch: Scratch,
-    ) -> Self {
+    pub(crate) fn new(start: Start) -> Self {
+        let Start { child, transcript, input, mark, started, limit, is_reference, scratch } = start;
         let pid = i32::try_from(child.id()).expect("a pid is an i32");
         let handle = processes::pidfd_open(pid).expect("an unreaped child has a pidfd");
-        Self { child, handle, transcript, input, mark, started, ends, scratch: Some(scratch) }
+        let (ends, scratch) = (started + limit, Some(scratch));
+        Self { child, handle, transcript, input, mark, started, ends, is_reference, scratch }
     }
 
     /// The process that the test started: the guard.
@@ -75,9 +83,15 @@ impl Job {
     #[must_use]
     #[track_caller]
     pub fn only_child_of(&self, pid: i32) -> i32 {
-        let children = processes::children_of(pid);
+        let children = self.children_of(pid);
         assert_eq!(children.len(), 1, "process {pid} has the children {children:?}, not one\n{self}");
         children[0]
+    }
+
+    /// The children of a process, zombies among them.
+    #[must_use]
+    pub fn children_of(&self, pid: i32) -> Vec<i32> {
+        processes::children_of(pid)
     }
 
     /// Waits until `count` whole lines contain the text, and gives these.
@@ -187,21 +201,31 @@ impl Job {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn wait(mut self) -> Outcome {
-        assert!(
-            processes::readable_by(&self.handle, self.ends),
-            "the launcher has not ended in time; it runs {}\n{self}",
-            listed(&self.processes())
-        );
+    pub fn wait(self) -> Outcome {
+        self.wait_or_kill().unwrap_or_else(|told| panic!("the launcher has not ended in time\n{told}"))
+    }
+
+    /// As [`Job::wait`], but a launcher that does not end in time is killed: then the error is all that it said.
+    ///
+    /// # Errors
+    /// See above.
+    ///
+    /// # Panics
+    /// If a process of an ended job is left.
+    #[track_caller]
+    pub fn wait_or_kill(mut self) -> Result<Outcome, String> {
+        if !processes::readable_by(&self.handle, self.ends) {
+            return Err(format!("it runs {}\n{self}", listed(&self.processes())));
+        }
         let status = self.child.wait().expect("our child can be waited for");
         let took = self.started.elapsed();
-        if oracle() {
+        if self.is_reference {
             // torchrun leaves orphans, which is not under test.
             self.kill_all();
         }
         self.leaves_nothing_within(LEFT_LIMIT);
         let text = self.transcript.ended_by(Instant::now() + LEFT_LIMIT);
-        Outcome::new(status, text, took, self.scratch.take())
+        Ok(Outcome::new(status, text, took, self.scratch.take()))
     }
 
     fn kill_all(&self) {
@@ -240,6 +264,7 @@ fn signal_to(pid: i32, signal: Signal) {
 }
 
 fn listed(processes: &[Process]) -> String {
-    let all: Vec<_> = processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
+    let all: Vec<_> =
+        processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
     all.join(", ")
 }

@@ -1,5 +1,8 @@
 //! One start of a launcher, described.
-#![expect(clippy::disallowed_methods, reason = "the harness starts the programs under test and reads the clock")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the harness starts the programs under test and reads the clock"
+)]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,7 +19,7 @@ use std::{env, process};
 
 use nix::pty::openpty;
 
-use crate::job::{Input, Job};
+use crate::job::{Input, Job, Start};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, fixture, python};
 use crate::settings::oracle;
@@ -29,6 +32,8 @@ pub enum Name {
     Rankrun,
     /// torchrun's: a link to the same binary, or the real one (`RANKRUN_E2E_ORACLE=1`).
     Torchrun,
+    /// PyTorch's torchrun itself, to compare with.
+    Reference,
 }
 
 impl Name {
@@ -43,8 +48,12 @@ impl Name {
     pub const fn code(self, own: i32) -> i32 {
         match self {
             Self::Rankrun => own,
-            Self::Torchrun => 1,
+            Self::Torchrun | Self::Reference => 1,
         }
+    }
+
+    fn is_reference(self) -> bool {
+        self == Self::Reference || (self == Self::Torchrun && oracle())
     }
 }
 
@@ -242,7 +251,8 @@ impl Launch {
             Console::Terminal => on_terminal(command, &transcript),
         };
         let mark = format!("{}={}", mark.0, mark.1);
-        Job::new(child, transcript, input, mark, started, started + self.limit, self.scratch)
+        let (limit, is_reference, scratch) = (self.limit, self.name.is_reference(), self.scratch);
+        Job::new(Start { child, transcript, input, mark, started, limit, is_reference, scratch })
     }
 
     fn command(&self) -> Command {
@@ -260,11 +270,10 @@ impl Launch {
     }
 
     fn program(&self) -> PathBuf {
-        let name = match self.name {
-            Name::Torchrun if oracle() => return python().with_file_name("torchrun"),
-            Name::Torchrun => "torchrun",
-            Name::Rankrun => "rankrun",
-        };
+        if self.name.is_reference() {
+            return python().with_file_name("torchrun");
+        }
+        let name = if self.name == Name::Torchrun { "torchrun" } else { "rankrun" };
         let link = PathBuf::from(self.scratch.folder("bin", 0o755)).join(name);
         let launcher = fixture("launcher-under-test");
         if self.user.is_some() {

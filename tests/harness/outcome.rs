@@ -23,7 +23,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) const fn new(status: ExitStatus, text: Text, took: Duration, scratch: Option<Scratch>) -> Self {
+    pub(crate) const fn new(
+        status: ExitStatus,
+        text: Text,
+        took: Duration,
+        scratch: Option<Scratch>,
+    ) -> Self {
         Self { status, took, text, _scratch: scratch }
     }
 

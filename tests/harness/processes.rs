@@ -32,6 +32,17 @@ impl Process {
     pub fn ended_by(&self, until: Instant) -> bool {
         readable_by(&self.handle, until)
     }
+
+    /// Waits until its parent has taken its exit status, so that no zombie is left.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
+    pub fn reaped_within(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let is_gone = || stat(self.pid).is_none();
+        // A pidfd hangs up when its process is reaped, on Linux 6.9 and later; before, the time is waited out.
+        is_gone()
+            || (self.ended_by(until) && (happens_by(&self.handle, PollFlags::empty(), until) || is_gone()))
+    }
 }
 
 /// The living processes that carry the mark.
@@ -94,10 +105,15 @@ pub(crate) fn pidfd_open(pid: i32) -> Option<OwnedFd> {
 
 /// Waits until the descriptor is readable: for a pidfd, until the process has ended.
 pub(crate) fn readable_by(fd: &impl AsFd, until: Instant) -> bool {
+    happens_by(fd, PollFlags::POLLIN, until)
+}
+
+/// Waits for one of the flags, or for the descriptor to hang up.
+fn happens_by(fd: &impl AsFd, flags: PollFlags, until: Instant) -> bool {
     loop {
         #[expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
         let left = until.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(fd.as_fd(), flags)];
         // Rounded up, so that a rest below a millisecond does not spin.
         let left_ms = (left + Duration::from_micros(999)).as_millis();
         let timeout = PollTimeout::try_from(left_ms).unwrap_or(PollTimeout::MAX);

@@ -2,6 +2,13 @@
 #![expect(clippy::disallowed_methods, reason = "a test run is configured by its environment")]
 
 use std::env;
+use std::io::{self, Write};
+
+/// Tells whoever runs the tests, past the capture of a passing test's output.
+pub fn tell(text: &str) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(io::stderr(), "{text}");
+}
 
 fn switched_on(name: &str) -> bool {
     env::var_os(name).is_some_and(|value| value == "1")
@@ -23,5 +30,19 @@ pub fn oracle() -> bool {
 /// does not permit them.
 #[must_use]
 pub fn namespaces() -> bool {
-    !switched_on("RANKRUN_E2E_NO_NAMESPACES")
+    let skipped = switched_on("RANKRUN_E2E_NO_NAMESPACES");
+    if skipped {
+        tell("skipped: RANKRUN_E2E_NO_NAMESPACES=1");
+    }
+    !skipped
+}
+
+/// Whether a behaviour that PyTorch's torchrun lacks is to be tested: not with that one in our place.
+#[must_use]
+pub fn only_ours() -> bool {
+    let skipped = oracle();
+    if skipped {
+        tell("skipped: torchrun 2.15 fails this one");
+    }
+    !skipped
 }

@@ -73,7 +73,10 @@ pub enum Action {
         signal: Signal,
     },
     /// Kill what the workers of the ended generation left behind.
-    KillLeftovers,
+    KillLeftovers {
+        /// Which life of the group is over.
+        generation: Generation,
+    },
     /// Tell people.
     Say(Happening),
     /// The job is over.

@@ -1,4 +1,220 @@
 //! The agent: the launcher proper, and the only owner of the job's state.
+//!
+//! One thread, one loop: wait for the guard, for dead children, or for the state's deadline; hand what happened
+//! to [`state::State`]; perform what it answers. All spawning is done here, on the process's main thread.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
+mod card;
+mod master;
 pub mod message;
 pub mod state;
+mod workers;
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::JobId;
+
+use crate::agent::message::{Action, Input, JobEnd, WorkerEnd};
+use crate::agent::state::{Rules, State};
+use crate::agent::workers::Workers;
+use crate::error::LaunchError;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::descendants::{Scope, kill_all};
+use crate::process::link::{Link, Received, ToAgent, ToGuard};
+use crate::process::signal::SignalInbox;
+use crate::process::spawn::Original;
+use crate::reporter::voice::Voice;
+use crate::reporter::{happening, summary};
+use crate::spec::LaunchSpec;
+
+/// What the agent is given after the fork.
+#[derive(Debug)]
+pub struct Setup {
+    /// What was asked for.
+    pub spec: LaunchSpec,
+    /// The launcher's own environment, which the workers inherit.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The mark of the job.
+    pub job: JobId,
+    /// What the launcher changed for itself and the workers get back.
+    pub original: Original,
+}
+
+/// Runs the job and tells the guard how it ended.
+pub fn run(setup: Setup, link: &Link, voice: Voice) {
+    let status = drive(setup, link, &voice).unwrap_or_else(|error| {
+        voice.error(&error, error.hint());
+        ExitStatus::Code(LAUNCHER_FAILED)
+    });
+    // Where the guard is gone nobody asks any more.
+    let _ = link.send_to_guard(ToGuard::Finish(status));
+}
+
+fn drive(setup: Setup, link: &Link, voice: &Voice) -> Result<ExitStatus, LaunchError> {
+    let mut agent = Agent::open(setup, link, voice)?;
+    match agent.supervise() {
+        Ok(end) => Ok(agent.finish(&end)),
+        Err(Interrupted::GuardGone) => {
+            let _ = kill_all(&Scope::All);
+            Ok(ExitStatus::Code(LAUNCHER_FAILED))
+        }
+        Err(Interrupted::Blind(source)) => {
+            let _ = kill_all(&Scope::All);
+            Err(LaunchError::Setup { what: "wait for the workers", source })
+        }
+    }
+}
+
+/// The job ends at once, without a grace.
+#[derive(Debug)]
+enum Interrupted {
+    /// The guard is dead.
+    GuardGone,
+    /// The kernel does not let us wait or read signals.
+    Blind(io::Error),
+}
+
+struct Agent<'a> {
+    state: State,
+    workers: Workers,
+    voice: &'a Voice,
+    link: &'a Link,
+    inbox: SignalInbox,
+    /// Whether a signal that the guard passed on was handled: the next one is a second one.
+    signalled: bool,
+}
+
+impl<'a> Agent<'a> {
+    fn open(setup: Setup, link: &'a Link, voice: &'a Voice) -> Result<Self, LaunchError> {
+        let inbox = SignalInbox::open(&setup.original.handled)
+            .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
+        let state = State::new(Rules::of(&setup.spec));
+        let workers = Workers::open(setup, voice.console().clone())?;
+        Ok(Self { state, workers, voice, link, inbox, signalled: false })
+    }
+
+    /// The loop: until the state says that the job is over.
+    fn supervise(&mut self) -> Result<JobEnd, Interrupted> {
+        let mut inputs = VecDeque::new();
+        self.collect(&mut inputs)?;
+        inputs.push_back(Input::Ready);
+        loop {
+            while let Some(input) = inputs.pop_front() {
+                for action in self.state.handle(Instant::now(), input) {
+                    match action {
+                        Action::Finish(end) => return Ok(end),
+                        action => inputs.extend(self.perform(action)),
+                    }
+                }
+            }
+            wait(&[self.link.as_fd(), self.inbox.as_fd()], self.state.deadline())?;
+            self.collect(&mut inputs)?;
+        }
+    }
+
+    /// Everything that has happened, as inputs for the state.
+    fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
+        while let Some(signal) = self.inbox.next().map_err(Interrupted::Blind)? {
+            if signal == libc::SIGCHLD {
+                let at = SystemTime::now();
+                inputs.extend(self.workers.reap().into_iter().map(|exit| Input::Exited {
+                    generation: exit.worker.generation,
+                    end: WorkerEnd { local_rank: exit.worker.local_rank, pid: exit.pid, exit: exit.exit, at },
+                }));
+            } else if let Ok(signal) = Signal::try_from(signal)
+                && signal != Signal::SIGWINCH
+            {
+                // Sent to the agent itself: counts, but never as the second one.
+                inputs.push_back(Input::StopRequested { signal, again: false });
+            }
+        }
+        while let Some(signal) = self.signal_from_guard()? {
+            let again = std::mem::replace(&mut self.signalled, true);
+            inputs.push_back(Input::StopRequested { signal, again });
+        }
+        if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            inputs.push_back(Input::DeadlinePassed);
+        }
+        Ok(())
+    }
+
+    fn signal_from_guard(&self) -> Result<Option<Signal>, Interrupted> {
+        loop {
+            match self.link.receive_from_guard() {
+                Received::Message(ToAgent::Signal(number)) => {
+                    self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
+                    return Ok(Signal::try_from(number).ok());
+                }
+                Received::Message(ToAgent::Resized) => self.workers.resize(),
+                Received::Nothing => return Ok(None),
+                Received::Closed => return Err(Interrupted::GuardGone),
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Input> {
+        match action {
+            Action::Start { generation, restart_count } => {
+                let failed = self.workers.start(generation, restart_count, SystemTime::now()).err()?;
+                self.voice.error(&failed.error, failed.error.hint());
+                return Some(Input::StartFailed { generation, failed: failed.at });
+            }
+            Action::Signal { generation, local_ranks, signal } => {
+                self.workers.signal(generation, &local_ranks, signal);
+            }
+            Action::KillLeftovers { generation } => {
+                self.workers.ended(generation);
+                for pid in kill_all(&Scope::All) {
+                    tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
+                }
+            }
+            Action::Say(said) => {
+                self.voice.say(&happening::render(&said, self.workers.spec().max_restarts));
+            }
+            Action::Finish(_) => {}
+        }
+        None
+    }
+
+    /// The workers' last words, then ours; a further signal cuts the waiting short.
+    fn finish(mut self, end: &JobEnd) -> ExitStatus {
+        match self.workers.drain() {
+            Ok(drained) => {
+                while !drained.is_complete()
+                    && wait(&[drained.as_fd(), self.link.as_fd()], None).is_ok()
+                    && matches!(self.signal_from_guard(), Ok(None))
+                {}
+            }
+            Err(error) => self.voice.error(&error, Some(error.hint())),
+        }
+        if let Some(failure) = &end.failure {
+            let card = self.workers.card(failure);
+            self.voice.failure(&summary::render(&card), summary::hint(&card).as_deref());
+        }
+        self.workers.close();
+        end.status
+    }
+}
+
+/// Until one of them can be read or the deadline has come.
+fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), Interrupted> {
+    let mut inputs: Vec<PollFd<'_>> =
+        inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
+    let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut inputs, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(Interrupted::Blind(errno.into())),
+    }
+}

@@ -1,10 +1,14 @@
 //! The job as a state machine: (state, now, input) → actions. Pure.
 //!
-//! Invariants (numbers of the design document; tests quote them):
-//! 1. at most one generation has living workers; 4. every stop has a cause, a deadline and an end; 5. the first
-//! cause of a generation's end is never replaced, and what our own stop brought about is never a cause;
-//! 6. restarts never exceed the budget; 7. no restart after a stop by the user; 8. the exit status is a function
-//! of the final state alone; 10. a signal is answered in every phase, and the second one kills.
+//! Invariants, by their numbers in the design document, which the tests quote:
+//!
+//! - 1: at most one generation has living workers.
+//! - 4: every stop has a cause, a deadline and an end.
+//! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
+//! - 6: restarts never exceed the budget.
+//! - 7: no restart after a stop by the user.
+//! - 8: the exit status is a function of the final state alone.
+//! - 10: a signal is answered in every phase, and the second one kills.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -273,13 +277,14 @@ impl State {
         let may_restart = matches!(cause, StopCause::Failure(_))
             && self.stopped_by.is_none()
             && self.restarts_used < self.rules.max_restarts;
+        let kill_leftovers = Action::KillLeftovers { generation: self.generation };
         if !may_restart {
-            return vec![Action::KillLeftovers, self.finish_failed(cause.into_failure())];
+            return vec![kill_leftovers, self.finish_failed(cause.into_failure())];
         }
         self.restarts_used.0 += 1;
         self.generation.0 += 1;
         let said = Action::Say(Happening::Restarting { used: self.restarts_used });
-        vec![Action::KillLeftovers, said, self.start()]
+        vec![kill_leftovers, said, self.start()]
     }
 
     fn finish_failed(&mut self, failure: Option<Failure>) -> Action {

@@ -14,7 +14,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::process::Exit;
 use crate::process::command::Command;
-use crate::process::spawn::{SignalState, Stdio, spawn};
+use crate::process::spawn::{Original, Stdio, spawn};
 
 /// One worker in one life of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,9 +68,9 @@ impl Children {
         worker: WorkerId,
         command: &Command,
         stdio: Stdio<'_>,
-        signals: &SignalState,
+        original: &Original,
     ) -> io::Result<Pid> {
-        let spawned = spawn(command, stdio, signals)?;
+        let spawned = spawn(command, stdio, original)?;
         let key = u64::from(spawned.pid.as_raw().unsigned_abs());
         match (&self.deaths, &spawned.pidfd) {
             (Some(deaths), Some(pidfd)) => {

@@ -102,8 +102,13 @@ impl Guard {
         loop {
             let agent_speaks = self.read_messages();
             while let Some(signal) = self.inbox.next()? {
-                if signal != libc::SIGCHLD {
-                    self.forward(signal);
+                match signal {
+                    libc::SIGCHLD => {}
+                    libc::SIGWINCH => {
+                        // An agent that is gone is noticed by its exit.
+                        let _ = self.link.send_to_agent(ToAgent::Resized);
+                    }
+                    signal => self.forward(signal),
                 }
             }
             while let Reaped::Child { pid, exit } = wait_for_any() {

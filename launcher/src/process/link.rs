@@ -1,7 +1,7 @@
 //! What guard and agent tell each other: single-byte records over a socket pair, and by its end, their death.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
@@ -13,6 +13,8 @@ use crate::exit_code::ExitStatus;
 pub enum ToAgent {
     /// The guard was signalled.
     Signal(i32),
+    /// The terminal has another size.
+    Resized,
 }
 
 /// Agent to guard.
@@ -73,8 +75,10 @@ impl Link {
     /// # Errors
     /// The agent is gone, or has not read a great many signals.
     pub fn send_to_agent(&self, message: ToAgent) -> io::Result<()> {
-        let ToAgent::Signal(number) = message;
-        self.send([b's', u8::try_from(number).unwrap_or_default()])
+        self.send(match message {
+            ToAgent::Signal(number) => [b's', u8::try_from(number).unwrap_or_default()],
+            ToAgent::Resized => [b'w', 0],
+        })
     }
 
     /// Guard's side: the next message.
@@ -108,6 +112,7 @@ impl Link {
     pub fn receive_from_guard(&self) -> Received<ToAgent> {
         match self.receive() {
             Received::Message([b's', signal]) => Received::Message(ToAgent::Signal(i32::from(signal))),
+            Received::Message([b'w', _]) => Received::Message(ToAgent::Resized),
             Received::Message(_) | Received::Closed => Received::Closed,
             Received::Nothing => Received::Nothing,
         }
@@ -120,12 +125,6 @@ impl AsFd for Link {
     }
 }
 
-impl AsRawFd for Link {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,8 +133,10 @@ mod tests {
     fn messages_arrive_as_they_were_sent_and_the_end_is_seen() {
         let (guard, agent) = pair().unwrap();
         assert_eq!(agent.receive_from_guard(), Received::Nothing);
-        guard.send_to_agent(ToAgent::Signal(15)).unwrap();
-        assert_eq!(agent.receive_from_guard(), Received::Message(ToAgent::Signal(15)));
+        for message in [ToAgent::Signal(15), ToAgent::Resized] {
+            guard.send_to_agent(message).unwrap();
+            assert_eq!(agent.receive_from_guard(), Received::Message(message));
+        }
         for message in
             [ToGuard::Handled, ToGuard::Finish(ExitStatus::Code(143)), ToGuard::Finish(ExitStatus::Signal(2))]
         {

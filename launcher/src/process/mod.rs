@@ -13,6 +13,7 @@ pub mod child;
 pub mod command;
 pub mod descendants;
 pub mod guard;
+pub mod inherited;
 pub mod link;
 pub mod signal;
 pub mod spawn;

@@ -3,10 +3,10 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::spec::Persona;
@@ -57,7 +57,7 @@ pub struct SignalInbox {
     fd: SignalFd,
 }
 
-/// Blocks the handled signals, SIGCHLD, and SIGTTOU (the agent writes to the terminal from a process group of
+/// Blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to the terminal from a process group of
 /// its own, which `stty tostop` would stop). Returns the mask that was in force before.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
 }
 
 fn readable(handled: &HandledSignals) -> SigSet {
-    handled.iter().chain([Signal::SIGCHLD]).collect()
+    handled.iter().chain([Signal::SIGCHLD, Signal::SIGWINCH]).collect()
 }
 
 impl SignalInbox {
@@ -100,8 +100,13 @@ impl AsFd for SignalInbox {
     }
 }
 
-impl AsRawFd for SignalInbox {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_fd().as_raw_fd()
-    }
+/// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
+pub fn die_by(number: i32) {
+    let Ok(signal) = Signal::try_from(number) else { return };
+    // SAFETY: the default action is no handler of ours.
+    let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
+    let only: SigSet = [signal].into_iter().collect();
+    let _ = raise(signal);
+    // Blocked until now: it is delivered before this call returns.
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None);
 }

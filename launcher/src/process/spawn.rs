@@ -17,6 +17,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 
 use crate::process::command::Command;
+use crate::process::inherited::FileLimits;
 use crate::process::signal::HandledSignals;
 
 /// What a worker gets as standard input, output and error; `None` inherits the launcher's.
@@ -30,13 +31,15 @@ pub struct Stdio<'a> {
     pub stderr: Option<BorrowedFd<'a>>,
 }
 
-/// The signal state that every worker starts with.
+/// What the launcher changed for itself and every worker gets back.
 #[derive(Debug, Clone)]
-pub struct SignalState {
-    /// The mask that the launcher itself was started with.
+pub struct Original {
+    /// The signal mask that the launcher itself was started with.
     pub mask: SigSet,
     /// Back to default, also where the launcher was started with them ignored.
-    pub reset: HandledSignals,
+    pub handled: HandledSignals,
+    /// The limits on open files, if they were changed.
+    pub file_limits: Option<FileLimits>,
 }
 
 /// A started process, not yet reaped.
@@ -64,6 +67,7 @@ struct Plan {
     mask: *const libc::sigset_t,
     reset: *const libc::c_int,
     reset_count: usize,
+    file_limits: Option<libc::rlimit>,
     parent: libc::pid_t,
     /// The child's failure, written through the shared memory; 0 once `execve` succeeded.
     errno: libc::c_int,
@@ -73,10 +77,10 @@ struct Plan {
 ///
 /// # Errors
 /// The kernel's refusal of `clone` or `execve`; then no process is left.
-pub fn spawn(command: &Command, stdio: Stdio<'_>, signals: &SignalState) -> io::Result<Spawned> {
+pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Result<Spawned> {
     let argv = pointers(&command.argv);
     let envp = pointers(&command.envp);
-    let mut reset: Vec<libc::c_int> = signals.reset.iter().map(|signal| signal as libc::c_int).collect();
+    let mut reset: Vec<libc::c_int> = original.handled.iter().map(|signal| signal as libc::c_int).collect();
     reset.extend(IGNORED_BY_RUNTIMES);
     let raw = |fd: Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
     let mut plan = Plan {
@@ -84,9 +88,12 @@ pub fn spawn(command: &Command, stdio: Stdio<'_>, signals: &SignalState) -> io::
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
         stdio: [raw(stdio.stdin), raw(stdio.stdout), raw(stdio.stderr)],
-        mask: ptr::from_ref(signals.mask.as_ref()),
+        mask: ptr::from_ref(original.mask.as_ref()),
         reset: reset.as_ptr(),
         reset_count: reset.len(),
+        file_limits: original
+            .file_limits
+            .map(|limits| libc::rlimit { rlim_cur: limits.soft, rlim_max: limits.hard }),
         parent: nix::unistd::getpid().as_raw(),
         errno: 0,
     };
@@ -149,6 +156,11 @@ unsafe fn become_worker(plan: &Plan) -> libc::c_int {
             if source >= 0 && libc::dup2(source, target as RawFd) < 0 {
                 return errno();
             }
+        }
+        if let Some(limits) = &plan.file_limits
+            && libc::setrlimit(libc::RLIMIT_NOFILE, limits) < 0
+        {
+            return errno();
         }
         for at in 0..plan.reset_count {
             libc::signal(*plan.reset.add(at), libc::SIG_DFL);

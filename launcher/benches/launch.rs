@@ -1,0 +1,134 @@
+//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each.
+//!
+//! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
+//! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is
+//! `$RANKRUN_BENCH_TORCHRUN`, else the one in the tests' virtual environment; without it its row is left out.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::zombie_processes,
+    reason = "a bench program starts programs, reads clocks, prints, and may panic; wait4 reaps"
+)]
+#![expect(unsafe_code, reason = "wait4 is the only call that says how much memory a child took")]
+
+use std::env;
+use std::mem::MaybeUninit;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const WORKERS: usize = 8;
+const DEFAULT_ROUNDS: usize = 20;
+const BARE_LOOP: &str = "--bare-loop";
+
+/// One launch from the start of the launcher to its end.
+#[derive(Clone, Copy)]
+struct Cost {
+    wall: Duration,
+    /// Of the largest process; kilobytes.
+    peak_memory: i64,
+}
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == BARE_LOOP) {
+        return bare_loop();
+    }
+    let rounds = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(DEFAULT_ROUNDS);
+    let mut contenders = vec![("bare loop", bare_loop_command()), ("rankrun", rankrun_command())];
+    contenders.extend(torchrun().map(|path| ("torchrun 2.15", launch_command(path))));
+
+    let mut costs = vec![Vec::new(); contenders.len()];
+    for round in 0..=rounds {
+        for ((_, command), costs) in contenders.iter_mut().zip(&mut costs) {
+            let cost = measure(command);
+            // The first round only warms the caches.
+            if round > 0 {
+                costs.push(cost);
+            }
+        }
+    }
+    print_table(&contenders.iter().map(|(name, _)| *name).collect::<Vec<_>>(), &costs);
+}
+
+fn bare_loop() {
+    let children: Vec<_> = (0..WORKERS).map(|_| Command::new("/bin/true").spawn().unwrap()).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+fn bare_loop_command() -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.arg(BARE_LOOP);
+    command
+}
+
+fn rankrun_command() -> Command {
+    launch_command(PathBuf::from(env!("CARGO_BIN_EXE_rankrun")))
+}
+
+fn launch_command(launcher: PathBuf) -> Command {
+    let mut command = Command::new(launcher);
+    command.args(["--nproc-per-node", &WORKERS.to_string(), "--no-python", "/bin/true"]);
+    command
+}
+
+fn torchrun() -> Option<PathBuf> {
+    let cache = || {
+        env::var_os("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")))
+    };
+    env::var_os("RANKRUN_BENCH_TORCHRUN")
+        .map(PathBuf::from)
+        .or_else(|| Some(cache()?.join("rankrun/venv-torch-2.15.0/bin/torchrun")))
+        .filter(|path| path.exists())
+}
+
+fn measure(command: &mut Command) -> Cost {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let start = Instant::now();
+    let child = command.spawn().unwrap();
+    let mut status = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: both places are valid for the kernel to write to; `usage` is read only after success.
+    let usage = unsafe {
+        let pid = i32::try_from(child.id()).unwrap();
+        assert_eq!(libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()), pid);
+        usage.assume_init()
+    };
+    let wall = start.elapsed();
+    assert_eq!(status, 0, "{command:?} failed");
+    Cost { wall, peak_memory: usage.ru_maxrss }
+}
+
+fn print_table(names: &[&str], costs: &[Vec<Cost>]) {
+    let walls = |at: usize| costs[at].iter().map(|cost| cost.wall.as_secs_f64()).collect::<Vec<_>>();
+    let memories = |at: usize| costs[at].iter().map(|cost| cost.peak_memory as f64).collect::<Vec<_>>();
+    let rankrun = names.iter().position(|name| *name == "rankrun").unwrap();
+    println!("{WORKERS} x /bin/true, {} rounds, interleaved\n", costs[0].len());
+    println!("| launcher | wall, median | min | rankrun's time | peak memory | rankrun's memory |");
+    println!("|---|---|---|---|---|---|");
+    for (at, name) in names.iter().enumerate() {
+        println!(
+            "| {name} | {:.2} ms | {:.2} ms | {} | {:.1} MiB | {} |",
+            median(walls(at)) * 1e3,
+            walls(at).into_iter().fold(f64::MAX, f64::min) * 1e3,
+            ratio(&walls(rankrun), &walls(at)),
+            median(memories(at)) / 1024.0,
+            ratio(&memories(rankrun), &memories(at)),
+        );
+    }
+}
+
+fn ratio(ours: &[f64], theirs: &[f64]) -> String {
+    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect());
+    if ratio < 0.5 { format!("1/{:.0}", 1.0 / ratio) } else { format!("{ratio:.2} x") }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

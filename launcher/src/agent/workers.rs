@@ -1,0 +1,238 @@
+//! The worker group of this node: its store, folders and streams, and the start of all its processes.
+
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
+
+use crate::agent::Setup;
+use crate::agent::card::{WorkerEvidence, card};
+use crate::agent::master::Meeting;
+use crate::agent::message::Failure;
+use crate::error::LaunchError;
+use crate::logs::route::{Speaker, routes};
+use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
+use crate::logs::{ChildEnd, Drained, LogError, Logs, WorkerKey};
+use crate::placement::{self, Placement};
+use crate::process::child::{Children, WorkerExit, WorkerId};
+use crate::process::command::{self, Round};
+use crate::process::signal::SIGNALS_TO_HANDLE;
+use crate::process::spawn::{Original, Stdio};
+use crate::reporter::console::Console;
+use crate::reporter::summary::FailureCard;
+use crate::spec::{LaunchSpec, LogDir, StdinPolicy};
+
+/// The worker group and everything that it needs from us.
+pub(super) struct Workers {
+    spec: LaunchSpec,
+    environment: Vec<(OsString, OsString)>,
+    job: JobId,
+    original: Original,
+    placements: Vec<Placement>,
+    meeting: Meeting,
+    children: Children,
+    logs: Logs,
+    tree: Option<LogTree>,
+    /// The folders of the generation that was started last.
+    attempt: Option<Attempt>,
+    /// Standard input of the workers that may not read ours.
+    no_input: Option<File>,
+    started: SystemTime,
+}
+
+/// Not every worker could be started.
+pub(super) struct StartFailed {
+    /// The first that is not there.
+    pub(super) at: LocalRank,
+    /// Why.
+    pub(super) error: LaunchError,
+}
+
+impl Workers {
+    /// Everything that is opened once for all generations.
+    pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
+        let Setup { spec, environment, job, original } = setup;
+        let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
+            TreeOutcome::Made(tree) => Some(tree),
+            TreeOutcome::Off => None,
+            TreeOutcome::Lost(note) => {
+                tracing::info!("{note}");
+                None
+            }
+        };
+        let meeting = Meeting::open(&spec.rendezvous)?;
+        let no_input = match spec.stdin {
+            StdinPolicy::All => None,
+            StdinPolicy::Only(_) | StdinPolicy::None => Some(
+                File::open("/dev/null")
+                    .map_err(|source| LaunchError::Setup { what: "open `/dev/null`", source })?,
+            ),
+        };
+        Ok(Self {
+            placements: placement::assign(spec.workers),
+            logs: Logs::new(console, spec.persona),
+            tree,
+            attempt: None,
+            spec,
+            environment,
+            job,
+            original,
+            meeting,
+            children: Children::default(),
+            no_input,
+            started: SystemTime::UNIX_EPOCH,
+        })
+    }
+
+    pub(super) const fn spec(&self) -> &LaunchSpec {
+        &self.spec
+    }
+
+    /// Starts all of them, local rank 0 first.
+    pub(super) fn start(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        now: SystemTime,
+    ) -> Result<(), StartFailed> {
+        self.started = now;
+        let started = self.start_each(generation, restart_count);
+        for note in self.logs.take_notes() {
+            tracing::info!("{note}");
+        }
+        // Also after a failure: those that run are heard until they are stopped.
+        let all = LocalRank(self.spec.workers.get());
+        let heard = self.logs.pump().map_err(|error| StartFailed { at: all, error: error.into() });
+        started.and(heard)
+    }
+
+    fn start_each(&mut self, generation: Generation, restart_count: RestartCount) -> Result<(), StartFailed> {
+        let nobody = |error| StartFailed { at: LocalRank(0), error };
+        let master = self.meeting.next_generation(generation == Generation(0)).map_err(nobody)?;
+        self.attempt = self.folders(restart_count).map_err(|error| nobody(error.into()))?;
+        let round = Round {
+            generation,
+            restart_count,
+            master,
+            job: self.job.clone(),
+            signals: SIGNALS_TO_HANDLE.to_owned(),
+        };
+        for placement in self.placements.clone() {
+            self.start_one(&round, &placement)
+                .map_err(|error| StartFailed { at: placement.local_rank, error })?;
+        }
+        Ok(())
+    }
+
+    /// The folders of one generation; a temporary tree that has become unwritable is done without.
+    fn folders(&mut self, restart_count: RestartCount) -> Result<Option<Attempt>, LogError> {
+        let Some(tree) = &mut self.tree else { return Ok(None) };
+        match (tree.attempt(restart_count, self.spec.workers), &self.spec.logs.dir) {
+            (Ok(attempt), _) => Ok(Some(attempt)),
+            (Err(error), LogDir::Temporary(_)) => {
+                let cause = error.source().map(ToString::to_string).unwrap_or_default();
+                tracing::warn!("no error files from here on: {error}: {cause}");
+                Ok(None)
+            }
+            (Err(error), LogDir::At(_) | LogDir::Off) => Err(error),
+        }
+    }
+
+    fn start_one(&mut self, round: &Round, placement: &Placement) -> Result<(), LaunchError> {
+        let attempt = self.attempt.as_ref();
+        let Placement { rank, local_rank, device } = *placement;
+        let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
+        let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
+
+        let speaker = Speaker { persona: self.spec.persona, role: &self.spec.role, local_rank };
+        let folder = attempt.map(|attempt| attempt.worker(local_rank));
+        let routes = routes(&self.spec.logs, speaker, folder.as_deref());
+        let key = WorkerKey { generation: round.generation, local_rank };
+        let streams = self.logs.open(key, &routes)?;
+        let stdio = Stdio {
+            stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
+            stdout: descriptor(&streams.stdout),
+            stderr: descriptor(&streams.stderr),
+        };
+
+        let worker = WorkerId { generation: round.generation, local_rank };
+        let pid = self.children.spawn(worker, &command, stdio, &self.original).map_err(|source| {
+            let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
+            LaunchError::Spawn { rank, program, source }
+        })?;
+        tracing::info!("rank {rank} on {device} is pid {pid}");
+        Ok(())
+    }
+
+    /// What is known of a failure; after [`Self::drain`].
+    pub(super) fn card(&self, failure: &Failure) -> FailureCard {
+        let local_rank = failure.first.local_rank;
+        let key = WorkerKey { generation: failure.generation, local_rank };
+        let attempt = self.attempt.as_ref();
+        card(
+            failure,
+            WorkerEvidence {
+                placements: &self.placements,
+                started: self.started,
+                max_restarts: self.spec.max_restarts,
+                folder: attempt.map(|attempt| attempt.worker(local_rank)),
+                tail: self.logs.tail(key),
+            },
+        )
+    }
+
+    /// The generation is over and reaped: its streams end, whoever still holds them.
+    pub(super) fn ended(&self, generation: Generation) {
+        drop(self.logs.generation_ended(generation));
+    }
+
+    /// Everything that the workers of the job wrote goes out; none of them is left.
+    pub(super) fn drain(&mut self) -> Result<Drained, LogError> {
+        self.logs.finish()
+    }
+
+    /// The terminal has another size.
+    pub(super) fn resize(&self) {
+        self.logs.resize();
+    }
+
+    /// Removes what stayed empty.
+    pub(super) fn close(self) {
+        if let Some(tree) = self.tree {
+            tree.remove_empty();
+        }
+    }
+
+    pub(super) fn reap(&mut self) -> Vec<WorkerExit> {
+        self.children.reap()
+    }
+
+    pub(super) fn signal(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
+        let workers: Vec<WorkerId> =
+            local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect();
+        self.children.signal_groups(&workers, signal);
+    }
+}
+
+fn descriptor(end: &ChildEnd) -> Option<BorrowedFd<'_>> {
+    match end {
+        ChildEnd::Inherit => None,
+        ChildEnd::Fd(fd) => Some(fd.as_fd()),
+    }
+}
+
+/// What this worker reads: ours (`None`) or nothing.
+fn stdin_of(local_rank: LocalRank, policy: StdinPolicy, no_input: Option<&File>) -> Option<BorrowedFd<'_>> {
+    match policy {
+        StdinPolicy::Only(reader) if reader == local_rank => None,
+        _ => no_input.map(AsFd::as_fd),
+    }
+}

@@ -1,0 +1,240 @@
+//! Why a command line cannot be launched: usage errors (exit status 2), and settings that do not work out (1).
+//!
+//! The message is the fact and the hint is the one thing to do. Under the name `torchrun` a usage error is
+//! worded as argparse words it, since scripts look for that text.
+
+use std::fmt;
+
+pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
+
+use super::grammar::tables;
+use super::option::{Family, Kind, OptionRow};
+use super::torchrun;
+use crate::exit_code;
+use crate::spec::Persona;
+
+mod setting;
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// An option, by its long name.
+    Option(&'static str),
+    /// An environment variable.
+    Variable(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option(name) => write!(f, "`--{name}`"),
+            Self::Variable(name) => write!(f, "`{name}`"),
+        }
+    }
+}
+
+/// Why the command line could not be read, or does not work out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CliError {
+    /// The command line, or a variable that stands for a part of it, could not be read.
+    #[error("{}", match persona {
+        Persona::Rankrun => error.to_string(),
+        Persona::Torchrun => error.argparse(),
+    })]
+    Usage {
+        /// Under which name: it decides the wording.
+        persona: Persona,
+        /// What is wrong.
+        error: UsageError,
+    },
+    /// What was asked for cannot be done.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+}
+
+impl CliError {
+    /// 2 for usage, as argparse; 1 for the rest.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage { .. } => exit_code::USAGE,
+            Self::Setting(_) => exit_code::LAUNCHER_FAILED,
+        }
+    }
+
+    /// The one thing to do.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Usage { persona: Persona::Rankrun, error } => error.hint(),
+            Self::Usage { persona: Persona::Torchrun, .. } => None,
+            Self::Setting(error) => error.hint(),
+        }
+    }
+
+    /// The usage text that stands before the message: only under the name `torchrun`.
+    #[must_use]
+    pub const fn usage(&self) -> Option<&'static str> {
+        match self {
+            Self::Usage { persona: Persona::Torchrun, .. } => Some(torchrun::USAGE),
+            _ => None,
+        }
+    }
+
+    /// The whole text for stderr, ready to print.
+    #[must_use]
+    pub fn render(&self) -> String {
+        match (self.usage(), self.hint()) {
+            (Some(usage), _) => format!("{usage}torchrun: error: {self}\n"),
+            (None, Some(hint)) => format!("error: {self}\n\nhint: {hint}\n"),
+            (None, None) => format!("error: {self}\n"),
+        }
+    }
+}
+
+/// The command line could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UsageError {
+    /// Nothing to run.
+    #[error("there is no entrypoint to run")]
+    MissingEntrypoint,
+    /// Words that look like options and are none.
+    #[error("unknown option {}", backticked(words))]
+    Unknown {
+        /// The words.
+        words: Vec<String>,
+    },
+    /// An abbreviation of more than one option.
+    #[error("`{word}` could be {}", backticked(candidates))]
+    Ambiguous {
+        /// The abbreviation.
+        word: String,
+        /// What begins with it.
+        candidates: Vec<String>,
+    },
+    /// An option without its value.
+    #[error("`{option}` needs a value")]
+    MissingValue {
+        /// The option.
+        option: &'static OptionRow,
+    },
+    /// A flag with a value.
+    #[error("`{option}` takes no value, but has `{value}`")]
+    UnwantedValue {
+        /// The flag.
+        option: &'static OptionRow,
+        /// The value.
+        value: String,
+    },
+    /// A value that is not of the option's type.
+    #[error("{origin} is `{value}`, which is not {}", expected(option.kind))]
+    BadValue {
+        /// The option.
+        option: &'static OptionRow,
+        /// Where the value came from.
+        origin: Origin,
+        /// The value.
+        value: String,
+    },
+}
+
+impl UsageError {
+    /// The same in argparse's words.
+    #[must_use]
+    pub fn argparse(&self) -> String {
+        match self {
+            Self::MissingEntrypoint => {
+                "the following arguments are required: training_script, training_script_args".to_owned()
+            }
+            Self::Unknown { words } => format!("unrecognized arguments: {}", words.join(" ")),
+            Self::Ambiguous { word, candidates } => {
+                format!("ambiguous option: {word} could match {}", candidates.join(", "))
+            }
+            Self::MissingValue { option } => {
+                format!("argument {}: expected one argument", option.argparse_name())
+            }
+            Self::UnwantedValue { option, value } => {
+                format!("argument {}: ignored explicit argument '{value}'", option.argparse_name())
+            }
+            // argparse has no words for what it does not know.
+            Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
+            Self::BadValue { option, value, .. } => {
+                format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
+            }
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::MissingEntrypoint => Some("see `rankrun --help`".to_owned()),
+            Self::Unknown { words } => {
+                let similar = words.first().and_then(|word| most_similar(word));
+                Some(match similar {
+                    Some(name) => format!("did you mean `--{name}`?"),
+                    None => "see `rankrun --help`; the program's own options stand behind it".to_owned(),
+                })
+            }
+            Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
+            Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
+            Self::MissingValue { option } if option.kind == Kind::Text => {
+                Some(format!("a value that begins with `-` is written `{option}=VALUE`"))
+            }
+            Self::MissingValue { .. } | Self::BadValue { .. } => None,
+        }
+    }
+}
+
+fn backticked(words: &[String]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn expected(kind: Kind) -> String {
+    match kind {
+        Kind::Flag | Kind::Text => "valid UTF-8".to_owned(),
+        Kind::Int => "a whole number".to_owned(),
+        Kind::Float => "a number".to_owned(),
+        Kind::Choice(choices) => {
+            let choices: Vec<String> = choices.iter().map(|choice| (*choice).to_owned()).collect();
+            format!("one of {}", backticked(&choices))
+        }
+        Kind::RankOrWord => "a local rank, `all` or `none`".to_owned(),
+    }
+}
+
+fn argparse_value(kind: Kind, value: &str) -> String {
+    match kind {
+        Kind::Int => format!("invalid int value: '{value}'"),
+        Kind::Float => format!("invalid float value: '{value}'"),
+        Kind::Choice(choices) => {
+            let choices: Vec<String> = choices.iter().map(|choice| format!("'{choice}'")).collect();
+            format!("invalid choice: '{value}' (choose from {})", choices.join(", "))
+        }
+        Kind::Flag | Kind::Text | Kind::RankOrWord => format!("invalid value: '{value}'"),
+    }
+}
+
+/// The option that is at most two letters away, hyphens and underscores being the same.
+fn most_similar(word: &str) -> Option<&'static str> {
+    let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
+    tables(Persona::Rankrun)
+        .filter(|row| row.long.len().abs_diff(name.len()) <= 2)
+        .map(|row| (letters_apart(&name, row.long), row.long))
+        .filter(|(apart, _)| *apart <= 2 && *apart < name.len())
+        .min()
+        .map(|(_, long)| long)
+}
+
+/// Levenshtein's distance.
+fn letters_apart(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (line, left) in one.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for (column, right) in other.chars().enumerate() {
+            let replaced = diagonal + usize::from(left != right);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}

@@ -1,0 +1,285 @@
+//! Settings that were read and do not work out.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::Origin;
+
+/// What was asked for cannot be done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// A `PET_*` flag that is no integer, which torchrun refuses too.
+    #[error("`{variable}` is `{value}`, which is not a whole number")]
+    FlagNotInteger {
+        /// The variable.
+        variable: String,
+        /// Its value.
+        value: String,
+    },
+    /// A text that must be shown or sent and cannot be.
+    #[error("{origin} is not valid UTF-8: `{value}`")]
+    NotUnicode {
+        /// Where it came from.
+        origin: Origin,
+        /// The value, with what cannot be shown replaced.
+        value: String,
+    },
+    /// Something that torchrun can do and we cannot yet.
+    #[error("{origin}{} is not supported yet", shown(value))]
+    NotSupported {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value; empty for a flag.
+        value: String,
+    },
+    /// `auto` where torch would count accelerators.
+    #[error("{origin} is `auto`, and counting accelerators is not supported yet (`{device}` exists)")]
+    CountsAccelerators {
+        /// Where it came from.
+        origin: Origin,
+        /// What says that there is one.
+        device: &'static str,
+    },
+    /// A number outside of its range, or a word that is no value of the setting.
+    #[error("{origin} is `{value}`, which is not {expected}")]
+    Refused {
+        /// Where it came from.
+        origin: Origin,
+        /// The value.
+        value: String,
+        /// What would have been accepted, in words.
+        expected: Expected,
+    },
+    /// `--rdzv-conf` that torchrun could not read either.
+    #[error("{origin} has the item `{item}`, {problem}")]
+    RendezvousConf {
+        /// Where it came from.
+        origin: Origin,
+        /// The item between two commas.
+        item: String,
+        /// What is wrong with it.
+        problem: ConfProblem,
+    },
+    /// The log folder is no folder.
+    #[error("{origin} is `{}`, which is a file", path.display())]
+    LogDirIsFile {
+        /// Where it came from.
+        origin: Origin,
+        /// The path as it was given.
+        path: PathBuf,
+    },
+    /// `--stdin` names a worker that does not exist.
+    #[error("{origin} is `{rank}`, but the local ranks are 0 to {}", workers - 1)]
+    NoSuchRank {
+        /// Where it came from.
+        origin: Origin,
+        /// The rank.
+        rank: u32,
+        /// Workers on this node.
+        workers: u32,
+    },
+    /// `--module` with `--no-python`.
+    #[error("`--no-python` and `--module` exclude each other")]
+    ModuleWithoutPython,
+    /// The entrypoint cannot be run.
+    #[error("the entrypoint `{entrypoint}` {problem}")]
+    Entrypoint {
+        /// As it was typed.
+        entrypoint: String,
+        /// What is wrong with it.
+        problem: EntrypointProblem,
+    },
+    /// `PYTHON_EXEC` names nothing that can be run.
+    #[error("`PYTHON_EXEC` is `{value}`, which {problem}")]
+    PythonExec {
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        problem: EntrypointProblem,
+    },
+    /// No Python anywhere.
+    #[error("no `python` or `python3` to run the entrypoint with; looked in {}", places(looked))]
+    NoPython {
+        /// Where.
+        looked: Vec<PathBuf>,
+    },
+}
+
+/// What a setting would have accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// `--nproc-per-node`
+    WorkerCount,
+    /// `--nnodes`
+    NodeCount,
+    /// `--max-restarts`
+    RestartCount,
+    /// Seconds above zero.
+    Interval,
+    /// Seconds, zero included.
+    Duration,
+    /// A port, 0 included.
+    Port,
+    /// The only rank of a job of one node.
+    OnlyNodeRank,
+    /// A host name or address.
+    Host,
+    /// The name of a rendezvous backend.
+    BackendName,
+    /// A `--redirects` or `--tee` text.
+    Streams {
+        /// Whether ranks above 9 can be named.
+        any_rank: bool,
+    },
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WorkerCount => "a number of workers from 1 to 4194304, `cpu` or `auto`",
+            Self::NodeCount => "a number of nodes or MIN:MAX with 0 < MIN ≤ MAX",
+            Self::RestartCount => "a number of restarts from 0 to 4294967295",
+            Self::Interval => "a number of seconds above 0",
+            Self::Duration => "a number of seconds from 0 up",
+            Self::Port => "a port from 0 to 65535",
+            Self::OnlyNodeRank => "0, the only node rank of a job of one node",
+            Self::Host => "a host name or an address",
+            Self::BackendName => "the name of a rendezvous backend",
+            Self::Streams { any_rank: true } => "0, 1, 2 or 3, or a list such as `0:3,12:1`",
+            Self::Streams { any_rank: false } => {
+                "0, 1, 2 or 3, or a list such as `0:3,1:2` with ranks of one digit"
+            }
+        })
+    }
+}
+
+/// What is wrong with an item of `--rdzv-conf`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfProblem {
+    /// No key.
+    NoKey,
+    /// No value.
+    NoValue,
+    /// A key that the launcher itself sets.
+    Reserved,
+}
+
+impl fmt::Display for ConfProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoKey => "which has no key",
+            Self::NoValue => "which has no value",
+            Self::Reserved => "whose key has an option of its own",
+        })
+    }
+}
+
+/// Why a program or script cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntrypointProblem {
+    /// Nothing there.
+    Missing {
+        /// The working folder, which a relative path starts from.
+        folder: PathBuf,
+    },
+    /// Neither a file here nor a program in `PATH`.
+    NotInPath {
+        /// The folders of `PATH`.
+        looked: Vec<PathBuf>,
+    },
+    /// A folder that Python cannot run.
+    Directory,
+    /// A script that we may not read.
+    NotReadable,
+    /// A program that we may not run.
+    NotExecutable {
+        /// Where it is.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for EntrypointProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { folder } => write!(f, "does not exist (working folder `{}`)", folder.display()),
+            Self::NotInPath { looked } => write!(f, "is not in PATH; looked in {}", places(looked)),
+            Self::Directory => f.write_str("is a folder"),
+            Self::NotReadable => f.write_str("cannot be read: permission denied"),
+            Self::NotExecutable { path } => write!(f, "has no run permission (`{}`)", path.display()),
+        }
+    }
+}
+
+fn shown(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!(" = `{value}`") }
+}
+
+fn places(looked: &[PathBuf]) -> String {
+    if looked.is_empty() {
+        return "no folder".to_owned();
+    }
+    looked.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
+}
+
+impl SettingError {
+    pub(super) fn hint(&self) -> Option<String> {
+        match self {
+            Self::FlagNotInteger { variable, .. } => Some(format!("`{variable}=1` is on, 0 is off")),
+            Self::NotSupported { origin, .. } => not_supported_hint(origin),
+            Self::CountsAccelerators { .. } => {
+                Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
+            }
+            Self::RendezvousConf { .. } => Some("write `key=value,key=value`".to_owned()),
+            Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
+            Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
+            Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
+            Self::PythonExec { .. } => Some("correct the variable, or unset it".to_owned()),
+            Self::NoPython { .. } => {
+                Some("set `PYTHON_EXEC`, or give `--no-python` if the entrypoint is a program".to_owned())
+            }
+            Self::NotUnicode { .. } | Self::Refused { .. } | Self::NoSuchRank { .. } => None,
+        }
+    }
+}
+
+fn not_supported_hint(origin: &Origin) -> Option<String> {
+    match origin {
+        Origin::Variable(name) => Some(format!("unset `{name}`")),
+        Origin::Option("nnodes" | "rdzv-backend" | "rdzv-endpoint" | "rdzv-conf") => {
+            Some("a job of one node needs no more than `--standalone`".to_owned())
+        }
+        Origin::Option("nproc-per-node") => {
+            Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
+        }
+        Origin::Option("run-path") => {
+            Some("leave it out: the script then runs as `python -u SCRIPT`".to_owned())
+        }
+        Origin::Option("logs-specs" | "event-log-handler") => {
+            Some("it names a Python plug-in, which only Python can load".to_owned())
+        }
+        Origin::Option(_) => None,
+    }
+}
+
+fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<String> {
+    match problem {
+        EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. } if entrypoint == "run" => {
+            Some("the word `run` must stand first; a file of that name is `./run`".to_owned())
+        }
+        EntrypointProblem::Missing { .. } => Some("check the path; for a module give `-m`".to_owned()),
+        EntrypointProblem::NotInPath { .. } => Some("give its path, as in `./NAME`".to_owned()),
+        EntrypointProblem::Directory => {
+            Some("name a script, or a folder that has a `__main__.py`".to_owned())
+        }
+        EntrypointProblem::NotExecutable { path } => Some(if is_python(path) {
+            "drop `--no-python`: Python then runs it".to_owned()
+        } else {
+            format!("chmod +x {}", path.display())
+        }),
+        EntrypointProblem::NotReadable => None,
+    }
+}
+
+fn is_python(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "py")
+}

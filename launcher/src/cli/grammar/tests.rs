@@ -1,0 +1,276 @@
+use std::os::unix::ffi::OsStringExt;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn words(text: &str) -> Vec<OsString> {
+    text.split_whitespace().map(OsString::from).collect()
+}
+
+/// The options as `long=value`, then the entrypoint, then its arguments.
+fn summary(persona: Persona, text: &str) -> Result<String, String> {
+    match parse(persona, &words(text)) {
+        Err(error) => Err(error.argparse()),
+        Ok(Parsed::Launch(request)) => {
+            let given = request.given.iter().map(|given| match given.row.kind {
+                Kind::Flag => given.row.long.to_owned(),
+                _ => format!("{}={}", given.row.long, given.value.to_string_lossy()),
+            });
+            let program = std::iter::once(&request.entrypoint).chain(&request.args);
+            let program = program.map(|word| word.to_string_lossy().into_owned());
+            Ok(given.chain(["|".to_owned()]).chain(program).collect::<Vec<_>>().join(" "))
+        }
+        Ok(answer) => Ok(format!("{answer:?}")),
+    }
+}
+
+#[test]
+fn the_command_line_is_read_as_argparse_reads_it() {
+    for (typed, read) in [
+        ("x.py", "| x.py"),
+        ("x.py -h --nnodes 3 -- a", "| x.py -h --nnodes 3 -- a"),
+        ("x.py --no", "| x.py --no"),
+        // The table of swallowed `--`.
+        ("-- x.py --a", "| x.py --a"),
+        ("x.py -- --a", "| x.py --a"),
+        ("-- x.py -- b", "| x.py -- b"),
+        ("x.py -- a -- b", "| x.py a -- b"),
+        ("-- --nproc-per-node 2", "| --nproc-per-node 2"),
+        ("-- -- x.py", "| -- x.py"),
+        ("x.py --", "| x.py"),
+        ("x.py -- --", "| x.py --"),
+        ("--standalone -- x.py -- b", "standalone | x.py -- b"),
+        // Values.
+        ("--role a x.py b", "role=a | x.py b"),
+        ("--role=a x.py", "role=a | x.py"),
+        ("--role=a=b x.py", "role=a=b | x.py"),
+        ("--role= x.py", "role= | x.py"),
+        ("-r 3 x.py", "redirects=3 | x.py"),
+        ("-r3 x.py", "redirects=3 | x.py"),
+        ("-r=3 x.py", "redirects=3 | x.py"),
+        ("-r= x.py", "redirects= | x.py"),
+        ("-m -t 1 x", "module tee=1 | x"),
+        ("-mr3 x", "module redirects=3 | x"),
+        ("-mt 1 x", "module tee=1 | x"),
+        ("-mm x", "module module | x"),
+        ("--role -1 x.py", "role=-1 | x.py"),
+        ("--role -.5 x.py", "role=-.5 | x.py"),
+        ("--role - x.py", "role=- | x.py"),
+        ("--max-restarts=+1_0 x.py", "max-restarts=+1_0 | x.py"),
+        // A repeated option stands twice here; the last one counts.
+        ("--role a --role b x.py", "role=a role=b | x.py"),
+        // Spellings.
+        ("--nproc_per_node=2 --no_python x", "nproc-per-node=2 no-python | x"),
+        ("--nproc-per 2 --no-py x", "nproc-per-node=2 no-python | x"),
+        ("--max_r 1 --nn=1 x.py", "max-restarts=1 nnodes=1 | x.py"),
+        // Entrypoints that look odd.
+        ("- a", "| - a"),
+        ("-5 a", "| -5 a"),
+        ("-h", "Help"),
+        ("--he --whatever", "Help"),
+        ("--whatever -mh", "Help"),
+        ("--print-completion bash", "Completion"),
+    ] {
+        assert_eq!(summary(Persona::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
+    }
+    let spaced = ["--role", "-a b", "-x y"].map(OsString::from);
+    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &spaced) else { panic!("refused") };
+    assert_eq!(
+        (request.given[0].value.as_os_str(), request.entrypoint.as_os_str()),
+        ("-a b".as_ref(), "-x y".as_ref())
+    );
+}
+
+#[test]
+fn usage_errors_are_worded_as_argparse_words_them() {
+    let required = "the following arguments are required: training_script, training_script_args";
+    for (typed, message) in [
+        ("", required),
+        ("--", required),
+        ("--nnodes 1", required),
+        ("--unknown", required),
+        ("--unknown x.py", "unrecognized arguments: --unknown"),
+        ("-x --unknown=3 --standalone x.py a", "unrecognized arguments: -x --unknown=3"),
+        ("--nproc_per-node 2 x.py", "unrecognized arguments: --nproc_per-node"),
+        ("--nproc 2 x.py", "ambiguous option: --nproc could match --nproc-per-node, --nproc_per_node"),
+        ("--stdi all x.py", "unrecognized arguments: --stdi"),
+        ("--grace 1 x.py", "unrecognized arguments: --grace"),
+        ("-v x.py", "unrecognized arguments: -v"),
+        ("--version x.py", "unrecognized arguments: --version"),
+        ("-mpkg", "argument -m/--module: ignored explicit argument 'pkg'"),
+        ("-m=1 x", "argument -m/--module: ignored explicit argument '1'"),
+        ("--standalone=1 x.py", "argument --standalone: ignored explicit argument '1'"),
+        ("--role", "argument --role: expected one argument"),
+        ("--role --standalone x.py", "argument --role: expected one argument"),
+        ("--role -- x.py", "argument --role: expected one argument"),
+        ("-r", "argument -r/--redirects: expected one argument"),
+        ("--role -x x.py", "argument --role: expected one argument"),
+        ("--max-restarts abc x.py", "argument --max-restarts/--max_restarts: invalid int value: 'abc'"),
+        (
+            "--max-restarts a --max-restarts 1 x",
+            "argument --max-restarts/--max_restarts: invalid int value: 'a'",
+        ),
+        ("--master_port= x.py", "argument --master-port/--master_port: invalid int value: ''"),
+        (
+            "--monitor-interval x x.py",
+            "argument --monitor-interval/--monitor_interval: invalid float value: 'x'",
+        ),
+        (
+            "--start-method no x.py",
+            "argument --start-method/--start_method: invalid choice: 'no' (choose from 'spawn', 'fork', 'forkserver')",
+        ),
+    ] {
+        assert_eq!(summary(Persona::Torchrun, typed), Err(message.to_owned()), "`{typed}`");
+    }
+}
+
+/// Every spelling of torchrun 2.15 with its shortest accepted prefix, as its own parser answers.
+const SHORTEST: &[(&str, &str)] = &[
+    ("--help", "--h"),
+    ("--nnodes", "--nn"),
+    ("--nproc-per-node", "--nproc-"),
+    ("--nproc_per_node", "--nproc_"),
+    ("--rdzv-backend", "--rdzv-b"),
+    ("--rdzv_backend", "--rdzv_b"),
+    ("--rdzv-endpoint", "--rdzv-e"),
+    ("--rdzv_endpoint", "--rdzv_e"),
+    ("--rdzv-id", "--rdzv-i"),
+    ("--rdzv_id", "--rdzv_i"),
+    ("--rdzv-conf", "--rdzv-c"),
+    ("--rdzv_conf", "--rdzv_c"),
+    ("--standalone", "--stan"),
+    ("--max-restarts", "--max-"),
+    ("--max_restarts", "--max_"),
+    ("--monitor-interval", "--monitor-"),
+    ("--monitor_interval", "--monitor_"),
+    ("--start-method", "--start-"),
+    ("--start_method", "--start_"),
+    ("--event-log-handler", "--event-"),
+    ("--event_log_handler", "--event_"),
+    ("--role", "--ro"),
+    ("--module", "--mod"),
+    ("--no-python", "--no-"),
+    ("--no_python", "--no_"),
+    ("--run-path", "--run-"),
+    ("--run_path", "--run_"),
+    ("--log-dir", "--log-d"),
+    ("--log_dir", "--log_d"),
+    ("--redirects", "--re"),
+    ("--tee", "--t"),
+    ("--log-line-prefix-template", "--log-l"),
+    ("--log_line_prefix_template", "--log_l"),
+    ("--local-ranks-filter", "--local-r"),
+    ("--local_ranks_filter", "--local_r"),
+    ("--duplicate-stdout-filters", "--duplicate-stdo"),
+    ("--duplicate_stdout_filters", "--duplicate_stdo"),
+    ("--duplicate-stderr-filters", "--duplicate-stde"),
+    ("--duplicate_stderr_filters", "--duplicate_stde"),
+    ("--node-rank", "--node-"),
+    ("--node_rank", "--node_"),
+    ("--master-addr", "--master-a"),
+    ("--master_addr", "--master_a"),
+    ("--master-port", "--master-p"),
+    ("--master_port", "--master_p"),
+    ("--local-addr", "--local-a"),
+    ("--local_addr", "--local_a"),
+    ("--logs-specs", "--logs-"),
+    ("--logs_specs", "--logs_"),
+    ("--numa-binding", "--numa-"),
+    ("--numa_binding", "--numa_"),
+    ("--signals-to-handle", "--signals-"),
+    ("--signals_to_handle", "--signals_"),
+    ("--shutdown-timeout", "--shutdown-"),
+    ("--shutdown_timeout", "--shutdown_"),
+    ("--virtual-local-rank", "--virtual-"),
+    ("--virtual_local_rank", "--virtual_"),
+    ("--print-completion", "--print-"),
+    ("--print_completion", "--print_"),
+];
+
+#[test]
+fn abbreviations_are_torchruns() {
+    let spellings: Vec<String> = torchrun::TABLE.iter().flat_map(|row| row.spellings()).collect();
+    assert_eq!(spellings, SHORTEST.iter().map(|(spelling, _)| *spelling).collect::<Vec<_>>());
+    for (spelling, shortest) in SHORTEST {
+        for end in 3..=spelling.len() {
+            let prefix = &spelling[..end];
+            let found = find_long(Persona::Torchrun, prefix.as_bytes(), OsStr::new(prefix));
+            if prefix.len() < shortest.len() {
+                assert!(matches!(found, Err(UsageError::Ambiguous { .. })), "`{prefix}` is ambiguous");
+            } else {
+                let row = found.unwrap().unwrap();
+                assert!(row.spellings().iter().any(|name| name == spelling), "`{prefix}` is not `{row}`");
+            }
+        }
+    }
+}
+
+#[test]
+fn our_own_name_takes_what_can_mean_one_option_only() {
+    for (typed, read) in [
+        ("--nproc 2 x.py", "nproc-per-node=2 | x.py"),
+        ("--max=1 x.py", "max-restarts=1 | x.py"),
+        ("--rdzv-b static x.py", "rdzv-backend=static | x.py"),
+        ("--nod 0 x", "node-rank=0 | x"),
+        ("--stdin 0 --grace 1.5 -v x.py", "stdin=0 grace=1.5 verbose | x.py"),
+        ("-vv -vmr3 x", "verbose verbose verbose module redirects=3 | x"),
+        ("--verbose x.py --verbose", "verbose | x.py --verbose"),
+        ("--version", "Version"),
+        ("run x.py", "| run x.py"),
+    ] {
+        assert_eq!(summary(Persona::Rankrun, typed).as_deref(), Ok(read), "`{typed}`");
+    }
+    for (typed, message) in [
+        ("--rdzv x x.py", "`--rdzv` could be `--rdzv-backend`, `--rdzv_backend`, `--rdzv-endpoint`"),
+        ("--gra 1 x.py", "unknown option `--gra`"),
+        ("--stdi 1 x.py", "unknown option `--stdi`"),
+        ("--stdin two x.py", "`--stdin` is `two`, which is not a local rank, `all` or `none`"),
+        ("--grace soon x.py", "`--grace` is `soon`, which is not a number"),
+    ] {
+        let error = parse(Persona::Rankrun, &words(typed)).unwrap_err().to_string();
+        assert!(error.starts_with(message), "`{typed}`: {error}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_reach_the_program() {
+    let odd = OsString::from_vec(vec![0xff, b'=', 0xfe]);
+    let line = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
+    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &line) else { panic!("refused") };
+    assert_eq!(
+        (&request.given[0].value, &request.entrypoint, &request.args),
+        (&odd, &odd, &vec![odd.clone()])
+    );
+    let glued = [OsString::from_vec(b"--log-dir=\xff".to_vec()), OsString::from("x.py")];
+    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &glued) else { panic!("refused") };
+    assert_eq!(request.given[0].value, OsString::from_vec(vec![0xff]));
+}
+
+fn any_word() -> impl Strategy<Value = OsString> {
+    let names: Vec<String> = tables(Persona::Rankrun).flat_map(|row| row.spellings()).collect();
+    prop_oneof![
+        prop::sample::select(names.clone()).prop_map(OsString::from),
+        (prop::sample::select(names), "[=a-z0-9:]{0,4}").prop_map(|(name, tail)| (name + &tail).into()),
+        "-[a-z=0-9]{0,4}".prop_map(OsString::from),
+        "[-=.a-z0-9_ ]{0,6}".prop_map(OsString::from),
+        prop::collection::vec(1u8.., 0..6).prop_map(OsString::from_vec),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_command_line_panics(line in prop::collection::vec(any_word(), 0..8)) {
+        for persona in [Persona::Rankrun, Persona::Torchrun] {
+            let _ = parse(persona, &line).map_err(|error| (error.to_string(), error.argparse()));
+        }
+    }
+
+    #[test]
+    fn what_stands_behind_the_entrypoint_is_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
+        let mut line = words("--standalone -r 3 -- x.py");
+        line.extend(args.clone());
+        let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &line) else { panic!("refused") };
+        prop_assert_eq!(request.args, args);
+    }
+}

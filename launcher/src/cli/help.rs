@@ -1,0 +1,112 @@
+//! The help: the tables as text. The only use of clap here, which lays it out.
+
+use clap::{Arg, ArgAction, Command};
+
+use super::option::{Kind, OptionRow, Support};
+use super::{run, torchrun};
+use crate::spec::Persona;
+
+const WIDTH: usize = 100;
+const ABOUT: &str = "Start N workers of a training program on this node, watch them, restart them together";
+const USAGE: &str =
+    "rankrun [OPTIONS] ENTRYPOINT [ARGS]...\n       rankrun run [OPTIONS] ENTRYPOINT [ARGS]...";
+const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
+     to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
+
+/// The text behind the options, which both names share.
+const BEHIND: &str = "\
+Long names may be written with underscores and abbreviated. Where an option is not given, torchrun's
+options are read from PET_NAME and ours from RANKRUN_NAME (as in PET_NPROC_PER_NODE, RANKRUN_STDIN).
+
+Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_ENV or CONDA_PREFIX.
+";
+
+/// What our own name adds.
+const PROGRAMS: &str = "
+An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
+.py file. A bare name that is no file here is looked up in PATH.
+";
+
+const EXAMPLES: &str = "
+Examples:
+  rankrun --nproc-per-node 4 train.py --epochs 3
+  rankrun --nproc-per-node cpu --max-restarts 2 -m package.train
+  rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
+  rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
+
+Exit status:
+  0        every worker exited 0
+  1        the launcher failed: settings, log folder, store, a worker that cannot be started
+  2        the command line could not be read
+  128+N    the launcher was told to stop by signal N, or the first failing worker was ended by it
+  another  that of the first failing worker, no restart being left
+";
+
+const TORCHRUN_EXAMPLES: &str = "
+Examples:
+  torchrun --nproc-per-node 4 train.py --epochs 3
+  torchrun --nproc-per-node cpu --max-restarts 2 -m package.train
+
+Exit status:
+  0  every worker exited 0
+  1  a worker failed, the launcher failed, or it was told to stop by a signal
+  2  the command line could not be read
+";
+
+/// What `--version` prints.
+pub(super) fn version() -> String {
+    format!("rankrun {}\n", env!("CARGO_PKG_VERSION"))
+}
+
+/// What `--help` prints under this name.
+pub(super) fn help(persona: Persona) -> String {
+    let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow], later: bool| {
+        let rows = rows.iter().filter(|row| (row.support != Support::Now) == later);
+        rows.fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
+    };
+    let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true).help(ENTRYPOINT);
+    let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
+    let command = command.about(ABOUT).arg(entrypoint);
+    let command = options(command, "Options", torchrun::TABLE, false);
+    match persona {
+        Persona::Rankrun => {
+            let command = options(command, "Options that torchrun does not have", run::TABLE, false);
+            let command = options(command, "Not supported yet", torchrun::TABLE, true);
+            command
+                .override_usage(USAGE)
+                .after_help(format!("{BEHIND}{PROGRAMS}{EXAMPLES}"))
+                .render_help()
+                .to_string()
+        }
+        Persona::Torchrun => {
+            let command = options(command, "Not supported yet", torchrun::TABLE, true);
+            let command = command.help_template("{about}\n\n{all-args}{after-help}");
+            let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
+            format!("{}\n{text}", torchrun::USAGE)
+        }
+    }
+}
+
+fn argument(row: &'static OptionRow) -> Arg {
+    let argument = Arg::new(row.long).long(row.long).help(row.help);
+    let argument = match row.short {
+        Some(letter) => argument.short(char::from(letter)),
+        None => argument,
+    };
+    match row.kind {
+        Kind::Flag => argument.action(ArgAction::SetTrue),
+        Kind::Choice(choices) => argument.value_name(choices.join("|")),
+        _ => argument.value_name(row.value_name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_is_the_reference() {
+        assert_eq!(help(Persona::Rankrun), include_str!("help_rankrun.txt"));
+        assert_eq!(help(Persona::Torchrun), include_str!("help_torchrun.txt"));
+    }
+}

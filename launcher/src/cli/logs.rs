@@ -1,0 +1,157 @@
+//! Where the workers' output goes: `--log-dir`, `--redirects`, `--tee`.
+
+use std::path::{Path, PathBuf};
+
+use super::error::{CliError, Expected, Origin, SettingError};
+use super::notice::{IgnoredBecause, Notice};
+use super::option::OptionRow;
+use super::settings::Settings;
+use super::torchrun::{LOG_DIR, REDIRECTS, TEE};
+use crate::facts::{Facts, FileKind, Permission};
+use crate::spec::{LogDir, LogSpec, Persona, StreamMap, Streams};
+use rankrun_contract::rank::LocalRank;
+
+/// torch's default for the prefix template; the option itself comes later.
+const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+
+/// The log tree, and which streams go to it.
+///
+/// # Errors
+/// A text that is no stream map, a log folder that is a file, or a prefix template, which comes later.
+pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<LogSpec, CliError> {
+    let redirects = stream_map(settings, &REDIRECTS)?;
+    let tee = stream_map(settings, &TEE)?;
+    let dir = log_dir(settings)?;
+    for (map, row) in [(&redirects, &REDIRECTS), (&tee, &TEE)] {
+        if dir == LogDir::Off && names_a_stream(map) {
+            let origin = settings.find(row).map_or(Origin::Option(row.long), |found| found.origin);
+            notices.push(Notice::Ignored { origin, because: IgnoredBecause::NoLogTree });
+        }
+    }
+    if names_a_stream(&tee)
+        && let Some(template) = settings.facts.filled_variable(PREFIX_VARIABLE)
+    {
+        let origin = Origin::Variable(PREFIX_VARIABLE.to_owned());
+        let value = template.to_string_lossy().into_owned();
+        return Err(SettingError::NotSupported { origin, value }.into());
+    }
+    Ok(LogSpec { dir, redirects, tee })
+}
+
+fn log_dir(settings: &Settings<'_>) -> Result<LogDir, CliError> {
+    let facts = settings.facts;
+    let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
+        return Ok(LogDir::Temporary(temporary_folder(facts)));
+    };
+    let path = PathBuf::from(found.value);
+    if path == Path::new("/dev/null") {
+        return Ok(LogDir::Off);
+    }
+    if facts.world().kind(&path) == FileKind::File {
+        return Err(SettingError::LogDirIsFile { origin: found.origin, path }.into());
+    }
+    Ok(LogDir::At(match settings.persona {
+        Persona::Rankrun => facts.absolute(&path),
+        // torchrun's workers see a relative TORCHELASTIC_ERROR_FILE then.
+        Persona::Torchrun => path,
+    }))
+}
+
+/// Python's `tempfile`: the first of these that can be written; `TMPDIR`'s or the first where none can.
+fn temporary_folder(facts: &Facts) -> PathBuf {
+    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
+    let mut candidates = named.map(PathBuf::from).chain(["/tmp", "/var/tmp", "/usr/tmp"].map(PathBuf::from));
+    let first = candidates.next().unwrap_or_default();
+    let writable = |folder: &PathBuf| {
+        facts.world().kind(folder) == FileKind::Directory && facts.world().may(Permission::Write, folder)
+    };
+    if writable(&first) {
+        return first;
+    }
+    candidates.find(writable).unwrap_or(first)
+}
+
+fn stream_map(settings: &Settings<'_>, row: &'static OptionRow) -> Result<StreamMap, CliError> {
+    let Some(found) = settings.text(row)? else { return Ok(StreamMap::All(Streams::default())) };
+    let any_rank = settings.persona == Persona::Rankrun;
+    parse_stream_map(&found.value, any_rank).ok_or_else(|| {
+        let expected = Expected::Streams { any_rank };
+        SettingError::Refused { origin: found.origin, value: found.value, expected }.into()
+    })
+}
+
+fn names_a_stream(map: &StreamMap) -> bool {
+    let any = |streams: &Streams| streams.stdout || streams.stderr;
+    match map {
+        StreamMap::All(streams) => any(streams),
+        StreamMap::Ranks(ranks) => ranks.iter().any(|(_, streams)| any(streams)),
+    }
+}
+
+/// `3` or `0:3,1:2`. torchrun's ranks are one digit; with `any_rank` they are any rank.
+fn parse_stream_map(text: &str, any_rank: bool) -> Option<StreamMap> {
+    if let Some(streams) = parse_streams(text) {
+        return Some(StreamMap::All(streams));
+    }
+    let item = |item: &str| {
+        let (rank, streams) = item.split_once(':')?;
+        let rank: LocalRank =
+            rank.parse().ok().filter(|_| !rank.is_empty() && (any_rank || rank.len() == 1))?;
+        Some((rank, parse_streams(streams)?))
+    };
+    text.split(',').map(item).collect::<Option<Vec<_>>>().map(StreamMap::Ranks)
+}
+
+fn parse_streams(text: &str) -> Option<Streams> {
+    match text {
+        "0" => Some(Streams::default()),
+        "1" => Some(Streams { stdout: true, stderr: false }),
+        "2" => Some(Streams { stdout: false, stderr: true }),
+        "3" => Some(Streams { stdout: true, stderr: true }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn streams(bits: u8) -> Streams {
+        Streams { stdout: bits & 1 != 0, stderr: bits & 2 != 0 }
+    }
+
+    #[test]
+    fn one_digit_is_for_all() {
+        for (text, bits) in [("0", 0), ("1", 1), ("2", 2), ("3", 3)] {
+            assert_eq!(parse_stream_map(text, false), Some(StreamMap::All(streams(bits))));
+        }
+    }
+
+    #[test]
+    fn a_list_names_ranks() {
+        let ranks = vec![(LocalRank(0), streams(3)), (LocalRank(1), streams(0)), (LocalRank(0), streams(2))];
+        assert_eq!(parse_stream_map("0:3,1:0,0:2", false), Some(StreamMap::Ranks(ranks)));
+    }
+
+    #[test]
+    fn ranks_above_nine_are_ours_alone() {
+        let ranks = vec![(LocalRank(10), streams(1))];
+        assert_eq!(parse_stream_map("10:1", true), Some(StreamMap::Ranks(ranks)));
+        assert_eq!(parse_stream_map("10:1", false), None);
+    }
+
+    #[test]
+    fn the_rest_is_refused() {
+        for text in ["", "4", "33", "0:1,", ",0:1", "0:4", ":1", "0:", "a:1", "-1:1", "0:1 ", "0:1:1"] {
+            assert_eq!(parse_stream_map(text, true), None, "`{text}`");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "[0-9:,x ]{0,12}") {
+            let _ = (parse_stream_map(&text, true), parse_stream_map(&text, false));
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! argv and environment → `LaunchSpec`.
+//!
+//! The name by which we are called picks the grammar: `torchrun` is torchrun's, any other is ours, which is
+//! torchrun's with a few options more. A subcommand is recognised only as the first word, so that every path,
+//! also `./run`, is an entrypoint. `grammar` reads the words, `settings` knows which value counts, `resolve` and
+//! its neighbours decide. Nothing is started, made or changed here, and nothing is printed.
+
+pub mod error;
+pub mod notice;
+pub mod option;
+pub mod python;
+
+mod entrypoint;
+mod grammar;
+mod help;
+mod logs;
+mod python_text;
+mod rendezvous;
+mod resolve;
+mod run;
+mod settings;
+mod torchrun;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+pub use error::{CliError, SettingError, UsageError};
+pub use notice::Notice;
+
+use crate::facts::Facts;
+use crate::spec::{LaunchSpec, Persona};
+use error::Origin;
+use grammar::{Parsed, parse};
+
+/// What the command line asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Start workers.
+    Launch(Box<Launch>),
+    /// Print this on stdout and exit 0.
+    Print(String),
+}
+
+/// A launch, and what to say about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// What is launched.
+    pub spec: LaunchSpec,
+    /// How much the launcher says.
+    pub verbosity: Verbosity,
+    /// What to say once, in this order.
+    pub notices: Vec<Notice>,
+}
+
+/// How much the launcher says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Verbosity {
+    /// Errors only (`LOGLEVEL=ERROR`).
+    Error,
+    /// What may surprise.
+    #[default]
+    Warn,
+    /// What is done (`-v`).
+    Info,
+    /// Each step (`-vv`).
+    Debug,
+}
+
+/// The name by which we were called decides who we are.
+#[must_use]
+pub fn persona(argv0: &OsStr) -> Persona {
+    match Path::new(argv0).file_name() {
+        Some(name) if name == "torchrun" => Persona::Torchrun,
+        _ => Persona::Rankrun,
+    }
+}
+
+/// Reads the command line; `argv` begins with the name by which we were called.
+///
+/// # Errors
+/// Everything that can be known to fail before anything starts.
+pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> {
+    let (argv0, words) = match argv.split_first() {
+        Some((argv0, words)) => (argv0.as_os_str(), words),
+        None => (OsStr::new(""), argv),
+    };
+    let persona = persona(argv0);
+    let words = match words.split_first() {
+        Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
+        _ => words,
+    };
+    let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;
+    match parsed {
+        Parsed::Help => Ok(Command::Print(help::help(persona))),
+        Parsed::Version => Ok(Command::Print(help::version())),
+        Parsed::Completion => {
+            let origin = Origin::Option(torchrun::PRINT_COMPLETION.long);
+            Err(SettingError::NotSupported { origin, value: String::new() }.into())
+        }
+        Parsed::Launch(request) => {
+            let launch = resolve::resolve(persona, argv0, request, facts)?;
+            Ok(Command::Launch(Box::new(launch)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Which Python runs the workers.
+//!
+//! torchrun is itself run by one; we look where a user expects it, in this order: `PYTHON_EXEC`; the folder of
+//! the path by which we were called (a venv's `bin/`, whatever the environment says); `PATH`; `VIRTUAL_ENV` and
+//! `CONDA_PREFIX`. In a folder `python` comes before `python3`.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{EntrypointProblem, SettingError};
+use super::notice::Notice;
+use crate::facts::{Facts, FileKind};
+
+const NAMES: [&str; 2] = ["python", "python3"];
+
+/// Why one Python is a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PythonSource {
+    /// `PYTHON_EXEC` names it.
+    PythonExec,
+    /// It stands beside the launcher.
+    Beside,
+    /// `PATH` leads to it.
+    Path,
+    /// It is in `VIRTUAL_ENV`.
+    VirtualEnv,
+    /// It is in `CONDA_PREFIX`.
+    CondaPrefix,
+}
+
+impl fmt::Display for PythonSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PythonExec => "named by `PYTHON_EXEC`",
+            Self::Beside => "which stands beside the launcher",
+            Self::Path => "found in `PATH`",
+            Self::VirtualEnv => "of `VIRTUAL_ENV`",
+            Self::CondaPrefix => "of `CONDA_PREFIX`",
+        })
+    }
+}
+
+/// The Python that was taken, and what to say where another place names a different one.
+///
+/// # Errors
+/// `PYTHON_EXEC` is useless, or there is no Python anywhere.
+pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Option<Notice>), SettingError> {
+    let mut looked = Vec::new();
+    let mut candidates: Vec<(PythonSource, PathBuf)> = Vec::new();
+    if let Some(value) = facts.filled_variable("PYTHON_EXEC") {
+        candidates.push((PythonSource::PythonExec, python_exec(value, facts)?));
+    }
+    let mut look_in = |source, folder: PathBuf| {
+        candidates.extend(python_in(&folder, facts).map(|python| (source, python)));
+        looked.push(folder);
+    };
+    if let Some(folder) = folder_of_launcher(argv0, facts) {
+        look_in(PythonSource::Beside, folder);
+    }
+    let in_path = NAMES.iter().find_map(|name| facts.find_in_path(OsStr::new(name)));
+    candidates.extend(in_path.map(|python| (PythonSource::Path, facts.absolute(&python))));
+    looked.extend(facts.search_path());
+    for (source, name) in
+        [(PythonSource::VirtualEnv, "VIRTUAL_ENV"), (PythonSource::CondaPrefix, "CONDA_PREFIX")]
+    {
+        if let Some(prefix) = facts.filled_variable(name) {
+            let folder = facts.absolute(Path::new(prefix)).join("bin");
+            candidates.extend(python_in(&folder, facts).map(|python| (source, python)));
+            looked.push(folder);
+        }
+    }
+    let mut candidates = candidates.into_iter();
+    let Some((source, taken)) = candidates.next() else { return Err(SettingError::NoPython { looked }) };
+    let identity = identify(&taken, facts);
+    let others: Vec<_> = candidates.filter(|(_, python)| identify(python, facts) != identity).collect();
+    let notice = (!others.is_empty()).then(|| Notice::Python { taken: taken.clone(), source, others });
+    Ok((taken, notice))
+}
+
+fn python_exec(value: &OsStr, facts: &Facts) -> Result<PathBuf, SettingError> {
+    find_program(value, facts)
+        .map_err(|problem| SettingError::PythonExec { value: value.to_string_lossy().into_owned(), problem })
+}
+
+/// A program as `execvp` finds it: by its path if there is a slash in its name, else in `PATH`.
+///
+/// # Errors
+/// There is none, or it may not be run.
+pub(super) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, EntrypointProblem> {
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match facts.world().kind(&path) {
+            FileKind::Missing => Err(EntrypointProblem::Missing { folder: facts.working_folder() }),
+            FileKind::Directory => Err(EntrypointProblem::Directory),
+            _ if facts.is_executable(&path) => Ok(path),
+            _ => Err(EntrypointProblem::NotExecutable { path }),
+        };
+    }
+    let looked = facts.search_path();
+    facts.find_in_path(name).ok_or_else(|| {
+        let mut files = looked.iter().map(|folder| folder.join(name));
+        match files.find(|file| facts.world().kind(file) == FileKind::File) {
+            Some(path) => EntrypointProblem::NotExecutable { path },
+            None => EntrypointProblem::NotInPath { looked },
+        }
+    })
+}
+
+/// The folder of the path by which we were called. Its links are kept: a link in a venv's `bin/` means the venv.
+fn folder_of_launcher(argv0: &OsStr, facts: &Facts) -> Option<PathBuf> {
+    let path =
+        if argv0.as_bytes().contains(&b'/') { PathBuf::from(argv0) } else { facts.find_in_path(argv0)? };
+    facts.absolute(&path).parent().map(Path::to_owned)
+}
+
+fn python_in(folder: &Path, facts: &Facts) -> Option<PathBuf> {
+    NAMES.iter().map(|name| folder.join(name)).find(|python| facts.is_executable(python))
+}
+
+/// What makes two paths the same Python: the venv, since all venvs link to one file, else the file itself.
+fn identify(python: &Path, facts: &Facts) -> PathBuf {
+    let python = facts.absolute(python);
+    let folder = python.parent().map(|folder| facts.world().resolve_links(folder)).unwrap_or_default();
+    match folder.parent().map(|prefix| prefix.join("pyvenv.cfg")) {
+        Some(config) if facts.exists(&config) => folder,
+        _ => facts.world().resolve_links(&python),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! Where a setting's value comes from: the command line, then the option's variable. The one place that knows.
+//!
+//! Own options have `RANKRUN_*`, torchrun's have `PET_*`, and no option has both; what stands in for them
+//! further down the line (`LOGLEVEL`, defaults) is said where the setting is resolved.
+
+use std::ffi::OsString;
+
+use super::error::{CliError, Origin, SettingError, UsageError};
+use super::grammar::Given;
+use super::option::{Family, Kind, OptionRow, Support};
+use super::python_text::{parse_float, parse_int};
+use super::torchrun;
+use crate::facts::Facts;
+use crate::spec::Persona;
+
+/// A value and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Setting<T> {
+    pub(super) origin: Origin,
+    pub(super) value: T,
+}
+
+/// What was typed, over what the environment says.
+pub(super) struct Settings<'a> {
+    pub(super) persona: Persona,
+    pub(super) given: &'a [Given],
+    pub(super) facts: &'a Facts,
+}
+
+impl Settings<'_> {
+    /// The value that counts, as it was written.
+    pub(super) fn find(&self, row: &'static OptionRow) -> Option<Setting<OsString>> {
+        if let Some(given) = self.given.iter().rev().find(|given| given.row == row) {
+            return Some(Setting { origin: Origin::Option(row.long), value: given.value.clone() });
+        }
+        let name = row.variable()?;
+        let value = match row.family {
+            // argparse takes an empty variable for an empty value.
+            Family::Pet => self.facts.variable(&name),
+            Family::Rankrun | Family::None => self.facts.filled_variable(&name),
+        };
+        value.map(|value| Setting { value: value.to_owned(), origin: Origin::Variable(name) })
+    }
+
+    /// The value as text.
+    pub(super) fn text(&self, row: &'static OptionRow) -> Result<Option<Setting<String>>, CliError> {
+        let Some(Setting { origin, value }) = self.find(row) else { return Ok(None) };
+        match value.into_string() {
+            Ok(value) => Ok(Some(Setting { origin, value })),
+            Err(value) => {
+                let value = value.to_string_lossy().into_owned();
+                Err(SettingError::NotUnicode { origin, value }.into())
+            }
+        }
+    }
+
+    /// The value as Python's `int()` reads it.
+    pub(super) fn int(&self, row: &'static OptionRow) -> Result<Option<Setting<i128>>, CliError> {
+        self.typed(row, parse_int)
+    }
+
+    /// The value as Python's `float()` reads it.
+    pub(super) fn float(&self, row: &'static OptionRow) -> Result<Option<Setting<f64>>, CliError> {
+        self.typed(row, parse_float)
+    }
+
+    /// The value as `parse` reads it; what it cannot read is a usage error, also from a variable.
+    pub(super) fn typed<T>(
+        &self,
+        row: &'static OptionRow,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<Setting<T>>, CliError> {
+        let Some(Setting { origin, value }) = self.text(row)? else { return Ok(None) };
+        match parse(&value) {
+            Some(value) => Ok(Some(Setting { origin, value })),
+            None => {
+                let error = UsageError::BadValue { option: row, origin, value };
+                Err(CliError::Usage { persona: self.persona, error })
+            }
+        }
+    }
+
+    /// Whether the flag was typed, or its variable is an integer other than zero.
+    ///
+    /// A variable that is no integer is refused even where the flag was typed: argparse reads it first.
+    pub(super) fn flag(&self, row: &'static OptionRow) -> Result<bool, SettingError> {
+        let variable = row.variable().and_then(|name| Some((self.facts.variable(&name)?, name)));
+        let by_variable = match variable {
+            None => false,
+            Some((value, variable)) => match value.to_str().and_then(parse_int) {
+                Some(number) => number != 0,
+                None => {
+                    let value = value.to_string_lossy().into_owned();
+                    return Err(SettingError::FlagNotInteger { variable, value });
+                }
+            },
+        };
+        Ok(by_variable || self.given.iter().any(|given| given.row == row))
+    }
+
+    /// How often a flag was typed.
+    pub(super) fn count(&self, row: &'static OptionRow) -> usize {
+        self.given.iter().filter(|given| given.row == row).count()
+    }
+
+    /// Refuses what torchrun knows and we cannot do yet, however it was said.
+    pub(super) fn refuse_unsupported(&self) -> Result<(), CliError> {
+        for row in torchrun::TABLE {
+            let Support::Later { default } = row.support else { continue };
+            if row.kind == Kind::Flag && !self.flag(row)? {
+                continue;
+            }
+            let Some(Setting { origin, value }) = self.find(row) else { continue };
+            if row.kind != Kind::Flag && default.is_some_and(|default| value == default) {
+                continue;
+            }
+            let value = match row.kind {
+                Kind::Flag => String::new(),
+                _ => value.to_string_lossy().into_owned(),
+            };
+            return Err(SettingError::NotSupported { origin, value }.into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! torchrun 2.15's options, in the order of its help: names, types and defaults. The sentences are ours.
+
+use super::option::{Family, OptionRow};
+
+/// The usage that torchrun prints before an error.
+pub(super) const USAGE: &str = include_str!("torchrun_usage.txt");
+
+pub(super) static HELP: OptionRow =
+    OptionRow::flag("help", "Print this help and exit").short(b'h').family(Family::None);
+
+pub(super) static NNODES: OptionRow =
+    OptionRow::text("nnodes", "N|MIN:MAX", "Nodes in the job; only 1 is supported yet [default: 1]");
+pub(super) static NPROC_PER_NODE: OptionRow = OptionRow::text(
+    "nproc-per-node",
+    "N|cpu|auto",
+    "Workers on this node: a number, `cpu` for one per CPU that the launcher may use, or `auto` \
+     (as `cpu` where there is no accelerator; counting accelerators is not supported yet) [default: 1]",
+);
+pub(super) static RDZV_BACKEND: OptionRow = OptionRow::text(
+    "rdzv-backend",
+    "NAME",
+    "How nodes find each other; only `static` is supported yet, and without an endpoint [default: static]",
+);
+pub(super) static RDZV_ENDPOINT: OptionRow =
+    OptionRow::text("rdzv-endpoint", "HOST:PORT", "Where nodes find each other; not supported yet");
+pub(super) static RDZV_ID: OptionRow =
+    OptionRow::text("rdzv-id", "ID", "The run id [default: a fresh UUID; `none` with --master-port]");
+pub(super) static RDZV_CONF: OptionRow =
+    OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous; without effect on one node");
+pub(super) static STANDALONE: OptionRow = OptionRow::flag(
+    "standalone",
+    "One node with a store on a free port, which is also what happens when nothing is said; \
+     --rdzv-*, --master-addr and --master-port are ignored",
+);
+pub(super) static MAX_RESTARTS: OptionRow = OptionRow::int(
+    "max-restarts",
+    "N",
+    "How often the workers are started again after one has failed [default: 0]",
+);
+pub(super) static MONITOR_INTERVAL: OptionRow = OptionRow::float(
+    "monitor-interval",
+    "SECONDS",
+    "Accepted and checked, without effect: exits are noticed at once",
+);
+pub(super) static START_METHOD: OptionRow =
+    OptionRow::choice("start-method", &["spawn", "fork", "forkserver"], "How --run-path starts Python")
+        .later(Some("spawn"));
+pub(super) static EVENT_LOG_HANDLER: OptionRow =
+    OptionRow::text("event-log-handler", "NAME", "Handler of torch's events").later(Some("null"));
+pub(super) static ROLE: OptionRow = OptionRow::text(
+    "role",
+    "NAME",
+    "The workers' role, as in ROLE_NAME and the log prefix [default: default]",
+);
+pub(super) static MODULE: OptionRow =
+    OptionRow::flag("module", "ENTRYPOINT is a Python module, run as `python -m`").short(b'm');
+pub(super) static NO_PYTHON: OptionRow =
+    OptionRow::flag("no-python", "ENTRYPOINT is a program; a name without a slash is looked up in PATH");
+pub(super) static RUN_PATH: OptionRow =
+    OptionRow::flag("run-path", "Run the script inside the launcher's Python").later(None);
+pub(super) static LOG_DIR: OptionRow = OptionRow::text(
+    "log-dir",
+    "DIR",
+    "Base of the log tree; /dev/null for none [default: a new folder in the temporary folder]",
+);
+pub(super) static REDIRECTS: OptionRow = OptionRow::text(
+    "redirects",
+    "STREAMS",
+    "Streams that go to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, \
+     or by local rank as in 0:3,1:2 [default: 0]",
+)
+.short(b'r');
+pub(super) static TEE: OptionRow = OptionRow::text(
+    "tee",
+    "STREAMS",
+    "Streams that go to files and, with a prefix, to the console; written as for --redirects [default: 0]",
+)
+.short(b't');
+pub(super) static LOG_LINE_PREFIX_TEMPLATE: OptionRow =
+    OptionRow::text("log-line-prefix-template", "TEMPLATE", "Prefix of tee'd lines").later(Some(""));
+pub(super) static LOCAL_RANKS_FILTER: OptionRow =
+    OptionRow::text("local-ranks-filter", "RANKS", "Local ranks shown on the console").later(Some(""));
+pub(super) static DUPLICATE_STDOUT_FILTERS: OptionRow =
+    OptionRow::text("duplicate-stdout-filters", "TEXTS", "Copy matching tee'd stdout lines to one more file")
+        .later(None);
+pub(super) static DUPLICATE_STDERR_FILTERS: OptionRow =
+    OptionRow::text("duplicate-stderr-filters", "TEXTS", "The same for stderr").later(None);
+pub(super) static NODE_RANK: OptionRow =
+    OptionRow::int("node-rank", "N", "Rank of this node; a job of one node has only 0 [default: 0]");
+pub(super) static MASTER_ADDR: OptionRow =
+    OptionRow::text("master-addr", "HOST", "MASTER_ADDR together with --master-port [default: 127.0.0.1]");
+pub(super) static MASTER_PORT: OptionRow = OptionRow::int(
+    "master-port",
+    "PORT",
+    "Serve the store on this port, or on a free one for 0, with the run id `none` unless --rdzv-id is given",
+);
+pub(super) static LOCAL_ADDR: OptionRow = OptionRow::text(
+    "local-addr",
+    "HOST",
+    "MASTER_ADDR where the store is on a free port [default: 127.0.0.1]",
+);
+pub(super) static LOGS_SPECS: OptionRow =
+    OptionRow::text("logs-specs", "NAME", "Python plug-in for the logs").family(Family::None).later(None);
+pub(super) static NUMA_BINDING: OptionRow = OptionRow::choice(
+    "numa-binding",
+    &["node", "socket", "exclusive", "core-complex"],
+    "Pin workers to CPUs near their device",
+)
+.family(Family::None)
+.later(None);
+pub(super) static SIGNALS_TO_HANDLE: OptionRow =
+    OptionRow::text("signals-to-handle", "SIGNALS", "Signals caught and forwarded")
+        .later(Some("SIGTERM,SIGINT,SIGHUP,SIGQUIT"));
+pub(super) static SHUTDOWN_TIMEOUT: OptionRow = OptionRow::int(
+    "shutdown-timeout",
+    "SECONDS",
+    "From the signal that stops the workers to SIGKILL \
+     [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, then 30]",
+);
+pub(super) static VIRTUAL_LOCAL_RANK: OptionRow =
+    OptionRow::flag("virtual-local-rank", "One visible device per worker").later(None);
+pub(super) static PRINT_COMPLETION: OptionRow =
+    OptionRow::choice("print-completion", &["bash", "zsh", "tcsh"], "Print a shell completion script")
+        .family(Family::None)
+        .later(None);
+
+/// Every option of torchrun 2.15, in argparse's order, which is the order of the names in its messages.
+pub(super) const TABLE: &[&OptionRow] = &[
+    &HELP,
+    &NNODES,
+    &NPROC_PER_NODE,
+    &RDZV_BACKEND,
+    &RDZV_ENDPOINT,
+    &RDZV_ID,
+    &RDZV_CONF,
+    &STANDALONE,
+    &MAX_RESTARTS,
+    &MONITOR_INTERVAL,
+    &START_METHOD,
+    &EVENT_LOG_HANDLER,
+    &ROLE,
+    &MODULE,
+    &NO_PYTHON,
+    &RUN_PATH,
+    &LOG_DIR,
+    &REDIRECTS,
+    &TEE,
+    &LOG_LINE_PREFIX_TEMPLATE,
+    &LOCAL_RANKS_FILTER,
+    &DUPLICATE_STDOUT_FILTERS,
+    &DUPLICATE_STDERR_FILTERS,
+    &NODE_RANK,
+    &MASTER_ADDR,
+    &MASTER_PORT,
+    &LOCAL_ADDR,
+    &LOGS_SPECS,
+    &NUMA_BINDING,
+    &SIGNALS_TO_HANDLE,
+    &SHUTDOWN_TIMEOUT,
+    &VIRTUAL_LOCAL_RANK,
+    &PRINT_COMPLETION,
+];

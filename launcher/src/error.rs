@@ -1,0 +1,85 @@
+//! Why the launcher itself failed: one variant per room.
+
+use std::io;
+use std::path::PathBuf;
+
+use rankrun_contract::rank::Rank;
+
+use crate::logs::LogError;
+use crate::process::command::NulByte;
+use crate::store::StoreError;
+
+/// Why the launcher itself failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The agent could not be set up.
+    #[error("cannot {what}")]
+    Setup {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's refusal.
+        source: io::Error,
+    },
+    /// The workers' store could not be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The host that the workers are told is not this machine's.
+    #[error("cannot find an address of this machine for `{host}`")]
+    Address {
+        /// As the user gave it.
+        host: String,
+        /// The resolver's answer.
+        source: io::Error,
+    },
+    /// The log tree or a stream could not be opened.
+    #[error(transparent)]
+    Logs(#[from] LogError),
+    /// An argument or variable no program can be given.
+    #[error("cannot build the command of rank {rank}")]
+    Command {
+        /// Whose.
+        rank: Rank,
+        /// Which text.
+        source: NulByte,
+    },
+    /// A worker could not be started.
+    #[error("cannot start rank {rank}: `{}`", program.display())]
+    Spawn {
+        /// Whose.
+        rank: Rank,
+        /// The file that was to be executed.
+        program: PathBuf,
+        /// The kernel's refusal.
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// One thing to do about it.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Store(error) => error.hint(),
+            Self::Logs(error) => Some(error.hint()),
+            Self::Address { .. } => {
+                Some("name this machine, or leave the option out: one node needs no address")
+            }
+            Self::Spawn { source, .. } => spawn_hint(source),
+            Self::Setup { .. } | Self::Command { .. } => None,
+        }
+    }
+}
+
+fn spawn_hint(source: &io::Error) -> Option<&'static str> {
+    Some(match source.raw_os_error()? {
+        libc::ENOENT => "the file, or the interpreter named in its first line, does not exist",
+        libc::EACCES => {
+            "make the file executable (`chmod +x`), or leave out `--no-python` for a Python script"
+        }
+        libc::ENOEXEC => "a script needs a first line such as `#!/bin/sh`",
+        libc::E2BIG => "the arguments and the environment together are too long for the kernel",
+        libc::EAGAIN => "the limit on processes is reached: see `ulimit -u`",
+        libc::EMFILE => "the limit on open files is reached: see `ulimit -n`",
+        _ => return None,
+    })
+}

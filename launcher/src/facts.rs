@@ -1,0 +1,271 @@
+//! The outside world, read once or on demand: environment, working folder, CPUs, files, terminals, randomness.
+//!
+//! Everything that decides what to launch asks `Facts`, and nothing else touches the system there. The
+//! environment is a snapshot; the rest is asked only by who needs it, since a launch pays for every look.
+//! Tests put a fake `World` behind it.
+
+#![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::{AccessFlags, Pid, access};
+
+/// Where programs are looked for when `PATH` is not set, as Python does.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// What stands at a path, symbolic links followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// Nothing, or nothing that we may look at.
+    Missing,
+    /// A folder.
+    Directory,
+    /// A regular file.
+    File,
+    /// A pipe, socket or device.
+    Other,
+}
+
+/// What one may want to do with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permission {
+    /// Read it.
+    Read,
+    /// Write it, or make files in it.
+    Write,
+    /// Execute it.
+    Execute,
+}
+
+/// One of the launcher's standard streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StandardStream {
+    /// Descriptor 0.
+    Input,
+    /// Descriptor 1.
+    Output,
+    /// Descriptor 2.
+    Error,
+}
+
+/// What can be asked about the machine; `System` answers truly.
+pub trait World {
+    /// The working folder, where it can be named.
+    fn working_folder(&self) -> Option<PathBuf>;
+    /// How many CPUs this process may run on: those of its affinity mask.
+    fn affinity_cpus(&self) -> usize;
+    /// What stands at `path`.
+    fn kind(&self, path: &Path) -> FileKind;
+    /// Whether we have `permission` on `path`.
+    fn may(&self, permission: Permission, path: &Path) -> bool;
+    /// The first bytes of the file, fewer where it is shorter; none where it cannot be read.
+    fn first_bytes(&self, path: &Path) -> Vec<u8>;
+    /// The path without symbolic links; the path itself where that cannot be found out.
+    fn resolve_links(&self, path: &Path) -> PathBuf;
+    /// Whether a standard stream is a terminal.
+    fn is_terminal(&self, stream: StandardStream) -> bool;
+    /// A fresh random UUID.
+    fn fresh_uuid(&self) -> uuid::Uuid;
+}
+
+/// This machine.
+#[derive(Debug, Clone, Copy)]
+pub struct System;
+
+impl World for System {
+    fn working_folder(&self) -> Option<PathBuf> {
+        std::env::current_dir().ok()
+    }
+
+    fn affinity_cpus(&self) -> usize {
+        // nix's mask has room for 1024 CPUs; on a larger machine the kernel refuses it, and std knows a way.
+        match sched_getaffinity(Pid::from_raw(0)) {
+            Ok(mask) => (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true)).count(),
+            Err(_) => std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+        }
+    }
+
+    fn kind(&self, path: &Path) -> FileKind {
+        match std::fs::metadata(path) {
+            Err(_) => FileKind::Missing,
+            Ok(found) if found.is_dir() => FileKind::Directory,
+            Ok(found) if found.is_file() => FileKind::File,
+            Ok(_) => FileKind::Other,
+        }
+    }
+
+    fn may(&self, permission: Permission, path: &Path) -> bool {
+        let flags = match permission {
+            Permission::Read => AccessFlags::R_OK,
+            Permission::Write => AccessFlags::W_OK,
+            Permission::Execute => AccessFlags::X_OK,
+        };
+        access(path, flags).is_ok()
+    }
+
+    fn first_bytes(&self, path: &Path) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match File::open(path).and_then(|file| file.take(4).read_to_end(&mut bytes)) {
+            Ok(_) => bytes,
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn resolve_links(&self, path: &Path) -> PathBuf {
+        std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+    }
+
+    fn is_terminal(&self, stream: StandardStream) -> bool {
+        match stream {
+            StandardStream::Input => std::io::stdin().is_terminal(),
+            StandardStream::Output => std::io::stdout().is_terminal(),
+            StandardStream::Error => std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn fresh_uuid(&self) -> uuid::Uuid {
+        uuid::Uuid::new_v4()
+    }
+}
+
+/// The environment as it was at the start, and the world to ask for the rest.
+pub struct Facts {
+    environment: Vec<(OsString, OsString)>,
+    world: Box<dyn World>,
+}
+
+impl Facts {
+    /// This process on this machine.
+    #[must_use]
+    pub fn gather() -> Self {
+        Self::new(std::env::vars_os().collect(), Box::new(System))
+    }
+
+    /// A given environment in a given world.
+    #[must_use]
+    pub fn new(environment: Vec<(OsString, OsString)>, world: Box<dyn World>) -> Self {
+        Self { environment, world }
+    }
+
+    /// The whole environment, in its order: what the workers inherit.
+    #[must_use]
+    pub fn environment(&self) -> &[(OsString, OsString)] {
+        &self.environment
+    }
+
+    /// One variable; an empty value is a value.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    }
+
+    /// One variable, where an empty value counts as none.
+    #[must_use]
+    pub fn filled_variable(&self, name: &str) -> Option<&OsStr> {
+        self.variable(name).filter(|value| !value.is_empty())
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn world(&self) -> &dyn World {
+        self.world.as_ref()
+    }
+
+    /// Whether there is something at `path`.
+    #[must_use]
+    pub fn exists(&self, path: &Path) -> bool {
+        self.world.kind(path) != FileKind::Missing
+    }
+
+    /// Whether `path` is a regular file that we may execute.
+    #[must_use]
+    pub fn is_executable(&self, path: &Path) -> bool {
+        self.world.kind(path) == FileKind::File && self.world.may(Permission::Execute, path)
+    }
+
+    /// The working folder for a message; empty where it has no name.
+    #[must_use]
+    pub fn working_folder(&self) -> PathBuf {
+        self.world.working_folder().unwrap_or_default()
+    }
+
+    /// The path from the root, symbolic links kept; as it is where the working folder has no name.
+    #[must_use]
+    pub fn absolute(&self, path: &Path) -> PathBuf {
+        match self.world.working_folder() {
+            Some(folder) if path.is_relative() => folder.join(path),
+            _ => path.to_owned(),
+        }
+    }
+
+    /// The folders of `PATH` in order; an empty item is the working folder.
+    #[must_use]
+    pub fn search_path(&self) -> Vec<PathBuf> {
+        let path = self.variable("PATH").unwrap_or_else(|| OsStr::new(DEFAULT_PATH));
+        let item = |item: &[u8]| match item {
+            [] => PathBuf::from("."),
+            name => PathBuf::from(OsStr::from_bytes(name)),
+        };
+        path.as_bytes().split(|byte| *byte == b':').map(item).collect()
+    }
+
+    /// The first executable file of that name in the folders of `PATH`.
+    #[must_use]
+    pub fn find_in_path(&self, name: &OsStr) -> Option<PathBuf> {
+        self.search_path()
+            .into_iter()
+            .map(|folder| folder.join(name))
+            .find(|candidate| self.is_executable(candidate))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fake;
+
+#[cfg(test)]
+mod tests {
+    use super::fake::FakeWorld;
+    use super::*;
+
+    #[test]
+    fn the_first_of_two_equal_names_counts() {
+        let facts = FakeWorld::new().facts(&[("A", "1"), ("A", "2"), ("B", "")]);
+        assert_eq!(facts.variable("A"), Some(OsStr::new("1")));
+        assert_eq!(facts.variable("B"), Some(OsStr::new("")));
+        assert_eq!(facts.filled_variable("B"), None);
+        assert_eq!(facts.variable("C"), None);
+    }
+
+    #[test]
+    fn path_is_searched_in_order_for_executable_files() {
+        let world = FakeWorld::new()
+            .folder("/a/tool")
+            .file("/b/tool", b"")
+            .program("/c/tool")
+            .program("/d/tool")
+            .program("/job/here")
+            .program("/usr/bin/env");
+        let facts = world.clone().facts(&[("PATH", "/a:/b:/c:/d:")]);
+        assert_eq!(facts.find_in_path(OsStr::new("tool")), Some(PathBuf::from("/c/tool")));
+        assert_eq!(facts.find_in_path(OsStr::new("here")), Some(PathBuf::from("./here")));
+        assert_eq!(facts.find_in_path(OsStr::new("env")), None);
+        assert_eq!(world.facts(&[]).find_in_path(OsStr::new("env")), Some(PathBuf::from("/usr/bin/env")));
+    }
+
+    #[test]
+    fn the_system_knows_itself() {
+        let facts = Facts::gather();
+        assert!(facts.world().affinity_cpus() >= 1);
+        let own = std::env::current_exe().unwrap();
+        assert!(facts.is_executable(&own));
+        assert_eq!(facts.world().first_bytes(&own), b"\x7fELF");
+        assert_eq!(facts.world().kind(Path::new("/")), FileKind::Directory);
+        assert_eq!(facts.world().kind(Path::new("/dev/null")), FileKind::Other);
+        assert!(!facts.exists(Path::new("/no/such/file")));
+    }
+}

@@ -1,0 +1,129 @@
+//! A world made by hand.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// One thing in the fake file system.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    kind: FileKind,
+    readable: bool,
+    executable: bool,
+    bytes: &'static [u8],
+    target: Option<PathBuf>,
+}
+
+/// What is at which path, and how many CPUs there are.
+#[derive(Debug, Clone)]
+pub(crate) struct FakeWorld {
+    entries: BTreeMap<PathBuf, Entry>,
+    cpus: usize,
+}
+
+impl FakeWorld {
+    pub(crate) fn new() -> Self {
+        Self { entries: BTreeMap::new(), cpus: 3 }.folder("/job").folder("/tmp")
+    }
+
+    fn add(mut self, path: &str, kind: FileKind, executable: bool, bytes: &'static [u8]) -> Self {
+        let entry = Entry { kind, readable: true, executable, bytes, target: None };
+        self.entries.insert(PathBuf::from(path), entry);
+        self
+    }
+
+    pub(crate) fn folder(self, path: &str) -> Self {
+        self.add(path, FileKind::Directory, true, b"")
+    }
+
+    pub(crate) fn file(self, path: &str, bytes: &'static [u8]) -> Self {
+        self.add(path, FileKind::File, false, bytes)
+    }
+
+    pub(crate) fn unreadable(mut self, path: &str) -> Self {
+        self = self.file(path, b"");
+        if let Some(entry) = self.entries.get_mut(Path::new(path)) {
+            entry.readable = false;
+        }
+        self
+    }
+
+    pub(crate) fn device(self, path: &str) -> Self {
+        self.add(path, FileKind::Other, false, b"")
+    }
+
+    pub(crate) fn program(self, path: &str) -> Self {
+        self.add(path, FileKind::File, true, b"\x7fELF")
+    }
+
+    pub(crate) fn script(self, path: &str) -> Self {
+        self.add(path, FileKind::File, true, b"#!/b")
+    }
+
+    /// A program at `path` that is a link to `target`.
+    pub(crate) fn link(mut self, path: &str, target: &str) -> Self {
+        self = self.program(path);
+        if let Some(entry) = self.entries.get_mut(Path::new(path)) {
+            entry.target = Some(PathBuf::from(target));
+        }
+        self
+    }
+
+    pub(crate) fn cpus(mut self, cpus: usize) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// The facts of this world with these variables.
+    pub(crate) fn facts(self, environment: &[(&str, &str)]) -> Facts {
+        let environment = environment.iter().map(|(key, value)| (key.into(), value.into())).collect();
+        Facts::new(environment, Box::new(self))
+    }
+
+    fn entry(&self, path: &Path) -> Option<&Entry> {
+        if path.as_os_str().is_empty() {
+            return None;
+        }
+        let relative = path.strip_prefix(".").unwrap_or(path);
+        self.entries.get(&Path::new("/job").join(relative))
+    }
+}
+
+impl World for FakeWorld {
+    fn working_folder(&self) -> Option<PathBuf> {
+        Some(PathBuf::from("/job"))
+    }
+
+    fn affinity_cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn kind(&self, path: &Path) -> FileKind {
+        self.entry(path).map_or(FileKind::Missing, |entry| entry.kind)
+    }
+
+    fn may(&self, permission: Permission, path: &Path) -> bool {
+        self.entry(path).is_some_and(|entry| match permission {
+            Permission::Read => entry.readable,
+            Permission::Write => true,
+            Permission::Execute => entry.executable,
+        })
+    }
+
+    fn first_bytes(&self, path: &Path) -> Vec<u8> {
+        self.entry(path).map_or_else(Vec::new, |entry| entry.bytes.to_vec())
+    }
+
+    fn resolve_links(&self, path: &Path) -> PathBuf {
+        let target = self.entry(path).and_then(|entry| entry.target.clone());
+        target.unwrap_or_else(|| path.to_owned())
+    }
+
+    fn is_terminal(&self, _stream: StandardStream) -> bool {
+        false
+    }
+
+    fn fresh_uuid(&self) -> uuid::Uuid {
+        uuid::Uuid::from_u128(7)
+    }
+}

@@ -1,0 +1,56 @@
+//! Lets one thread wait, with poll(2), until others are done.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+#[derive(Debug)]
+struct Latch {
+    left: AtomicUsize,
+    opened: EventFd,
+}
+
+/// What a worker thread holds until it is done; dropping it, also in a panic, says so.
+#[derive(Debug)]
+pub(super) struct Promise(Arc<Latch>);
+
+/// Complete when everything that the ended workers wrote is on our outputs and in the files. A terminal that is
+/// held up holds this up too: whoever waits sets the limit.
+#[derive(Debug)]
+#[must_use = "wait for it, or drop it to go on without"]
+pub struct Drained(Arc<Latch>);
+
+/// The waiting end, and one promise for each of `count` others.
+pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Promise>), Errno> {
+    let opened = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    let latch = Arc::new(Latch { left: AtomicUsize::new(count), opened });
+    let promises = (0..count).map(|_| Promise(Arc::clone(&latch))).collect();
+    Ok((Drained(latch), promises))
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Fails only when the counter is full, and then it is readable.
+            let _ = self.0.opened.write(1);
+        }
+    }
+}
+
+impl Drained {
+    /// Whether all are done.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.0.left.load(Ordering::Acquire) == 0
+    }
+}
+
+/// Readable once it is complete, unless it was so from the beginning.
+impl AsFd for Drained {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.opened.as_fd()
+    }
+}

@@ -1,0 +1,358 @@
+//! The workers' standard output and standard error: where they go ([`route`]), the folders ([`tree`]), and the
+//! threads that copy what is captured. The agent owns [`Logs`]; log bytes never pass through it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use crate::reporter::console::{Console, Output, Stream};
+use crate::spec::Persona;
+use channel::Channel;
+pub use latch::Drained;
+use latch::{Promise, latch};
+use pump::{Command, LogFile, PumpHandle, Source};
+use route::{Route, Routes};
+use tail::Tail;
+
+mod channel;
+mod latch;
+mod pump;
+pub mod route;
+mod tail;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+
+/// How much of the end of a redirected file is looked at for the last lines.
+const FILE_TAIL: i64 = 64 * 1024;
+
+/// Why a worker's output has no place to go.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// A folder of the log tree cannot be made.
+    #[error("cannot make a log folder in `{path}`", path = .path.display())]
+    Folder {
+        /// The folder, or the one above it.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A log file cannot be opened.
+    #[error("cannot open the log file `{path}`", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// There is no pipe for a worker's output.
+    #[error("cannot make a pipe for the output of a worker")]
+    Channel {
+        /// The cause.
+        source: Errno,
+    },
+    /// The thread that copies the workers' output cannot be started.
+    #[error("cannot start copying the output of the workers")]
+    Pump {
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl LogError {
+    /// What to do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        let errno = match self {
+            Self::Folder { source, .. } | Self::File { source, .. } | Self::Pump { source } => {
+                source.raw_os_error().map(Errno::from_raw)
+            }
+            Self::Channel { source } => Some(*source),
+        };
+        match (self, errno) {
+            (_, Some(Errno::EMFILE | Errno::ENFILE)) => "raise the limit of open files (`ulimit -n`)",
+            (_, Some(Errno::ENOSPC | Errno::EDQUOT)) => "make room, or choose another place with `--log-dir`",
+            (Self::Folder { .. } | Self::File { .. }, _) => {
+                "choose a folder that can be written with `--log-dir`, or none with `--log-dir /dev/null`"
+            }
+            (Self::Channel { .. } | Self::Pump { .. }, _) => {
+                "raise the limits of this user or container (processes, memory)"
+            }
+        }
+    }
+}
+
+/// What is lost without being a fault: for `-v`.
+#[derive(Debug, thiserror::Error)]
+pub enum LogNote {
+    /// There is no log tree, and no error file either.
+    #[error("no log folder and no error files: cannot make a folder in `{path}`: {source}", path = .path.display())]
+    NoTree {
+        /// The temporary folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Workers write to pipes although we have a terminal.
+    #[error("the workers see no terminal: cannot make a pseudo-terminal: {source}")]
+    NoPseudoTerminal {
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// One worker of one generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerKey {
+    /// The life of the group.
+    pub generation: Generation,
+    /// The worker.
+    pub local_rank: LocalRank,
+}
+
+/// What a worker gets as one of its streams.
+#[derive(Debug)]
+pub enum ChildEnd {
+    /// Ours.
+    Inherit,
+    /// This descriptor, which closes on exec under its own number. The spawner drops it when the worker has it:
+    /// as long as we hold it, the stream does not end.
+    Fd(OwnedFd),
+}
+
+/// What a worker gets as its streams.
+#[derive(Debug)]
+pub struct WorkerStdio {
+    /// Standard output.
+    pub stdout: ChildEnd,
+    /// Standard error.
+    pub stderr: ChildEnd,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Logs {
+    console: Console,
+    pseudo_terminals: PseudoTerminals,
+    stdout: Option<PumpHandle>,
+    /// Unused when both outputs are the same file.
+    stderr: Option<PumpHandle>,
+    workers: HashMap<WorkerKey, WorkerTail>,
+    notes: Vec<LogNote>,
+}
+
+/// Whether a worker may see a terminal where we have one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PseudoTerminals {
+    Wanted,
+    No,
+}
+
+/// Where the last lines of a worker are found.
+#[derive(Debug, Default)]
+struct WorkerTail {
+    captured: Arc<Mutex<Tail>>,
+    stdout: Option<PathBuf>,
+    stderr: Option<PathBuf>,
+}
+
+/// One stream, ready for both sides.
+struct Opened {
+    child: ChildEnd,
+    source: Option<Source>,
+}
+
+impl Logs {
+    /// Starts nothing and opens nothing. Under the name torchrun a captured stream is never a terminal: there,
+    /// it is a file.
+    #[must_use]
+    pub fn new(console: Console, persona: Persona) -> Self {
+        let pseudo_terminals = match persona {
+            Persona::Rankrun => PseudoTerminals::Wanted,
+            Persona::Torchrun => PseudoTerminals::No,
+        };
+        Self {
+            console,
+            pseudo_terminals,
+            stdout: None,
+            stderr: None,
+            workers: HashMap::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Opens the streams of a worker that is about to be spawned.
+    ///
+    /// # Errors
+    /// A log file cannot be opened, or no descriptor is left.
+    pub fn open(&mut self, worker: WorkerKey, routes: &Routes) -> Result<WorkerStdio, LogError> {
+        // Reports are about the generation that ended last; older ones are not asked for any more.
+        self.workers.retain(|old, _| old.generation.0 + 1 >= worker.generation.0);
+        let file = |route: &Route| match route {
+            Route::File(path) => Some(path.clone()),
+            Route::Inherit | Route::Capture { .. } => None,
+        };
+        let captured = Arc::new(Mutex::new(Tail::default()));
+        let stdout = self.open_stream(worker, (Stream::Stdout, &routes.stdout), &captured)?;
+        let stderr = self.open_stream(worker, (Stream::Stderr, &routes.stderr), &captured)?;
+        for source in [stdout.source, stderr.source].into_iter().flatten() {
+            self.pump_of(source.stream)?.send(Command::Open(source));
+        }
+        let tail = WorkerTail { captured, stdout: file(&routes.stdout), stderr: file(&routes.stderr) };
+        self.workers.insert(worker, tail);
+        Ok(WorkerStdio { stdout: stdout.child, stderr: stderr.child })
+    }
+
+    /// Copies what was captured from now on. Not part of [`Self::open`], since a thread can start when the
+    /// workers already run.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn pump(&mut self) -> Result<(), LogError> {
+        for (pump, stream) in [(&mut self.stdout, Stream::Stdout), (&mut self.stderr, Stream::Stderr)] {
+            if let Some(pump) = pump {
+                pump.start(self.console.output(stream)).map_err(|source| LogError::Pump { source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last lines of a worker. Complete when what its generation wrote was [drained](Drained).
+    #[must_use]
+    pub fn tail(&self, worker: WorkerKey) -> Vec<String> {
+        let Some(tail) = self.workers.get(&worker) else { return Vec::new() };
+        let captured = tail.captured.lock().unwrap_or_else(PoisonError::into_inner).lines();
+        let of_file =
+            |path: &Option<PathBuf>| path.as_deref().and_then(|path| end_of(path).ok()).unwrap_or_default();
+        let (stdout, stderr) = (of_file(&tail.stdout), of_file(&tail.stderr));
+        tail::join(captured, &stdout, &stderr)
+    }
+
+    /// All workers of the generation have been reaped: their streams end, even where something that they left
+    /// behind still has them.
+    ///
+    /// # Errors
+    /// No descriptor is left to wait with.
+    pub fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
+        self.tell(|done| Command::Ended(generation, done))
+    }
+
+    /// All workers of the job have been reaped: the threads end, and the console is written to directly again.
+    ///
+    /// # Errors
+    /// No descriptor is left to wait with.
+    pub fn finish(&mut self) -> Result<Drained, LogError> {
+        let drained = self.tell(Command::Finish);
+        (self.stdout, self.stderr) = (None, None);
+        drained
+    }
+
+    /// Our terminal has another size.
+    pub fn resize(&self) {
+        for pump in self.pumps() {
+            pump.send(Command::Resize);
+        }
+    }
+
+    /// What was lost since the last call.
+    pub fn take_notes(&mut self) -> Vec<LogNote> {
+        std::mem::take(&mut self.notes)
+    }
+
+    fn tell(&self, command: impl Fn(Promise) -> Command) -> Result<Drained, LogError> {
+        let (drained, promises) =
+            latch(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
+        for (pump, promise) in self.pumps().zip(promises) {
+            pump.send(command(promise));
+        }
+        Ok(drained)
+    }
+
+    fn pumps(&self) -> impl Iterator<Item = &PumpHandle> {
+        [&self.stdout, &self.stderr].into_iter().flatten()
+    }
+
+    fn pump_of(&mut self, stream: Stream) -> Result<&PumpHandle, LogError> {
+        let shared = Arc::ptr_eq(self.console.output(Stream::Stdout), self.console.output(Stream::Stderr));
+        let slot = match stream {
+            Stream::Stderr if !shared => &mut self.stderr,
+            Stream::Stdout | Stream::Stderr => &mut self.stdout,
+        };
+        match slot {
+            Some(pump) => Ok(pump),
+            None => Ok(slot.insert(PumpHandle::new().map_err(|source| LogError::Channel { source })?)),
+        }
+    }
+
+    fn open_stream(
+        &mut self,
+        worker: WorkerKey,
+        (stream, route): (Stream, &Route),
+        tail: &Arc<Mutex<Tail>>,
+    ) -> Result<Opened, LogError> {
+        match route {
+            Route::Inherit => Ok(Opened { child: ChildEnd::Inherit, source: None }),
+            Route::File(path) => Ok(Opened { child: ChildEnd::Fd(create(path)?.into()), source: None }),
+            Route::Capture { file, prefix } => {
+                let file = match file {
+                    Some(path) => Some(LogFile { file: create(path)?, path: path.clone() }),
+                    None => None,
+                };
+                let output = Arc::clone(self.console.output(stream));
+                let (channel, is_terminal) = self.channel(&output)?;
+                let source = Source {
+                    reader: channel.reader,
+                    is_terminal,
+                    generation: worker.generation,
+                    stream,
+                    prefix: prefix.clone().unwrap_or_default(),
+                    file,
+                    tail: Arc::clone(tail),
+                };
+                Ok(Opened { child: ChildEnd::Fd(channel.writer), source: Some(source) })
+            }
+        }
+    }
+
+    /// A pseudo-terminal in place of a terminal, else a pipe.
+    fn channel(&mut self, output: &Output) -> Result<(Channel, bool), LogError> {
+        if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
+            match channel::pseudo_terminal(output.size()) {
+                Ok(channel) => return Ok((channel, true)),
+                Err(errno) => {
+                    self.pseudo_terminals = PseudoTerminals::No;
+                    self.notes.push(LogNote::NoPseudoTerminal { source: errno.into() });
+                }
+            }
+        }
+        channel::pipe().map(|channel| (channel, false)).map_err(|source| LogError::Channel { source })
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        drop(self.finish());
+    }
+}
+
+/// A log file, empty.
+fn create(path: &Path) -> Result<File, LogError> {
+    File::create(path).map_err(|source| LogError::File { path: path.to_owned(), source })
+}
+
+/// The last bytes of a file.
+fn end_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    if file.seek(SeekFrom::End(-FILE_TAIL)).is_err() {
+        file.rewind()?;
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_TAIL.unsigned_abs()).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

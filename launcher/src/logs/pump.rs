@@ -1,0 +1,311 @@
+//! Copies what the workers write: to their log files as it is, to one output of ours in whole lines.
+//!
+//! A thread for each output, started once workers run whose streams are captured. It reads only as fast as the
+//! output takes the bytes: pipes fill up, and the workers wait as they would have for the output itself.
+
+#![expect(clippy::disallowed_methods, reason = "reads the clock for the screen, which is pure")]
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::SigSet;
+use rankrun_contract::rank::Generation;
+
+use super::channel;
+use super::latch::Promise;
+use super::tail::Tail;
+use crate::reporter::console::{Output, Stream, WriteError};
+use crate::reporter::screen::{Screen, SpeakerId};
+
+/// What a pipe holds by default.
+const CHUNK: usize = 64 * 1024;
+/// What may be left in a pipe, at most, when its worker has ended; what comes later is not the worker's.
+const DRAIN_LIMIT: usize = 1024 * 1024;
+/// The token of the wake-up descriptor; sources count from 0.
+const WAKE: u64 = u64::MAX;
+
+/// One captured stream of one worker.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) reader: OwnedFd,
+    pub(super) is_terminal: bool,
+    pub(super) generation: Generation,
+    pub(super) stream: Stream,
+    pub(super) prefix: String,
+    pub(super) file: Option<LogFile>,
+    pub(super) tail: Arc<Mutex<Tail>>,
+}
+
+/// A worker's log file.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+}
+
+/// What a pump is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// A stream to read.
+    Open(Source),
+    /// The workers of this generation have been reaped: read what is left of them, then answer.
+    Ended(Generation, Promise),
+    /// All workers have been reaped: read what is left, end, then answer.
+    Finish(Promise),
+    /// Our terminal has another size.
+    Resize,
+}
+
+/// The agent's end of a pump.
+#[derive(Debug)]
+pub(super) struct PumpHandle {
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+    /// Until the thread is started.
+    waiting: Option<Receiver<Command>>,
+}
+
+impl PumpHandle {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let (commands, waiting) = mpsc::channel();
+        Ok(Self { commands, wake: Arc::new(wake), waiting: Some(waiting) })
+    }
+
+    /// Starts the thread unless it runs.
+    pub(super) fn start(&mut self, output: &Arc<Output>) -> std::io::Result<()> {
+        let Some(commands) = self.waiting.take() else { return Ok(()) };
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&*self.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        let (output, wake) = (Arc::clone(output), Arc::clone(&self.wake));
+        let run = move || {
+            // Signals are for the agent's thread; a blocked SIGTTOU also lets us write from the background.
+            let _ = SigSet::all().thread_block();
+            if let Some(screen) = output.attach(Arc::clone(&wake)) {
+                Pump::new(Ends { output, wake, epoll, commands }, screen).run();
+            }
+        };
+        std::thread::Builder::new().name("rankrun-logs".to_owned()).spawn(run)?;
+        Ok(())
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        // Both fail only when the pump is gone, and then there is nothing left to do.
+        let _ = self.commands.send(command);
+        let _ = self.wake.write(1);
+    }
+}
+
+/// What connects a pump with the rest.
+struct Ends {
+    output: Arc<Output>,
+    wake: Arc<EventFd>,
+    epoll: Epoll,
+    commands: Receiver<Command>,
+}
+
+struct Pump {
+    ends: Ends,
+    screen: Screen,
+    sources: HashMap<u64, (SpeakerId, Source)>,
+    next_token: u64,
+    buffer: Vec<u8>,
+    /// Bytes for the output.
+    out: Vec<u8>,
+    health: Health,
+}
+
+/// What became of the output.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Good,
+    /// Some bytes were lost, and this was said.
+    Lossy,
+    /// Nobody reads it any more.
+    Gone,
+}
+
+/// Why reading a source ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// More may come.
+    Some(usize),
+    /// Nothing is there now.
+    Empty,
+    /// Nobody has the other end.
+    End,
+}
+
+impl Pump {
+    fn new(ends: Ends, screen: Screen) -> Self {
+        Self {
+            ends,
+            screen,
+            sources: HashMap::new(),
+            next_token: 0,
+            buffer: vec![0; CHUNK],
+            out: Vec::new(),
+            health: Health::Good,
+        }
+    }
+
+    fn run(mut self) {
+        let mut events = [EpollEvent::empty(); 64];
+        let finished = loop {
+            let count = self.ends.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
+            let mut busy = false;
+            for event in &events[..count] {
+                if event.data() == WAKE {
+                    // It was only there to end the wait.
+                    let _ = self.ends.wake.read();
+                } else {
+                    busy = true;
+                    if self.read(event.data()) == Read::End {
+                        self.close(event.data());
+                    }
+                }
+            }
+            let finished = self.obey();
+            for text in self.ends.output.take_messages() {
+                self.screen.message(&text, &mut self.out);
+            }
+            self.screen.show_due(Instant::now(), busy, &mut self.out);
+            self.flush();
+            if let Some(finished) = finished {
+                break finished;
+            }
+        };
+        self.ends.output.detach(self.screen);
+        drop(finished);
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        let Some(deadline) = self.screen.deadline() else { return EpollTimeout::NONE };
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up: an early wake-up would find nothing to do.
+        let millis = left.as_micros().div_ceil(1000);
+        EpollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
+    }
+
+    /// Does what it was told; the end of it is in the answer.
+    fn obey(&mut self) -> Option<Promise> {
+        while let Ok(command) = self.ends.commands.try_recv() {
+            match command {
+                Command::Open(source) => self.open(source),
+                Command::Ended(generation, done) => {
+                    self.drain(|source| source.generation == generation);
+                    drop(done);
+                }
+                Command::Finish(done) => {
+                    self.drain(|_| true);
+                    return Some(done);
+                }
+                Command::Resize => self.resize(),
+            }
+        }
+        None
+    }
+
+    fn open(&mut self, source: Source) {
+        if self.health == Health::Gone && source.file.is_none() {
+            return;
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        if let Err(error) = self.ends.epoll.add(&source.reader, EpollEvent::new(EpollFlags::EPOLLIN, token)) {
+            tracing::error!(%error, "cannot watch the output of a worker");
+            return;
+        }
+        let speaker = self.screen.add(&source.prefix, Instant::now());
+        self.sources.insert(token, (speaker, source));
+    }
+
+    fn close(&mut self, token: u64) {
+        if let Some((speaker, _)) = self.sources.remove(&token) {
+            self.screen.end(speaker, &mut self.out);
+        }
+    }
+
+    /// Reads the sources to their end, or to what a stranger that still has them adds, and closes them.
+    fn drain(&mut self, chosen: impl Fn(&Source) -> bool) {
+        let mut tokens: Vec<u64> =
+            self.sources.iter().filter(|(_, (_, source))| chosen(source)).map(|(&token, _)| token).collect();
+        tokens.sort_unstable();
+        for token in tokens {
+            let mut drained = 0;
+            while let Read::Some(count) = self.read(token) {
+                drained += count;
+                if drained > DRAIN_LIMIT {
+                    break;
+                }
+            }
+            self.close(token);
+        }
+        self.flush();
+    }
+
+    /// Reads one chunk and passes it on.
+    fn read(&mut self, token: u64) -> Read {
+        let Some((speaker, source)) = self.sources.get_mut(&token) else { return Read::End };
+        let count = match nix::unistd::read(&source.reader, &mut self.buffer) {
+            Ok(count) if count > 0 => count,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Read::Empty,
+            // A pseudo-terminal that nobody has open any more says EIO.
+            Ok(_) | Err(_) => return Read::End,
+        };
+        let bytes = &self.buffer[..count];
+        if let Some(LogFile { file, path }) = &mut source.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot write the log file: it ends here");
+            source.file = None;
+        }
+        source.tail.lock().unwrap_or_else(PoisonError::into_inner).feed(source.stream, bytes);
+        if self.health != Health::Gone {
+            self.screen.feed(*speaker, bytes, Instant::now(), &mut self.out);
+            if self.out.len() >= CHUNK {
+                self.flush();
+            }
+        }
+        Read::Some(count)
+    }
+
+    fn flush(&mut self) {
+        if self.out.is_empty() {
+            return;
+        }
+        let written = self.ends.output.write(&self.out);
+        self.out.clear();
+        match written {
+            Ok(()) => {}
+            Err(WriteError::Gone) => {
+                self.health = Health::Gone;
+                // The workers must see what they would have seen on the output itself.
+                self.sources.retain(|_, (_, source)| source.file.is_some());
+            }
+            Err(error @ WriteError::Lost(_)) if self.health == Health::Good => {
+                self.health = Health::Lossy;
+                tracing::error!(%error, "output of the workers is lost");
+            }
+            Err(WriteError::Lost(_)) => {}
+        }
+    }
+
+    fn resize(&mut self) {
+        self.screen.resize(self.ends.output.screen_kind());
+        let Some(size) = self.ends.output.size() else { return };
+        for (_, source) in self.sources.values().filter(|(_, source)| source.is_terminal) {
+            // A size is a courtesy.
+            let _ = channel::resize(&source.reader, size);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The last lines of a worker, kept for the failure report. Pure.
+
+use std::collections::VecDeque;
+
+use crate::reporter::console::Stream;
+
+/// Lines that are kept.
+const LINES: usize = 20;
+/// Bytes that are kept of one line.
+const LINE_LIMIT: usize = 4 * 1024;
+
+/// The last lines of both streams, in the order in which they were finished.
+#[derive(Debug, Default)]
+pub(super) struct Tail {
+    lines: VecDeque<Vec<u8>>,
+    stdout: Partial,
+    stderr: Partial,
+}
+
+/// A line that is not finished: what came after the last carriage return that was overwritten.
+#[derive(Debug, Default)]
+struct Partial {
+    text: Vec<u8>,
+    returned: bool,
+}
+
+impl Partial {
+    fn push(&mut self, bytes: &[u8]) {
+        for run in bytes.split_inclusive(|&byte| byte == b'\r') {
+            let text = run.strip_suffix(b"\r").unwrap_or(run);
+            if !text.is_empty() && std::mem::take(&mut self.returned) {
+                self.text.clear();
+            }
+            let room = LINE_LIMIT.saturating_sub(self.text.len()).min(text.len());
+            self.text.extend_from_slice(&text[..room]);
+            self.returned |= text.len() < run.len();
+        }
+    }
+}
+
+impl Tail {
+    /// The worker wrote `bytes`.
+    pub(super) fn feed(&mut self, stream: Stream, bytes: &[u8]) {
+        let partial = match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        };
+        // Of a chunk of many lines only the last ones are looked at.
+        let mut ends = bytes.iter().enumerate().rev().filter(|&(_, &byte)| byte == b'\n');
+        let start = ends.nth(LINES).map_or(0, |(end, _)| end + 1);
+        if start > 0 {
+            *partial = Partial::default();
+        }
+        for line in bytes[start..].split_inclusive(|&byte| byte == b'\n') {
+            let text = line.strip_suffix(b"\n");
+            partial.push(text.unwrap_or(line));
+            if text.is_some() {
+                if self.lines.len() == LINES {
+                    self.lines.pop_front();
+                }
+                self.lines.push_back(std::mem::take(partial).text);
+            }
+        }
+    }
+
+    /// The lines as plain text, unfinished ones last.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let partials = [&self.stdout, &self.stderr].into_iter().map(|partial| &partial.text);
+        let all: Vec<&Vec<u8>> = self.lines.iter().chain(partials.filter(|text| !text.is_empty())).collect();
+        all[all.len().saturating_sub(LINES)..].iter().map(|line| plain(line)).collect()
+    }
+}
+
+/// What was captured, between the ends of redirected files.
+pub(super) fn join(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
+    let lines_of = |bytes: &[u8]| {
+        let mut tail = Tail::default();
+        tail.feed(Stream::Stdout, bytes);
+        tail.lines()
+    };
+    let mut lines = lines_of(stdout);
+    lines.extend(captured);
+    lines.extend(lines_of(stderr));
+    lines.drain(..lines.len().saturating_sub(LINES));
+    lines
+}
+
+/// Text without escape sequences and control characters, so that a report cannot disturb a terminal.
+fn plain(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '\x1b' => match chars.next() {
+                Some('[') => {
+                    chars.find(|char| ('@'..='~').contains(char));
+                }
+                Some(']') => {
+                    chars.find(|&char| char == '\x07' || char == '\\');
+                }
+                _ => {}
+            },
+            '\t' => plain.push('\t'),
+            char if char.is_control() => {}
+            char => plain.push(char),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tail(chunks: &[(Stream, &str)]) -> Vec<String> {
+        let mut tail = Tail::default();
+        chunks.iter().for_each(|(stream, text)| tail.feed(*stream, text.as_bytes()));
+        tail.lines()
+    }
+
+    #[test]
+    fn lines_stand_in_the_order_in_which_they_were_finished() {
+        use Stream::{Stderr, Stdout};
+        let lines = tail(&[(Stdout, "a"), (Stderr, "Traceback\n"), (Stdout, "b\nc"), (Stderr, "err")]);
+        assert_eq!(lines, ["Traceback", "ab", "c", "err"]);
+    }
+
+    #[test]
+    fn progress_is_reduced_to_its_last_state() {
+        assert_eq!(tail(&[(Stream::Stderr, "\r10%\r20"), (Stream::Stderr, "%\rdone\r\nx\r")]), ["done", "x"]);
+    }
+
+    #[test]
+    fn lines_are_bounded_in_number_and_length() {
+        let many: String = (0..100).map(|line| format!("{line}\n")).collect();
+        let lines = tail(&[(Stream::Stdout, &many), (Stream::Stdout, &"x".repeat(LINE_LIMIT * 2))]);
+        assert_eq!(lines.len(), LINES);
+        assert_eq!(lines[0], "81");
+        assert_eq!(lines[LINES - 1].len(), LINE_LIMIT);
+    }
+
+    #[test]
+    fn a_report_has_no_escape_sequences() {
+        assert_eq!(
+            tail(&[(Stream::Stdout, "\x1b[31mred\x1b[0m\x1b]0;title\x07 \x08\u{fffd}\n")]),
+            ["red \u{fffd}"]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(chunks in prop::collection::vec("[a-c\n\r]{0,40}", 0..8)) {
+            let pieces: Vec<_> = chunks.iter().map(|text| (Stream::Stdout, text.as_str())).collect();
+            prop_assert_eq!(tail(&pieces), tail(&[(Stream::Stdout, &chunks.concat())]));
+        }
+    }
+}

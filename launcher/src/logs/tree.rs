@@ -1,0 +1,277 @@
+//! The log tree (contract 3.6). It exists even when nothing is logged, since torch's workers write their error
+//! file into it; folders that stay empty are removed at the end.
+//!
+//! ```text
+//! <base>/<run id>_XXXXXXXX/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}
+//! ```
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
+use uuid::Uuid;
+
+use super::{LogError, LogNote};
+use crate::spec::LogDir;
+
+/// Of the longest name of a file (255 bytes) some are left for the random end.
+const NAME_LIMIT: usize = 200;
+
+/// The folders of one launch.
+#[derive(Debug)]
+pub struct LogTree {
+    /// The base, when it is ours to remove.
+    temporary: Option<PathBuf>,
+    run: PathBuf,
+    attempts: Vec<Attempt>,
+}
+
+/// What came of the wish for a tree.
+#[derive(Debug)]
+pub enum TreeOutcome {
+    /// There is one.
+    Made(LogTree),
+    /// The user switched it off.
+    Off,
+    /// There is no place for it, and the job can do without.
+    Lost(LogNote),
+}
+
+/// The folders of one generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    folder: PathBuf,
+    workers: LocalWorldSize,
+}
+
+impl Attempt {
+    /// The folder of one worker.
+    #[must_use]
+    pub fn worker(&self, local_rank: LocalRank) -> PathBuf {
+        self.folder.join(local_rank.to_string())
+    }
+
+    /// Where one worker writes what it died of (`TORCHELASTIC_ERROR_FILE`).
+    #[must_use]
+    pub fn error_file(&self, local_rank: LocalRank) -> PathBuf {
+        let mut path = self.worker(local_rank);
+        path.push("error.json");
+        path
+    }
+}
+
+impl LogTree {
+    /// Makes the folder of this launch.
+    ///
+    /// # Errors
+    /// The folder that the user named cannot be made or written.
+    pub fn make(dir: &LogDir, run_id: &RunId) -> Result<TreeOutcome, LogError> {
+        let name = folder_name(run_id);
+        match dir {
+            LogDir::Off => Ok(TreeOutcome::Off),
+            LogDir::Temporary(parent) => Ok(match Self::make_temporary(parent, &name) {
+                Ok(tree) => TreeOutcome::Made(tree),
+                Err(source) => TreeOutcome::Lost(LogNote::NoTree { path: parent.clone(), source }),
+            }),
+            LogDir::At(base) => {
+                let run = Self::make_at(base, &name);
+                let run = run.map_err(|source| LogError::Folder { path: base.clone(), source })?;
+                Ok(TreeOutcome::Made(Self { temporary: None, run, attempts: Vec::new() }))
+            }
+        }
+    }
+
+    fn make_at(base: &Path, name: &str) -> io::Result<PathBuf> {
+        match make_unique(base, name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(base)?;
+                make_unique(base, name)
+            }
+            made => made,
+        }
+    }
+
+    fn make_temporary(parent: &Path, name: &str) -> io::Result<Self> {
+        let base = make_unique(parent, "torchelastic")?;
+        let run = make_unique(&base, name)?;
+        Ok(Self { temporary: Some(base), run, attempts: Vec::new() })
+    }
+
+    /// Makes the folders of one generation, anew if they were there.
+    ///
+    /// # Errors
+    /// The tree is no longer writable, or has no room.
+    pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
+        let folder = self.run.join(format!("attempt_{restarts}"));
+        let attempt = Attempt { folder, workers };
+        let made = match std::fs::create_dir(&attempt.folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.attempts.retain(|old| old.folder != attempt.folder);
+                std::fs::remove_dir_all(&attempt.folder).and_then(|()| std::fs::create_dir(&attempt.folder))
+            }
+            made => made,
+        };
+        made.map_err(|source| LogError::Folder { path: attempt.folder.clone(), source })?;
+        self.attempts.push(attempt.clone());
+        for local_rank in (0..workers.get()).map(LocalRank) {
+            let path = attempt.worker(local_rank);
+            std::fs::create_dir(&path).map_err(|source| LogError::Folder { path, source })?;
+        }
+        Ok(attempt)
+    }
+
+    /// The folder of this launch.
+    #[must_use]
+    pub fn run_folder(&self) -> &Path {
+        &self.run
+    }
+
+    /// Removes what stayed empty; a folder with files stays, and whatever is above it.
+    pub fn remove_empty(self) {
+        for attempt in &self.attempts {
+            for local_rank in (0..attempt.workers.get()).map(LocalRank) {
+                // Not empty is no fault, and neither is gone.
+                let _ = std::fs::remove_dir(attempt.worker(local_rank));
+            }
+            let _ = std::fs::remove_dir(&attempt.folder);
+        }
+        let folders = [Some(self.run), self.temporary];
+        // The first that stays keeps the ones above it.
+        let _ = folders.iter().flatten().try_for_each(std::fs::remove_dir);
+    }
+}
+
+/// The run id as a folder's name: torch fails on a `/` in it (contract 8.22).
+fn folder_name(run_id: &RunId) -> String {
+    let mut name = run_id.0.replace(['/', '\0'], "_");
+    name.truncate(name.floor_char_boundary(NAME_LIMIT));
+    name
+}
+
+/// Makes `<parent>/<name>_XXXXXXXX`, for our user alone.
+fn make_unique(parent: &Path, name: &str) -> io::Result<PathBuf> {
+    loop {
+        let path = parent.join(format!("{name}_{}", random_end()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Eight random characters, of those that Python's `tempfile` uses.
+fn random_end() -> String {
+    const CHARACTERS: &[u8; 37] = b"abcdefghijklmnopqrstuvwxyz0123456789_";
+    let number = Uuid::new_v4().as_u128();
+    (0..8).map(|place| char::from(CHARACTERS[((number >> (place * 8)) & 0xff) as usize % 37])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A folder that is gone at the end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new() -> Self {
+            Self(make_unique(&std::env::temp_dir(), "rankrun-test").unwrap())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn made(dir: &LogDir, id: &str) -> LogTree {
+        match LogTree::make(dir, &run_id(id)).unwrap() {
+            TreeOutcome::Made(tree) => tree,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn run_id(text: &str) -> RunId {
+        RunId(text.to_owned())
+    }
+
+    fn two() -> LocalWorldSize {
+        LocalWorldSize::new(2).unwrap()
+    }
+
+    #[test]
+    fn the_tree_is_torchs() {
+        let scratch = Scratch::new();
+        let base = scratch.0.join("a/b");
+        let mut tree = made(&LogDir::At(base.clone()), "x/y");
+        let attempt = tree.attempt(RestartCount(0), two()).unwrap();
+        let name = tree.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(name.starts_with("x_y_") && name.len() == 12, "{name}");
+        assert_eq!(tree.run_folder().parent(), Some(&*base));
+        assert_eq!(tree.run_folder().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(attempt.error_file(LocalRank(1)), tree.run_folder().join("attempt_0/1/error.json"));
+        assert!(attempt.worker(LocalRank(1)).is_dir());
+    }
+
+    #[test]
+    fn an_attempt_is_made_anew() {
+        let scratch = Scratch::new();
+        let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
+        let first = tree.attempt(RestartCount(1), two()).unwrap();
+        std::fs::write(first.error_file(LocalRank(0)), "{}").unwrap();
+        let second = tree.attempt(RestartCount(1), two()).unwrap();
+        assert_eq!(first, second);
+        assert!(!second.error_file(LocalRank(0)).exists());
+    }
+
+    #[test]
+    fn empty_folders_are_removed_and_others_stay() {
+        let scratch = Scratch::new();
+        let dir = LogDir::Temporary(scratch.0.clone());
+        let mut tree = made(&dir, "j");
+        tree.attempt(RestartCount(0), two()).unwrap();
+        let kept = tree.attempt(RestartCount(1), two()).unwrap();
+        let run = tree.run_folder().to_owned();
+        std::fs::write(kept.error_file(LocalRank(1)), "{}").unwrap();
+        tree.remove_empty();
+        assert!(kept.error_file(LocalRank(1)).exists());
+        assert!(!kept.worker(LocalRank(0)).exists());
+        assert!(!run.join("attempt_0").exists());
+
+        let mut tree = made(&dir, "j");
+        tree.attempt(RestartCount(0), two()).unwrap();
+        let base = tree.run_folder().parent().unwrap().to_owned();
+        assert!(base.file_name().unwrap().to_str().unwrap().starts_with("torchelastic_"));
+        tree.remove_empty();
+        assert!(!base.exists());
+    }
+
+    #[test]
+    fn a_folder_that_the_user_named_must_be_writable() {
+        let scratch = Scratch::new();
+        let file = scratch.0.join("file");
+        std::fs::write(&file, "").unwrap();
+        let error =
+            LogTree::make(&LogDir::At(file.join("logs")), &run_id("j")).expect_err("a file is no folder");
+        assert!(matches!(&error, LogError::Folder { path, .. } if *path == file.join("logs")), "{error:?}");
+        assert!(error.to_string().contains("logs`"), "{error}");
+    }
+
+    #[test]
+    fn without_a_temporary_folder_there_is_a_note() {
+        let scratch = Scratch::new();
+        let missing = scratch.0.join("missing");
+        let outcome = LogTree::make(&LogDir::Temporary(missing), &run_id("j")).unwrap();
+        assert!(matches!(outcome, TreeOutcome::Lost(LogNote::NoTree { .. })), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_long_run_id_is_cut_between_characters() {
+        assert_eq!(folder_name(&run_id(&"\u{e9}".repeat(300))).len(), NAME_LIMIT);
+        assert!(folder_name(&run_id(&format!("a{}", "\u{e9}".repeat(300)))).len() < NAME_LIMIT);
+    }
+}

@@ -1,0 +1,55 @@
+//! What the launcher was started with: descriptors that no worker may get, limits that every worker gets back.
+#![expect(unsafe_code, reason = "close_range has no safe wrapper")]
+
+use std::fs;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
+
+/// The first descriptor behind standard input, output and error.
+const FIRST: RawFd = 3;
+
+/// Marks every descriptor from 3 on as closed on exec: torchrun hands down none of them (`close_fds`).
+///
+/// `close_range(2)` where there is one (Linux 5.11, and seccomp allows it), else one by one.
+pub fn close_on_exec() {
+    // SAFETY: only sets a flag on descriptors, opens and closes none.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            libc::c_uint::try_from(FIRST).unwrap_or_default(),
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    if done == 0 {
+        return;
+    }
+    let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
+    let numbers: Vec<RawFd> =
+        open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| *number >= FIRST) {
+        // SAFETY: used for this one call; a number that was closed meanwhile gives EBADF.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    }
+}
+
+/// The limits on open files that the launcher was started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileLimits {
+    /// What is enforced.
+    pub soft: rlim_t,
+    /// How far it may be raised.
+    pub hard: rlim_t,
+}
+
+/// Raises our own limit on open files as far as allowed (the store serves a socket per worker and more) and
+/// returns the limits to give back to the workers; `None` where nothing was changed.
+#[must_use]
+pub fn raise_file_limit() -> Option<FileLimits> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    (soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok())
+        .then_some(FileLimits { soft, hard })
+}

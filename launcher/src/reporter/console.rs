@@ -1,0 +1,297 @@
+//! The one writer of the terminal: our standard output and standard error.
+//!
+//! Where both are the same file they are one [`Output`] with one [`Screen`]: lines of the two never mix. While
+//! nothing is captured from the workers, messages are written at once by whoever has one. A log pump that
+//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue, so
+//! that a slow terminal never delays the agent.
+
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::screen::{Screen, ScreenKind};
+
+#[cfg(test)]
+mod tests;
+
+/// Messages that wait for a slow terminal take at most this much; what does not fit is counted and dropped.
+const QUEUE_LIMIT: usize = 1024 * 1024;
+
+/// One of our two streams, and of a worker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// What may be done with a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cursor {
+    /// It understands cursor movement.
+    Moves,
+    /// `TERM` is unset or `dumb`: only text is written.
+    Stays,
+}
+
+/// Speaks to people on our standard output and standard error. Cloning is cheap.
+#[derive(Debug, Clone)]
+pub struct Console {
+    stdout: Arc<Output>,
+    stderr: Arc<Output>,
+}
+
+impl Console {
+    /// The console of this process.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn of_process(cursor: Cursor) -> io::Result<Self> {
+        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+        Ok(Self::new(stdout, stderr, cursor))
+    }
+
+    /// A console on any two files.
+    #[must_use]
+    pub fn new(stdout: OwnedFd, stderr: OwnedFd, cursor: Cursor) -> Self {
+        let same = is_same_file(&stdout, &stderr);
+        let stdout = Arc::new(Output::new(stdout, cursor));
+        let stderr = if same { Arc::clone(&stdout) } else { Arc::new(Output::new(stderr, cursor)) };
+        Self { stdout, stderr }
+    }
+
+    /// Says something in whole lines; a missing last newline is added. Never waits while a pump is attached.
+    pub fn message(&self, stream: Stream, text: &[u8]) {
+        self.output(stream).message(text);
+    }
+
+    /// Where `stream` goes.
+    #[must_use]
+    pub const fn output(&self, stream: Stream) -> &Arc<Output> {
+        match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        }
+    }
+}
+
+/// One descriptor of ours and what is on it.
+#[derive(Debug)]
+pub struct Output {
+    fd: OwnedFd,
+    is_terminal: bool,
+    cursor: Cursor,
+    state: Mutex<State>,
+}
+
+/// Who writes.
+#[derive(Debug)]
+enum State {
+    /// Whoever has a message.
+    Direct(Screen),
+    /// The log pump.
+    Pumped(Queue),
+}
+
+/// Messages for the pump.
+#[derive(Debug)]
+struct Queue {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+    dropped: usize,
+    wake: Arc<EventFd>,
+}
+
+/// Why bytes did not reach their reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The reader is gone for good, as after `| head`.
+    #[error("nobody reads it any more")]
+    Gone,
+    /// These bytes are lost, later ones may be written: a full disk, for example.
+    #[error("{0}")]
+    Lost(Errno),
+}
+
+impl Output {
+    fn new(fd: OwnedFd, cursor: Cursor) -> Self {
+        let is_terminal = fd.is_terminal();
+        let kind = screen_kind(&fd, is_terminal, cursor);
+        Self { fd, is_terminal, cursor, state: Mutex::new(State::Direct(Screen::new(kind))) }
+    }
+
+    /// Whether a person may be watching.
+    #[must_use]
+    pub const fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
+    /// The terminal's size, for pseudo-terminals that stand in for it.
+    #[must_use]
+    pub fn size(&self) -> Option<rustix::termios::Winsize> {
+        rustix::termios::tcgetwinsize(&self.fd).ok()
+    }
+
+    /// What the screen is now, after a change of the terminal's size.
+    #[must_use]
+    pub fn screen_kind(&self) -> ScreenKind {
+        screen_kind(&self.fd, self.is_terminal, self.cursor)
+    }
+
+    fn message(&self, text: &[u8]) {
+        match &mut *self.lock() {
+            State::Direct(screen) => {
+                let mut out = Vec::with_capacity(text.len() + 1);
+                screen.message(text, &mut out);
+                // Nobody is left to tell when our own voice does not arrive.
+                let _ = self.write(&out);
+            }
+            State::Pumped(queue) => queue.push(text),
+        }
+    }
+
+    /// From now on only the caller writes; `wake` is written to when a message comes. The screen is the caller's
+    /// until [`Self::detach`]. `None` when there is a writer already.
+    #[must_use]
+    pub fn attach(&self, wake: Arc<EventFd>) -> Option<Screen> {
+        let mut state = self.lock();
+        if matches!(*state, State::Pumped(_)) {
+            return None;
+        }
+        let queue = Queue { messages: VecDeque::new(), bytes: 0, dropped: 0, wake };
+        match std::mem::replace(&mut *state, State::Pumped(queue)) {
+            State::Direct(screen) => Some(screen),
+            State::Pumped(_) => None,
+        }
+    }
+
+    /// The messages that came since, for the writer that attached.
+    #[must_use]
+    pub fn take_messages(&self) -> VecDeque<Vec<u8>> {
+        match &mut *self.lock() {
+            State::Direct(_) => VecDeque::new(),
+            State::Pumped(queue) => queue.take(),
+        }
+    }
+
+    /// Gives the screen back: messages that still wait, and later ones, are written at once again.
+    pub fn detach(&self, mut screen: Screen) {
+        let mut state = self.lock();
+        if let State::Pumped(queue) = &mut *state {
+            let mut out = Vec::new();
+            queue.take().iter().for_each(|text| screen.message(text, &mut out));
+            let _ = self.write(&out);
+        }
+        *state = State::Direct(screen);
+    }
+
+    /// Writes all of it, waiting as long as the reader makes us.
+    ///
+    /// # Errors
+    /// Says whether later bytes have a chance.
+    pub fn write(&self, mut bytes: &[u8]) -> Result<(), WriteError> {
+        while !bytes.is_empty() {
+            match nix::unistd::write(&self.fd, bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::EINTR) => {}
+                // Somebody who shares the terminal with us made it non-blocking.
+                Err(Errno::EAGAIN) => {
+                    let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+                    match poll(&mut fds, PollTimeout::NONE) {
+                        Ok(_) | Err(Errno::EINTR) => {}
+                        Err(errno) => return Err(WriteError::Lost(errno)),
+                    }
+                }
+                Err(Errno::EPIPE | Errno::EIO | Errno::EBADF | Errno::ECONNRESET) => {
+                    return Err(WriteError::Gone);
+                }
+                Err(errno) => return Err(WriteError::Lost(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is valid between any two statements that hold the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn push(&mut self, text: &[u8]) {
+        if self.bytes + text.len() > QUEUE_LIMIT {
+            self.dropped += 1;
+            return;
+        }
+        self.bytes += text.len();
+        self.messages.push_back(text.to_vec());
+        // Fails only when the counter is full, and then the pump is awake.
+        let _ = self.wake.write(1);
+    }
+
+    fn take(&mut self) -> VecDeque<Vec<u8>> {
+        self.bytes = 0;
+        let mut messages = std::mem::take(&mut self.messages);
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            let text =
+                format!("({dropped} messages of the launcher were dropped: the terminal was too slow)\n");
+            messages.push_back(text.into_bytes());
+        }
+        messages
+    }
+}
+
+/// The launcher's log goes to standard error, an event at a time.
+impl<'a> MakeWriter<'a> for Console {
+    type Writer = MessageWriter<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        MessageWriter { console: self }
+    }
+}
+
+/// Takes each write as one message.
+#[derive(Debug)]
+pub struct MessageWriter<'a> {
+    console: &'a Console,
+}
+
+impl Write for MessageWriter<'_> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.console.message(Stream::Stderr, text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {
+    if !is_terminal || cursor == Cursor::Stays {
+        return ScreenKind::Plain;
+    }
+    match rustix::termios::tcgetwinsize(fd) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+            ScreenKind::Terminal { columns: size.ws_col, rows: size.ws_row }
+        }
+        _ => ScreenKind::Terminal { columns: 80, rows: 24 },
+    }
+}
+
+fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let id = |fd| nix::sys::stat::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    match (id(one), id(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}

@@ -1,0 +1,81 @@
+use super::*;
+use std::fs::File;
+use std::io::Read;
+
+fn pipe() -> (File, OwnedFd) {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    (reader.into(), writer)
+}
+
+fn rest(mut reader: File) -> String {
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn messages_are_whole_lines_on_the_stream_that_was_named() {
+    let ((out, stdout), (err, stderr)) = (pipe(), pipe());
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    console.message(Stream::Stdout, b"data\n");
+    console.message(Stream::Stderr, b"for people");
+    console.make_writer().write_all(b"an event\n").unwrap();
+    drop(console);
+    assert_eq!((rest(out).as_str(), rest(err).as_str()), ("data\n", "for people\nan event\n"));
+}
+
+#[test]
+fn two_names_of_one_file_are_one_output() {
+    let (out, stdout) = pipe();
+    let stderr = stdout.try_clone().unwrap();
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    assert!(Arc::ptr_eq(console.output(Stream::Stdout), console.output(Stream::Stderr)));
+    drop((console, out));
+}
+
+#[test]
+fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
+    let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    let output = Arc::clone(console.output(Stream::Stdout));
+    let screen = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
+    assert!(output.attach(Arc::new(EventFd::new().unwrap())).is_none());
+    console.message(Stream::Stdout, b"first");
+    console.message(Stream::Stdout, &vec![b'x'; QUEUE_LIMIT]);
+    output.detach(screen);
+    console.message(Stream::Stdout, b"last");
+    drop((console, output));
+    let lines = rest(out);
+    assert_eq!(
+        lines.lines().collect::<Vec<_>>(),
+        ["first", "(1 messages of the launcher were dropped: the terminal was too slow)", "last"]
+    );
+}
+
+#[test]
+fn a_message_to_nobody_is_no_fault() {
+    let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
+    drop(out);
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    console.message(Stream::Stdout, b"hello");
+    assert_eq!(console.output(Stream::Stdout).write(b"x"), Err(WriteError::Gone));
+}
+
+#[test]
+fn a_full_disk_is_not_the_end() {
+    let full = || OwnedFd::from(File::options().write(true).open("/dev/full").unwrap());
+    let console = Console::new(full(), full(), Cursor::Moves);
+    assert_eq!(console.output(Stream::Stdout).write(b"x"), Err(WriteError::Lost(Errno::ENOSPC)));
+}
+
+#[test]
+fn an_output_that_somebody_made_non_blocking_is_waited_for() {
+    let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
+    let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
+    nix::fcntl::fcntl(&stdout, flags).unwrap();
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    let reader = std::thread::spawn(move || rest(out).len());
+    console.output(Stream::Stdout).write(&vec![b'x'; 1_000_000]).unwrap();
+    drop(console);
+    assert_eq!(reader.join().unwrap(), 1_000_000);
+}

@@ -1,0 +1,387 @@
+//! The state of one terminal, pipe or file that several speakers share: bytes in, bytes out. Pure.
+//!
+//! Speakers are the workers' streams; the launcher's own messages are whole lines without a speaker. Invariants,
+//! quoted by the tests:
+//!
+//! 1. A line that a speaker finishes before it is shown comes out in one piece.
+//! 2. The bytes of one speaker come out in their order, none lost, none added but prefixes and the line breaks of
+//!    rule 4.
+//! 3. An unfinished line is shown once it has waited; its owner continues it at once and without a second prefix.
+//! 4. Whoever speaks while another's unfinished line is shown does not write behind it. On a terminal that line
+//!    is erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner
+//!    goes on in a new line.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::row::Row;
+
+#[cfg(test)]
+mod tests;
+
+/// An unfinished line is shown after this long.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The same where the line could not be taken back, while others speak: a busy machine may stop a worker in the
+/// middle of its line for longer than the patience above.
+const PATIENCE_WHEN_BUSY: Duration = Duration::from_millis(500);
+/// A longer unfinished line is shown at once: memory is bounded.
+const HELD_LIMIT: usize = 1024 * 1024;
+
+/// What we write to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScreenKind {
+    /// A pipe, a file, or a terminal without cursor movement: what is written cannot be taken back.
+    Plain,
+    /// A terminal of this size.
+    Terminal {
+        /// Its width.
+        columns: u16,
+        /// Its height.
+        rows: u16,
+    },
+}
+
+impl ScreenKind {
+    /// How many unfinished lines are shown at the same time.
+    fn capacity(self) -> usize {
+        match self {
+            Self::Plain => 1,
+            Self::Terminal { rows, .. } => usize::from(rows / 2).max(1),
+        }
+    }
+
+    fn redraws(self, row: &Row) -> bool {
+        match self {
+            Self::Plain => false,
+            Self::Terminal { columns, .. } => row.fits(usize::from(columns)),
+        }
+    }
+}
+
+/// One stream of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpeakerId(u64);
+
+/// Where in its line the speaker is, as far as the prefix is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Start,
+    Returned,
+    Within,
+}
+
+#[derive(Debug)]
+struct Speaker {
+    prefix: Vec<u8>,
+    column: Column,
+    /// The unfinished line, or what came since it was last shown.
+    held: Vec<u8>,
+    /// When the first byte of `held` came.
+    since: Instant,
+    /// What is on the screen of it.
+    row: Row,
+}
+
+impl Speaker {
+    /// Writes `bytes` with the prefix wherever a line (on a terminal: a row) begins.
+    fn emit(&mut self, bytes: &[u8], kind: ScreenKind, out: &mut Vec<u8>) {
+        if self.prefix.is_empty() {
+            out.extend_from_slice(bytes);
+            return;
+        }
+        let returns = kind != ScreenKind::Plain;
+        let is_break = |byte: u8| byte == b'\n' || (byte == b'\r' && returns);
+        for piece in bytes.split_inclusive(|&byte| is_break(byte)) {
+            let wanted = match self.column {
+                Column::Start => true,
+                Column::Returned => !is_break(piece[0]),
+                Column::Within => false,
+            };
+            if wanted {
+                out.extend_from_slice(&self.prefix);
+            }
+            out.extend_from_slice(piece);
+            self.column = match piece.last() {
+                Some(b'\n') => Column::Start,
+                Some(b'\r') if returns => Column::Returned,
+                _ => Column::Within,
+            };
+        }
+    }
+
+    fn emit_held(&mut self, kind: ScreenKind, out: &mut Vec<u8>) {
+        let held = std::mem::take(&mut self.held);
+        self.emit(&held, kind, out);
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Screen {
+    kind: ScreenKind,
+    speakers: BTreeMap<SpeakerId, Speaker>,
+    next_id: u64,
+    /// Whose unfinished lines are shown, from top to bottom; the cursor is in the last one.
+    open: Vec<SpeakerId>,
+    /// The last row is the unfinished line of a speaker that ended.
+    dangling: bool,
+}
+
+impl Screen {
+    /// An empty screen, the cursor at the start of a line.
+    #[must_use]
+    pub const fn new(kind: ScreenKind) -> Self {
+        Self { kind, speakers: BTreeMap::new(), next_id: 0, open: Vec::new(), dangling: false }
+    }
+
+    /// A new stream, whose lines begin with `prefix`.
+    pub fn add(&mut self, prefix: &str, now: Instant) -> SpeakerId {
+        let id = SpeakerId(self.next_id);
+        self.next_id += 1;
+        let prefix = prefix.as_bytes().to_vec();
+        let column = Column::Start;
+        self.speakers
+            .insert(id, Speaker { prefix, column, held: Vec::new(), since: now, row: Row::default() });
+        id
+    }
+
+    /// The speaker wrote `bytes`.
+    pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+        let cut = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        let (lines, rest) = bytes.split_at(cut);
+        if !lines.is_empty() {
+            self.finish_lines(id, lines, out);
+        }
+        if !rest.is_empty() {
+            self.go_on(id, rest, now, out);
+        }
+    }
+
+    /// The launcher says something, in whole lines.
+    pub fn message(&mut self, text: &[u8], out: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
+        self.step_aside(out);
+        out.extend_from_slice(text);
+        if !text.ends_with(b"\n") {
+            out.push(b'\n');
+        }
+        self.redraw(out);
+    }
+
+    /// The speaker's stream ended; what it left unfinished stays as it is.
+    pub fn end(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+        if self.speakers.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
+            self.show(id, out);
+        }
+        if self.open == [id] {
+            self.open.clear();
+            self.dangling = true;
+        } else if self.open.contains(&id) {
+            self.step_aside(out);
+            if self.close(id, out) {
+                out.push(b'\n');
+            }
+            self.redraw(out);
+        }
+        self.speakers.remove(&id);
+    }
+
+    /// Shows the unfinished lines that have waited long enough. `busy`: others are speaking right now.
+    pub fn show_due(&mut self, now: Instant, busy: bool, out: &mut Vec<u8>) {
+        let kind = self.kind;
+        let waited = |speaker: &Speaker| {
+            let patience =
+                if busy && !may_be_taken_back(kind, &speaker.held) { PATIENCE_WHEN_BUSY } else { PATIENCE };
+            now.saturating_duration_since(speaker.since) >= patience
+        };
+        let due: Vec<SpeakerId> =
+            self.waiting().filter(|(_, speaker)| waited(speaker)).map(|(id, _)| id).collect();
+        for id in due {
+            if self.speakers.get(&id).is_some_and(|speaker| !self.must_wait(speaker)) {
+                self.show(id, out);
+            }
+        }
+    }
+
+    /// When [`Self::show_due`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.waiting().map(|(_, speaker)| speaker.since + PATIENCE).min()
+    }
+
+    /// The terminal has another size now.
+    pub fn resize(&mut self, kind: ScreenKind) {
+        self.kind = kind;
+    }
+
+    /// Speakers whose unfinished line is not shown and may be.
+    fn waiting(&self) -> impl Iterator<Item = (SpeakerId, &Speaker)> {
+        self.speakers
+            .iter()
+            .filter(|(_, speaker)| !speaker.held.is_empty() && !self.must_wait(speaker))
+            .map(|(&id, speaker)| (id, speaker))
+    }
+
+    /// Whether there is no place for this speaker's unfinished line. A progress bar must not end the line of
+    /// another for each of its steps.
+    fn must_wait(&self, speaker: &Speaker) -> bool {
+        match self.kind {
+            ScreenKind::Plain => !self.open.is_empty() && speaker.held.contains(&b'\r'),
+            ScreenKind::Terminal { .. } => self.open.len() >= self.kind.capacity(),
+        }
+    }
+
+    /// Lines of `id` that are finished now: the held one and those in `lines`.
+    fn finish_lines(&mut self, id: SpeakerId, lines: &[u8], out: &mut Vec<u8>) {
+        let alone = !self.dangling && (self.open.is_empty() || self.open == [id]);
+        if alone {
+            self.open.clear();
+        } else {
+            self.step_aside(out);
+            self.close(id, out);
+        }
+        let kind = self.kind;
+        if let Some(speaker) = self.speakers.get_mut(&id) {
+            speaker.row = Row::default();
+            speaker.emit_held(kind, out);
+            speaker.emit(lines, kind, out);
+        }
+        if !alone {
+            self.redraw(out);
+        }
+    }
+
+    /// More of an unfinished line.
+    fn go_on(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+        let kind = self.kind;
+        let alone = self.open == [id];
+        let shown = self.open.contains(&id);
+        if shown && !alone {
+            self.step_aside(out);
+        }
+        let shown = shown && self.open.contains(&id);
+        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        if alone {
+            let start = out.len();
+            speaker.emit(bytes, kind, out);
+            speaker.row.push(&out[start..]);
+        } else if shown {
+            self.go_on_among_others(id, bytes, out);
+        } else {
+            if speaker.held.is_empty() {
+                speaker.since = now;
+            }
+            speaker.held.extend_from_slice(bytes);
+            if speaker.held.len() > HELD_LIMIT {
+                self.show(id, out);
+            }
+        }
+    }
+
+    /// More of one of several lines that are shown and erased for the moment.
+    fn go_on_among_others(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+        let kind = self.kind;
+        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let (mut text, mut before) = (Vec::new(), Vec::new());
+        speaker.emit(bytes, kind, &mut text);
+        speaker.row.draw(&mut before);
+        speaker.row.push(&text);
+        if !kind.redraws(&speaker.row) {
+            out.extend_from_slice(&before);
+            out.extend_from_slice(&text);
+            out.push(b'\n');
+            forget(speaker);
+            self.open.retain(|&open| open != id);
+        }
+        self.redraw(out);
+    }
+
+    /// Shows the unfinished line of a speaker that has none on the screen.
+    fn show(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+        self.step_aside(out);
+        let kind = self.kind;
+        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let mut text = Vec::new();
+        speaker.emit_held(kind, &mut text);
+        speaker.row.push(&text);
+        if self.open.is_empty() {
+            out.extend_from_slice(&text);
+            self.open.push(id);
+            return;
+        }
+        if self.open.len() < kind.capacity() && kind.redraws(&speaker.row) {
+            self.open.push(id);
+        } else {
+            out.extend_from_slice(&text);
+            out.push(b'\n');
+            forget(speaker);
+        }
+        self.redraw(out);
+    }
+
+    /// Brings the cursor to the start of an empty row. The lines that were shown can be drawn again, or they are
+    /// ended and no longer open.
+    fn step_aside(&mut self, out: &mut Vec<u8>) {
+        if std::mem::take(&mut self.dangling) {
+            out.push(b'\n');
+        }
+        if self.open.is_empty() {
+            return;
+        }
+        let rows = || self.open.iter().filter_map(|id| self.speakers.get(id)).map(|speaker| &speaker.row);
+        if self.kind != ScreenKind::Plain && rows().any(Row::is_styled) {
+            out.extend_from_slice(b"\x1b[0m");
+        }
+        if rows().all(|row| self.kind.redraws(row)) {
+            out.push(b'\r');
+            if self.open.len() > 1 {
+                out.extend_from_slice(format!("\x1b[{}A", self.open.len() - 1).as_bytes());
+            }
+            out.extend_from_slice(b"\x1b[J");
+        } else {
+            out.push(b'\n');
+            for id in self.open.drain(..) {
+                if let Some(speaker) = self.speakers.get_mut(&id) {
+                    forget(speaker);
+                }
+            }
+        }
+    }
+
+    /// Draws what [`Self::step_aside`] erased.
+    fn redraw(&self, out: &mut Vec<u8>) {
+        for (row, id) in self.open.iter().enumerate() {
+            if row > 0 {
+                out.extend_from_slice(b"\r\n");
+            }
+            if let Some(speaker) = self.speakers.get(id) {
+                speaker.row.draw(out);
+            }
+        }
+    }
+
+    /// Draws one erased line for the last time; `false` if the speaker has none.
+    fn close(&mut self, id: SpeakerId, out: &mut Vec<u8>) -> bool {
+        let Some(row) = self.open.iter().position(|&open| open == id) else { return false };
+        self.open.remove(row);
+        if let Some(speaker) = self.speakers.get(&id) {
+            speaker.row.draw(out);
+        }
+        true
+    }
+}
+
+/// The speaker's line was ended by us: it goes on in a new one.
+fn forget(speaker: &mut Speaker) {
+    speaker.column = Column::Start;
+    speaker.row = Row::default();
+}
+
+fn may_be_taken_back(kind: ScreenKind, held: &[u8]) -> bool {
+    match kind {
+        ScreenKind::Plain => false,
+        ScreenKind::Terminal { columns, .. } => held.len() < usize::from(columns),
+    }
+}

@@ -1,0 +1,379 @@
+#![expect(clippy::disallowed_methods, reason = "an `Instant` can only be made by reading the clock")]
+
+use super::*;
+use proptest::prelude::*;
+
+const TERMINAL: ScreenKind = ScreenKind::Terminal { columns: 40, rows: 24 };
+
+/// A screen with a clock of its own.
+struct Bench {
+    screen: Screen,
+    start: Instant,
+    now: Instant,
+    out: Vec<u8>,
+}
+
+impl Bench {
+    fn new(kind: ScreenKind) -> Self {
+        let start = Instant::now();
+        Self { screen: Screen::new(kind), start, now: start, out: Vec::new() }
+    }
+
+    fn add(&mut self, prefix: &str) -> SpeakerId {
+        self.screen.add(prefix, self.now)
+    }
+
+    fn feed(&mut self, id: SpeakerId, text: &str) {
+        self.screen.feed(id, text.as_bytes(), self.now, &mut self.out);
+    }
+
+    fn at(&mut self, millis: u64) {
+        self.now = self.start + Duration::from_millis(millis);
+        self.screen.show_due(self.now, false, &mut self.out);
+    }
+
+    fn message(&mut self, text: &str) {
+        self.screen.message(text.as_bytes(), &mut self.out);
+    }
+
+    fn end(&mut self, id: SpeakerId) {
+        self.screen.end(id, &mut self.out);
+    }
+
+    fn take(&mut self) -> String {
+        String::from_utf8(std::mem::take(&mut self.out)).unwrap()
+    }
+
+    /// What a terminal shows after all of it.
+    fn rows(&mut self) -> Vec<String> {
+        shown(&std::mem::take(&mut self.out))
+    }
+}
+
+/// A terminal as far as the screen uses one: text, line breaks, cursor up, erase to the end. It never wraps.
+fn shown(bytes: &[u8]) -> Vec<String> {
+    let mut rows: Vec<Vec<char>> = vec![Vec::new()];
+    let (mut row, mut column) = (0, 0);
+    let text = String::from_utf8_lossy(bytes);
+    let mut chars = text.chars();
+    while let Some(char) = chars.next() {
+        match char {
+            '\n' => {
+                row += 1;
+                column = 0;
+                rows.resize(rows.len().max(row + 1), Vec::new());
+            }
+            '\r' => column = 0,
+            '\x1b' => {
+                assert_eq!(chars.next(), Some('['));
+                let mut count = String::new();
+                let last = loop {
+                    match chars.next().unwrap() {
+                        digit if digit.is_ascii_digit() => count.push(digit),
+                        last => break last,
+                    }
+                };
+                match last {
+                    'A' => row -= count.parse::<usize>().unwrap(),
+                    'J' => {
+                        rows[row].truncate(column);
+                        rows.truncate(row + 1);
+                    }
+                    'm' => {}
+                    other => panic!("unexpected sequence {other}"),
+                }
+            }
+            char => {
+                let line = &mut rows[row];
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = char;
+                column += 1;
+            }
+        }
+    }
+    rows.into_iter().map(|line| line.into_iter().collect()).collect()
+}
+
+#[test]
+fn lines_of_two_speakers_are_not_mixed() {
+    for kind in [ScreenKind::Plain, TERMINAL] {
+        let mut bench = Bench::new(kind);
+        let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+        bench.feed(a, "al");
+        bench.feed(b, "be");
+        bench.feed(a, "pha\n");
+        bench.feed(b, "ta\n\ngam");
+        bench.feed(b, "ma\n");
+        assert_eq!(bench.take(), "[0]:alpha\n[1]:beta\n[1]:\n[1]:gamma\n", "{kind:?}");
+    }
+}
+
+#[test]
+fn an_unfinished_line_is_shown_after_its_patience_and_continued_without_a_second_prefix() {
+    for kind in [ScreenKind::Plain, TERMINAL] {
+        let mut bench = Bench::new(kind);
+        let a = bench.add("[0]:");
+        bench.feed(a, "first");
+        assert_eq!(bench.screen.deadline(), Some(bench.start + PATIENCE));
+        bench.at(49);
+        assert_eq!(bench.take(), "");
+        bench.at(50);
+        assert_eq!(bench.take(), "[0]:first");
+        assert_eq!(bench.screen.deadline(), None);
+        bench.at(350);
+        bench.feed(a, " second");
+        assert_eq!(bench.take(), " second");
+        bench.feed(a, "\nnext\n");
+        assert_eq!(bench.take(), "\n[0]:next\n");
+    }
+}
+
+#[test]
+fn when_others_speak_what_cannot_be_taken_back_waits_longer() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let a = bench.add("");
+    bench.feed(a, "half");
+    let busy = true;
+    for (millis, expected) in [(60, ""), (499, ""), (500, "half")] {
+        bench.screen.show_due(bench.start + Duration::from_millis(millis), busy, &mut bench.out);
+        assert_eq!(bench.take(), expected);
+    }
+}
+
+#[test]
+fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    bench.feed(a, "loading");
+    bench.at(50);
+    bench.feed(b, "hello\n");
+    bench.feed(a, " done\n");
+    bench.message("launcher");
+    assert_eq!(bench.take(), "[0]:loading\n[1]:hello\n[0]: done\nlauncher\n");
+}
+
+#[test]
+fn on_a_terminal_an_open_line_is_drawn_again_below() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    bench.feed(a, "50%\r");
+    bench.at(50);
+    bench.feed(b, "hello\n");
+    bench.message("launcher");
+    bench.feed(a, "60%");
+    assert_eq!(bench.take(), "[0]:50%\r\r\x1b[J[1]:hello\n[0]:50%\r\r\x1b[Jlauncher\n[0]:50%\r[0]:60%");
+    bench.feed(a, "\n");
+    assert_eq!(bench.take(), "\n");
+}
+
+#[test]
+fn a_terminal_shows_several_progress_bars() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b, c) = (bench.add("[0]:"), bench.add("[1]:"), bench.add("[2]:"));
+    bench.feed(a, "\r10%");
+    bench.feed(b, "\r20%");
+    bench.at(50);
+    bench.feed(a, "\r30%");
+    bench.feed(c, "line\n");
+    bench.feed(b, "\r40%");
+    let mut seen = bench.take();
+    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:30%", "[1]:40%"]);
+    bench.feed(a, "\r100%\nepilogue\n");
+    seen += &bench.take();
+    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:100%", "[0]:epilogue", "[1]:40%"]);
+    bench.end(b);
+    bench.message("all done");
+    seen += &bench.take();
+    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:100%", "[0]:epilogue", "[1]:40%", "all done", ""]);
+}
+
+#[test]
+fn a_line_that_does_not_fit_in_a_row_is_ended() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b) = (bench.add(""), bench.add(""));
+    let long = "x".repeat(40);
+    bench.feed(a, &long);
+    bench.at(50);
+    bench.feed(b, "hello\n");
+    bench.feed(a, "end\n");
+    assert_eq!(bench.rows(), [long.as_str(), "hello", "end", ""]);
+}
+
+#[test]
+fn a_row_that_outgrows_the_terminal_among_others_is_ended() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b) = (bench.add(""), bench.add(""));
+    bench.feed(a, "aa");
+    bench.feed(b, "bb");
+    bench.at(50);
+    let long = "x".repeat(40);
+    bench.feed(a, &long);
+    bench.feed(a, "rest\n");
+    assert_eq!(bench.rows(), [format!("aa{long}").as_str(), "rest", "bb"]);
+}
+
+#[test]
+fn after_a_resize_rows_that_no_longer_fit_are_ended() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b) = (bench.add(""), bench.add(""));
+    bench.feed(a, "0123456789");
+    bench.feed(b, "b");
+    bench.at(50);
+    bench.screen.resize(ScreenKind::Terminal { columns: 8, rows: 24 });
+    bench.feed(a, "!");
+    bench.feed(b, "!\n");
+    bench.end(a);
+    assert_eq!(bench.rows(), ["0123456789", "b", "!", "!"]);
+}
+
+#[test]
+fn progress_in_a_pipe_keeps_its_returns_and_does_not_end_the_line_of_another() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    bench.feed(a, "\r10%");
+    bench.at(50);
+    bench.feed(b, "\r11%");
+    bench.at(100);
+    bench.feed(a, "\r20%");
+    bench.feed(b, "\r22%");
+    bench.at(900);
+    assert_eq!(bench.screen.deadline(), None);
+    assert_eq!(bench.take(), "[0]:\r10%\r20%");
+    bench.feed(a, "\n");
+    bench.at(900);
+    assert_eq!(bench.take(), "\n[1]:\r11%\r22%");
+}
+
+#[test]
+fn a_windows_line_end_gets_one_prefix() {
+    let mut bench = Bench::new(TERMINAL);
+    let a = bench.add("[0]:");
+    bench.feed(a, "one\r\ntwo\r");
+    bench.feed(a, "\nthree\n");
+    assert_eq!(bench.take(), "[0]:one\r\n[0]:two\r\n[0]:three\n");
+}
+
+#[test]
+fn text_without_a_final_newline_stays_so_until_somebody_speaks() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add("[0]:"), bench.add(""));
+    bench.feed(a, "the end");
+    bench.end(a);
+    assert_eq!(bench.take(), "[0]:the end");
+    bench.feed(b, "later\n");
+    assert_eq!(bench.take(), "\nlater\n");
+}
+
+#[test]
+fn an_endless_line_is_not_held_for_ever() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add(""), bench.add(""));
+    bench.feed(b, "open\r");
+    bench.at(50);
+    bench.take();
+    let chunk = "x".repeat(HELD_LIMIT);
+    bench.feed(a, &chunk);
+    assert_eq!(bench.take().len(), 0);
+    bench.feed(a, "y");
+    assert_eq!(bench.take().len(), HELD_LIMIT + 2);
+}
+
+/// What the speakers say, in chunks.
+type Chunks = Vec<Vec<Vec<u8>>>;
+/// Who speaks next, and whether time passes then.
+type Turns = Vec<(usize, bool)>;
+
+/// Lines of some speakers, cut anywhere.
+fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
+    let chunk = prop::collection::vec(prop_oneof![4 => 97u8..123, 1 => Just(b'\n'), 1 => Just(0xff)], 1..30);
+    let chunks = prop::collection::vec(chunk, 0..12);
+    (
+        prop::collection::vec(chunks, 1..5),
+        prop::collection::vec((any::<usize>(), prop::bool::weighted(0.2)), 0..64),
+    )
+}
+
+proptest! {
+    /// Invariant 2, for one speaker: any bytes, any cuts, any waits, on any screen.
+    #[test]
+    fn one_speaker_without_prefix_is_copied(
+        chunks in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..40), 0u64..80), 0..20),
+        terminal in any::<bool>(),
+    ) {
+        let mut bench = Bench::new(if terminal { TERMINAL } else { ScreenKind::Plain });
+        let a = bench.add("");
+        let mut expected = Vec::new();
+        let mut millis = 0;
+        for (bytes, wait) in &chunks {
+            bench.screen.feed(a, bytes, bench.now, &mut bench.out);
+            expected.extend_from_slice(bytes);
+            millis += wait;
+            bench.at(millis);
+        }
+        bench.end(a);
+        prop_assert_eq!(bench.out, expected);
+    }
+
+    /// Invariants 1 and 2, in a pipe where nobody waits: what a speaker's lines are, its prefixed lines are.
+    #[test]
+    fn every_line_is_whole_and_in_order((speakers, turns) in chatter()) {
+        let mut bench = Bench::new(ScreenKind::Plain);
+        let ids: Vec<_> = (0..speakers.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
+        play(&mut bench, &speakers, &turns, &ids, false);
+        for (index, chunks) in speakers.iter().enumerate() {
+            let prefix = format!("[{index}]:").into_bytes();
+            let said = chunks.concat();
+            let seen: Vec<&[u8]> =
+                bench.out.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(&*prefix)).collect();
+            let mut lines: Vec<&[u8]> = said.split(|&byte| byte == b'\n').collect();
+            if lines.last().is_some_and(|last| last.is_empty()) {
+                lines.pop();
+            }
+            prop_assert_eq!(seen, lines);
+        }
+    }
+
+    /// Invariants 1, 2 and 4, on a terminal with any waits: the same is true of what is shown in the end.
+    #[test]
+    fn a_terminal_shows_every_line_whole((speakers, turns) in chatter()) {
+        let mut bench = Bench::new(ScreenKind::Terminal { columns: 500, rows: 24 });
+        let ids: Vec<_> = (0..speakers.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
+        play(&mut bench, &speakers, &turns, &ids, true);
+        bench.message("end");
+        let rows = bench.rows();
+        for (index, chunks) in speakers.iter().enumerate() {
+            let prefix = format!("[{index}]:");
+            let said = String::from_utf8_lossy(&chunks.concat()).into_owned();
+            let seen: Vec<&str> = rows.iter().filter_map(|row| row.strip_prefix(&*prefix)).collect();
+            prop_assert_eq!(seen, said.lines().collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Lets the speakers say their chunks in the order of `turns`, then the rest, then ends them.
+fn play(
+    bench: &mut Bench,
+    speakers: &[Vec<Vec<u8>>],
+    turns: &[(usize, bool)],
+    ids: &[SpeakerId],
+    waits: bool,
+) {
+    let mut left: Vec<_> = speakers.iter().map(|chunks| chunks.iter()).collect();
+    let mut millis = 0;
+    for &(turn, wait) in turns {
+        let index = turn % left.len();
+        if let Some(bytes) = left[index].next() {
+            bench.screen.feed(ids[index], bytes, bench.now, &mut bench.out);
+        }
+        if wait && waits {
+            millis += 60;
+            bench.at(millis);
+        }
+    }
+    for (chunks, &id) in left.into_iter().zip(ids) {
+        for bytes in chunks {
+            bench.screen.feed(id, bytes, bench.now, &mut bench.out);
+        }
+        bench.screen.end(id, &mut bench.out);
+    }
+}

@@ -1,0 +1,195 @@
+//! The first failure card: who failed first, where, how, when, and what it said last. Pure.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
+use rankrun_contract::report::ErrorReport;
+
+use crate::placement::Device;
+use crate::process::Exit;
+
+/// Everything that is known of the failure that ended the job.
+#[derive(Debug, Clone)]
+pub struct FailureCard {
+    /// The worker that failed first.
+    pub rank: Rank,
+    /// Its index on the node.
+    pub local_rank: LocalRank,
+    /// Its pid.
+    pub pid: Pid,
+    /// What it computed on.
+    pub device: Device,
+    /// The node's name.
+    pub host: String,
+    /// How it ended.
+    pub exit: Exit,
+    /// When its generation was started.
+    pub started: SystemTime,
+    /// When its end was seen.
+    pub ended: SystemTime,
+    /// Restarts used, and how many there were.
+    pub restarts: (RestartCount, RestartCount),
+    /// What it said of itself in its error file.
+    pub report: Option<ErrorReport>,
+    /// Its error file and logs, those that exist.
+    pub files: Vec<PathBuf>,
+    /// Its last lines.
+    pub tail: Vec<String>,
+    /// How the others ended, in the order in which that was seen.
+    pub others: Vec<OtherEnd>,
+}
+
+/// The end of a worker that was not the first to fail.
+#[derive(Debug, Clone, Copy)]
+pub struct OtherEnd {
+    /// Who.
+    pub rank: Rank,
+    /// How.
+    pub exit: Exit,
+}
+
+/// Names of the ends of more workers than this are left out.
+const OTHERS_SHOWN: usize = 8;
+
+/// The card as text, each line ended.
+#[must_use]
+pub fn render(card: &FailureCard) -> String {
+    let mut lines = vec![format!("rank {} failed first: {}", card.rank, in_words(card.exit))];
+    let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
+    row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
+    row("device", card.device.to_string());
+    row("node", card.host.clone());
+    row("started", timestamp(card.started));
+    let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
+    row("ended", format!("{}, after {:.1} s", timestamp(card.ended), lifetime.as_secs_f64()));
+    row("restarts", format!("{} of {} used", card.restarts.0, card.restarts.1));
+    for file in &card.files {
+        row("log", file.display().to_string());
+    }
+    if !card.others.is_empty() {
+        row("others", others(&card.others));
+    }
+    if let Some(report) = &card.report {
+        lines.push("  what it reported:".to_owned());
+        let text = report.callstack.as_deref().filter(|text| text.contains(&report.message));
+        if text.is_none() {
+            lines.push(format!("    | {}", report.message));
+        }
+        let stack = report.callstack.as_deref().unwrap_or_default();
+        lines.extend(stack.trim_end().lines().map(|line| format!("    | {line}")));
+    }
+    if !card.tail.is_empty() {
+        lines.push("  its last lines:".to_owned());
+        lines.extend(card.tail.iter().map(|line| format!("    | {line}")));
+    }
+    lines.iter().fold(String::new(), |mut text, line| {
+        let _ = writeln!(text, "{}", line.trim_end());
+        text
+    })
+}
+
+/// The one thing to do about it, where something can be said.
+#[must_use]
+pub fn hint(card: &FailureCard) -> Option<String> {
+    match card.exit {
+        Exit::Signal { number: libc::SIGKILL, .. } => Some(
+            "SIGKILL from outside is most often the kernel's out-of-memory killer: see `dmesg`".to_owned(),
+        ),
+        Exit::Signal { number: libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE, .. } => {
+            Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
+        }
+        Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
+        _ if card.report.is_none() && card.tail.is_empty() => {
+            Some("run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn in_words(exit: Exit) -> String {
+    let meaning = match exit {
+        Exit::Signal { number: libc::SIGSEGV, .. } => " (invalid memory access)",
+        Exit::Signal { number: libc::SIGABRT, .. } => " (it aborted)",
+        Exit::Signal { number: libc::SIGBUS, .. } => " (bus error: often a full /dev/shm)",
+        Exit::Signal { number: libc::SIGFPE, .. } => " (arithmetic error)",
+        Exit::Signal { number: libc::SIGILL, .. } => " (illegal instruction)",
+        Exit::Code(_) | Exit::Signal { .. } => "",
+    };
+    format!("{exit}{meaning}")
+}
+
+fn others(ends: &[OtherEnd]) -> String {
+    let shown = ends.iter().take(OTHERS_SHOWN);
+    let mut text: Vec<String> = shown.map(|end| format!("rank {}: {}", end.rank, end.exit)).collect();
+    if ends.len() > OTHERS_SHOWN {
+        text.push(format!("and {} more", ends.len() - OTHERS_SHOWN));
+    }
+    text.join("; ")
+}
+
+fn timestamp(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn card() -> FailureCard {
+        FailureCard {
+            rank: Rank(1),
+            local_rank: LocalRank(1),
+            pid: Pid::from_raw(77),
+            device: Device::Cpu(1),
+            host: "gpu-node-7".to_owned(),
+            exit: Exit::Signal { number: 9, core_dumped: false },
+            started: SystemTime::UNIX_EPOCH,
+            ended: SystemTime::UNIX_EPOCH + Duration::from_millis(2_500),
+            restarts: (RestartCount(1), RestartCount(1)),
+            report: None,
+            files: vec![PathBuf::from("/logs/1/stderr.log")],
+            tail: vec!["step 9".to_owned(), "step 10".to_owned()],
+            others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
+        }
+    }
+
+    #[test]
+    fn the_card_says_who_where_how_when_and_what() {
+        assert_eq!(
+            render(&card()),
+            "\
+rank 1 failed first: killed by SIGKILL
+  worker    rank 1, local rank 1, pid 77
+  device    cpu:1
+  node      gpu-node-7
+  started   1970-01-01T00:00:00.000Z
+  ended     1970-01-01T00:00:02.500Z, after 2.5 s
+  restarts  1 of 1 used
+  log       /logs/1/stderr.log
+  others    rank 0: killed by SIGTERM
+  its last lines:
+    | step 9
+    | step 10
+"
+        );
+        assert!(hint(&card()).is_some_and(|hint| hint.contains("out-of-memory")));
+    }
+
+    #[test]
+    fn a_reported_traceback_is_shown_once() {
+        let mut card = card();
+        card.report = Some(ErrorReport {
+            message: "ValueError: x".to_owned(),
+            callstack: Some("Traceback:\n  line 1\nValueError: x\n".to_owned()),
+            unix_seconds: None,
+        });
+        let text = render(&card);
+        assert_eq!(text.matches("ValueError: x").count(), 1, "{text}");
+        assert!(text.contains("    |   line 1\n"), "{text}");
+    }
+}

@@ -1,0 +1,78 @@
+//! The server's own life: bind, generations, end.
+
+use std::error::Error;
+
+use super::*;
+
+#[test]
+fn a_port_in_use_is_an_error_with_the_address_and_a_hint() {
+    let server = server();
+    let error = StoreServer::bind(server.local_addr()).expect_err("one port has one listener");
+    assert_eq!(error.to_string(), format!("cannot listen on `{}`", server.local_addr()));
+    assert!(error.source().is_some_and(|source| source.to_string().contains("in use")), "{error:?}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("choose another")), "{error:?}");
+    Client::new(&server).assert_nothing_came();
+}
+
+#[test]
+fn a_foreign_address_is_an_error_with_a_hint() {
+    let documentation_only = SocketAddr::from(([192, 0, 2, 1], 0));
+    let error = StoreServer::bind(documentation_only).expect_err("no machine has this address");
+    assert!(error.hint().is_some(), "{error:?}");
+}
+
+#[test]
+fn after_an_end_the_port_is_free_at_once() {
+    let first = server();
+    let address = first.local_addr();
+    let client = Client::new(&first);
+    drop(first);
+    client.assert_closed();
+    let second = StoreServer::bind(address).expect("closed connections do not hold the port");
+    assert_eq!(second.local_addr(), address);
+}
+
+#[test]
+fn a_reset_empties_the_keyspace_on_the_same_port() {
+    let server = server();
+    let address = server.local_addr();
+    let mut old = Client::new(&server);
+    old.send(&[set("k", "old"), barrier("b", 1)]);
+    assert_eq!(old.answer_of(&barrier("b", 1)), Reply::Arrived);
+    for _ in 0..3 {
+        server.reset().unwrap();
+        assert_eq!(server.local_addr(), address);
+        let mut new = Client::new(&server);
+        assert_eq!(new.ask(Request::GetNumKeys), Reply::Number(0));
+        new.set("k", "new");
+        new.assert_nothing_came();
+    }
+    old.assert_closed();
+}
+
+#[test]
+fn a_reset_closes_those_who_wait_and_those_who_say_nothing() {
+    let server = server();
+    let (mut waiting, silent) = (Client::new(&server), Client::silent(&server));
+    waiting.send(&[wait(&["k"])]);
+    waiting.assert_nothing_came();
+    server.reset().unwrap();
+    Client::new(&server).set("k", "1");
+    waiting.assert_closed();
+    silent.assert_closed();
+}
+
+/// Whatever an old connection has written, read or not, accepted or not, the new keyspace never has it.
+#[test]
+fn nothing_of_before_a_reset_is_seen_after_it() {
+    let server = server();
+    for _ in 0..50 {
+        let mut old: Vec<_> = (0..20).map(|_| Client::new(&server)).collect();
+        for client in &mut old {
+            client.send(&[add("n", 1), set("k", "old")]);
+        }
+        server.reset().unwrap();
+        let mut new = Client::new(&server);
+        assert_eq!(new.ask(Request::GetNumKeys), Reply::Number(0));
+    }
+}

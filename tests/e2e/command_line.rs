@@ -1,0 +1,210 @@
+//! torchrun's grammar as a user meets it: appendix A of the contract, "Command line".
+
+use harness::{Launch, Name, only_ours};
+
+#[test]
+fn help_is_on_stdout() {
+    for name in Name::both() {
+        let outcome = Launch::new(*name).args(["-h"]).run();
+        outcome.exits(0).says("--nproc-per-node").says("--max-restarts");
+    }
+}
+
+#[test]
+fn without_a_script_the_usage_is_on_stderr() {
+    for name in Name::both() {
+        let outcome = Launch::new(*name).args(["--nnodes", "1"]).run();
+        outcome.exits(2).complains("usage").complains("training_script");
+        assert_eq!(outcome.out(), "");
+    }
+}
+
+#[test]
+fn underscores_spell_the_same_option() {
+    for name in Name::both() {
+        let launch = Launch::new(*name).args(["--standalone", "--nproc_per_node=2"]);
+        let outcome = launch.worker(["print=rank {rank}"]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.lines_with("rank ").len(), 2, "{outcome}");
+    }
+}
+
+#[test]
+fn mixed_spellings_are_refused() {
+    for name in Name::both() {
+        let outcome = Launch::new(*name).args(["--nproc_per-node", "2", "--no-python", "true"]).run();
+        outcome.exits(2).complains("--nproc_per-node");
+    }
+}
+
+#[test]
+fn a_prefix_of_an_option_is_enough() {
+    for name in Name::both() {
+        let line = ["--stand", "--nproc-per", "2", "--no-py", "sh", "-c", "echo $RANK"];
+        let outcome = Launch::new(*name).args(line).run();
+        outcome.exits(0);
+        let mut lines = outcome.out_lines();
+        lines.sort();
+        assert_eq!(lines, ["0", "1"], "{outcome}");
+    }
+}
+
+/// What `echo` prints for the arguments after the options.
+#[track_caller]
+fn echoed(name: Name, args: &[&str]) -> String {
+    let launch = Launch::standalone(name, 1).args(["--no-python"]).args(args.iter().copied());
+    let outcome = launch.run();
+    outcome.exits(0);
+    outcome.out()
+}
+
+#[test]
+fn the_scripts_arguments_are_its_own() {
+    for name in Name::both() {
+        assert_eq!(echoed(*name, &["echo", "-h", "--nnodes", "3", "--", "a"]), "-h --nnodes 3 -- a\n");
+    }
+}
+
+#[test]
+fn one_double_dash_is_swallowed() {
+    for name in Name::both() {
+        assert_eq!(echoed(*name, &["--", "echo", "a"]), "a\n");
+        assert_eq!(echoed(*name, &["echo", "--", "a"]), "a\n");
+        assert_eq!(echoed(*name, &["--", "echo", "--", "a"]), "-- a\n");
+    }
+}
+
+#[test]
+fn the_local_rank_is_filled_into_arguments() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--no-python", "echo"]);
+        let outcome = launch.args(["${local_rank}", "$local_rank", "${x}", "$$", "a$"]).run();
+        outcome.exits(0);
+        let mut lines = outcome.out_lines();
+        lines.sort();
+        assert_eq!(lines, ["0 0 ${x} $ a$", "1 1 ${x} $ a$"], "{outcome}");
+    }
+}
+
+#[test]
+fn the_environment_gives_defaults() {
+    for name in Name::both() {
+        let launch = Launch::new(*name).env("PET_NPROC_PER_NODE", "3").env("PET_STANDALONE", "1");
+        let outcome = launch.shell("echo size $WORLD_SIZE").run();
+        outcome.exits(0);
+        assert_eq!(outcome.out_lines(), ["size 3"; 3], "{outcome}");
+    }
+}
+
+#[test]
+fn the_command_line_wins_over_the_environment() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).env("PET_NPROC_PER_NODE", "3");
+        let outcome = launch.shell("echo size $WORLD_SIZE").run();
+        outcome.exits(0);
+        assert_eq!(outcome.out_lines(), ["size 1"], "{outcome}");
+    }
+}
+
+#[test]
+fn a_bad_default_is_a_usage_error() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).env("PET_MAX_RESTARTS", "x");
+        launch.args(["--no-python", "true"]).run().exits(2).complains("x");
+    }
+}
+
+#[test]
+fn auto_without_accelerators_counts_the_permitted_cpus() {
+    for name in Name::both() {
+        for count in ["auto", "cpu"] {
+            let launch = Launch::new(*name).under(["taskset", "--cpu-list", "0"]);
+            let launch = launch.args(["--standalone", "--nproc-per-node", count]);
+            let outcome = launch.shell("echo size $LOCAL_WORLD_SIZE").run();
+            outcome.exits(0);
+            assert_eq!(outcome.out_lines(), ["size 1"], "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_exit_one() {
+    let cases: [&[&str]; 9] = [
+        &["--nnodes", "2:1"],
+        &["--nnodes", "1:2:3"],
+        &["--nnodes", "0"],
+        &["--nnodes", "x"],
+        &["--nproc-per-node", "foo"],
+        &["--nproc-per-node", "gpu"],
+        &["-t", "4"],
+        &["-t", "0:1,"],
+        &["-m"],
+    ];
+    for name in Name::both() {
+        for case in cases {
+            let launch = Launch::standalone(*name, 1).args(case.iter().copied());
+            let outcome = launch.worker(["print=started"]).run();
+            outcome.exits(1).never_says("started");
+        }
+    }
+}
+
+#[test]
+fn local_ranks_above_nine_can_be_named() {
+    if only_ours() {
+        let launch = Launch::standalone(Name::Torchrun, 1).args(["-t", "10:1"]);
+        launch.worker(["print=started"]).run().exits(0).says("started");
+    }
+}
+
+#[test]
+fn python_gets_the_module() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).env("PYTHON_EXEC", "/bin/echo");
+        let outcome = launch.args(["-m", "pkg.mod", "a"]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.out(), "-u -m pkg.mod a\n");
+    }
+}
+
+#[test]
+fn python_gets_the_script_as_it_was_typed() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).env("PYTHON_EXEC", "/bin/echo");
+        let here = launch.temporary();
+        std::fs::write(here.join("x.py"), "").expect("the folder is ours");
+        let outcome = launch.cwd(here).args(["./x.py", "--lr", "0.1"]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.out(), "-u ./x.py --lr 0.1\n");
+    }
+}
+
+#[test]
+fn the_monitor_interval_is_accepted() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).args(["--monitor-interval", "0.5"]);
+        launch.shell("true").run().exits(0);
+    }
+}
+
+#[test]
+fn our_own_verb_takes_the_same_options() {
+    let launch = Launch::new(Name::Rankrun).args(["run", "--standalone", "--nproc-per-node", "2"]);
+    let outcome = launch.worker(["print=rank {rank}"]).run();
+    outcome.exits(0);
+    assert_eq!(outcome.lines_with("rank ").len(), 2, "{outcome}");
+}
+
+#[test]
+fn what_is_not_built_yet_is_refused_aloud() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        for option in ["--run-path", "--virtual-local-rank"] {
+            let outcome = Launch::standalone(*name, 1).args([option]).worker(["print=started"]).run();
+            outcome.complains(option).complains("not supported yet").never_says("started");
+            assert_ne!(outcome.status.code(), Some(0), "{outcome}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Places where little is permitted: the job runs, and `-v` names what is lost.
+
+use std::time::Duration;
+
+use harness::{Gate, Launch, Name, Scratch, fixture, namespaces, only_ours};
+use nix::sys::signal::Signal;
+
+/// A mount namespace in which no file system can be written, proved before the launcher starts.
+const READ_ONLY: &str = r#"
+    while read -r _ target _; do
+        case "$target" in
+            /proc | /proc/*) ;;
+            *) mount -o remount,bind,ro "$target" 2>/dev/null || true ;;
+        esac
+    done </proc/self/mounts
+    for folder in / /tmp /dev/shm "$TMPDIR" "$HOME" .; do
+        if [ -d "$folder" ] && touch "$folder/probe" 2>/dev/null; then
+            echo "still writable: $folder" >&2
+            exit 97
+        fi
+    done
+    exec "$@""#;
+
+#[track_caller]
+fn read_only(launch: Launch) -> Launch {
+    launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh"])
+}
+
+/// A container needs namespaces; the test fails where they are refused, unless the switch says so.
+fn skipped() -> bool {
+    !namespaces() || !only_ours()
+}
+
+#[test]
+fn a_read_only_root() {
+    if skipped() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = read_only(Launch::standalone(*name, 2).args(["--max-restarts", "1"]));
+        let outcome =
+            launch.worker(["env", "print=life {life}", "rank1:life<1:exit=4", "life<1:forever"]).run();
+        outcome.exits(0).says("life 1").says("TORCHELASTIC_ERROR_FILE=\n");
+    }
+}
+
+#[test]
+fn a_read_only_root_is_named() {
+    if !skipped() {
+        let launch = Launch::standalone(Name::Rankrun, 1);
+        let temporary = launch.temporary().to_string_lossy().into_owned();
+        read_only(launch.args(["-v"])).worker(["alive"]).run().exits(0).complains(&temporary);
+    }
+}
+
+#[test]
+fn a_log_folder_on_a_read_only_root_is_refused() {
+    if !skipped() {
+        let launch = read_only(Launch::standalone(Name::Rankrun, 1).args(["--log-dir", "/logs"]));
+        launch.worker(["print=started"]).run().exits(1).complains("/logs").never_says("started");
+    }
+}
+
+#[test]
+fn orphans_on_a_read_only_root() {
+    if !skipped() {
+        let launch = read_only(Launch::standalone(Name::Rankrun, 2));
+        let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
+        job.lines("alive rank=", 4);
+        job.signal(Signal::SIGKILL);
+        job.leaves_nothing_within(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn no_home_and_no_temporary_folder() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).without_env("HOME").without_env("TERM");
+        // torchrun takes the next candidate; ours does too, or goes without.
+        launch.env("TMPDIR", "/nonexistent").worker(["alive"]).run().exits(0);
+    }
+}
+
+#[test]
+fn a_user_without_an_entry() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).user(54_321).without_env("HOME").cwd("/");
+        let outcome = launch.shell("echo user $$(id -u) rank $RANK").run();
+        outcome.exits(0).says("user 54321 rank 0\n").says("user 54321 rank 1\n");
+    }
+}
+
+#[test]
+fn orphans_of_a_plain_user() {
+    if !only_ours() {
+        return;
+    }
+    let line = "trap '' TERM; setsid --fork sleep 1000; echo alive; while :; do sleep 1000; done";
+    let job = Launch::standalone(Name::Rankrun, 2).user(54_321).cwd("/").shell(line).start();
+    job.lines("alive", 2);
+    let agent = job.only_child_of(job.pid());
+    job.signal_to(agent, Signal::SIGKILL);
+    job.leaves_nothing_within(Duration::from_secs(1));
+}
+
+#[test]
+fn a_runtime_folder_that_does_not_exist() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", "/nonexistent/run");
+        let outcome = launch.worker(["alive"]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.err(), "", "what is lost is only said under -v");
+    }
+}
+
+#[test]
+fn a_runtime_folder_longer_than_a_sockets_path() {
+    let scratch = Scratch::new();
+    let folder = scratch.folder(&"x".repeat(200), 0o700);
+    for name in Name::both() {
+        let outcome =
+            Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", folder.clone()).worker(["alive"]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.err(), "", "what is lost is only said under -v");
+    }
+}
+
+/// A launch for which the kernel refuses what containers often refuse.
+#[track_caller]
+fn filtered(launch: Launch, errno: &str) -> Launch {
+    let wrapper = fixture("seccomp-exec").into_os_string();
+    launch.under([wrapper, errno.into(), "pidfd_open,close_range,ptrace,clone3".into()])
+}
+
+const REFUSALS: [&str; 2] = ["ENOSYS", "EPERM"];
+
+#[test]
+fn refused_system_calls_and_a_restart() {
+    if !only_ours() {
+        return;
+    }
+    for errno in REFUSALS {
+        for name in Name::both() {
+            let launch = filtered(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
+            let outcome = launch.worker(["alive", "fds", "rank1:life<1:exit=4", "life<1:forever"]).run();
+            outcome.exits(0).says("life=1");
+            for line in outcome.lines_with("fds rank=") {
+                let mut open: Vec<&str> = harness::field(&line, "open").expect("a list").split(',').collect();
+                open.sort_unstable();
+                assert_eq!(open, ["0", "1", "2"], "{outcome}");
+            }
+        }
+    }
+}
+
+#[test]
+fn refused_system_calls_and_a_stop() {
+    if !only_ours() {
+        return;
+    }
+    for errno in REFUSALS {
+        let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]);
+        let job = filtered(launch, errno).worker(["catch", "helper=daemon", "alive", "forever"]).start();
+        job.lines("alive rank=", 4);
+        job.signal(Signal::SIGTERM);
+        job.wait().exits(143);
+    }
+}
+
+#[test]
+fn refused_system_calls_and_a_killed_launcher() {
+    if !only_ours() {
+        return;
+    }
+    for errno in REFUSALS {
+        for kill_agent in [false, true] {
+            let launch = filtered(Launch::standalone(Name::Rankrun, 2), errno);
+            let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
+            job.lines("alive rank=", 4);
+            let victim = if kill_agent { job.only_child_of(job.pid()) } else { job.pid() };
+            job.signal_to(victim, Signal::SIGKILL);
+            job.leaves_nothing_within(Duration::from_secs(1));
+        }
+    }
+}
+
+#[test]
+fn refused_system_calls_are_named() {
+    if only_ours() {
+        let launch = filtered(Launch::standalone(Name::Rankrun, 1).args(["-v"]), "EPERM");
+        launch.worker(["alive"]).run().exits(0).complains("pidfd_open");
+    }
+}
+
+#[test]
+fn few_descriptors_are_an_error_that_leaves_nobody() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        // Enough to begin, not enough for all.
+        let launch = Launch::standalone(*name, 64).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
+        let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]);
+        let outcome = launch.worker([gate.step()]).run();
+        outcome.exits(1).complains("error:").never_says("panicked");
+    }
+}

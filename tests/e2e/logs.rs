@@ -1,0 +1,162 @@
+//! `--log-dir`, `-r`, `-t`: files and prefixes as torchrun makes them.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use harness::{Gate, Launch, Name, Scratch, only_ours};
+
+/// A launch of two workers that logs below the scratch folder.
+fn logging(name: Name, scratch: &Scratch, options: &[&str]) -> Launch {
+    Launch::standalone(name, 2).args(["--log-dir", &scratch.at("logs")]).args(options.iter().copied())
+}
+
+/// The folder of the only attempt.
+#[track_caller]
+fn attempt(scratch: &Scratch) -> PathBuf {
+    let runs: Vec<_> = fs::read_dir(scratch.at("logs")).expect("the log folder exists").collect();
+    assert_eq!(runs.len(), 1, "{runs:?}");
+    runs.into_iter().next().and_then(Result::ok).expect("it can be listed").path().join("attempt_0")
+}
+
+#[track_caller]
+fn content(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn redirected_streams_are_in_the_tree_and_not_on_the_console() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let launch = logging(*name, &scratch, &["-r", "3"]);
+        let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
+        outcome.exits(0).never_says("out of").never_says("err of");
+        for rank in 0..2 {
+            let folder = attempt(&scratch).join(rank.to_string());
+            assert_eq!(content(&folder.join("stdout.log")), format!("out of {rank}\n").into_bytes());
+            assert_eq!(content(&folder.join("stderr.log")), format!("err of {rank}\n").into_bytes());
+        }
+    }
+}
+
+#[test]
+fn the_tree_is_named_by_the_run() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let port = harness::free_port().to_string();
+        let options =
+            ["--log-dir", &scratch.at("logs"), "--rdzv-id", "night-7", "--master-port", &port, "-r", "3"];
+        Launch::new(*name).args(options).worker(["print=x"]).run().exits(0);
+        let run = attempt(&scratch).parent().expect("an attempt is in a run").to_owned();
+        let file_name = run.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        let random = file_name.strip_prefix("night-7_").unwrap_or_else(|| panic!("{file_name}"));
+        assert_eq!(random.len(), 8, "{file_name}");
+        assert_eq!(fs::metadata(&run).expect("it exists").permissions().mode() & 0o777, 0o700);
+    }
+}
+
+#[test]
+fn every_rank_has_its_folder_without_any_redirect() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        // torch opens the error file without making its folder.
+        let launch = logging(*name, &scratch, &[]);
+        launch.worker(["rank1:error-file={}", "rank1:exit=9", "forever"]).run().exits(name.code(9));
+        assert_eq!(content(&attempt(&scratch).join("1/error.json")), b"{}");
+    }
+}
+
+#[test]
+fn files_keep_every_byte() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        logging(*name, &scratch, &["-t", "3"]).worker(["bytes"]).run().exits(0);
+        assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"a\xffb\rc\r\nlast");
+    }
+}
+
+#[test]
+fn a_redirect_names_ranks_and_streams() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let launch = logging(*name, &scratch, &["-r", "0:1,1:2"]);
+        let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
+        outcome.exits(0).says("out of 1").complains("err of 0").never_says("out of 0").never_says("err of 1");
+        let folder = attempt(&scratch);
+        let exists = |file: &str| folder.join(file).exists();
+        assert!(exists("0/stdout.log") && !exists("0/stderr.log"));
+        assert!(!exists("1/stdout.log") && exists("1/stderr.log"));
+    }
+}
+
+#[test]
+fn teed_lines_have_the_role_and_rank_as_prefix() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let launch = logging(*name, &scratch, &["-t", "3", "--role", "trn"]);
+        let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
+        outcome.exits(0).says("[trn0]:out of 0\n").says("[trn1]:out of 1\n");
+        outcome.complains("[trn0]:err of 0\n").complains("[trn1]:err of 1\n");
+        assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"out of 1\n");
+    }
+}
+
+#[test]
+fn a_redirect_and_a_tee_are_a_tee() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let outcome = logging(*name, &scratch, &["-r", "1", "-t", "1"]).worker(["print=out of {rank}"]).run();
+        outcome.exits(0).says("[default1]:out of 1\n");
+    }
+}
+
+#[test]
+fn teed_lines_come_while_the_worker_runs() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let job = logging(*name, &scratch, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
+        job.lines("]:early", 2);
+        gate.open(2);
+        job.wait().exits(0);
+    }
+}
+
+#[test]
+fn a_line_in_two_pieces_has_one_prefix() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        // The pause between the pieces is what is tested.
+        let steps = ["write=first-", "sleep-ms=300", "write=second\n"];
+        let outcome = logging(*name, &scratch, &["-t", "1"]).worker(steps).run();
+        outcome.exits(0);
+        let mut lines = outcome.out_lines();
+        lines.sort();
+        assert_eq!(lines, ["[default0]:first-second", "[default1]:first-second"], "{outcome}");
+    }
+}
+
+#[test]
+fn without_a_tree_nothing_is_redirected() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).args(["--log-dir", "/dev/null", "-r", "3"]);
+        launch.worker(["print=on the console"]).run().exits(0).says("on the console");
+    }
+}
+
+#[test]
+fn all_that_a_killed_worker_wrote_is_in_its_file() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let steps = ["rank0:flood=2000", "rank0:die=SIGKILL", "forever"];
+        logging(*name, &scratch, &["-t", "1"]).worker(steps).run().exits(name.code(137));
+        let log = content(&attempt(&scratch).join("0/stdout.log"));
+        assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 2000);
+    }
+}

@@ -1,0 +1,149 @@
+//! The launcher as PID 1 of a container, where every orphan is its child.
+#![expect(clippy::disallowed_methods, reason = "a stranger enters the container from outside")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Process, fixture, namespaces, only_ours};
+use nix::sys::signal::Signal;
+
+/// A container needs namespaces; the test fails where they are refused, unless the switch says so.
+fn skipped() -> bool {
+    !namespaces() || !only_ours()
+}
+
+/// A launch whose launcher is PID 1; the job's own pid is that of `unshare`, which waits for it.
+#[track_caller]
+fn contained(launch: Launch) -> Launch {
+    launch.under(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"])
+}
+
+/// PID 1 of the container, as it is called outside.
+#[track_caller]
+fn first(job: &Job) -> i32 {
+    job.only_child_of(job.pid())
+}
+
+#[test]
+fn the_job_runs_and_its_status_is_kept() {
+    if skipped() {
+        return;
+    }
+    for name in Name::both() {
+        let outcome = contained(Launch::standalone(*name, 2)).shell("ps -o pid= -p 1; echo $$PPID").run();
+        outcome.exits(0);
+        contained(Launch::standalone(*name, 2)).worker(["rank1:exit=3", "forever"]).run().exits(name.code(3));
+        contained(Launch::standalone(*name, 1))
+            .worker(["die=SIGKILL", "forever"])
+            .run()
+            .exits(name.code(137));
+    }
+}
+
+#[test]
+fn signals_reach_the_workers() {
+    if skipped() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = contained(Launch::standalone(*name, 2));
+        let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
+        job.lines("alive rank=", 2);
+        job.signal_to(first(&job), Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.exits(name.code(143));
+        assert_eq!(outcome.lines_with("got SIGTERM").len(), 2, "{outcome}");
+    }
+}
+
+#[test]
+fn a_killed_agent_ends_the_container() {
+    if skipped() {
+        return;
+    }
+    let launch = contained(Launch::standalone(Name::Rankrun, 2));
+    let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
+    job.lines("alive rank=", 4);
+    let agent = job.only_child_of(first(&job));
+    job.signal_to(agent, Signal::SIGKILL);
+    assert!(!job.wait().status.success());
+}
+
+/// A process that came into the container from outside, with no mark of any job, and whose parent has gone.
+#[track_caller]
+fn stranger(job: &Job) -> Process {
+    let target = first(job).to_string();
+    let mut entrance = Command::new("nsenter")
+        .args(["--target", &target, "--pid", "--mount", "setsid", "--fork"])
+        .arg(fixture("worker"))
+        .args(["catch", "alive=stranger", "forever"])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("nsenter is installed");
+    let mut line = String::new();
+    let stdout = entrance.stdout.take().expect("stdout is a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("the stranger speaks");
+    assert!(line.contains("who=stranger"), "{line}");
+    entrance.wait().expect("nsenter ends");
+    let process = job.children_of(first(job)).into_iter().filter_map(Process::open);
+    let mut strangers: Vec<_> =
+        process.filter(|process| process.command.contains("alive=stranger")).collect();
+    assert_eq!(strangers.len(), 1, "{strangers:?}");
+    strangers.remove(0)
+}
+
+#[test]
+fn strangers_are_not_ended_with_a_generation() {
+    if skipped() {
+        return;
+    }
+    let launch = contained(Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open());
+    let mut job = launch.worker(["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "forever"]).start();
+    job.lines("life=0", 2);
+    let stranger = stranger(&job);
+    job.type_text("\n");
+    job.lines("life=1", 2);
+    assert!(!harness::is_zombie_or_gone(stranger.pid), "the stranger was ended\n{job}");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143);
+}
+
+#[test]
+fn strangers_are_reaped() {
+    if skipped() {
+        return;
+    }
+    let job = contained(Launch::standalone(Name::Rankrun, 1)).worker(["alive", "forever"]).start();
+    job.line("alive rank=0");
+    let stranger = stranger(&job);
+    job.signal_to(stranger.pid, Signal::SIGKILL);
+    assert!(stranger.reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143);
+}
+
+#[test]
+fn orphans_of_workers_are_reaped() {
+    if skipped() {
+        return;
+    }
+    // The orphan ends by itself while its worker lives.
+    let line = "setsid --fork sh -c 'echo orphan; read line'; echo ready; exec sleep 1000";
+    let launch = contained(Launch::standalone(Name::Rankrun, 1).stdin_open());
+    let mut job = launch.shell(line).start();
+    job.line("orphan");
+    job.line("ready");
+    let orphans: Vec<_> = job
+        .processes()
+        .into_iter()
+        .filter(|process| process.command.starts_with("sh -c echo orphan"))
+        .collect();
+    assert_eq!(orphans.len(), 1, "{orphans:?}\n{job}");
+    job.type_text("\n");
+    assert!(orphans[0].reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143);
+}

@@ -1,0 +1,181 @@
+//! `--max-restarts`: who starts again, with what, and when no more.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use harness::{Launch, Name, Outcome, Scratch, field, only_ours};
+
+/// The values of `key` in the lines that contain the text.
+fn values(outcome: &Outcome, text: &str, key: &str) -> Vec<String> {
+    let lines = outcome.lines_with(text);
+    let mut values: Vec<_> = lines.iter().filter_map(|line| field(line, key)).map(str::to_owned).collect();
+    values.sort();
+    values
+}
+
+/// The only folder below a log folder: that of the run.
+#[track_caller]
+fn run_folder(logs: &str) -> PathBuf {
+    let entries = std::fs::read_dir(logs).expect("the log folder exists");
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be listed").path()).collect();
+    assert_eq!(folders.len(), 1, "{folders:?}");
+    folders.remove(0)
+}
+
+#[test]
+fn every_rank_starts_again_and_counts() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "3"]);
+        let outcome = launch.worker(["alive", "rank1:life<2:exit=4", "life<2:forever"]).run();
+        outcome.exits(0);
+        assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1", "2"], "{outcome}");
+        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1", "2"], "{outcome}");
+    }
+}
+
+#[test]
+fn the_last_restart_is_the_last() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
+        let outcome = launch.worker(["alive", "rank1:exit=4", "forever"]).run();
+        outcome.exits(name.code(4));
+        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1"], "{outcome}");
+    }
+}
+
+#[test]
+fn without_restarts_there_is_one_life() {
+    for name in Name::both() {
+        let outcome = Launch::standalone(*name, 2).worker(["alive", "rank1:exit=4", "forever"]).run();
+        outcome.exits(name.code(4));
+        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0"], "{outcome}");
+    }
+}
+
+#[test]
+fn each_life_has_a_folder_of_its_own() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let logs = scratch.at("logs");
+        let launch =
+            Launch::standalone(*name, 2).args(["--max-restarts", "2", "--log-dir", &logs, "-r", "3"]);
+        let outcome =
+            launch.worker(["print=life {life} of {rank}", "rank1:life<2:exit=4", "life<2:forever"]).run();
+        outcome.exits(0);
+        let run = run_folder(&logs);
+        for life in 0..3 {
+            let log = run.join(format!("attempt_{life}/1/stdout.log"));
+            let text =
+                std::fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+            assert_eq!(text, format!("life {life} of 1\n"));
+        }
+        assert!(!run.join("attempt_3").exists());
+    }
+}
+
+#[test]
+fn the_earlier_life_is_over_before_the_next_begins() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let folder = scratch.folder("census", 0o777);
+        let launch = Launch::standalone(*name, 3).args(["--max-restarts", "2"]);
+        // Rank 0 takes its time to go: it ends a while after the signal.
+        let steps = [
+            "catch",
+            &format!("census={folder}"),
+            "rank2:life<2:exit=4",
+            "life<2:signal",
+            "rank0:sleep-ms=300",
+        ];
+        let outcome = launch.worker(steps).run();
+        outcome.exits(0);
+        let lines = outcome.lines_with("census rank=");
+        assert!(lines.len() >= 7, "{outcome}");
+        assert!(
+            lines.iter().all(|line| line.contains("living=<>")),
+            "an earlier worker still lived\n{outcome}"
+        );
+    }
+}
+
+#[test]
+fn helpers_of_the_earlier_life_are_gone_too() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).args(["--max-restarts", "1"]).stdin_open();
+        let steps =
+            ["life0:helper=daemon", "life0:helper=plain", "life0:read", "life0:exit=4", "alive", "read"];
+        let mut job = launch.worker(steps).start();
+        let helpers: Vec<_> = ["daemon", "plain"]
+            .iter()
+            .map(|who| job.line(&format!("who={who}")))
+            .map(|line| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid"))
+            .collect();
+        job.type_text("go\n");
+        job.line("alive rank=0 life=1");
+        for pid in helpers {
+            assert!(harness::is_zombie_or_gone(pid), "{pid} of the earlier life lives\n{job}");
+        }
+        job.close_stdin();
+        job.wait().exits(0);
+    }
+}
+
+#[test]
+fn the_job_keeps_its_id_and_its_port() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
+        let outcome = launch.worker(["rank0:env", "rank1:life<1:exit=4", "life<1:forever"]).run();
+        outcome.exits(0);
+        for variable in ["TORCHELASTIC_RUN_ID", "MASTER_PORT", "RANKRUN_JOB"] {
+            let lines = outcome.lines_with(&format!(" {variable}="));
+            let different: BTreeSet<&String> = lines.iter().collect();
+            assert!(different.len() <= 1, "{different:?}\n{outcome}");
+        }
+        // The first life may have been stopped before it could speak.
+        let lives = values(&outcome, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
+        assert_eq!(lives.last().map(String::as_str), Some("1"), "{outcome}");
+    }
+}
+
+#[test]
+fn our_generation_counts_lives() {
+    if only_ours() {
+        let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]);
+        let outcome = launch.worker(["env", "life<2:exit=4"]).run();
+        outcome.exits(0);
+        let generations = values(&outcome, "RANKRUN_GENERATION", "RANKRUN_GENERATION");
+        assert_eq!(generations, ["0", "1", "2"], "{outcome}");
+    }
+}
+
+#[test]
+fn a_signal_death_is_restarted_like_any_failure() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
+        let outcome = launch.worker(["alive", "rank0:life<1:die=SIGUSR1", "life<1:forever"]).run();
+        outcome.exits(0);
+        assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1"], "{outcome}");
+    }
+}
+
+#[test]
+fn folders_without_a_file_are_not_left_in_the_temporary_folder() {
+    if !only_ours() {
+        return;
+    }
+    // torchrun leaves a tree in the temporary folder at every start; ours would be empty.
+    let launch = Launch::standalone(Name::Rankrun, 2);
+    let temporary = launch.temporary();
+    let outcome = launch.worker(["alive"]).run();
+    outcome.exits(0);
+    let left: Vec<_> = list(&temporary);
+    assert!(left.is_empty(), "{left:?}\n{outcome}");
+}
+
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the folder exists");
+    entries.map(|entry| entry.expect("it can be listed").path()).collect()
+}

@@ -1,0 +1,91 @@
+//! The Rust examples under the launcher: the DataParallel demo, and training that resumes.
+
+use std::collections::BTreeSet;
+
+use harness::{Launch, Name, Outcome, Scratch, example};
+
+/// Rows of each batch of the demo.
+const ROWS: usize = 30;
+
+/// How torch's `chunk` splits the batch: pieces of the rounded-up size, the last one smaller.
+fn pieces(workers: usize) -> Vec<usize> {
+    let size = ROWS.div_ceil(workers);
+    (0..ROWS).step_by(size).map(|start| size.min(ROWS - start)).collect()
+}
+
+#[test]
+fn the_demo_splits_each_batch_over_the_workers() {
+    for workers in [1, 2, 4] {
+        let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
+        let outcome = launch.run();
+        outcome.exits(0);
+        let steps = outcome.lines_with("Outside: input size [30, 1000], output size [30, 2]").len();
+        assert!(steps > 0, "{outcome}");
+        let inside = outcome.lines_with("In Model:");
+        assert_eq!(inside.len(), steps * workers, "{outcome}");
+        for rows in pieces(workers).into_iter().collect::<BTreeSet<_>>() {
+            let text = format!("In Model: input size [{rows}, 1000], output size [{rows}, 2]");
+            let expected = pieces(workers).into_iter().filter(|piece| *piece == rows).count() * steps;
+            assert_eq!(outcome.lines_with(&text).len(), expected, "{text}\n{outcome}");
+        }
+        let devices: BTreeSet<_> = inside.iter().flat_map(|line| line.split([' ', ',', ':'])).collect();
+        assert!(devices.contains("cpu"), "no device is named\n{outcome}");
+    }
+}
+
+#[test]
+fn the_demo_runs_in_different_processes() {
+    let outcome = Launch::standalone(Name::Rankrun, 4).args([example("data_parallel")]).run();
+    outcome.exits(0);
+    let pids: BTreeSet<_> = outcome.lines_with("In Model:").iter().filter_map(|line| number_after(line, "pid")).collect();
+    assert_eq!(pids.len(), 4, "{outcome}");
+}
+
+/// The number behind a word, as in `pid 12` or `pid=12`.
+fn number_after(line: &str, word: &str) -> Option<u32> {
+    let rest = line.split(word).nth(1)?.trim_start_matches([' ', '=', ':']);
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
+}
+
+/// One training run; `options` decide who fails.
+#[track_caller]
+fn train(workers: usize, options: &[&str]) -> (Outcome, Vec<f64>) {
+    let scratch = Scratch::new();
+    let (weights, checkpoint) = (scratch.at("weights"), scratch.at("state"));
+    let launch = Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "1"]);
+    let launch = launch.args([example("ddp_training")]).args(["--steps", "60", "--weights-out", &weights]);
+    let outcome = launch.args(["--checkpoint", &checkpoint, "--checkpoint-every", "10"]).args(options.iter().copied()).run();
+    outcome.exits(0);
+    let text = std::fs::read_to_string(&weights).expect("the weights were written");
+    let weights: Vec<f64> = text.split_whitespace().map(|word| word.parse().expect("a weight")).collect();
+    assert!(weights.len() > 10, "{text}");
+    (outcome, weights)
+}
+
+#[track_caller]
+fn same_up_to_rounding(left: &[f64], right: &[f64]) {
+    assert_eq!(left.len(), right.len());
+    for (left, right) in left.iter().zip(right) {
+        assert!((left - right).abs() <= 1e-4 * left.abs().max(1.0), "{left} is not {right}");
+    }
+}
+
+#[test]
+fn training_ends_the_same_with_any_number_of_workers() {
+    let (outcome, alone) = train(1, &[]);
+    outcome.says("loss").says("accuracy");
+    for workers in [2, 4] {
+        same_up_to_rounding(&alone, &train(workers, &[]).1);
+    }
+}
+
+#[test]
+fn a_killed_worker_costs_nothing_but_time() {
+    let (_, undisturbed) = train(2, &[]);
+    for how in ["kill", "exit", "panic"] {
+        let failing = ["--fail-at", "37", "--fail-rank", "1", "--fail-how", how];
+        let (outcome, resumed) = train(2, &failing);
+        assert_eq!(resumed, undisturbed, "{how}\n{outcome}");
+    }
+}

@@ -1,0 +1,202 @@
+//! What a signal to the launcher does: forwarded, grace, kill.
+
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, only_ours, oracle};
+use nix::sys::signal::Signal;
+
+/// Far above any grace that a test sets, far below torchrun's default of 30 s.
+const PROMPT: Duration = Duration::from_secs(20);
+
+/// Two workers that only SIGKILL ends, seen alive.
+#[track_caller]
+fn stubborn(launch: Launch) -> Job {
+    let job = launch.worker(["catch", "alive", "forever"]).start();
+    job.lines("alive rank=", 2);
+    job
+}
+
+#[test]
+fn the_same_signal_reaches_every_worker() {
+    for name in Name::both() {
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+            let launch = Launch::standalone(*name, 2);
+            let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
+            job.lines("alive rank=", 2);
+            job.signal(signal);
+            let outcome = job.wait();
+            outcome.exits(name.code(128 + signal as i32));
+            assert_eq!(outcome.lines_with(&format!("got {signal} rank=")).len(), 2, "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
+    for name in Name::both() {
+        let job = stubborn(Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]));
+        let told = job.elapsed();
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.exits(name.code(143));
+        let took = outcome.took - told;
+        assert!(took >= Duration::from_millis(950), "the grace was only {took:?}\n{outcome}");
+        assert!(took < PROMPT, "the kill came after {took:?}\n{outcome}");
+    }
+}
+
+#[test]
+fn no_grace_is_an_immediate_kill() {
+    for name in Name::both() {
+        let job = stubborn(Launch::standalone(*name, 2).args(["--shutdown-timeout", "0"]));
+        let told = job.elapsed();
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.exits(name.code(143));
+        assert!(outcome.took - told < PROMPT, "{outcome}");
+    }
+}
+
+#[test]
+fn the_grace_can_come_from_the_environment() {
+    for name in Name::both() {
+        let job = stubborn(Launch::standalone(*name, 2).env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0"));
+        let told = job.elapsed();
+        job.signal(Signal::SIGTERM);
+        assert!(job.wait().took - told < PROMPT);
+    }
+}
+
+#[test]
+fn the_grace_holds_on_failure_too() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]).stdin_open();
+        let mut job =
+            launch.worker(["rank0:catch", "rank0:alive", "rank0:forever", "read", "exit=3"]).start();
+        job.line("alive rank=0");
+        let told = job.elapsed();
+        job.close_stdin();
+        let outcome = job.wait();
+        outcome.exits(name.code(3));
+        assert!(outcome.took - told < PROMPT, "{outcome}");
+    }
+}
+
+#[test]
+fn the_second_signal_kills() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        // The grace is longer than the test may last.
+        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
+        let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
+        job.lines("alive rank=", 2);
+        job.signal(Signal::SIGTERM);
+        job.lines("got SIGTERM", 2);
+        job.signal(Signal::SIGTERM);
+        job.wait().exits(name.code(143));
+    }
+}
+
+#[test]
+fn the_second_signal_may_be_another_one() {
+    if only_ours() {
+        let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "3600"]);
+        let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
+        job.lines("alive rank=", 2);
+        job.signal(Signal::SIGINT);
+        job.lines("got SIGINT", 2);
+        job.signal(Signal::SIGTERM);
+        // The first one is why the job ended.
+        job.wait().exits(130);
+    }
+}
+
+#[test]
+fn a_stopped_job_is_not_restarted() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "3"]);
+        let job = launch.worker(["catch", "alive", "signal", "exit=9"]).start();
+        job.lines("alive rank=", 2);
+        job.signal(Signal::SIGTERM);
+        job.wait().exits(name.code(143)).never_says("life=1");
+    }
+}
+
+#[test]
+fn the_signal_reaches_the_workers_children() {
+    for name in Name::both() {
+        // Bash waits for its child, a `sleep` in its process group that SIGTERM ends.
+        let line = "trap 'echo worker told' TERM; sleep 1000 & child=$$!; echo ready; wait $$child; wait $$child; \
+                    echo child ended with $$?; exit 0";
+        let launch = Launch::standalone(*name, 1).args(["--no-python", "bash", "-c", line]);
+        let job = launch.start();
+        job.line("ready");
+        job.signal(Signal::SIGTERM);
+        job.wait().says("worker told").says("child ended with 143");
+    }
+}
+
+#[test]
+fn workers_lead_sessions_of_their_own() {
+    for name in Name::both() {
+        let outcome = Launch::standalone(*name, 2).worker(["ids"]).run();
+        outcome.exits(0);
+        for line in outcome.lines_with("ids rank=") {
+            let of = |key| harness::field(&line, key).map(str::to_owned);
+            assert_eq!(of("pid"), of("group"), "{outcome}");
+            assert_eq!(of("pid"), of("session"), "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn workers_inherit_nothing_but_the_three_streams() {
+    for name in Name::both() {
+        let outcome = Launch::standalone(*name, 2).worker(["fds"]).run();
+        outcome.exits(0);
+        for line in outcome.lines_with("fds rank=") {
+            let open = harness::field(&line, "open").expect("the worker lists descriptors");
+            let mut open: Vec<&str> = open.split(',').collect();
+            open.sort_unstable();
+            assert_eq!(open, ["0", "1", "2"], "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn workers_start_with_plain_signals() {
+    for name in Name::both() {
+        let outcome =
+            Launch::standalone(*name, 1).args(["--no-python", "grep", "^Sig", "/proc/self/status"]).run();
+        outcome.exits(0);
+        let of = |key: &str| {
+            let line = outcome.lines_with(key).remove(0);
+            u64::from_str_radix(line.split_whitespace().nth(1).expect("a mask"), 16).expect("a mask")
+        };
+        assert_eq!(of("SigBlk:"), 0, "{outcome}");
+        // Bit n-1 is signal n. SIGPIPE, SIGXFSZ and those that the launcher handles are at their defaults.
+        for signal in [Signal::SIGPIPE, Signal::SIGXFSZ, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+            assert_eq!(of("SigIgn:") >> (signal as i32 - 1) & 1, 0, "{signal} is ignored\n{outcome}");
+        }
+    }
+}
+
+#[test]
+fn a_frozen_worker_is_killed_after_the_grace() {
+    if oracle() {
+        return;
+    }
+    // A frozen (SIGSTOP) worker cannot act on SIGTERM; SIGKILL ends it all the same.
+    let job = stubborn(Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]));
+    for line in job.lines("alive rank=", 2) {
+        let pid = harness::field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
+        job.signal_to(pid, Signal::SIGSTOP);
+    }
+    job.signal(Signal::SIGTERM);
+    job.wait().exits(143);
+}

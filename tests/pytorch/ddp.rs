@@ -1,0 +1,29 @@
+//! `examples/pytorch/ddp.py`, a script that knows nothing of us.
+
+use harness::{Launch, Name, Outcome, example_source};
+
+/// What the script prints at the end: the loss, to the last digit of an `f32`.
+#[track_caller]
+pub(crate) fn loss(outcome: &Outcome) -> String {
+    outcome.exits(0);
+    let line = outcome.lines_with("loss ").pop();
+    let loss = line.as_deref().and_then(|line| line.split("loss ").nth(1)?.split(',').next());
+    loss.unwrap_or_else(|| panic!("no loss\n{outcome}")).to_owned()
+}
+
+/// The script under this name, with one thread for each worker.
+pub(crate) fn ddp(name: Name, workers: usize) -> Launch {
+    let launch = Launch::standalone(name, workers).with_torch().env("OMP_NUM_THREADS", "1");
+    // Our own option, of no use to the script.
+    launch.args(["--max-restarts", "1"]).args([example_source("pytorch/ddp.py")])
+}
+
+#[test]
+fn the_loss_is_the_one_under_torchrun() {
+    let steps = ["--steps", "50", "--seed", "7"];
+    let theirs = loss(&ddp(Name::Reference, 4).args(steps).run());
+    let ours = loss(&ddp(Name::Rankrun, 4).args(steps).run());
+    assert_eq!(ours, theirs);
+    // It begins near ln 4 = 1.39: equal losses of untrained models would prove nothing.
+    assert!(ours.parse::<f64>().is_ok_and(|loss| loss < 0.3), "the loss is still {ours}");
+}

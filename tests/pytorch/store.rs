@@ -1,0 +1,135 @@
+//! torch's own clients against the launcher's store; torch's own server is the oracle.
+#![expect(clippy::disallowed_methods, reason = "the tests start Python and the servers under test")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+
+use harness::{fixture, python};
+
+fn script(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("pytorch").join(name)
+}
+
+fn python_script(name: &str) -> Command {
+    let mut command = Command::new(python());
+    command.arg(script(name)).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
+    // torch's client and server look up the name of each other's address, and where no name server answers
+    // that takes 10 s for each connection.
+    command.env("RES_OPTIONS", "timeout:1 attempts:1");
+    command
+}
+
+/// A store in a process of its own, which ends with its standard input.
+struct Server {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    port: u16,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn().expect("the server starts");
+        let stdin = process.stdin.take();
+        let stdout = BufReader::new(process.stdout.take().expect("its output is piped"));
+        let mut server = Self { process, stdin, stdout, port: 0 };
+        server.port = server.line().parse().expect("the server says its port");
+        server
+    }
+
+    fn ours() -> Self {
+        Self::start(Command::new(fixture("store-under-test")))
+    }
+
+    fn torchs() -> Self {
+        let mut command = python_script("store_oracle.py");
+        command.arg("serve");
+        Self::start(command)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("the server speaks text");
+        line.trim().to_owned()
+    }
+
+    fn reset(&mut self) {
+        let stdin = self.stdin.as_mut().expect("it is open until the server is dropped");
+        stdin.write_all(b"\n").expect("the server reads");
+        assert_eq!(self.line(), "reset");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let status = self.process.wait().expect("it is our child");
+        if !thread::panicking() {
+            assert!(status.success(), "the server ended with {status}");
+        }
+    }
+}
+
+/// The facts that the oracle script finds, one per line.
+fn facts(mode: &str, server: &Server) -> Vec<String> {
+    let output = python_script("store_oracle.py")
+        .arg(mode)
+        .arg(server.port.to_string())
+        .output()
+        .expect("Python starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{mode} ended with {}:\n{errors}", output.status);
+    String::from_utf8(output.stdout).expect("JSON is text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn every_operation_of_torchs_clients_ends_as_with_torchs_own_server() {
+    let (ours, torchs) = (Server::ours(), Server::torchs());
+    let (ours, torchs) = thread::scope(|scope| {
+        let ours = scope.spawn(|| facts("drive", &ours));
+        let torchs = facts("drive", &torchs);
+        (ours.join().expect("our store serves torch's clients"), torchs)
+    });
+    let differences: Vec<_> = ours.iter().zip(&torchs).filter(|(ours, torchs)| ours != torchs).collect();
+    assert!(differences.is_empty(), "ours, torch's: {differences:#?}");
+    assert_eq!(ours.len(), torchs.len());
+    assert!(ours.len() > 100, "the script stopped early: {ours:#?}");
+}
+
+#[test]
+fn what_torchs_server_gets_wrong_is_right() {
+    let expected = [
+        r#"["a wait for a filled queue and a key ends with the key", null]"#,
+        r#"["a compare_set that stores nothing wakes nobody", "DistStoreError: wait timeout after 1000ms, keys: /absent"]"#,
+    ];
+    assert_eq!(facts("better", &Server::ours()), expected);
+}
+
+#[test]
+fn two_gloo_workers_train_over_the_store_again_and_again() {
+    let mut server = Server::ours();
+    for generation in 0..2 {
+        let workers = ["0", "1"].map(|rank| {
+            python_script("store_gloo.py")
+                .env("RANK", rank)
+                .env("WORLD_SIZE", "2")
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", server.port.to_string())
+                .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("Python starts")
+        });
+        for (rank, worker) in workers.into_iter().enumerate() {
+            let output = worker.wait_with_output().expect("it is our child");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "generation {generation}, rank {rank}:\n{errors}");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), format!("rank {rank} done\n"));
+        }
+        server.reset();
+    }
+}
