@@ -23,6 +23,7 @@ pub mod spec;
 pub mod store;
 
 use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
 use rankrun_contract::rank::JobId;
@@ -32,6 +33,7 @@ use crate::cli::{Command, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::facts::Facts;
+use crate::process::descendants::can_walk;
 use crate::process::guard::{self, Guard, Side};
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
@@ -55,7 +57,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(launch: Launch, facts: &Facts) -> ExitCode {
-    inherited::close_on_exec();
+    let closed = inherited::close_on_exec();
     let handled = HandledSignals::for_persona(launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     // In this order: what the guard blocks before the fork, the agent has blocked too.
@@ -64,31 +66,54 @@ fn run(launch: Launch, facts: &Facts) -> ExitCode {
         Ok((_, Side::Guard(guard))) => end(supervise(guard)),
         Ok((mask, Side::Agent(link))) => {
             let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
-            run_agent(launch, facts, job, original, &link);
+            let agent = AgentStart { launch, facts, closed, link: &link };
+            agent.run(job, original);
             ExitCode::SUCCESS
         }
         Err(source) => reporter::failed_to_start(&LaunchError::Setup { what: "start the agent", source }),
     }
 }
 
-fn run_agent(launch: Launch, facts: &Facts, job: JobId, original: Original, link: &Link) {
-    let console = match Console::of_process(cursor(facts)) {
-        Ok(console) => console,
-        Err(source) => {
-            let error = LaunchError::Setup { what: "open the console", source };
-            let _ = reporter::failed_to_start(&error);
-            let _ = link.send_to_guard(ToGuard::Finish(ExitStatus::Code(LAUNCHER_FAILED)));
-            return;
+/// What the agent begins with.
+struct AgentStart<'a> {
+    launch: Launch,
+    facts: &'a Facts,
+    /// Whether descriptors of strangers are kept from the workers.
+    closed: io::Result<()>,
+    link: &'a Link,
+}
+
+impl AgentStart<'_> {
+    fn run(self, job: JobId, original: Original) {
+        let console = match Console::of_process(cursor(self.facts)) {
+            Ok(console) => console,
+            Err(source) => {
+                let error = LaunchError::Setup { what: "open the console", source };
+                let _ = reporter::failed_to_start(&error);
+                let _ = self.link.send_to_guard(ToGuard::Finish(ExitStatus::Code(LAUNCHER_FAILED)));
+                return;
+            }
+        };
+        reporter::trace_to(console.clone(), self.launch.verbosity);
+        self.say_what_is_lost();
+        let no_color = self.facts.filled_variable("NO_COLOR").is_some();
+        let voice = Voice::new(console, self.launch.spec.persona, no_color);
+        for notice in &self.launch.notices {
+            voice.say(&notice.to_string());
         }
-    };
-    reporter::trace_to(console.clone(), launch.verbosity);
-    let no_color = facts.filled_variable("NO_COLOR").is_some();
-    let voice = Voice::new(console, launch.spec.persona, no_color);
-    for notice in &launch.notices {
-        voice.say(&notice.to_string());
+        let environment = self.facts.environment().to_vec();
+        agent::run(Setup { spec: self.launch.spec, environment, job, original }, self.link, voice);
     }
-    let environment = facts.environment().to_vec();
-    agent::run(Setup { spec: launch.spec, environment, job, original }, link, voice);
+
+    /// In places that lock a launcher down; under `-v`.
+    fn say_what_is_lost(&self) {
+        if let Err(error) = &self.closed {
+            tracing::info!("workers may inherit open files of whoever started us: {error}");
+        }
+        if !can_walk() {
+            tracing::info!("`/proc` does not show our processes: what workers leave behind cannot be ended");
+        }
+    }
 }
 
 fn cursor(facts: &Facts) -> Cursor {

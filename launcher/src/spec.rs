@@ -167,3 +167,26 @@ pub struct WorkerDefaults {
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
     pub nccl_async_error_handling: bool,
 }
+
+/// A small launch for tests: two workers that run `/bin/true`.
+#[cfg(test)]
+pub(crate) fn example() -> LaunchSpec {
+    let none = StreamMap::All(Streams::default());
+    LaunchSpec {
+        persona: Persona::Rankrun,
+        entrypoint: Entrypoint::Program { path: PathBuf::from("/bin/true"), name: "true".into() },
+        args: Vec::new(),
+        workers: LocalWorldSize::new(2).unwrap(),
+        role: "default".to_owned(),
+        rendezvous: RendezvousSpec::Standalone {
+            run_id: RunId("example".to_owned()),
+            local_addr: None,
+            worker_store: false,
+        },
+        max_restarts: RestartCount(0),
+        stop: StopPolicy { grace: Duration::from_secs(30) },
+        logs: LogSpec { dir: LogDir::Off, redirects: none.clone(), tee: none },
+        stdin: StdinPolicy::All,
+        defaults: WorkerDefaults { single_omp_thread: false, nccl_async_error_handling: false },
+    }
+}

@@ -177,7 +177,7 @@ impl<'a> Agent<'a> {
                 }
             }
             Action::Say(said) => {
-                self.voice.say(&happening::render(&said, self.workers.spec().max_restarts));
+                self.voice.say(&happening::render(&said, self.workers.spec()));
             }
             Action::Finish(_) => {}
         }

@@ -79,7 +79,7 @@ impl Children {
                     tracing::debug!(pid = spawned.pid.as_raw(), %error, "no order of deaths for this worker");
                 }
             }
-            _ => tracing::debug!(pid = spawned.pid.as_raw(), "no pidfd: the order of deaths is lost"),
+            _ => tracing::info!("no pidfd for pid {}: the order of deaths is lost", spawned.pid),
         }
         self.by_pid.insert(spawned.pid, Child { worker, _pidfd: spawned.pidfd });
         Ok(spawned.pid)

@@ -65,6 +65,12 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
     while let Ok(Some(_)) = inbox.read_signal() {}
 }
 
+/// Whether `/proc` is there and of our own pid namespace; without it only the workers themselves can be ended.
+#[must_use]
+pub fn can_walk() -> bool {
+    fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
+}
+
 fn targets(scope: &Scope) -> Vec<Pid> {
     match scope {
         Scope::All => below(getpid(), &|_| true),
@@ -77,7 +83,7 @@ fn targets(scope: &Scope) -> Vec<Pid> {
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
 #[must_use]
 pub fn below(root: Pid, chosen: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
-    if fs::read_link("/proc/self").ok().as_deref() != Some(Path::new(&getpid().to_string())) {
+    if !can_walk() {
         return Vec::new();
     }
     let mut found = Vec::new();

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "close_range has no safe wrapper")]
 
 use std::fs;
+use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -13,7 +14,10 @@ const FIRST: RawFd = 3;
 /// Marks every descriptor from 3 on as closed on exec: torchrun hands down none of them (`close_fds`).
 ///
 /// `close_range(2)` where there is one (Linux 5.11, and seccomp allows it), else one by one.
-pub fn close_on_exec() {
+///
+/// # Errors
+/// Neither was possible: workers may then see descriptors of whoever started the launcher.
+pub fn close_on_exec() -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors, opens and closes none.
     let done = unsafe {
         libc::syscall(
@@ -24,9 +28,9 @@ pub fn close_on_exec() {
         )
     };
     if done == 0 {
-        return;
+        return Ok(());
     }
-    let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
+    let open = fs::read_dir("/proc/self/fd")?;
     let numbers: Vec<RawFd> =
         open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|number| *number >= FIRST) {
@@ -34,6 +38,7 @@ pub fn close_on_exec() {
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
+    Ok(())
 }
 
 /// The limits on open files that the launcher was started with.

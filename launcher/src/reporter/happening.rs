@@ -1,27 +1,30 @@
 //! What people are told while the job runs, one line each. Pure.
 
-use rankrun_contract::rank::{LocalRank, RestartCount};
+use rankrun_contract::rank::LocalRank;
 
 use crate::agent::message::{Happening, Impatience};
 use crate::process::signal_name;
+use crate::spec::LaunchSpec;
 
-/// The line for one happening; `max_restarts` is the job's budget.
+/// The line for one happening of the job that `spec` asked for. What takes long says what it waits for.
 #[must_use]
-pub fn render(happening: &Happening, max_restarts: RestartCount) -> String {
+pub fn render(happening: &Happening, spec: &LaunchSpec) -> String {
+    let grace = spec.stop.grace.as_secs_f64();
     match happening {
         Happening::WorkerFailed { end, others: 0 } => {
             format!("local rank {} (pid {}) failed: {}", end.local_rank, end.pid, end.exit)
         }
         Happening::WorkerFailed { end, others } => format!(
-            "local rank {} (pid {}) failed: {}; stopping the {others} other{}",
+            "local rank {} (pid {}) failed: {}; waiting up to {grace} s for {others} other{} to stop",
             end.local_rank,
             end.pid,
             end.exit,
             plural(*others)
         ),
-        Happening::Stopping { signal, live } => {
-            format!("{signal}: stopping {live} worker{}; the second signal kills", plural(*live))
-        }
+        Happening::Stopping { signal, live } => format!(
+            "{signal}: waiting up to {grace} s for {live} worker{} to stop; a second signal kills",
+            plural(*live)
+        ),
         Happening::Killing { local_ranks, because } => {
             let because = match because {
                 Impatience::GraceOver => "still alive after the grace",
@@ -35,7 +38,7 @@ pub fn render(happening: &Happening, max_restarts: RestartCount) -> String {
             signal_name(libc::SIGKILL)
         ),
         Happening::Restarting { used } => {
-            format!("starting all workers again (restart {used} of {max_restarts})")
+            format!("starting all workers again (restart {used} of {})", spec.max_restarts)
         }
     }
 }
@@ -52,14 +55,20 @@ fn ranks(local_ranks: &[LocalRank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::example;
     use nix::sys::signal::Signal;
+    use rankrun_contract::rank::RestartCount;
+    use std::time::Duration;
 
     #[test]
     fn numbers_are_grammatical() {
-        let render = |happening| super::render(&happening, RestartCount(3));
+        let mut spec = example();
+        spec.stop.grace = Duration::from_millis(2_500);
+        spec.max_restarts = RestartCount(3);
+        let render = |happening| super::render(&happening, &spec);
         assert_eq!(
             render(Happening::Stopping { signal: Signal::SIGINT, live: 1 }),
-            "SIGINT: stopping 1 worker; the second signal kills"
+            "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
         );
         assert_eq!(
             render(Happening::Killing {

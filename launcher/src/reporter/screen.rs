@@ -21,8 +21,8 @@ mod tests;
 
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same where the line could not be taken back, while others speak: a busy machine may stop a worker in the
-/// middle of its line for longer than the patience above.
+/// The same where the line could not be taken back, while others speak or stand unfinished: a busy machine may
+/// stop a worker in the middle of its line for longer than the patience above.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_millis(500);
 /// A longer unfinished line is shown at once: memory is bounded.
 const HELD_LIMIT: usize = 1024 * 1024;
@@ -190,25 +190,29 @@ impl Screen {
 
     /// Shows the unfinished lines that have waited long enough. `busy`: others are speaking right now.
     pub fn show_due(&mut self, now: Instant, busy: bool, out: &mut Vec<u8>) {
-        let kind = self.kind;
-        let waited = |speaker: &Speaker| {
-            let patience =
-                if busy && !may_be_taken_back(kind, &speaker.held) { PATIENCE_WHEN_BUSY } else { PATIENCE };
-            now.saturating_duration_since(speaker.since) >= patience
-        };
-        let due: Vec<SpeakerId> =
-            self.waiting().filter(|(_, speaker)| waited(speaker)).map(|(id, _)| id).collect();
-        for id in due {
-            if self.speakers.get(&id).is_some_and(|speaker| !self.must_wait(speaker)) {
-                self.show(id, out);
-            }
+        // One at a time: each that is shown decides how long the others wait.
+        while let Some(id) = self.next_due(now, busy) {
+            self.show(id, out);
         }
     }
 
     /// When [`Self::show_due`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.waiting().map(|(_, speaker)| speaker.since + PATIENCE).min()
+        self.waiting().map(|(_, speaker)| speaker.since + self.patience(speaker, false)).min()
+    }
+
+    fn next_due(&self, now: Instant, busy: bool) -> Option<SpeakerId> {
+        self.waiting()
+            .find(|(_, speaker)| now.saturating_duration_since(speaker.since) >= self.patience(speaker, busy))
+            .map(|(id, _)| id)
+    }
+
+    /// How long an unfinished line waits. Longer where showing it would end another's line, or its own as soon
+    /// as another speaks.
+    fn patience(&self, speaker: &Speaker, busy: bool) -> Duration {
+        let crowded = busy || (self.kind == ScreenKind::Plain && !self.open.is_empty());
+        if crowded && !may_be_taken_back(self.kind, &speaker.held) { PATIENCE_WHEN_BUSY } else { PATIENCE }
     }
 
     /// The terminal has another size now.
