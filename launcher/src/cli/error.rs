@@ -8,7 +8,7 @@ use std::fmt;
 pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
 
 use super::grammar::tables;
-use super::option::{Kind, OptionRow};
+use super::option::{Family, Kind, OptionRow};
 use super::torchrun;
 use crate::exit_code;
 use crate::spec::Persona;
@@ -156,6 +156,8 @@ impl UsageError {
             Self::UnwantedValue { option, value } => {
                 format!("argument {}: ignored explicit argument '{value}'", option.argparse_name())
             }
+            // argparse has no words for what it does not know.
+            Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
                 format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
             }
@@ -215,6 +217,7 @@ fn argparse_value(kind: Kind, value: &str) -> String {
 fn most_similar(word: &str) -> Option<&'static str> {
     let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
     tables(Persona::Rankrun)
+        .filter(|row| row.long.len().abs_diff(name.len()) <= 2)
         .map(|row| (letters_apart(&name, row.long), row.long))
         .filter(|(apart, _)| *apart <= 2 && *apart < name.len())
         .min()

@@ -10,15 +10,21 @@ const WIDTH: usize = 100;
 const ABOUT: &str = "Start N workers of a training program on this node, watch them, restart them together";
 const USAGE: &str =
     "rankrun [OPTIONS] ENTRYPOINT [ARGS]...\n       rankrun run [OPTIONS] ENTRYPOINT [ARGS]...";
-const ENTRYPOINT: &str = "A Python script, a module with --module, or a program. Everything behind it is handed to it as it \
-     stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
+const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
+     to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
 
 /// The text behind the options, which both names share.
 const BEHIND: &str = "\
 Long names may be written with underscores and abbreviated. Where an option is not given, torchrun's
 options are read from PET_NAME and ours from RANKRUN_NAME (as in PET_NPROC_PER_NODE, RANKRUN_STDIN).
 
-Python is PYTHON_EXEC, else the `python` beside this command, in PATH, in VIRTUAL_ENV or CONDA_PREFIX.
+Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_ENV or CONDA_PREFIX.
+";
+
+/// What our own name adds.
+const PROGRAMS: &str = "
+An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
+.py file. A bare name that is no file here is looked up in PATH.
 ";
 
 const EXAMPLES: &str = "
@@ -66,7 +72,11 @@ pub(super) fn help(persona: Persona) -> String {
         Persona::Rankrun => {
             let command = options(command, "Options that torchrun does not have", run::TABLE, false);
             let command = options(command, "Not supported yet", torchrun::TABLE, true);
-            command.override_usage(USAGE).after_help(format!("{BEHIND}{EXAMPLES}")).render_help().to_string()
+            command
+                .override_usage(USAGE)
+                .after_help(format!("{BEHIND}{PROGRAMS}{EXAMPLES}"))
+                .render_help()
+                .to_string()
         }
         Persona::Torchrun => {
             let command = options(command, "Not supported yet", torchrun::TABLE, true);

@@ -165,3 +165,6 @@ fn parse_host(text: &str) -> Option<String> {
     let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.' | ':' | '-');
     (!host.is_empty() && host.chars().all(fits)).then(|| host.to_owned())
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,14 +84,14 @@ impl Settings<'_> {
     ///
     /// A variable that is no integer is refused even where the flag was typed: argparse reads it first.
     pub(super) fn flag(&self, row: &'static OptionRow) -> Result<bool, SettingError> {
-        let name = row.variable().unwrap_or_default();
-        let by_variable = match self.facts.variable(&name) {
+        let variable = row.variable().and_then(|name| Some((self.facts.variable(&name)?, name)));
+        let by_variable = match variable {
             None => false,
-            Some(value) => match value.to_str().and_then(parse_int) {
+            Some((value, variable)) => match value.to_str().and_then(parse_int) {
                 Some(number) => number != 0,
                 None => {
                     let value = value.to_string_lossy().into_owned();
-                    return Err(SettingError::FlagNotInteger { variable: name, value });
+                    return Err(SettingError::FlagNotInteger { variable, value });
                 }
             },
         };

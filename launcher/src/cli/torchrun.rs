@@ -24,7 +24,7 @@ pub(super) static RDZV_BACKEND: OptionRow = OptionRow::text(
 pub(super) static RDZV_ENDPOINT: OptionRow =
     OptionRow::text("rdzv-endpoint", "HOST:PORT", "Where nodes find each other; not supported yet");
 pub(super) static RDZV_ID: OptionRow =
-    OptionRow::text("rdzv-id", "ID", "The run id; without --master-port the default is a fresh UUID");
+    OptionRow::text("rdzv-id", "ID", "The run id [default: a fresh UUID; `none` with --master-port]");
 pub(super) static RDZV_CONF: OptionRow =
     OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous; without effect on one node");
 pub(super) static STANDALONE: OptionRow = OptionRow::flag(

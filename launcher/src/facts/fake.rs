@@ -81,6 +81,9 @@ impl FakeWorld {
     }
 
     fn entry(&self, path: &Path) -> Option<&Entry> {
+        if path.as_os_str().is_empty() {
+            return None;
+        }
         let relative = path.strip_prefix(".").unwrap_or(path);
         self.entries.get(&Path::new("/job").join(relative))
     }

@@ -207,10 +207,12 @@ impl Peer {
                 }
             }
             if progress.accepted && !progress.wants_to_receive() {
-                // The next message, if there is one already, begins with a header of its own.
                 self.arrived = 0;
                 progress.accepted = false;
                 progress.receive = None;
+                // What follows, be it the end, is looked at only while this exchange waits for others: a
+                // complete message is good although its rank may be gone.
+                return Ok(());
             }
             let target = match &mut progress.receive {
                 Some(payload) if progress.accepted => &mut payload[progress.received..],

@@ -14,8 +14,6 @@ mod join;
 mod layout;
 mod mesh;
 mod message;
-#[cfg(test)]
-mod tests;
 mod verdict;
 
 use std::time::Duration;

@@ -42,10 +42,12 @@ impl Connection {
         answer_timeout: Duration,
     ) -> Result<Self, StoreError> {
         let deadline = clock::after(timeout);
-        let mut pause = PAUSES.0;
+        let (mut pause, mut earlier) = (PAUSES.0, None);
         loop {
             let failure = match Self::try_open(server, deadline, answer_timeout) {
                 Ok(connection) => return Ok(connection),
+                // A try that ran out of time says less than one that did not.
+                Err(ConnectFailure::Silent) => earlier.unwrap_or(ConnectFailure::Silent),
                 Err(failure) => failure,
             };
             if clock::until(deadline) <= pause {
@@ -54,6 +56,7 @@ impl Connection {
             }
             // A listener that comes up tells nobody: trying again is the only way to notice.
             std::thread::sleep(pause);
+            earlier = Some(failure);
             pause = (pause * 3 / 2).min(PAUSES.1);
         }
     }

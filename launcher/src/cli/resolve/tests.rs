@@ -1,1 +1,209 @@
+//! Numbers, defaults and precedence.
 
+use std::ffi::OsString;
+
+use super::*;
+use crate::cli::{Command, interpret};
+use crate::facts::fake::FakeWorld;
+use crate::spec::RendezvousSpec;
+
+fn world() -> FakeWorld {
+    FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python")
+}
+
+fn try_launch(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
+    let mut environment = environment.to_vec();
+    environment.push(("PATH", "/usr/bin"));
+    let argv: Vec<OsString> =
+        line.split('|').map(|word| OsString::from(word.trim_start_matches(' '))).collect();
+    match interpret(&argv, &world.facts(&environment))? {
+        Command::Launch(launch) => Ok(*launch),
+        Command::Print(text) => panic!("printed {text}"),
+    }
+}
+
+/// Options separated by `|`, with a script behind them.
+fn launch(options: &str, environment: &[(&str, &str)]) -> Launch {
+    try_launch(world(), &format!("torchrun|{options}|x.py"), environment).unwrap()
+}
+
+fn refusal(options: &str, environment: &[(&str, &str)]) -> (u8, String) {
+    let error = try_launch(world(), &format!("torchrun|{options}|x.py"), environment).unwrap_err();
+    (error.exit_code(), error.to_string())
+}
+
+fn workers(world: FakeWorld, value: &str) -> Result<u32, CliError> {
+    let line = format!("torchrun|--nproc-per-node={value}|x.py");
+    try_launch(world, &line, &[("OMP_NUM_THREADS", "5")]).map(|launch| launch.spec.workers.get())
+}
+
+#[test]
+fn the_number_of_workers() {
+    for (value, count) in [("2", 2), (" 2 ", 2), ("+2", 2), ("1_0", 10), ("cpu", 5), ("auto", 5)] {
+        assert_eq!(workers(world().cpus(5), value), Ok(count), "`{value}`");
+    }
+    for value in ["0", "-1", "abc", "", "1.5", "99999999999999999999", "4194305", "CPU", "Auto"] {
+        let error = workers(world(), value).unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        let text = format!("`--nproc-per-node` is `{value}`, which is not a number of workers from 1 to");
+        assert!(error.to_string().starts_with(&text), "{error}");
+    }
+    for value in ["gpu", "xpu"] {
+        let error = workers(world(), value).unwrap_err();
+        assert_eq!(error.to_string(), format!("`--nproc-per-node` = `{value}` is not supported yet"));
+        assert!(error.hint().unwrap().contains("--nproc-per-node 8"));
+    }
+    for device in ["/dev/nvidia0", "/dev/kfd"] {
+        let error = workers(world().device(device), "auto").unwrap_err();
+        assert!(error.to_string().ends_with(&format!("is not supported yet (`{device}` exists)")), "{error}");
+        assert_eq!(error.exit_code(), 1);
+        assert_eq!(workers(world().device(device), "cpu"), Ok(3));
+    }
+}
+
+#[test]
+fn the_command_line_wins_over_the_variable_over_the_default() {
+    let three = [("PET_NPROC_PER_NODE", "3"), ("PET_ROLE", "")];
+    assert_eq!(launch("--standalone", &three).spec.workers.get(), 3);
+    assert_eq!(launch("--standalone", &three).spec.role, "");
+    assert_eq!(launch("--nproc-per-node=1|--role=a|--role=b", &three).spec.workers.get(), 1);
+    assert_eq!(launch("--nproc-per-node=1|--role=a|--role=b", &three).spec.role, "b");
+    assert_eq!(launch("--max-restarts= +1_0 ", &[]).spec.max_restarts, RestartCount(10));
+    assert_eq!(launch("--standalone", &[("PET_MAX_RESTARTS", "2")]).spec.max_restarts, RestartCount(2));
+    // The short names and our own prefix are no variables of torchrun's options.
+    let nothing = [("PET_R", "9"), ("PET_T", "9"), ("PET_M", "1"), ("RANKRUN_NPROC_PER_NODE", "7")];
+    assert_eq!(launch("--standalone", &nothing).spec, launch("--standalone", &[]).spec);
+}
+
+#[test]
+fn variables_have_the_types_of_their_options() {
+    for (name, value) in [
+        ("PET_MAX_RESTARTS", "abc"),
+        ("PET_MASTER_PORT", ""),
+        ("PET_NODE_RANK", "x"),
+        ("PET_MONITOR_INTERVAL", "x"),
+        ("PET_SHUTDOWN_TIMEOUT", "1.5"),
+    ] {
+        let (code, text) = refusal("--standalone", &[(name, value)]);
+        assert_eq!(code, 2, "{name}");
+        assert!(text.contains(&format!("value: '{value}'")), "{text}");
+    }
+    assert_eq!(refusal("--max-restarts=-1", &[]).0, 1);
+    for value in ["true", "", "yes"] {
+        for name in
+            ["PET_STANDALONE", "PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK"]
+        {
+            let (code, text) = refusal("--standalone", &[(name, value)]);
+            assert_eq!((code, text), (1, format!("`{name}` is `{value}`, which is not a whole number")));
+        }
+    }
+    let flags =
+        [("PET_STANDALONE", "2"), ("PET_MASTER_PORT", "5"), ("PET_NO_PYTHON", "0"), ("PET_RUN_PATH", "0")];
+    let launch = launch("--role=a", &flags);
+    assert!(matches!(launch.spec.rendezvous, RendezvousSpec::Standalone { .. }));
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    for option in [
+        "--max-restarts=-1",
+        "--max-restarts=4294967296",
+        "--monitor-interval=0",
+        "--monitor-interval=-1",
+        "--monitor-interval=nan",
+        "--shutdown-timeout=-1",
+        "--master-port=-1",
+        "--master-port=65536",
+        "--nnodes=2:1",
+        "--nnodes=1:2:3",
+        "--nnodes=0",
+        "--nnodes=0:1",
+        "--nnodes=x",
+        "--nnodes=",
+    ] {
+        let (code, text) = refusal(option, &[]);
+        assert!(code == 1 && text.contains("which is not"), "`{option}`: {code} {text}");
+    }
+    for option in ["--monitor-interval=0.1", "--monitor-interval=inf", "--nnodes=1:1", "--nnodes= 1 "] {
+        assert_eq!(launch(option, &[]).spec, launch("--standalone", &[]).spec, "`{option}`");
+    }
+}
+
+#[test]
+fn the_grace_is_the_last_one_said() {
+    let grace = |line: &str, environment: &[(&str, &str)]| {
+        let launch = try_launch(world(), &format!("{line}|x.py"), environment).unwrap();
+        launch.spec.stop.grace.as_secs_f64()
+    };
+    let torch = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7");
+    let pet = ("PET_SHUTDOWN_TIMEOUT", "8");
+    let ours = ("RANKRUN_GRACE", "0.5");
+    for (line, environment, seconds) in [
+        ("torchrun|--standalone", vec![], 30.0),
+        ("torchrun|--standalone", vec![torch], 7.0),
+        ("torchrun|--standalone", vec![torch, pet], 8.0),
+        ("torchrun|--standalone", vec![torch, pet, ours], 0.5),
+        ("torchrun|--shutdown-timeout=0", vec![torch, pet, ours], 0.0),
+        ("rankrun|--grace=2.5|--shutdown-timeout=3", vec![], 3.0),
+        ("rankrun|--shutdown-timeout=3|--grace=2.5", vec![ours], 2.5),
+        ("rankrun|--shutdown-timeout=99999999999999999999", vec![], LONGEST_GRACE.as_secs_f64()),
+        ("rankrun|--grace=inf", vec![], LONGEST_GRACE.as_secs_f64()),
+    ] {
+        assert_eq!(grace(line, &environment).to_bits(), seconds.to_bits(), "`{line}` {environment:?}");
+    }
+    for value in ["soon", "", "-1", "1.5"] {
+        assert_eq!(refusal("--standalone", &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value)]).0, 1, "`{value}`");
+    }
+    assert_eq!(refusal("--standalone", &[("RANKRUN_GRACE", "-1")]).0, 1);
+}
+
+#[test]
+fn one_open_mp_thread_unless_the_user_said() {
+    let two = launch("--nproc-per-node=2", &[]);
+    assert!(two.spec.defaults.single_omp_thread);
+    assert_eq!(two.notices, [Notice::SingleOmpThread]);
+    for (options, environment) in
+        [("--nproc-per-node=1", vec![]), ("--nproc-per-node=2", vec![("OMP_NUM_THREADS", "")])]
+    {
+        let launch = launch(options, &environment);
+        assert!(!launch.spec.defaults.single_omp_thread && launch.notices.is_empty());
+    }
+}
+
+#[test]
+fn what_is_not_built_yet_is_refused_and_never_ignored() {
+    for (option, variable, value) in [
+        ("--start-method=fork", "PET_START_METHOD", "fork"),
+        ("--event-log-handler=console", "PET_EVENT_LOG_HANDLER", "console"),
+        ("--run-path", "PET_RUN_PATH", "1"),
+        ("--log-line-prefix-template=x", "PET_LOG_LINE_PREFIX_TEMPLATE", "x"),
+        ("--local-ranks-filter=0", "PET_LOCAL_RANKS_FILTER", "0"),
+        ("--duplicate-stdout-filters=a", "PET_DUPLICATE_STDOUT_FILTERS", "a"),
+        ("--duplicate-stderr-filters=", "PET_DUPLICATE_STDERR_FILTERS", ""),
+        ("--logs-specs=a", "", ""),
+        ("--numa-binding=node", "", ""),
+        ("--signals-to-handle=SIGTERM", "PET_SIGNALS_TO_HANDLE", "SIGUSR1"),
+        ("--virtual-local-rank", "PET_VIRTUAL_LOCAL_RANK", "3"),
+        ("--rdzv-backend=c10d", "PET_RDZV_BACKEND", "etcd"),
+        ("--rdzv-endpoint=h:1", "PET_RDZV_ENDPOINT", "h"),
+        ("--nnodes=2", "PET_NNODES", "1:4"),
+    ] {
+        let name = option.split('=').next().unwrap_or_default();
+        let (code, text) = refusal(option, &[]);
+        assert!(code == 1 && text.ends_with("is not supported yet") && text.contains(name), "{code} {text}");
+        if !variable.is_empty() {
+            let (code, text) = refusal("--role=a", &[(variable, value)]);
+            assert!(code == 1 && text.ends_with("is not supported yet") && text.contains(variable), "{text}");
+        }
+    }
+    // torchrun's own defaults are not something else than what we do.
+    let defaults = "--start-method=spawn|--event-log-handler=null|--log-line-prefix-template=|\
+                    --local-ranks-filter=|--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT|--rdzv-backend=static|\
+                    --rdzv-endpoint=|--rdzv-conf=|--node-rank=0|--nnodes=1";
+    assert_eq!(launch(defaults, &[]), launch("--standalone", &[]));
+    let watchdog = launch("--standalone", &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")]);
+    assert_eq!(
+        watchdog.notices[0].to_string(),
+        "`TORCHELASTIC_ENABLE_FILE_TIMER` has no effect: it is not supported yet"
+    );
+}

@@ -19,7 +19,7 @@ fn messages_are_whole_lines_on_the_stream_that_was_named() {
     let console = Console::new(stdout, stderr, Cursor::Moves);
     console.message(Stream::Stdout, b"data\n");
     console.message(Stream::Stderr, b"for people");
-    (&console).make_writer().write_all(b"an event\n").unwrap();
+    console.make_writer().write_all(b"an event\n").unwrap();
     drop(console);
     assert_eq!((rest(out).as_str(), rest(err).as_str()), ("data\n", "for people\nan event\n"));
 }

@@ -1,0 +1,123 @@
+//! Becoming a group: who is missing, who does not belong, and what earlier lives left behind.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use rankrun_contract::rank::RestartCount;
+use rankrun_worker::{GroupOptions, ProcessGroup, Rank, Reduction, TcpStore, WorkerContext, WorldSize};
+
+use crate::server::Server;
+use crate::world::{AMPLE, env, join, options};
+
+#[test]
+fn outside_a_launcher_a_group_is_a_world_of_one() {
+    let context = WorkerContext::alone();
+    assert_eq!((context.rank(), context.world_size(), context.device()), (Rank(0), WorldSize::ONE, "cpu:0"));
+    let mut group = context.process_group(&GroupOptions::default()).unwrap();
+    let mut data = [1.5f32, 2.0];
+    group.all_reduce(&mut data, Reduction::Mean).unwrap();
+    group.broadcast(&mut data, Rank(0)).unwrap();
+    group.barrier().unwrap();
+    assert_eq!(data, [1.5, 2.0]);
+    assert_eq!(group.all_gather(&data).unwrap(), data);
+    assert_eq!(group.scatter(&data, &[2], Rank(0)).unwrap(), data);
+    assert_eq!(group.gather(&data, &[2], Rank(0)).unwrap().unwrap(), data);
+    let error = context.store(AMPLE).unwrap_err();
+    assert_eq!(error.to_string(), "there is no store: this process was not started by a launcher");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    // A busy machine must be able to come in that time.
+    let timeout = Duration::from_millis(1500);
+    thread::scope(|scope| {
+        for missing in 0..3 {
+            let server = Server::start();
+            for rank in (0..3).filter(|&rank| rank != missing) {
+                let server = server.clone();
+                scope.spawn(move || {
+                    let error = join(&server, rank, 3, timeout).unwrap_err();
+                    assert_eq!(error.lost_rank(), Some(Rank(missing)), "rank {rank}: {error}");
+                    assert!(error.to_string().starts_with("`join` cannot finish"), "{error}");
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn strangers_neither_join_nor_hold_up_the_ranks() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| join(&server, 0, 2, AMPLE));
+        let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap();
+        let address = store.get("rankrun/group/default/life 0/1/address/0").unwrap();
+        let connect = || TcpStream::connect(String::from_utf8_lossy(&address).as_ref()).unwrap();
+
+        let _silent = connect();
+        let mut beginning = connect();
+        beginning.write_all(b"rankrun group 1\n").unwrap();
+        let mut greeting = b"rankrun group 1\n".to_vec();
+        greeting.extend_from_slice(&36u64.to_le_bytes());
+        for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[&greeting[..], &[b'0'; 60]].concat()] {
+            let mut stranger = connect();
+            stranger.write_all(garbage).unwrap();
+            // It is closed, with a reset where garbage was left unread.
+            assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
+        }
+
+        let mut second = join(&server, 1, 2, AMPLE).unwrap();
+        let mut first = first.join().unwrap().unwrap();
+        let barrier = scope.spawn(move || first.barrier());
+        second.barrier().unwrap();
+        barrier.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_later_life_does_not_meet_an_earlier_one() {
+    let server = Server::start();
+    // Half of a first life, in the keyspace that torchrun keeps for the second one.
+    join(&server, 0, 2, Duration::from_millis(50)).unwrap_err();
+    let context = |rank| {
+        let mut env = env(&server, rank, 2);
+        env.restart_count = RestartCount(1);
+        WorkerContext::new(env)
+    };
+    meet(|rank| context(rank).process_group(&options(AMPLE)).unwrap());
+    assert!(server.keys().iter().any(|key| key.starts_with("/rankrun/group/default/life 1/1/")));
+}
+
+#[test]
+fn a_name_can_be_used_again_and_several_at_once() {
+    let server = Server::start();
+    meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
+    meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
+    let named = |rank, name: &str| {
+        let options = GroupOptions { name: name.to_owned(), timeout: AMPLE };
+        WorkerContext::new(env(&server, rank, 2)).process_group(&options).unwrap()
+    };
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            scope.spawn(move || {
+                let (mut one, mut other) = (named(rank, "one"), named(rank, "other"));
+                let (mut left, mut right) = ([1i64], [10i64]);
+                one.all_reduce(&mut left, Reduction::Sum).unwrap();
+                other.all_reduce(&mut right, Reduction::Sum).unwrap();
+                assert_eq!((left, right), ([2], [20]));
+            });
+        }
+    });
+}
+
+/// Two ranks join, pass a barrier and leave.
+fn meet(join: impl Fn(u32) -> ProcessGroup + Sync) {
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let join = &join;
+            scope.spawn(move || join(rank).barrier().unwrap());
+        }
+    });
+}

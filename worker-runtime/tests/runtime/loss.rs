@@ -1,0 +1,186 @@
+//! Ranks that die, fall silent, leave or do something else: every other rank ends with an error that says so.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use rankrun_worker::process_group::{Ending, GroupError, LossCause};
+use rankrun_worker::{ProcessGroup, Rank, Reduction};
+
+use crate::world::{AMPLE, crash, run};
+
+/// How long the others may take to notice.
+const SOON: Duration = Duration::from_secs(2);
+
+/// How long a group waits for a silent rank here; a busy machine must be able to join in that time.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+type Operation = fn(&mut ProcessGroup) -> Result<(), GroupError>;
+
+const OPERATIONS: [(&str, Operation); 6] = [
+    ("broadcast", |group| group.broadcast(&mut [0.5f32; 1000], Rank(0))),
+    ("all_reduce", |group| group.all_reduce(&mut vec![0.5f64; 300_000], Reduction::Sum)),
+    ("all_gather", |group| group.all_gather(&[7i64; 1000]).map(drop)),
+    ("scatter", |group| {
+        let counts = vec![1000; group.world_size().get() as usize];
+        let data = vec![1.0f32; if group.rank() == Rank(0) { counts.len() * 1000 } else { 0 }];
+        group.scatter(&data, &counts, Rank(0)).map(drop)
+    }),
+    ("gather", |group| {
+        let counts = vec![1000; group.world_size().get() as usize];
+        group.gather(&[1.0f32; 1000], &counts, Rank(0)).map(drop)
+    }),
+    ("barrier", ProcessGroup::barrier),
+];
+
+#[test]
+fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
+    for (name, operation) in OPERATIONS {
+        for (world, dying) in [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)] {
+            let all_done = Barrier::new(world as usize);
+            let ended = run(world, AMPLE, |mut group| {
+                operation(&mut group).expect("all are here");
+                all_done.wait();
+                if group.rank() == Rank(dying) {
+                    crash(group);
+                }
+                // An operation that needs nothing from the dead rank may still succeed, once or twice.
+                let error = (0..1000).find_map(|_| operation(&mut group).err()).expect("the loss is noticed");
+                assert!(error.to_string().contains(name), "{error}");
+                (error.lost_rank(), operation(&mut group).unwrap_err().lost_rank())
+            });
+            let expected = Some((Some(Rank(dying)), Some(Rank(dying))));
+            for (rank, lost) in ended.into_iter().enumerate() {
+                let expected = if rank == dying as usize { None } else { expected };
+                assert_eq!(lost, expected, "`{name}` on rank {rank} of {world}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
+    let all_done = Barrier::new(4);
+    let ended = run(4, PATIENCE, |mut group| {
+        let started = now();
+        let lost = if group.rank() == Rank(2) { None } else { Some(group.barrier().unwrap_err()) };
+        all_done.wait();
+        assert!(now() - started < PATIENCE + SOON);
+        lost.map(|error| (error.lost_rank(), error.to_string().contains("`barrier`")))
+    });
+    for (rank, lost) in ended.into_iter().enumerate() {
+        let expected = (rank != 2).then_some((Some(Rank(2)), true));
+        assert_eq!(lost.expect("no rank panics"), expected, "rank {rank}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_given_up_hears_of_it() {
+    let given_up = Barrier::new(2);
+    let ended = run(2, PATIENCE, |mut group| {
+        if group.rank() == Rank(0) {
+            let error = group.barrier().unwrap_err();
+            given_up.wait();
+            return error.to_string();
+        }
+        given_up.wait();
+        // The other rank's part of this barrier had come before it gave up.
+        group.barrier().and_then(|()| group.barrier()).unwrap_err().to_string()
+    });
+    assert_eq!(
+        ended.into_iter().flatten().collect::<Vec<_>>(),
+        [
+            "`barrier` cannot finish: lost rank 1, which took no part within 1.5s",
+            "`barrier` cannot finish: lost rank 1, as another rank reports"
+        ]
+    );
+}
+
+#[test]
+fn a_rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
+    let left = Barrier::new(3);
+    run(3, AMPLE, |mut group| {
+        let rank = group.rank();
+        let mut data = [i64::from(rank.0)];
+        group.broadcast(&mut data, Rank(0)).unwrap();
+        if rank == Rank(1) {
+            drop(group);
+            left.wait();
+            return;
+        }
+        left.wait();
+        let counts = [1, 0, 1];
+        match rank {
+            // Rank 2 only sends to rank 0, and finishes; rank 0 expects a message of rank 1, too.
+            Rank(2) => drop(group.gather(&[1i64], &counts, Rank(0))),
+            _ => {
+                let error = group.gather(&[1i64], &counts, Rank(0)).unwrap_err();
+                let ending = Ending::Lost { rank: Rank(1), cause: LossCause::Left };
+                assert!(matches!(&error, GroupError::Ended { ending: it, .. } if *it == ending), "{error}");
+            }
+        }
+    })
+    .into_iter()
+    .for_each(|ended| ended.expect("no rank panics"));
+}
+
+#[test]
+fn a_different_call_is_an_error_on_both_sides() {
+    let calls: [(Operation, Operation); 6] = [
+        (|group| group.barrier(), |group| group.all_reduce(&mut [1.0f32], Reduction::Sum)),
+        (
+            |group| group.all_reduce(&mut [1.0f32; 4], Reduction::Sum),
+            |group| group.all_reduce(&mut [1.0f32; 5], Reduction::Sum),
+        ),
+        (
+            |group| group.all_reduce(&mut [1.0f64], Reduction::Sum),
+            |group| group.all_reduce(&mut [1i64], Reduction::Sum),
+        ),
+        (
+            |group| group.all_reduce(&mut [1.0f32], Reduction::Sum),
+            |group| group.all_reduce(&mut [1.0f32], Reduction::Max),
+        ),
+        (
+            |group| group.scatter(&[1i64, 2, 3], &[1, 2], Rank(0)).map(drop),
+            |group| group.scatter::<i64>(&[], &[2, 1], Rank(0)).map(drop),
+        ),
+        (|group| group.broadcast(&mut [1i64], Rank(0)), |group| group.broadcast(&mut [1i64], Rank(1))),
+    ];
+    for (number, (ours, theirs)) in calls.into_iter().enumerate() {
+        let ended = run(2, AMPLE, |mut group| {
+            let call = if group.rank() == Rank(0) { ours } else { theirs };
+            // Who only sends sees it at the next call.
+            call(&mut group).and_then(|()| group.barrier()).unwrap_err().to_string()
+        });
+        for (rank, error) in ended.into_iter().enumerate() {
+            let error = error.expect("no rank panics");
+            let other = 1 - rank;
+            let seen = format!("rank {other} makes call");
+            let told = format!("rank {other} makes another call than rank {rank}");
+            assert!(error.contains(&seen) || error.contains(&told), "case {number}, rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_third_rank_hears_who_disagreed() {
+    let ended = run(3, AMPLE, |mut group| {
+        let error = match group.rank() {
+            Rank(0) => group.broadcast(&mut [1i64], Rank(0)).and_then(|()| group.barrier()),
+            Rank(1) => group.broadcast(&mut [1i64, 2], Rank(0)),
+            _ => group.broadcast(&mut [1i64], Rank(0)).and_then(|()| group.barrier()),
+        };
+        error.unwrap_err().to_string()
+    });
+    let errors: Vec<String> = ended.into_iter().map(|error| error.expect("no rank panics")).collect();
+    assert!(
+        errors[1].contains("rank 0 makes call 1, `broadcast` of 1 i64 with root 0 where"),
+        "{}",
+        errors[1]
+    );
+    assert!(errors[2].contains("rank 1 makes another call than rank 0"), "{}", errors[2]);
+}
+
+#[expect(clippy::disallowed_methods, reason = "the test measures how long the others take")]
+fn now() -> Instant {
+    Instant::now()
+}

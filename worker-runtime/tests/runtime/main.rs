@@ -1,0 +1,12 @@
+//! The worker runtime against a real store on loopback: every operation, and every way to lose a rank.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+mod group;
+mod join;
+mod loss;
+mod process;
+mod report;
+mod server;
+mod store;
+mod world;

@@ -1,0 +1,81 @@
+//! Ranks as threads of one process.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use rankrun_contract::env::{Master, Role, WorkerEnv};
+use rankrun_contract::rank::{
+    LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
+};
+use rankrun_worker::{GroupError, GroupOptions, ProcessGroup, WorkerContext};
+
+use crate::server::Server;
+
+/// Longer than any test may take.
+pub(crate) const AMPLE: Duration = Duration::from_secs(60);
+
+/// What a launcher would tell this rank.
+pub(crate) fn env(server: &Server, rank: u32, world_size: u32) -> WorkerEnv {
+    let world_size = WorldSize::new(world_size).unwrap();
+    WorkerEnv {
+        rank: Rank(rank),
+        local_rank: LocalRank(rank),
+        world_size,
+        local_world_size: LocalWorldSize(world_size.0),
+        node_rank: NodeRank(0),
+        node_count: NodeCount::ONE,
+        role: Role { name: "default".to_owned(), rank: Rank(rank), world_size },
+        master: Master { addr: "127.0.0.1".to_owned(), port: server.port(), agent_store: true },
+        restart_count: RestartCount(0),
+        max_restarts: RestartCount(0),
+        run_id: RunId("run".to_owned()),
+        error_file: None,
+        signals_to_handle: String::new(),
+        rankrun: None,
+    }
+}
+
+pub(crate) fn options(timeout: Duration) -> GroupOptions {
+    GroupOptions { timeout, ..GroupOptions::default() }
+}
+
+/// Joins as one rank of a world.
+pub(crate) fn join(
+    server: &Server,
+    rank: u32,
+    world_size: u32,
+    timeout: Duration,
+) -> Result<ProcessGroup, GroupError> {
+    WorkerContext::new(env(server, rank, world_size)).process_group(&options(timeout))
+}
+
+/// Runs `body` on every rank of a group of `world_size` once all have joined; the results in rank order. A rank whose body panics
+/// has dropped its group without a farewell, as a crash does, and has no result.
+pub(crate) fn run<R: Send>(
+    world_size: u32,
+    timeout: Duration,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<Option<R>> {
+    let (server, met) = (Server::start(), Barrier::new(world_size as usize));
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (server, met, body) = (&server, &met, &body);
+                scope.spawn(move || {
+                    let group = join(server, rank, world_size, timeout).expect("the ranks meet");
+                    met.wait();
+                    body(group)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().ok()).collect()
+    })
+}
+
+/// Ends this thread as a crash would, without the message of a panic.
+pub(crate) fn crash(group: ProcessGroup) -> ! {
+    // Dropped while unwinding, so that it says no farewell.
+    let _group = group;
+    std::panic::resume_unwind(Box::new("crash"))
+}
