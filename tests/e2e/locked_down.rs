@@ -190,14 +190,6 @@ fn refused_system_calls_and_a_killed_launcher() {
 }
 
 #[test]
-fn refused_system_calls_are_named() {
-    if only_ours() {
-        let launch = filtered(Launch::standalone(Name::Rankrun, 1).args(["-v"]), "EPERM");
-        launch.worker(["alive"]).run().exits(0).complains("pidfd_open");
-    }
-}
-
-#[test]
 fn few_descriptors_are_an_error_that_leaves_nobody() {
     if !only_ours() {
         return;
