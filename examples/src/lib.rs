@@ -1,1 +1,5 @@
-//! Examples.
+//! What the examples share.
+
+pub mod console;
+pub mod random;
+pub mod share;

@@ -48,36 +48,35 @@ pub fn install_panic_hook() {
 
 /// Writes an error and its causes to standard error and, if it is the first failure, to the error file.
 pub fn report_error(error: &dyn Error) {
-    let (mut lines, mut message) = (Vec::new(), error.to_string());
+    let (mut details, mut message) = (String::new(), error.to_string());
+    let mut text = format!("error: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        lines.push(format!("caused by: {error}"));
+        details.push_str(&format!("\ncaused by: {error}"));
         message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    say("error", &error.to_string(), &lines);
-    write_file(&message, &lines.join("\n"));
+    text.push_str(&details);
+    say(&text);
+    write_file(&message, &text);
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {
-    let message = info.payload_as_str().unwrap_or("a value that is no text");
-    let place = info.location().map(|place| format!("at {place}"));
+    let message = format!("panic: {}", info.payload_as_str().unwrap_or("a value that is no text"));
+    let place = info.location().map(|place| format!("\nat {place}"));
+    let text = message.clone() + &place.unwrap_or_default();
     // The reader of the file cannot ask for the backtrace afterwards; on the terminal RUST_BACKTRACE decides.
-    let backtrace = Backtrace::force_capture().to_string();
-    let mut lines: Vec<String> = place.into_iter().collect();
-    let call_stack = format!("{}\n{backtrace}", lines.join("\n"));
-    if Backtrace::capture().status() == BacktraceStatus::Captured {
-        lines.push(backtrace);
-    }
-    say("panic", message, &lines);
-    write_file(&format!("panic: {message}"), &call_stack);
+    let backtrace = Backtrace::force_capture();
+    let full = format!("{text}\n{backtrace}");
+    let is_wanted = Backtrace::capture().status() == BacktraceStatus::Captured;
+    say(if is_wanted { &full } else { &text });
+    write_file(&message, &full);
 }
 
-/// One write, so that lines of several ranks do not mix.
-fn say(kind: &str, message: &str, lines: &[String]) {
+/// One write, with the rank in front, so that lines of several ranks neither mix nor lose their origin.
+fn say(text: &str) {
     let rank = std::env::var_os(RANK).map(|rank| format!("rank {}: ", rank.to_string_lossy()));
-    let mut text = format!("{}{kind}: {message}\n", rank.unwrap_or_default());
-    lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    let text = format!("{}{}\n", rank.unwrap_or_default(), text.trim_end().replace('\n', "\n  "));
     // There is nobody left to tell if standard error is closed.
     drop(std::io::stderr().write_all(text.as_bytes()));
 }
@@ -87,6 +86,6 @@ fn write_file(message: &str, call_stack: &str) {
     let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return };
     let text = report::render(message, call_stack, clock::unix_seconds());
     if let Err(error) = std::fs::write(&path, text) {
-        say("error", &format!("cannot write the error file `{}`: {error}", Path::new(&path).display()), &[]);
+        say(&format!("error: cannot write the error file `{}`: {error}", Path::new(&path).display()));
     }
 }

@@ -34,7 +34,7 @@ pub use message::{Call, Operation};
 const BLOCK_LEN: usize = 4 * 1024 * 1024;
 
 /// How long the store may take to say who was lost first, before this rank's own word counts.
-const VERDICT_TIMEOUT: Duration = Duration::from_secs(5);
+const VERDICT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a group is made.
 #[derive(Debug, Clone)]

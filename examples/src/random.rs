@@ -1,0 +1,64 @@
+//! Numbers that only a seed decides: SplitMix64, the same on every machine.
+
+/// A stream of random numbers.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// The stream of a seed; each `stream` of the same seed is another one.
+    #[must_use]
+    pub fn new(seed: u64, stream: u64) -> Self {
+        let mut random = Self(seed);
+        random.0 = random.next_u64() ^ stream.wrapping_mul(0xD1B5_4A32_D192_ED03);
+        random
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Evenly between -1 and 1.
+    pub fn uniform(&mut self) -> f64 {
+        // 53 bits: each is a float of its own.
+        (self.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    /// Around 0, with a standard deviation of 1: the sum of twelve even ones over their deviation.
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() / 2.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_decides_everything() {
+        let numbers = |seed, stream| {
+            let mut random = Random::new(seed, stream);
+            [random.uniform(), random.normal()]
+        };
+        assert_eq!(numbers(1, 2), numbers(1, 2));
+        assert_ne!(numbers(1, 2), numbers(1, 3));
+        assert_ne!(numbers(1, 2), numbers(2, 2));
+    }
+
+    #[test]
+    fn the_numbers_are_spread_as_they_say() {
+        let mut random = Random::new(0, 0);
+        let spread = |numbers: Vec<f64>| {
+            let count = numbers.len() as f64;
+            let mean = numbers.iter().sum::<f64>() / count;
+            (mean, numbers.iter().map(|number| (number - mean).powi(2)).sum::<f64>() / count)
+        };
+        let (mean, variance) = spread((0..100_000).map(|_| random.uniform()).collect());
+        assert!(mean.abs() < 0.01 && (variance - 1.0 / 3.0).abs() < 0.01, "{mean} {variance}");
+        let (mean, variance) = spread((0..100_000).map(|_| random.normal()).collect());
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+}

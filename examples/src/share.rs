@@ -1,0 +1,38 @@
+//! Which rows of a batch belong to which worker.
+
+use std::ops::Range;
+
+/// Splits `rows` as torch's `chunk` does: equal shares, rounded up, until none are left. The last share with
+/// rows may be smaller, and the ones after it are empty.
+#[must_use]
+pub fn chunks(rows: usize, workers: usize) -> Vec<Range<usize>> {
+    let size = rows.div_ceil(workers.max(1));
+    (0..workers).map(|worker| (worker * size).min(rows)..((worker + 1) * size).min(rows)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sizes(rows: usize, workers: usize) -> Vec<usize> {
+        chunks(rows, workers).iter().map(ExactSizeIterator::len).collect()
+    }
+
+    #[test]
+    fn a_remainder_is_split_as_torch_does_it() {
+        assert_eq!(sizes(30, 2), [15, 15]);
+        assert_eq!(sizes(30, 4), [8, 8, 8, 6]);
+        assert_eq!(sizes(5, 4), [2, 2, 1, 0]);
+        assert_eq!(sizes(2, 3), [1, 1, 0]);
+        assert_eq!(sizes(0, 2), [0, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_belongs_to_one_worker(rows in 0usize..1000, workers in 1usize..50) {
+            let all: Vec<usize> = chunks(rows, workers).into_iter().flatten().collect();
+            prop_assert_eq!(all, (0..rows).collect::<Vec<_>>());
+        }
+    }
+}

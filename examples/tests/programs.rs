@@ -1,0 +1,124 @@
+//! The examples as programs, each a world of one. Several workers are a matter for the launcher's tests.
+
+#![expect(clippy::disallowed_methods, reason = "the test starts the examples")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A folder that goes away with its value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(std::env::temp_dir().join(format!("rankrun-{}", uuid::Uuid::new_v4())));
+        fs::create_dir(&folder.0).expect("the temporary folder can be written");
+        folder
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("the temporary folder has a plain name").to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Exit status, standard output and standard error of a program without any launcher.
+fn run(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(program)
+        .args(args)
+        .env_remove("RANK")
+        .env_remove("WORLD_SIZE")
+        .output()
+        .expect("the example is built");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn data_parallel(args: &[&str]) -> (Option<i32>, String, String) {
+    run(env!("CARGO_BIN_EXE_data_parallel"), args)
+}
+
+fn ddp_training(args: &[&str]) -> (Option<i32>, String, String) {
+    run(env!("CARGO_BIN_EXE_ddp_training"), args)
+}
+
+#[test]
+fn the_demo_prints_both_lines_for_each_step() {
+    let (code, stdout, stderr) = data_parallel(&["--steps", "2"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    for step in lines.chunks(2) {
+        let inside = "In Model: input size [30, 1000], output size [30, 2] (rank 0, device cpu:0, pid ";
+        assert!(step[0].starts_with(inside), "{stdout}");
+        assert_eq!(step[1], "Outside: input size [30, 1000], output size [30, 2]");
+    }
+}
+
+#[test]
+fn every_size_can_be_chosen() {
+    let (_, stdout, _) =
+        data_parallel(&["--steps", "1", "--batch", "1", "--features", "5", "--outputs", "7"]);
+    assert!(stdout.ends_with("Outside: input size [1, 5], output size [1, 7]\n"), "{stdout}");
+}
+
+#[test]
+fn help_has_examples_and_wrong_flags_are_errors() {
+    for program in [data_parallel, ddp_training] {
+        let (code, stdout, _) = program(&["--help"]);
+        assert!(code == Some(0) && stdout.contains("Examples:"), "{stdout}");
+        for flags in [&["--batch", "0"][..], &["--batch", "-1"], &["--seed", "x"], &["--unknown"]] {
+            let (code, _, stderr) = program(flags);
+            assert_eq!(code, Some(2), "{flags:?}: {stderr}");
+            assert!(stderr.starts_with("error: "), "{stderr}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
+    let folder = Folder::new();
+    let (whole, parts, checkpoint) = (folder.file("whole"), folder.file("parts"), folder.file("checkpoint"));
+    let (code, undisturbed, _) = ddp_training(&["--steps", "60", "--weights-out", &whole]);
+    assert_eq!(code, Some(0));
+
+    let interrupted = ["--steps", "60", "--checkpoint", &checkpoint, "--fail-at", "50"];
+    for how in ["exit", "panic", "kill"] {
+        drop(fs::remove_file(&checkpoint));
+        let (code, stdout, stderr) = ddp_training(&[&interrupted[..], &["--fail-how", how]].concat());
+        assert_eq!(code, if how == "kill" { None } else { Some(1) }, "{stderr}");
+        assert!(!stdout.contains("finished"), "{stdout}");
+    }
+
+    let (code, stdout, stderr) =
+        ddp_training(&["--steps", "60", "--checkpoint", &checkpoint, "--weights-out", &parts]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains(&format!("resumed from step 40 of {checkpoint}\n")), "{stdout}");
+    assert_eq!(stdout.lines().last(), undisturbed.lines().last());
+    assert_eq!(fs::read(&whole).ok(), fs::read(&parts).ok());
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_used_is_refused_with_its_name() {
+    let folder = Folder::new();
+    let checkpoint = folder.file("checkpoint");
+    let train =
+        |extra: &[&str]| ddp_training(&[&["--steps", "20", "--checkpoint", &checkpoint], extra].concat());
+    assert_eq!(train(&[]).0, Some(0));
+    let (code, _, stderr) = train(&["--seed", "1"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        stderr.contains(&format!("error: the checkpoint `{checkpoint}` is of a training with other")),
+        "{stderr}"
+    );
+
+    fs::write(&checkpoint, b"torn").expect("the folder can be written");
+    let (code, _, stderr) = train(&[]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains(&format!("error: `{checkpoint}` is no checkpoint, or a torn")), "{stderr}");
+}
