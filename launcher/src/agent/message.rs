@@ -100,10 +100,12 @@ pub enum Happening {
         /// How many workers are alive.
         live: usize,
     },
-    /// The grace is over.
+    /// Workers that were asked to end are killed.
     Killing {
         /// Who has not ended.
         local_ranks: Vec<LocalRank>,
+        /// Why now.
+        because: Impatience,
     },
     /// SIGKILL did not help within five seconds.
     CannotEnd {
@@ -115,6 +117,15 @@ pub enum Happening {
         /// Restarts used, this one included.
         used: RestartCount,
     },
+}
+
+/// Why nobody waits any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Impatience {
+    /// The grace is over.
+    GraceOver,
+    /// The user said so twice.
+    SecondSignal,
 }
 
 /// How the job ended.

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
-use crate::agent::message::{Action, Failure, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Failure, Happening, Impatience, Input, JobEnd, WorkerEnd};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
 use crate::spec::{LaunchSpec, Persona};
@@ -188,7 +188,8 @@ impl State {
     }
 
     fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
-        let told_before = self.stopped_by.replace(signal) == Some(signal);
+        let told_before = self.stopped_by == Some(signal);
+        self.stopped_by.get_or_insert(signal);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Starting => {
                 let status = match self.rules.persona {
@@ -205,7 +206,7 @@ impl State {
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { kill_at } } => {
                 if again {
-                    return self.kill(now, live, cause);
+                    return self.kill(now, (live, cause), Impatience::SecondSignal);
                 }
                 let stage = Stage::Asked { kill_at: kill_at.min(now + self.rules.grace) };
                 if told_before {
@@ -230,7 +231,9 @@ impl State {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Stopping { live, cause, stage: Stage::Asked { .. } } => self.kill(now, live, cause),
+            Phase::Stopping { live, cause, stage: Stage::Asked { .. } } => {
+                self.kill(now, (live, cause), Impatience::GraceOver)
+            }
             Phase::Stopping { live, cause, stage: Stage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
                 let failure = cause.into_failure();
@@ -260,8 +263,14 @@ impl State {
         vec![told]
     }
 
-    fn kill(&mut self, now: Instant, live: BTreeSet<LocalRank>, cause: StopCause) -> Vec<Action> {
-        let said = Action::Say(Happening::Killing { local_ranks: live.iter().copied().collect() });
+    fn kill(
+        &mut self,
+        now: Instant,
+        (live, cause): (BTreeSet<LocalRank>, StopCause),
+        because: Impatience,
+    ) -> Vec<Action> {
+        let local_ranks = live.iter().copied().collect();
+        let said = Action::Say(Happening::Killing { local_ranks, because });
         let told = self.signal(&live, Signal::SIGKILL);
         let stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         self.phase = Phase::Stopping { live, cause, stage };

@@ -157,11 +157,10 @@ fn the_second_signal_kills() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(1), stop(Signal::SIGTERM, false)), [], "the same wish by a second way");
-    assert_eq!(
-        signals(&job.handle(at(2), stop(Signal::SIGTERM, true))),
-        [(vec![0], Signal::SIGKILL)],
-        "invariant 10"
-    );
+    let actions = job.handle(at(2), stop(Signal::SIGINT, true));
+    assert_eq!(signals(&actions), [(vec![0], Signal::SIGKILL)], "invariant 10");
+    let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15), "the first signal is the reason");
 }
 
 #[test]

@@ -15,6 +15,9 @@ use crate::spec::Persona;
 
 mod setting;
 
+/// Where nothing better can be said.
+const SEE_HELP: &str = "see `rankrun --help` for what each option takes, with examples";
+
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -166,7 +169,7 @@ impl UsageError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::MissingEntrypoint => Some("see `rankrun --help`".to_owned()),
+            Self::MissingEntrypoint => Some(SEE_HELP.to_owned()),
             Self::Unknown { words } => {
                 let similar = words.first().and_then(|word| most_similar(word));
                 Some(match similar {
@@ -179,7 +182,7 @@ impl UsageError {
             Self::MissingValue { option } if option.kind == Kind::Text => {
                 Some(format!("a value that begins with `-` is written `{option}=VALUE`"))
             }
-            Self::MissingValue { .. } | Self::BadValue { .. } => None,
+            Self::MissingValue { .. } | Self::BadValue { .. } => Some(SEE_HELP.to_owned()),
         }
     }
 }

@@ -23,7 +23,8 @@ pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -
     let tee = stream_map(settings, &TEE)?;
     let dir = log_dir(settings)?;
     for (map, row) in [(&redirects, &REDIRECTS), (&tee, &TEE)] {
-        if dir == LogDir::Off && names_a_stream(map) {
+        // Under our own name redirected streams do go nowhere, and tee'd ones to the console.
+        if dir == LogDir::Off && settings.persona == Persona::Torchrun && names_a_stream(map) {
             let origin = settings.find(row).map_or(Origin::Option(row.long), |found| found.origin);
             notices.push(Notice::Ignored { origin, because: IgnoredBecause::NoLogTree });
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::error::Origin;
 use super::python::PythonSource;
+use crate::spec::Persona;
 
 /// One thing to say once at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +20,10 @@ pub enum Notice {
         others: Vec<(PythonSource, PathBuf)>,
     },
     /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1.
-    SingleOmpThread,
+    SingleOmpThread {
+        /// The name we go by: torchrun has a sentence for it that people search for.
+        persona: Persona,
+    },
     /// Something was said that has no effect here.
     Ignored {
         /// What was said.
@@ -77,8 +81,10 @@ impl fmt::Display for Notice {
                 }
                 Ok(())
             }
-            // The sentence is torchrun's: people search for it.
-            Self::SingleOmpThread => f.write_str(
+            Self::SingleOmpThread { persona: Persona::Rankrun } => {
+                f.write_str("each worker gets `OMP_NUM_THREADS=1`; set the variable for more threads")
+            }
+            Self::SingleOmpThread { persona: Persona::Torchrun } => f.write_str(
                 "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid \
                  your system being overloaded, please further tune the variable for optimal performance in \
                  your application as needed",

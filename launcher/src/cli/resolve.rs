@@ -55,7 +55,7 @@ pub(super) fn resolve(
     let logs = resolve_logs(&settings, &mut notices)?;
     let single_omp_thread = workers > LocalWorldSize::ONE && facts.variable("OMP_NUM_THREADS").is_none();
     if single_omp_thread {
-        notices.push(Notice::SingleOmpThread);
+        notices.push(Notice::SingleOmpThread { persona });
     }
     for name in WATCHDOG_VARIABLES.iter().filter(|name| is_on(facts, name)) {
         let origin = Origin::Variable((*name).to_owned());

@@ -2,7 +2,7 @@
 
 use rankrun_contract::rank::{LocalRank, RestartCount};
 
-use crate::agent::message::Happening;
+use crate::agent::message::{Happening, Impatience};
 use crate::process::signal_name;
 
 /// The line for one happening; `max_restarts` is the job's budget.
@@ -22,8 +22,12 @@ pub fn render(happening: &Happening, max_restarts: RestartCount) -> String {
         Happening::Stopping { signal, live } => {
             format!("{signal}: stopping {live} worker{}; the second signal kills", plural(*live))
         }
-        Happening::Killing { local_ranks } => {
-            format!("killing {}, still alive after the grace", ranks(local_ranks))
+        Happening::Killing { local_ranks, because } => {
+            let because = match because {
+                Impatience::GraceOver => "still alive after the grace",
+                Impatience::SecondSignal => "told a second time",
+            };
+            format!("killing {}: {because}", ranks(local_ranks))
         }
         Happening::CannotEnd { local_ranks } => format!(
             "{} survived {} for 5 s, probably stuck in the kernel: giving up",
@@ -58,8 +62,11 @@ mod tests {
             "SIGINT: stopping 1 worker; the second signal kills"
         );
         assert_eq!(
-            render(Happening::Killing { local_ranks: vec![LocalRank(0), LocalRank(2)] }),
-            "killing local ranks 0, 2, still alive after the grace"
+            render(Happening::Killing {
+                local_ranks: vec![LocalRank(0), LocalRank(2)],
+                because: Impatience::GraceOver
+            }),
+            "killing local ranks 0, 2: still alive after the grace"
         );
         assert_eq!(
             render(Happening::Restarting { used: RestartCount(1) }),

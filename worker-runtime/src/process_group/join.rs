@@ -16,6 +16,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 use super::error::{Ending, GroupError, LossCause};
 use super::mesh::{Mesh, poll};
 use super::message::Operation;
+use super::verdict;
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, socket};
 
@@ -40,20 +41,15 @@ pub(super) struct Seat {
 
 /// Finds the other ranks through `store`, which must be seen by this group only.
 pub(super) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
-    let deadline = clock::after(seat.timeout);
-    let listener = listen(store, seat)?;
-    if seat.rank == Rank(0) {
-        store.set("token", uuid::Uuid::new_v4().to_string().as_bytes())?;
+    let mut joining = Joining::new(seat, listen(store, seat)?);
+    match joining.meet(store, clock::after(seat.timeout)) {
+        Ok(()) => Ok(Mesh::new(joining.into_streams())?),
+        // The connections are closed, which others take for a loss, only when the verdict is written.
+        Err(GroupError::Ended { operation, ending }) => {
+            Err(GroupError::Ended { operation, ending: verdict::agree(store, ending, seat.rank) })
+        }
+        Err(error) => Err(error),
     }
-    store.set(&address_key(seat.rank.0), listener.local_addr()?.to_string().as_bytes())?;
-    await_lower_ranks(store, seat, deadline)?;
-    let token = store.get("token")?;
-
-    let mut joining = Joining::new(seat, &token, listener);
-    for rank in 0..seat.rank.0 {
-        joining.greet(Rank(rank), lookup(store, &address_key(rank))?, deadline)?;
-    }
-    Ok(Mesh::new(joining.complete(deadline)?)?)
 }
 
 /// A socket that only this machine can reach, unless ranks are on other ones.
@@ -126,7 +122,8 @@ fn welcome(token: &[u8]) -> Vec<u8> {
 /// The connections of a group that is not complete yet.
 struct Joining<'a> {
     seat: &'a Seat,
-    token: &'a [u8],
+    /// Rank 0's secret; empty until it is known.
+    token: Vec<u8>,
     listener: TcpListener,
     chairs: Vec<Chair>,
     strangers: Vec<Stranger>,
@@ -177,10 +174,24 @@ impl Conversation {
 }
 
 impl<'a> Joining<'a> {
-    fn new(seat: &'a Seat, token: &'a [u8], listener: TcpListener) -> Self {
+    fn new(seat: &'a Seat, listener: TcpListener) -> Self {
         let chair = |rank| if rank == seat.rank.0 { Chair::Own } else { Chair::Empty };
         let chairs = (0..seat.world_size.get()).map(chair).collect();
-        Self { seat, token, listener, chairs, strangers: Vec::new() }
+        Self { seat, token: Vec::new(), listener, chairs, strangers: Vec::new() }
+    }
+
+    fn meet(&mut self, store: &TcpStore, deadline: Instant) -> Result<(), GroupError> {
+        let rank = self.seat.rank;
+        if rank == Rank(0) {
+            store.set("token", uuid::Uuid::new_v4().to_string().as_bytes())?;
+        }
+        store.set(&address_key(rank.0), self.listener.local_addr()?.to_string().as_bytes())?;
+        await_lower_ranks(store, self.seat, deadline)?;
+        self.token = store.get("token")?;
+        for lower in 0..rank.0 {
+            self.greet(Rank(lower), lookup(store, &address_key(lower))?, deadline)?;
+        }
+        self.complete(deadline)
     }
 
     /// Connects to a lower rank.
@@ -189,7 +200,7 @@ impl<'a> Joining<'a> {
             let remaining = clock::until(deadline).max(Duration::from_millis(1));
             let mut stream = TcpStream::connect_timeout(&address, remaining)?;
             socket::watch(&stream, self.seat.timeout)?;
-            let mut bytes = greeting(self.seat, self.token, rank);
+            let mut bytes = greeting(self.seat, &self.token, rank);
             bytes.extend_from_slice(&self.seat.rank.0.to_le_bytes());
             stream.write_all(&bytes)?;
             stream.set_nonblocking(true)?;
@@ -201,13 +212,13 @@ impl<'a> Joining<'a> {
     }
 
     /// Waits until every chair is taken.
-    fn complete(mut self, deadline: Instant) -> Result<Vec<Option<TcpStream>>, GroupError> {
+    fn complete(&mut self, deadline: Instant) -> Result<(), GroupError> {
         loop {
             self.hear_welcomes()?;
             self.watch_taken()?;
             self.accept();
             self.hear_strangers();
-            let Some(missing) = self.chairs.iter().position(Chair::is_open) else { break };
+            let Some(missing) = self.chairs.iter().position(Chair::is_open) else { return Ok(()) };
             if clock::until(deadline).is_zero() {
                 let rank = Rank(u32::try_from(missing).unwrap_or(u32::MAX));
                 return Err(lost(rank, LossCause::Timeout(self.seat.timeout)));
@@ -215,8 +226,12 @@ impl<'a> Joining<'a> {
             let next = self.strangers.iter().map(|it| it.deadline).chain([deadline]).min();
             self.wait(next.unwrap_or(deadline))?;
         }
+    }
+
+    /// The connections by rank.
+    fn into_streams(self) -> Vec<Option<TcpStream>> {
         let stream = |chair| if let Chair::Taken { stream, .. } = chair { Some(stream) } else { None };
-        Ok(self.chairs.into_iter().map(stream).collect())
+        self.chairs.into_iter().map(stream).collect()
     }
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
@@ -228,7 +243,7 @@ impl<'a> Joining<'a> {
     }
 
     fn hear_welcomes(&mut self) -> Result<(), GroupError> {
-        let expected = welcome(self.token);
+        let expected = welcome(&self.token);
         for (chair, rank) in self.chairs.iter_mut().zip(0..) {
             let Chair::Greeted(conversation) = chair else { continue };
             let complete = conversation.read(expected.len()).map_err(|error| failed(Rank(rank), &error))?;
@@ -269,7 +284,7 @@ impl<'a> Joining<'a> {
     }
 
     fn hear_strangers(&mut self) {
-        let expected = greeting(self.seat, self.token, self.seat.rank);
+        let expected = greeting(self.seat, &self.token, self.seat.rank);
         for mut stranger in std::mem::take(&mut self.strangers) {
             let heard = stranger.conversation.read(expected.len() + size_of::<u32>());
             let received = &stranger.conversation.received;
@@ -292,7 +307,7 @@ impl<'a> Joining<'a> {
         };
         let chair = self.chairs.get_mut(Rank(rank).index());
         if let Some(chair @ Chair::Empty) = chair
-            && stream.write_all(&welcome(self.token)).is_ok()
+            && stream.write_all(&welcome(&self.token)).is_ok()
         {
             *chair = Chair::Taken { stream, watched: true };
         }

@@ -72,7 +72,8 @@ impl ProcessGroup {
     /// The store cannot be reached, or a rank is missing: it is named.
     pub fn join(context: &WorkerContext, options: &GroupOptions) -> Result<Self, GroupError> {
         if context.world_size() == WorldSize::ONE {
-            return Self::new(context.rank(), context.world_size(), options.timeout, None);
+            let mesh = Mesh::new(vec![None])?;
+            return Ok(Self::new(context.rank(), context.world_size(), options.timeout, mesh, None));
         }
         let seat = Seat {
             rank: context.rank(),
@@ -91,24 +92,18 @@ impl ProcessGroup {
         // A name may be used again once its group is gone; nothing of the first use is in the second one.
         let turn = store.add(&format!("turn of {}", seat.rank), 1)?;
         let store = store.with_prefix(&turn.to_string());
-        let joined = join::join(&store, seat);
-        let mut group = Self::new(seat.rank, seat.world_size, seat.timeout, Some(store))?;
-        match joined {
-            Ok(mesh) => group.mesh = mesh,
-            Err(GroupError::Ended { operation, ending }) => return Err(group.end(operation, ending)),
-            Err(error) => return Err(error),
-        }
-        Ok(group)
+        let mesh = join::join(&store, seat)?;
+        Ok(Self::new(seat.rank, seat.world_size, seat.timeout, mesh, Some(store)))
     }
 
     fn new(
         rank: Rank,
         world_size: WorldSize,
         timeout: Duration,
+        mesh: Mesh,
         store: Option<TcpStore>,
-    ) -> Result<Self, GroupError> {
-        let mesh = Mesh::new(vec![None])?;
-        Ok(Self { rank, world_size, timeout, mesh, store, sequence: 0, ending: None })
+    ) -> Self {
+        Self { rank, world_size, timeout, mesh, store, sequence: 0, ending: None }
     }
 
     /// This rank.
@@ -337,12 +332,9 @@ impl ProcessGroup {
 
     /// Agrees with the other ranks on how the group ended, then lets them see it.
     fn end(&mut self, operation: Operation, seen: Ending) -> GroupError {
-        let own = verdict::render(&seen, self.rank);
-        let said = self.store.as_ref().map(|store| store.compare_set("verdict", b"", own.as_bytes()));
-        let ending = match said {
-            Some(Ok(said)) => verdict::settle(seen, &String::from_utf8_lossy(&said), self.rank),
-            // Without the store this rank's own word is the best one.
-            _ => seen,
+        let ending = match &self.store {
+            Some(store) => verdict::agree(store, seen, self.rank),
+            None => seen,
         };
         self.mesh.close();
         self.ending = Some(ending.clone());

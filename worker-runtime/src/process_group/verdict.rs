@@ -6,9 +6,19 @@
 use rankrun_contract::rank::Rank;
 
 use super::error::{Ending, LossCause};
+use crate::store::TcpStore;
+
+/// The ending on which all ranks agree when this one noticed `seen`.
+pub(super) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
+    match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
+        Ok(said) => settle(seen, &String::from_utf8_lossy(&said), me),
+        // Without the store this rank's own word is the best one.
+        Err(_) => seen,
+    }
+}
 
 /// What the store says of an ending.
-pub(super) fn render(ending: &Ending, me: Rank) -> String {
+fn render(ending: &Ending, me: Rank) -> String {
     match ending {
         Ending::Lost { rank, .. } => format!("lost {rank}"),
         Ending::Mismatch { rank, .. } => format!("mismatch {me} {rank}"),
@@ -17,7 +27,7 @@ pub(super) fn render(ending: &Ending, me: Rank) -> String {
 }
 
 /// The ending to report when `seen` was noticed here and the store says `verdict`.
-pub(super) fn settle(seen: Ending, verdict: &str, me: Rank) -> Ending {
+fn settle(seen: Ending, verdict: &str, me: Rank) -> Ending {
     let own = render(&seen, me);
     let words: Vec<&str> = verdict.split(' ').collect();
     match words[..] {

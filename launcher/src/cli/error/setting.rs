@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::Origin;
+use super::{Origin, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -237,7 +237,8 @@ impl SettingError {
             Self::NoPython { .. } => {
                 Some("set `PYTHON_EXEC`, or give `--no-python` if the entrypoint is a program".to_owned())
             }
-            Self::NotUnicode { .. } | Self::Refused { .. } | Self::NoSuchRank { .. } => None,
+            Self::NoSuchRank { .. } => Some("ranks count from 0, below `--nproc-per-node`".to_owned()),
+            Self::NotUnicode { .. } | Self::Refused { .. } => Some(SEE_HELP.to_owned()),
         }
     }
 }
@@ -257,7 +258,7 @@ fn not_supported_hint(origin: &Origin) -> Option<String> {
         Origin::Option("logs-specs" | "event-log-handler") => {
             Some("it names a Python plug-in, which only Python can load".to_owned())
         }
-        Origin::Option(_) => None,
+        Origin::Option(_) => Some("leave it out, or launch this job with torchrun until it is".to_owned()),
     }
 }
 
@@ -276,7 +277,7 @@ fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<Stri
         } else {
             format!("chmod +x {}", path.display())
         }),
-        EntrypointProblem::NotReadable => None,
+        EntrypointProblem::NotReadable => Some("chmod +r, or run as a user who may read it".to_owned()),
     }
 }
 

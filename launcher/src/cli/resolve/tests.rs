@@ -161,7 +161,7 @@ fn the_grace_is_the_last_one_said() {
 fn one_open_mp_thread_unless_the_user_said() {
     let two = launch("--nproc-per-node=2", &[]);
     assert!(two.spec.defaults.single_omp_thread);
-    assert_eq!(two.notices, [Notice::SingleOmpThread]);
+    assert_eq!(two.notices, [Notice::SingleOmpThread { persona: Persona::Torchrun }]);
     for (options, environment) in
         [("--nproc-per-node=1", vec![]), ("--nproc-per-node=2", vec![("OMP_NUM_THREADS", "")])]
     {

@@ -12,6 +12,7 @@
 //! This module owns layout and limits. It does not know what a request does: that is
 //! the `keyspace` beside it.
 
+mod decoder;
 mod reply;
 mod request;
 #[cfg(test)]
@@ -19,8 +20,9 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use decoder::RequestDecoder;
 pub use reply::{Reply, ReplyDecoder, ReplyKind, ReplyWriter};
-pub use request::{Request, RequestDecoder};
+pub use request::Request;
 
 /// What a client sends first: code 0 (`VALIDATE`) and the magic `0x3C85F7CE`.
 pub const HANDSHAKE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
@@ -183,6 +185,13 @@ impl<'a> Input<'a> {
         budget.used += length;
         self.consumed += 8 + element.len();
         Ok(Some(element))
+    }
+}
+
+fn admit_count(count: u64) -> Result<usize, ProtocolError> {
+    match usize::try_from(count) {
+        Ok(admitted) if count <= MAX_KEYS => Ok(admitted),
+        _ => Err(ProtocolError::TooManyKeys { count }),
     }
 }
 

@@ -50,10 +50,9 @@ pub enum ReplyKind {
 }
 
 impl Reply {
-    /// Appends the answer's bytes to `out`.
+    /// Appends the answer's bytes to `out`, all at once. A server uses [`ReplyWriter`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut writer = ReplyWriter::new(self.clone());
-        writer.fill(out, usize::MAX);
+        ReplyWriter::new(self.clone()).fill(out, usize::MAX);
     }
 
     /// What comes before the elements.
