@@ -204,11 +204,23 @@ fn a_run_id_counts_beside_a_master_port() {
 #[test]
 fn without_any_option_the_run_id_is_random() {
     for name in Name::both() {
-        let variables = alone(Launch::new(*name).args(["--rdzv-id", "7", "--master-addr", "h.invalid"]));
+        let variables = alone(Launch::new(*name));
         assert_uuid(&variables["TORCHELASTIC_RUN_ID"]);
         assert_ne!(variables["MASTER_PORT"], "29500");
-        assert_ne!(variables["MASTER_ADDR"], "h.invalid");
     }
+}
+
+#[test]
+fn torchrun_drops_an_id_and_an_address_without_a_port() {
+    let options = ["--rdzv-id", "7", "--master-addr", "h.invalid"];
+    let variables = alone(Launch::new(Name::Torchrun).args(options));
+    assert_uuid(&variables["TORCHELASTIC_RUN_ID"]);
+    assert_ne!(variables["MASTER_ADDR"], "h.invalid");
+}
+
+#[test]
+fn we_take_an_id_at_its_word() {
+    assert_eq!(alone(Launch::new(Name::Rankrun).args(["--rdzv-id", "7"]))["TORCHELASTIC_RUN_ID"], "7");
 }
 
 #[test]
@@ -265,14 +277,22 @@ fn without_a_log_tree_the_error_file_is_empty() {
 }
 
 #[test]
-fn a_relative_log_folder_stays_relative() {
-    for name in Name::both() {
-        let launch = Launch::standalone(*name, 1);
-        let here = launch.temporary();
-        let variables = alone(launch.cwd(here).args(["--log-dir", "logs"]));
-        let error_file = &variables["TORCHELASTIC_ERROR_FILE"];
-        assert!(error_file.starts_with("logs/"), "{error_file}");
-    }
+fn a_relative_log_folder_stays_relative_as_under_torchrun() {
+    let launch = Launch::standalone(Name::Torchrun, 1);
+    let here = launch.temporary();
+    let variables = alone(launch.cwd(here).args(["--log-dir", "logs"]));
+    let error_file = &variables["TORCHELASTIC_ERROR_FILE"];
+    assert!(error_file.starts_with("logs/"), "{error_file}");
+}
+
+#[test]
+fn a_relative_log_folder_can_be_found_from_anywhere() {
+    let launch = Launch::standalone(Name::Rankrun, 1);
+    let here = launch.temporary();
+    let expected = here.join("logs").to_string_lossy().into_owned();
+    let variables = alone(launch.cwd(here).args(["--log-dir", "logs"]));
+    let error_file = &variables["TORCHELASTIC_ERROR_FILE"];
+    assert!(error_file.starts_with(&expected), "{error_file}");
 }
 
 #[test]

@@ -132,7 +132,9 @@ fn a_runtime_folder_longer_than_a_sockets_path() {
 #[track_caller]
 fn filtered(launch: Launch, errno: &str) -> Launch {
     let wrapper = fixture("seccomp-exec").into_os_string();
-    launch.under([wrapper, errno.into(), "pidfd_open,close_range,ptrace,clone3".into()])
+    // Every filter answers clone3 with ENOSYS: with any other error glibc starts no thread, in any program.
+    let clone3 = if errno == "ENOSYS" { ",clone3" } else { "" };
+    launch.under([wrapper, errno.into(), format!("pidfd_open,close_range,ptrace{clone3}").into()])
 }
 
 const REFUSALS: [&str; 2] = ["ENOSYS", "EPERM"];
@@ -184,14 +186,6 @@ fn refused_system_calls_and_a_killed_launcher() {
             job.signal_to(victim, Signal::SIGKILL);
             job.leaves_nothing_within(Duration::from_secs(1));
         }
-    }
-}
-
-#[test]
-fn refused_system_calls_are_named() {
-    if only_ours() {
-        let launch = filtered(Launch::standalone(Name::Rankrun, 1).args(["-v"]), "EPERM");
-        launch.worker(["alive"]).run().exits(0).complains("pidfd_open");
     }
 }
 

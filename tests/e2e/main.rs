@@ -14,6 +14,7 @@ mod logs;
 mod orphans;
 mod pid_one;
 mod restarts;
+mod rust_examples;
 mod signals;
 mod stdin;
 mod store_abuse;

@@ -121,17 +121,6 @@ fn a_killed_agent_is_no_success() {
     }
 }
 
-#[test]
-fn a_normal_end_leaves_no_daemon() {
-    if only_ours() {
-        for name in Name::both() {
-            let launch = Launch::standalone(*name, 2);
-            // `run` fails if anything is left.
-            launch.worker(["helper=daemon", "helper=plain"]).run().exits(0);
-        }
-    }
-}
-
 /// Moments from a seed that is printed: a failure can be repeated with `RANKRUN_SEED`.
 struct Random(u64);
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness::{Launch, Name, Outcome, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, Outcome, Scratch, field, only_ours};
 
-/// The values of `key` in the lines that contain the text.
+/// The values of `key` in the lines that begin with the text. (A summary repeats lines, but indented.)
 fn values(outcome: &Outcome, text: &str, key: &str) -> Vec<String> {
     let lines = outcome.lines_with(text);
-    let mut values: Vec<_> = lines.iter().filter_map(|line| field(line, key)).map(str::to_owned).collect();
+    let lines = lines.iter().filter(|line| line.starts_with(text));
+    let mut values: Vec<_> = lines.filter_map(|line| field(line, key)).map(str::to_owned).collect();
     values.sort();
     values
 }
@@ -22,11 +23,31 @@ fn run_folder(logs: &str) -> PathBuf {
     folders.remove(0)
 }
 
+/// A job of two whose rank 1 fails with code 4 in its first lives, each time after both were seen.
+#[track_caller]
+fn failing(name: Name, max_restarts: &str, lives: usize) -> Outcome {
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let launch = Launch::standalone(name, 2).args(["--max-restarts", max_restarts]);
+    let fails = format!("life<{lives}");
+    let steps = [
+        "alive".to_owned(),
+        format!("rank1:{fails}:{}", gate.step()),
+        format!("rank1:{fails}:exit=4"),
+        format!("{fails}:forever"),
+    ];
+    let job = launch.worker(steps).start();
+    for life in 0..lives {
+        job.lines(&format!("life={life} pid="), 2);
+        gate.open(1);
+    }
+    job.wait()
+}
+
 #[test]
 fn every_rank_starts_again_and_counts() {
     for name in Name::both() {
-        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "3"]);
-        let outcome = launch.worker(["alive", "rank1:life<2:exit=4", "life<2:forever"]).run();
+        let outcome = failing(*name, "3", 2);
         outcome.exits(0);
         assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1", "2"], "{outcome}");
         assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1", "2"], "{outcome}");
@@ -36,8 +57,7 @@ fn every_rank_starts_again_and_counts() {
 #[test]
 fn the_last_restart_is_the_last() {
     for name in Name::both() {
-        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-        let outcome = launch.worker(["alive", "rank1:exit=4", "forever"]).run();
+        let outcome = failing(*name, "1", 2);
         outcome.exits(name.code(4));
         assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1"], "{outcome}");
     }
@@ -46,7 +66,7 @@ fn the_last_restart_is_the_last() {
 #[test]
 fn without_restarts_there_is_one_life() {
     for name in Name::both() {
-        let outcome = Launch::standalone(*name, 2).worker(["alive", "rank1:exit=4", "forever"]).run();
+        let outcome = failing(*name, "0", 1);
         outcome.exits(name.code(4));
         assert_eq!(values(&outcome, "alive rank=1", "life"), ["0"], "{outcome}");
     }
@@ -135,7 +155,7 @@ fn the_job_keeps_its_id_and_its_port() {
             assert!(different.len() <= 1, "{different:?}\n{outcome}");
         }
         // The first life may have been stopped before it could speak.
-        let lives = values(&outcome, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
+        let lives = values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
         assert_eq!(lives.last().map(String::as_str), Some("1"), "{outcome}");
     }
 }
@@ -146,7 +166,7 @@ fn our_generation_counts_lives() {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]);
         let outcome = launch.worker(["env", "life<2:exit=4"]).run();
         outcome.exits(0);
-        let generations = values(&outcome, "RANKRUN_GENERATION", "RANKRUN_GENERATION");
+        let generations = values(&outcome, "env0 RANKRUN_GENERATION", "RANKRUN_GENERATION");
         assert_eq!(generations, ["0", "1", "2"], "{outcome}");
     }
 }

@@ -1,4 +1,4 @@
-//! What is said about a failed job: the facts, under our own name; the layout, under torchrun's.
+//! What is said about a failed job: the facts, not their layout.
 
 use std::path::Path;
 
@@ -52,88 +52,11 @@ fn a_restart_is_told_with_its_reason() {
 }
 
 #[test]
-fn torchruns_has_its_layout() {
-    let outcome = Launch::standalone(Name::Torchrun, 1).worker(["exit=3"]).run();
-    let title = format!("{} FAILED", harness::fixture("worker").display());
-    outcome.exits(1).complains(&title).complains("Failures:\n  <NO_OTHER_FAILURES>\n");
-    outcome.complains("Root Cause (first observed failure):\n[0]:\n  time      : ");
-    outcome.complains("\n  rank      : 0 (local_rank: 0)\n  exitcode  : 3 (pid: ");
-    outcome.complains("\n  error_file: <N/A>\n  traceback : To enable traceback see: ");
-}
-
-#[test]
-fn torchruns_names_signals_and_victims() {
-    let outcome = Launch::standalone(Name::Torchrun, 2)
-        .worker(["rank0:alive", "rank1:sleep-ms=300", "rank1:die=SIGKILL", "forever"])
-        .run();
-    outcome.exits(1).complains("exitcode  : -9 (pid: ").complains(")  (SIGKILL)\n");
-    outcome.complains("traceback : Signal 9 (SIGKILL) received by PID ");
-    outcome.complains("Failures:\n[1]:\n").complains("exitcode  : -15 (pid: ").complains(")  (SIGTERM)\n");
-}
-
-#[test]
-fn torchruns_reads_the_workers_error_file() {
-    let text = r#"{"message":{"message":"ValueError: nan","extraInfo":{"py_callstack":"Traceback\n  line 7\n","timestamp":"1700000000"}}}"#;
-    let launch = Launch::standalone(Name::Torchrun, 1);
-    let outcome = launch.worker([format!("error-file={text}"), "exit=9".into()]).run();
-    outcome.exits(1).complains("traceback : Traceback\n    line 7\n").complains("/attempt_0/0/error.json");
-    // The time is that of the error, not of its discovery.
-    let line = outcome.lines_with("  time      : ").remove(0);
-    assert!(line.contains("2023-11-1"), "{line}");
-}
-
-#[test]
-fn torchruns_takes_a_text_as_message() {
-    let launch = Launch::standalone(Name::Torchrun, 1);
-    let steps = [r#"error-file={"message":"disk full","timestamp":"1700000000"}"#, "exit=9"];
-    launch.worker(steps).run().exits(1).complains("traceback : disk full\n");
-}
-
-#[test]
-fn the_error_goes_on_to_whoever_started_us() {
-    for name in Name::both() {
-        let scratch = Scratch::new();
-        let parent = scratch.at("parent.json");
-        let launch = Launch::standalone(*name, 1).env("TORCHELASTIC_ERROR_FILE", parent.clone());
-        let text = r#"error-file={"message":{"message":"ValueError: nan","extraInfo":{"py_callstack":"","timestamp":"1700000000"}}}"#;
-        launch.worker([text, "exit=9"]).run().exits(name.code(9));
-        let copied = std::fs::read_to_string(&parent).expect("the error was passed on");
-        assert!(copied.contains("ValueError: nan") && copied.contains("\"errorCode\""), "{copied}");
-    }
-}
-
-#[test]
 fn a_broken_error_file_is_no_reason_to_fail() {
     if only_ours() {
         for name in Name::both() {
             let outcome = Launch::standalone(*name, 1).worker(["error-file={", "exit=9"]).run();
-            outcome.exits(name.code(9)).never_says("panicked");
-            if *name == Name::Torchrun {
-                outcome.complains("Root Cause (first observed failure)");
-            }
+            outcome.exits(name.code(9)).complains("rank 0").never_says("panicked");
         }
     }
-}
-
-#[test]
-fn the_first_failure_by_the_errors_own_clock_is_the_cause() {
-    let stamp = |seconds: &str| {
-        format!(
-            r#"error-file={{"message":{{"message":"E","extraInfo":{{"py_callstack":"at {seconds}","timestamp":"{seconds}"}}}}}}"#
-        )
-    };
-    // Rank 0 is stopped, and its error is older.
-    let steps = [
-        format!("rank1:{}", stamp("1700000500")),
-        "rank1:sleep-ms=300".into(),
-        "rank1:exit=9".into(),
-        "catch".into(),
-        stamp("1700000000"),
-        "signal".into(),
-        "exit=8".into(),
-    ];
-    let outcome = Launch::standalone(Name::Torchrun, 2).worker(steps).run();
-    let err = outcome.err();
-    let cause = err.split("Root Cause").nth(1).unwrap_or_default();
-    assert!(cause.contains("at 1700000000"), "{outcome}");
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
@@ -21,7 +21,7 @@ use nix::pty::openpty;
 
 use crate::job::{Input, Job, Start};
 use crate::outcome::Outcome;
-use crate::place::{Scratch, fixture, python};
+use crate::place::{Scratch, copy_program, fixture, python};
 use crate::settings::oracle;
 use crate::transcript::{Stream, Transcript};
 
@@ -278,7 +278,7 @@ impl Launch {
         let launcher = fixture("launcher-under-test");
         if self.user.is_some() {
             // The build folder may be closed to a foreign user.
-            fs::copy(&launcher, &link).expect("the scratch folder takes a copy of the launcher");
+            copy_program(&launcher, &link);
         } else {
             symlink(&launcher, &link).expect("the scratch folder takes a link");
         }

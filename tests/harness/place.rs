@@ -1,10 +1,14 @@
 //! Where things are: folders of a test, the programs under test, Python.
-#![expect(clippy::disallowed_methods, reason = "the tools of a test run are found through its environment")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the tools of a test run are found through its environment, and started"
+)]
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, process};
 
@@ -51,7 +55,13 @@ impl Scratch {
     #[must_use]
     pub fn file(&self, name: &str, text: &str, mode: u32) -> String {
         let path = self.at(name);
-        fs::write(&path, text).expect("the scratch folder is writable");
+        if mode & 0o111 == 0 {
+            fs::write(&path, text).expect("the scratch folder is writable");
+        } else {
+            let source = format!("{path}.source");
+            fs::write(&source, text).expect("the scratch folder is writable");
+            copy_program(Path::new(&source), Path::new(&path));
+        }
         fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the file is ours");
         path
     }
@@ -80,6 +90,13 @@ impl Drop for Scratch {
         // A worker that is just being killed may still write: what is left is only litter.
         let _ = fs::remove_dir_all(&self.path);
     }
+}
+
+/// Copies what will be executed, in a process of its own: nobody can execute a file while someone has it open to write,
+/// and what this process has open, another test's child has too until its `execve`.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg(from).arg(to).status().expect("`cp` is installed");
+    assert!(status.success(), "cannot copy {} to {}", from.display(), to.display());
 }
 
 /// The folder into which Cargo put the programs: above the test's own `deps/`.

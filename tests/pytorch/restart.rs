@@ -23,7 +23,10 @@ fn every_restart_succeeds(workers: usize) {
         let scratch = Scratch::new();
         let outcome = failing(Name::Rankrun, workers, &scratch).run();
         outcome.exits(0).says("restart 1, from step 15");
-        assert_eq!(loss(&outcome), undisturbed, "{outcome}");
+        assert!(
+            same(&loss(&outcome), &undisturbed),
+            "without a failure the loss is {undisturbed}\n{outcome}"
+        );
     }
     if soak() {
         let theirs = (0..rounds).filter(|_| torchrun_succeeds(workers)).count();
@@ -31,6 +34,12 @@ fn every_restart_succeeds(workers: usize) {
             "{workers} gloo workers, one dies once: rankrun {rounds} of {rounds}, torchrun {theirs} of {rounds}"
         ));
     }
+}
+
+/// Equal up to rounding: DDP lays out its first step's buckets in another way, so that sums are ordered otherwise.
+fn same(left: &str, right: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().expect("a loss is a number");
+    (number(left) - number(right)).abs() < 1e-5
 }
 
 fn torchrun_succeeds(workers: usize) -> bool {
