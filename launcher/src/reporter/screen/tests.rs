@@ -377,3 +377,23 @@ fn play(
         bench.screen.end(id, &mut bench.out);
     }
 }
+
+#[test]
+fn two_unfinished_lines_wait_for_each_other_where_nothing_can_be_taken_back() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (one, other) = (bench.add("[0]:"), bench.add("[1]:"));
+    bench.feed(one, "first-");
+    bench.feed(other, "first-");
+    bench.at(60);
+    bench.at(300);
+    assert_eq!(bench.take(), "[0]:first-", "rule 4 has no reason to end this line yet");
+    bench.feed(one, "second\n");
+    bench.feed(other, "second\n");
+    assert_eq!(bench.take(), "second\n[1]:first-second\n");
+
+    bench.feed(one, "prompt? ");
+    bench.at(360);
+    bench.feed(other, "prompt? ");
+    bench.at(861);
+    assert_eq!(bench.take(), "[0]:prompt? \n[1]:prompt? ", "nobody waits for ever");
+}
