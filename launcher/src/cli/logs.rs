@@ -21,7 +21,8 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<LogSpec, CliError> {
     let redirects = stream_map(settings, &REDIRECTS)?;
     let tee = stream_map(settings, &TEE)?;
-    let dir = log_dir(settings)?;
+    let wants_logs = names_a_stream(&redirects) || names_a_stream(&tee);
+    let dir = log_dir(settings, wants_logs)?;
     for (map, row) in [(&redirects, &REDIRECTS), (&tee, &TEE)] {
         // Under our own name redirected streams do go nowhere, and tee'd ones to the console.
         if dir == LogDir::Off && settings.persona == Persona::Torchrun && names_a_stream(map) {
@@ -39,10 +40,11 @@ pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -
     Ok(LogSpec { dir, redirects, tee })
 }
 
-fn log_dir(settings: &Settings<'_>) -> Result<LogDir, CliError> {
+fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError> {
     let facts = settings.facts;
     let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
-        return Ok(LogDir::Temporary(temporary_folder(facts)));
+        let only_error_files = settings.persona == Persona::Rankrun && !wants_logs;
+        return Ok(LogDir::Temporary(temporary_folder(facts, only_error_files)));
     };
     let path = PathBuf::from(found.value);
     if path == Path::new("/dev/null") {
@@ -58,10 +60,17 @@ fn log_dir(settings: &Settings<'_>) -> Result<LogDir, CliError> {
     }))
 }
 
-/// Python's `tempfile`: the first of these that can be written; `TMPDIR`'s or the first where none can.
-fn temporary_folder(facts: &Facts) -> PathBuf {
+/// In memory: folders that are made at each start and removed at each end cost microseconds there, and up to a
+/// third of a millisecond each on a disk that discards blocks.
+const MEMORY: &str = "/dev/shm";
+
+/// Python's `tempfile`: the first of these that can be written; `TMPDIR`'s or the first where none can. A tree of
+/// error files alone, some kilobytes at most, is in memory unless the user named a place.
+fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
     let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
-    let mut candidates = named.map(PathBuf::from).chain(["/tmp", "/var/tmp", "/usr/tmp"].map(PathBuf::from));
+    let memory = only_error_files.then_some(MEMORY);
+    let usual = memory.into_iter().chain(["/tmp", "/var/tmp", "/usr/tmp"]);
+    let mut candidates = named.map(PathBuf::from).chain(usual.map(PathBuf::from));
     let first = candidates.next().unwrap_or_default();
     let writable = |folder: &PathBuf| {
         facts.world().kind(folder) == FileKind::Directory && facts.world().may(Permission::Write, folder)

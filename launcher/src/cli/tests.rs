@@ -247,6 +247,14 @@ fn log_settings() {
     assert_eq!(logs("torchrun x.py", &[("TMPDIR", "/gone")]).dir, temporary("/tmp"));
     assert_eq!(logs("torchrun x.py", &[("TMPDIR", "/job"), ("TMP", "/tmp")]).dir, temporary("/job"));
     assert_eq!(logs("torchrun x.py", &[("TMPDIR", ""), ("TEMP", "/job")]).dir, temporary("/job"));
+    let in_memory = |line: &str, environment: &[(&str, &str)]| {
+        launch_in(world().folder("/dev/shm"), line, environment).spec.logs.dir
+    };
+    assert_eq!(in_memory("rankrun x.py", &[]), temporary("/dev/shm"));
+    assert_eq!(in_memory("rankrun x.py", &[("TMPDIR", "/job")]), temporary("/job"));
+    for line in ["rankrun -r 3 x.py", "rankrun -t 0:1 x.py", "torchrun x.py"] {
+        assert_eq!(in_memory(line, &[]), temporary("/tmp"), "{line}");
+    }
     let both = Streams { stdout: true, stderr: true };
     assert_eq!(logs("torchrun -r 3 -t0:3 x.py", &[]).redirects, StreamMap::All(both));
     assert_eq!(logs("torchrun -r 3 -t0:3 x.py", &[]).tee, StreamMap::Ranks(vec![(LocalRank(0), both)]));

@@ -230,7 +230,8 @@ impl Pump {
     }
 
     fn close(&mut self, token: u64) {
-        if let Some((speaker, _)) = self.sources.remove(&token) {
+        if let Some((speaker, source)) = self.sources.remove(&token) {
+            unwatch(&self.ends.epoll, &source);
             self.screen.end(speaker, &mut self.out);
         }
     }
@@ -290,7 +291,9 @@ impl Pump {
             Err(WriteError::Gone) => {
                 self.health = Health::Gone;
                 // The workers must see what they would have seen on the output itself.
-                self.sources.retain(|_, (_, source)| source.file.is_some());
+                for (_, (_, source)) in self.sources.extract_if(|_, (_, source)| source.file.is_none()) {
+                    unwatch(&self.ends.epoll, &source);
+                }
             }
             Err(error @ WriteError::Lost(_)) if self.health == Health::Good => {
                 self.health = Health::Lossy;
@@ -308,4 +311,11 @@ impl Pump {
             let _ = channel::resize(&source.reader, size);
         }
     }
+}
+
+/// Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
+/// reports it.
+fn unwatch(epoll: &Epoll, source: &Source) {
+    // Was watched, or is about to be closed anyway.
+    let _ = epoll.delete(&source.reader);
 }

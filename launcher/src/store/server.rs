@@ -257,6 +257,9 @@ impl Server {
             // What was answered before the request that ends the connection is still the client's, if the
             // socket takes it.
             let _ = connection.flush();
+            // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it
+            // does, the set reports it.
+            let _ = self.epoll.delete(&connection);
         }
     }
 }
