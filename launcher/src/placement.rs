@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, Rank};
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 /// What a worker computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,15 @@ pub struct Placement {
     pub local_rank: LocalRank,
     /// What it computes on.
     pub device: Device,
+}
+
+/// One worker in one life of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerId {
+    /// Which life of the worker group.
+    pub generation: Generation,
+    /// Which worker of it.
+    pub local_rank: LocalRank,
 }
 
 /// The seats of a job on one node, in local rank order.

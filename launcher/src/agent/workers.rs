@@ -19,9 +19,9 @@ use crate::agent::message::Failure;
 use crate::error::LaunchError;
 use crate::logs::route::{Speaker, routes};
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
-use crate::logs::{ChildEnd, Drained, LogError, Logs, WorkerKey};
-use crate::placement::{self, Placement};
-use crate::process::child::{Children, WorkerExit, WorkerId};
+use crate::logs::{ChildEnd, Drained, LogError, Logs};
+use crate::placement::{self, Placement, WorkerId};
+use crate::process::child::{Children, WorkerExit};
 use crate::process::command::{self, Round};
 use crate::process::signal::SIGNALS_TO_HANDLE;
 use crate::process::spawn::{Original, Stdio};
@@ -59,6 +59,8 @@ impl Workers {
     /// Everything that is opened once for all generations.
     pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
         let Setup { spec, environment, job, original } = setup;
+        // First, since it leaves nothing behind when the rest fails.
+        let meeting = Meeting::open(&spec.rendezvous)?;
         let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
             TreeOutcome::Made(tree) => Some(tree),
             TreeOutcome::Off => None,
@@ -67,7 +69,6 @@ impl Workers {
                 None
             }
         };
-        let meeting = Meeting::open(&spec.rendezvous)?;
         let no_input = match spec.stdin {
             StdinPolicy::All => None,
             StdinPolicy::Only(_) | StdinPolicy::None => Some(
@@ -155,15 +156,14 @@ impl Workers {
         let speaker = Speaker { persona: self.spec.persona, role: &self.spec.role, local_rank };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
-        let key = WorkerKey { generation: round.generation, local_rank };
-        let streams = self.logs.open(key, &routes)?;
+        let worker = WorkerId { generation: round.generation, local_rank };
+        let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {
             stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
             stdout: descriptor(&streams.stdout),
             stderr: descriptor(&streams.stderr),
         };
 
-        let worker = WorkerId { generation: round.generation, local_rank };
         let pid = self.children.spawn(worker, &command, stdio, &self.original).map_err(|source| {
             let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
             LaunchError::Spawn { rank, program, source }
@@ -175,7 +175,7 @@ impl Workers {
     /// What is known of a failure; after [`Self::drain`].
     pub(super) fn card(&self, failure: &Failure) -> FailureCard {
         let local_rank = failure.first.local_rank;
-        let key = WorkerKey { generation: failure.generation, local_rank };
+        let worker = WorkerId { generation: failure.generation, local_rank };
         let attempt = self.attempt.as_ref();
         card(
             failure,
@@ -184,7 +184,7 @@ impl Workers {
                 started: self.started,
                 max_restarts: self.spec.max_restarts,
                 folder: attempt.map(|attempt| attempt.worker(local_rank)),
-                tail: self.logs.tail(key),
+                tail: self.logs.tail(worker),
             },
         )
     }

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
-use rankrun_contract::rank::{Generation, LocalRank};
+use rankrun_contract::rank::Generation;
 
+use crate::placement::WorkerId;
 use crate::reporter::console::{Console, Output, Stream};
 use crate::spec::Persona;
 use channel::Channel;
@@ -107,15 +108,6 @@ pub enum LogNote {
     },
 }
 
-/// One worker of one generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WorkerKey {
-    /// The life of the group.
-    pub generation: Generation,
-    /// The worker.
-    pub local_rank: LocalRank,
-}
-
 /// What a worker gets as one of its streams.
 #[derive(Debug)]
 pub enum ChildEnd {
@@ -143,7 +135,7 @@ pub struct Logs {
     stdout: Option<PumpHandle>,
     /// Unused when both outputs are the same file.
     stderr: Option<PumpHandle>,
-    workers: HashMap<WorkerKey, WorkerTail>,
+    workers: HashMap<WorkerId, WorkerTail>,
     notes: Vec<LogNote>,
 }
 
@@ -191,7 +183,7 @@ impl Logs {
     ///
     /// # Errors
     /// A log file cannot be opened, or no descriptor is left.
-    pub fn open(&mut self, worker: WorkerKey, routes: &Routes) -> Result<WorkerStdio, LogError> {
+    pub fn open(&mut self, worker: WorkerId, routes: &Routes) -> Result<WorkerStdio, LogError> {
         // Reports are about the generation that ended last; older ones are not asked for any more.
         self.workers.retain(|old, _| old.generation.0 + 1 >= worker.generation.0);
         let file = |route: &Route| match route {
@@ -225,7 +217,7 @@ impl Logs {
 
     /// The last lines of a worker. Complete when what its generation wrote was [drained](Drained).
     #[must_use]
-    pub fn tail(&self, worker: WorkerKey) -> Vec<String> {
+    pub fn tail(&self, worker: WorkerId) -> Vec<String> {
         let Some(tail) = self.workers.get(&worker) else { return Vec::new() };
         let captured = tail.captured.lock().unwrap_or_else(PoisonError::into_inner).lines();
         let of_file =
@@ -292,7 +284,7 @@ impl Logs {
 
     fn open_stream(
         &mut self,
-        worker: WorkerKey,
+        worker: WorkerId,
         (stream, route): (Stream, &Route),
         tail: &Arc<Mutex<Tail>>,
     ) -> Result<Opened, LogError> {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::rank::LocalRank;
 
 /// A launcher's outputs and what a person would read there.
 struct Rig {
@@ -33,7 +34,7 @@ impl Rig {
         Self::on(reader, writer, persona)
     }
 
-    fn open(&mut self, worker: WorkerKey, routes: &Routes) -> (File, File) {
+    fn open(&mut self, worker: WorkerId, routes: &Routes) -> (File, File) {
         let stdio = self.logs.open(worker, routes).unwrap();
         self.logs.pump().unwrap();
         let file = |end| match end {
@@ -67,8 +68,8 @@ fn wait(drained: Result<Drained, LogError>) {
     }
 }
 
-fn worker(local_rank: u32) -> WorkerKey {
-    WorkerKey { generation: Generation(0), local_rank: LocalRank(local_rank) }
+fn worker(local_rank: u32) -> WorkerId {
+    WorkerId { generation: Generation(0), local_rank: LocalRank(local_rank) }
 }
 
 fn bare() -> Routes {
@@ -182,7 +183,7 @@ fn who_writes_to_a_closed_console_is_told_and_files_go_on() {
     let error = (0..1_000_000).find_map(|_| bare.write_all(line).err()).expect("the pipe was not closed");
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     (0..10_000).for_each(|_| teed.write_all(line).unwrap());
-    let later = WorkerKey { generation: Generation(1), local_rank: LocalRank(0) };
+    let later = WorkerId { generation: Generation(1), local_rank: LocalRank(0) };
     let (mut bare, _) = rig.open(later, &self::bare());
     assert!((0..1_000_000).any(|_| bare.write_all(line).is_err()));
     drop(rig.finish());
@@ -198,7 +199,7 @@ fn a_stranger_that_holds_the_pipe_does_not_hold_the_end() {
     assert_eq!(rig.logs.tail(worker(0)), ["last words"]);
     assert_eq!(write!(stdout, "x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 
-    let next = WorkerKey { generation: Generation(1), local_rank: LocalRank(0) };
+    let next = WorkerId { generation: Generation(1), local_rank: LocalRank(0) };
     let (mut stdout, _stderr) = rig.open(next, &bare());
     writeln!(stdout, "a second life").unwrap();
     let mut text = String::new();

@@ -10,20 +10,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, LocalRank};
-
+use crate::placement::WorkerId;
 use crate::process::Exit;
 use crate::process::command::Command;
 use crate::process::spawn::{Original, Stdio, spawn};
-
-/// One worker in one life of its group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WorkerId {
-    /// Which life of the worker group.
-    pub generation: Generation,
-    /// Which worker of it.
-    pub local_rank: LocalRank,
-}
 
 /// The end of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
