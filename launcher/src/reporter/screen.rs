@@ -21,9 +21,11 @@ mod tests;
 
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same where the line could not be taken back, while others speak or stand unfinished: a busy machine may
-/// stop a worker in the middle of its line for longer than the patience above.
-const PATIENCE_WHEN_BUSY: Duration = Duration::from_millis(500);
+/// The same where the line cannot be taken back and would end another's unfinished one.
+const PATIENCE_IN_A_CROWD: Duration = Duration::from_millis(500);
+/// The same where the line cannot be taken back and would be ended by the next one: others speak all the time. A
+/// machine with too much to do may stop a worker in the middle of its line for long.
+const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
 /// A longer unfinished line is shown at once: memory is bounded.
 const HELD_LIMIT: usize = 1024 * 1024;
 
@@ -208,11 +210,17 @@ impl Screen {
             .map(|(id, _)| id)
     }
 
-    /// How long an unfinished line waits. Longer where showing it would end another's line, or its own as soon
-    /// as another speaks.
+    /// How long an unfinished line waits.
     fn patience(&self, speaker: &Speaker, busy: bool) -> Duration {
-        let crowded = busy || (self.kind == ScreenKind::Plain && !self.open.is_empty());
-        if crowded && !may_be_taken_back(self.kind, &speaker.held) { PATIENCE_WHEN_BUSY } else { PATIENCE }
+        if may_be_taken_back(self.kind, &speaker.held) {
+            PATIENCE
+        } else if busy {
+            PATIENCE_WHEN_BUSY
+        } else if self.kind == ScreenKind::Plain && !self.open.is_empty() {
+            PATIENCE_IN_A_CROWD
+        } else {
+            PATIENCE
+        }
     }
 
     /// The terminal has another size now.
