@@ -31,6 +31,17 @@ fn the_same_signal_reaches_every_worker() {
     }
 }
 
+/// Under our own name; torchrun handles it all the same.
+#[test]
+fn nohup_keeps_its_promise() {
+    let launch = Launch::standalone(Name::Rankrun, 2).under(["nohup"]);
+    let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
+    job.lines("alive rank=", 2);
+    job.signal(Signal::SIGHUP);
+    job.signal(Signal::SIGTERM);
+    job.wait().exits(143).never_says("got SIGHUP");
+}
+
 #[test]
 fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
     for name in Name::both() {

@@ -3,6 +3,7 @@
     clippy::disallowed_methods,
     reason = "the harness starts the programs under test and reads the clock"
 )]
+#![expect(unsafe_code, reason = "signals are set between fork and exec")]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use std::{env, process};
 
 use nix::pty::openpty;
+use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::job::{Input, Job, Start};
 use crate::outcome::Outcome;
@@ -266,6 +268,9 @@ impl Launch {
         line.extend(self.args.iter().cloned());
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]);
+        // Whoever runs the tests may ignore some, as a shell's background job or `nohup` does.
+        // SAFETY: `signal` is async-signal-safe, and the default action is no handler.
+        unsafe { command.pre_exec(handle_all_signals) };
         command
     }
 
@@ -318,4 +323,12 @@ fn fresh_mark() -> (&'static str, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     ("RANKRUN_E2E_MARK", format!("{}-{number}", process::id()))
+}
+
+fn handle_all_signals() -> std::io::Result<()> {
+    for number in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        // SAFETY: the default action is no handler.
+        unsafe { signal(number, SigHandler::SigDfl) }?;
+    }
+    Ok(())
 }
