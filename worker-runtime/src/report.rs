@@ -12,13 +12,24 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use rankrun_contract::env::{ERROR_FILE, RANK};
-use rankrun_contract::report;
+use rankrun_contract::rank::Rank;
+use rankrun_contract::report::{self, ErrorReport};
 
 use crate::clock;
 use crate::context::WorkerContext;
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
+
+/// The first rank whose loss a group of this process noticed.
+static LOST: OnceLock<Rank> = OnceLock::new();
+
+/// Keeps for the error file that a group lost this rank: a program may wrap the error as it likes, or panic
+/// over it, and still the launcher finds the root cause.
+pub(crate) fn note_loss(rank: Rank) {
+    // The first one counts: later ones are mostly its consequences.
+    LOST.get_or_init(|| rank);
+}
 
 /// Runs a worker's program and turns its end into an exit status: 0, or 1 after an error or a panic, which is
 /// written to standard error and to the error file.
@@ -84,8 +95,13 @@ fn say(text: &str) {
 fn write_file(message: &str, call_stack: &str) {
     let path = std::env::var_os(ERROR_FILE).filter(|path: &OsString| !path.is_empty());
     let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return };
-    let text = report::render(message, call_stack, clock::unix_seconds());
-    if let Err(error) = std::fs::write(&path, text) {
+    let report = ErrorReport {
+        message: message.to_owned(),
+        callstack: Some(call_stack.to_owned()),
+        unix_seconds: Some(clock::unix_seconds()),
+        lost_rank: LOST.get().copied(),
+    };
+    if let Err(error) = std::fs::write(&path, report::render(&report)) {
         say(&format!("error: cannot write the error file `{}`: {error}", Path::new(&path).display()));
     }
 }

@@ -187,6 +187,7 @@ rank 1 failed first: killed by SIGKILL
             message: "ValueError: x".to_owned(),
             callstack: Some("Traceback:\n  line 1\nValueError: x\n".to_owned()),
             unix_seconds: None,
+            lost_rank: None,
         });
         let text = render(&card);
         assert_eq!(text.matches("ValueError: x").count(), 1, "{text}");

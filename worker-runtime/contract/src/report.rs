@@ -9,6 +9,8 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, Serializer};
 
+use crate::rank::Rank;
+
 /// The longest error file that is read, in bytes.
 pub const MAX_LEN: usize = 4 * 1024 * 1024;
 
@@ -21,6 +23,9 @@ pub struct ErrorReport {
     pub callstack: Option<String>,
     /// When, in seconds since 1970; `None` if the file does not say it in a readable way.
     pub unix_seconds: Option<u64>,
+    /// The rank whose loss this worker had noticed when it failed: not this worker is the root cause, but that
+    /// one. torch's readers pass over it.
+    pub lost_rank: Option<Rank>,
 }
 
 /// Why an error file is not one.
@@ -44,7 +49,7 @@ pub enum ReportError {
 struct File<M> {
     message: M,
     #[serde(default, skip_serializing)]
-    timestamp: Timestamp,
+    timestamp: Number,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,7 +63,9 @@ struct Detail {
 struct ExtraInfo {
     py_callstack: Option<String>,
     #[serde(default)]
-    timestamp: Timestamp,
+    timestamp: Number,
+    #[serde(default, skip_serializing_if = "Number::is_absent")]
+    lost_rank: Number,
 }
 
 #[derive(Deserialize)]
@@ -68,19 +75,29 @@ enum Message {
     Text(String),
 }
 
-/// Seconds as torch writes them: text in the object form, a number beside a plain message.
+/// A number as torch writes its timestamps: text in the object form, a number beside a plain message.
 #[derive(Default)]
-struct Timestamp(Option<u64>);
+struct Number(Option<u64>);
 
-impl Serialize for Timestamp {
+impl Number {
+    fn is_absent(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn rank(&self) -> Option<Rank> {
+        self.0.and_then(|number| number.try_into().ok()).map(Rank)
+    }
+}
+
+impl Serialize for Number {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0.unwrap_or_default())
     }
 }
 
-impl<'de> Deserialize<'de> for Timestamp {
+impl<'de> Deserialize<'de> for Number {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // An unreadable time must not cost the message: it is evidence of less worth.
+        // An unreadable number must not cost the message: it is evidence of less worth.
         Ok(Self(match serde_json::Value::deserialize(deserializer)? {
             serde_json::Value::Number(number) => number.as_u64(),
             serde_json::Value::String(text) => text.trim().parse().ok(),
@@ -89,18 +106,20 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// The text of an error file that says `message`, `callstack` and the time.
+/// The text of an error file that says all this; a time that is not known is written as 0, without which
+/// torch does not read the file.
 #[must_use]
-pub fn render(message: &str, callstack: &str, unix_seconds: u64) -> String {
+pub fn render(report: &ErrorReport) -> String {
     let file = File {
         message: Detail {
-            message: message.to_owned(),
+            message: report.message.clone(),
             extra_info: ExtraInfo {
-                py_callstack: Some(callstack.to_owned()),
-                timestamp: Timestamp(Some(unix_seconds)),
+                py_callstack: report.callstack.clone(),
+                timestamp: Number(report.unix_seconds),
+                lost_rank: Number(report.lost_rank.map(|rank| rank.0.into())),
             },
         },
-        timestamp: Timestamp(None),
+        timestamp: Number(None),
     };
     let mut bytes = Vec::new();
     file.serialize(&mut Serializer::with_formatter(&mut bytes, Ascii))
@@ -119,10 +138,15 @@ pub fn parse(bytes: &[u8]) -> Result<ErrorReport, ReportError> {
     let text = replace_lone_surrogates(std::str::from_utf8(bytes)?);
     let file: File<Message> = serde_json::from_str(&text)?;
     Ok(match file.message {
-        Message::Detail(Detail { message, extra_info }) => {
-            ErrorReport { message, callstack: extra_info.py_callstack, unix_seconds: extra_info.timestamp.0 }
+        Message::Detail(Detail { message, extra_info }) => ErrorReport {
+            message,
+            callstack: extra_info.py_callstack,
+            unix_seconds: extra_info.timestamp.0,
+            lost_rank: extra_info.lost_rank.rank(),
+        },
+        Message::Text(message) => {
+            ErrorReport { message, callstack: None, unix_seconds: file.timestamp.0, lost_rank: None }
         }
-        Message::Text(message) => ErrorReport { message, callstack: None, unix_seconds: file.timestamp.0 },
     })
 }
 
@@ -191,13 +215,17 @@ mod tests {
 
     #[test]
     fn the_text_is_torchs() {
-        assert_eq!(
-            render("ValueError: é\u{1f600}\"", "line 1\nline 2\t", 17),
-            concat!(
-                r#"{"message":{"message":"ValueError: \u00e9\ud83d\ude00\"","#,
-                r#""extraInfo":{"py_callstack":"line 1\nline 2\t","timestamp":"17"}}}"#
-            )
-        );
+        let report = ErrorReport {
+            message: "ValueError: é\u{1f600}\"".to_owned(),
+            callstack: Some("line 1\nline 2\t".to_owned()),
+            unix_seconds: Some(17),
+            lost_rank: None,
+        };
+        let start = r#"{"message":{"message":"ValueError: \u00e9\ud83d\ude00\"","#;
+        let extra = r#""extraInfo":{"py_callstack":"line 1\nline 2\t","timestamp":"17""#;
+        assert_eq!(render(&report), format!("{start}{extra}}}}}}}"));
+        let report = ErrorReport { lost_rank: Some(Rank(3)), ..report };
+        assert_eq!(render(&report), format!(r#"{start}{extra},"lost_rank":"3"}}}}}}"#));
     }
 
     #[test]
@@ -210,6 +238,7 @@ mod tests {
                 message: "ZeroDivisionError: division by zero".to_owned(),
                 callstack: Some("Traceback (most recent call last):\n".to_owned()),
                 unix_seconds: Some(1_700_000_000),
+                lost_rank: None,
             }
         );
     }
@@ -219,7 +248,12 @@ mod tests {
         let report = parse(br#"{"message": "lost", "timestamp": 5, "more": [1]}"#).unwrap();
         assert_eq!(
             report,
-            ErrorReport { message: "lost".to_owned(), callstack: None, unix_seconds: Some(5) }
+            ErrorReport {
+                message: "lost".to_owned(),
+                callstack: None,
+                unix_seconds: Some(5),
+                lost_rank: None
+            }
         );
         assert_eq!(parse(br#"{"message": "lost"}"#).unwrap().unix_seconds, None);
     }
@@ -229,6 +263,16 @@ mod tests {
         for time in ["\"soon\"", "-1", "1.5", "null", "[]", "\"\""] {
             let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"timestamp": {time}}}}}}}"#);
             assert_eq!(parse(text.as_bytes()).unwrap().unix_seconds, None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_lost_rank_is_read_as_text_and_as_a_number() {
+        for (rank, expected) in
+            [("2", Some(Rank(2))), ("\"2\"", Some(Rank(2))), ("-1", None), ("4294967296", None), ("[]", None)]
+        {
+            let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"lost_rank": {rank}}}}}}}"#);
+            assert_eq!(parse(text.as_bytes()).unwrap().lost_rank, expected, "{text}");
         }
     }
 
@@ -256,11 +300,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(message in ".*", callstack in ".*", now: u64) {
-            let text = render(&message, &callstack, now);
+        fn what_is_written_is_read(message in ".*", callstack: Option<String>, now: u64, lost: Option<u32>) {
+            let lost_rank = lost.map(Rank);
+            let report = ErrorReport { message, callstack, unix_seconds: Some(now), lost_rank };
+            let text = render(&report);
             prop_assert!(text.is_ascii());
-            let expected = ErrorReport { message, callstack: Some(callstack), unix_seconds: Some(now) };
-            prop_assert_eq!(parse(text.as_bytes()).unwrap(), expected);
+            prop_assert_eq!(parse(text.as_bytes()).unwrap(), report);
         }
 
         #[test]

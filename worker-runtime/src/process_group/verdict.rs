@@ -6,15 +6,20 @@
 use rankrun_contract::rank::Rank;
 
 use super::error::{Ending, LossCause};
+use crate::report;
 use crate::store::TcpStore;
 
 /// The ending on which all ranks agree when this one noticed `seen`.
 pub(super) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
-    match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
+    let ending = match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
         Ok(said) => settle(seen, &String::from_utf8_lossy(&said), me),
         // Without the store this rank's own word is the best one.
         Err(_) => seen,
+    };
+    if let Ending::Lost { rank, .. } = &ending {
+        report::note_loss(*rank);
     }
+    ending
 }
 
 /// What the store says of an ending.
