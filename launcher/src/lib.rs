@@ -34,13 +34,14 @@ use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::facts::Facts;
 use crate::process::descendants::can_walk;
-use crate::process::guard::{self, Guard, Side};
+use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
 use crate::reporter::voice::Voice;
+use crate::spec::Persona;
 
 /// The whole program: reads the command line, runs the job, and says how to end.
 ///
@@ -63,7 +64,7 @@ fn run(launch: Launch, facts: &Facts) -> ExitCode {
     // In this order: what the guard blocks before the fork, the agent has blocked too.
     let split = signal::block(&handled).and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
-        Ok((_, Side::Guard(guard))) => end(supervise(guard)),
+        Ok((_, Side::Guard(guard))) => end(supervise(guard, launch.spec.persona)),
         Ok((mask, Side::Agent(link))) => {
             let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
             let agent = AgentStart { launch, facts, closed, link: &link };
@@ -123,13 +124,15 @@ fn cursor(facts: &Facts) -> Cursor {
     }
 }
 
-fn supervise(guard: Guard) -> ExitStatus {
+fn supervise(guard: Guard, persona: Persona) -> ExitStatus {
     match guard.supervise() {
-        Ok(end) => {
-            if let Some((exit, left)) = &end.agent_lost {
-                reporter::agent_lost(*exit, left);
+        Ok(GuardEnd::Told(status)) => status,
+        Ok(GuardEnd::AgentLost { exit, killed_for, left }) => {
+            reporter::agent_lost(exit, killed_for, &left);
+            match (persona, killed_for) {
+                (Persona::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
+                (Persona::Rankrun | Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
             }
-            end.status
         }
         Err(source) => {
             let error = LaunchError::Setup { what: "wait for the agent", source };

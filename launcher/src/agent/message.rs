@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
+use crate::agent::failure::{Failure, Testimony};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 
@@ -51,6 +52,8 @@ pub struct WorkerEnd {
     pub exit: Exit,
     /// When the launcher saw it.
     pub at: SystemTime,
+    /// What it wrote about its failure.
+    pub testimony: Option<Testimony>,
 }
 
 /// Something is to be done.
@@ -133,21 +136,8 @@ pub enum Impatience {
 pub struct JobEnd {
     /// What the launcher ends with.
     pub status: ExitStatus,
-    /// The failure that ended the last generation.
+    /// The failure that ended the last generation, settled.
     pub failure: Option<Failure>,
     /// The signal by which the launcher was told to stop.
     pub stopped_by: Option<Signal>,
-}
-
-/// Why a generation failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// Which life of the group.
-    pub generation: Generation,
-    /// The first failure that was seen.
-    pub first: WorkerEnd,
-    /// The ends that followed, in the order in which they were seen, also those that our stop brought about.
-    pub others: Vec<WorkerEnd>,
-    /// Restarts used before it.
-    pub restart_count: RestartCount,
 }

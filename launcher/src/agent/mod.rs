@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
 mod card;
+pub mod failure;
 mod master;
 pub mod message;
 pub mod state;
@@ -33,7 +34,12 @@ use crate::process::signal::SignalInbox;
 use crate::process::spawn::Original;
 use crate::reporter::voice::Voice;
 use crate::reporter::{happening, summary};
-use crate::spec::LaunchSpec;
+use crate::spec::{LaunchSpec, Persona};
+
+/// Even with a grace of 0 the last words, the workers' and ours, have this long to get out.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// A wait that is longer says what it waits for.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]
@@ -64,6 +70,7 @@ fn drive(setup: Setup, link: &Link, voice: &Voice) -> Result<ExitStatus, LaunchE
         Ok(end) => Ok(agent.finish(&end)),
         Err(Interrupted::GuardGone) => {
             let _ = kill_all(&Scope::All);
+            agent.workers.close();
             Ok(ExitStatus::Code(LAUNCHER_FAILED))
         }
         Err(Interrupted::Blind(source)) => {
@@ -127,7 +134,13 @@ impl<'a> Agent<'a> {
                 let at = SystemTime::now();
                 inputs.extend(self.workers.reap().into_iter().map(|exit| Input::Exited {
                     generation: exit.worker.generation,
-                    end: WorkerEnd { local_rank: exit.worker.local_rank, pid: exit.pid, exit: exit.exit, at },
+                    end: WorkerEnd {
+                        local_rank: exit.worker.local_rank,
+                        pid: exit.pid,
+                        exit: exit.exit,
+                        at,
+                        testimony: self.workers.testimony(&exit),
+                    },
                 }));
             } else if let Ok(signal) = Signal::try_from(signal)
                 && signal != Signal::SIGWINCH
@@ -184,23 +197,67 @@ impl<'a> Agent<'a> {
         None
     }
 
-    /// The workers' last words, then ours; a further signal cuts the waiting short.
+    /// The workers' last words, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
-        match self.workers.drain() {
-            Ok(drained) => {
-                while !drained.is_complete()
-                    && wait(&[drained.as_fd(), self.link.as_fd()], None).is_ok()
-                    && matches!(self.signal_from_guard(), Ok(None))
-                {}
-            }
-            Err(error) => self.voice.error(&error, Some(error.hint())),
-        }
+        let cut_short = self.drain(end);
         if let Some(failure) = &end.failure {
             let card = self.workers.card(failure);
             self.voice.failure(&summary::render(&card), summary::hint(&card).as_deref());
         }
+        self.voice.console().flush(LAST_WORDS);
+        let persona = self.workers.spec().persona;
         self.workers.close();
-        end.status
+        match cut_short {
+            Some(signal) if end.status == ExitStatus::SUCCESS => match persona {
+                Persona::Rankrun => ExitStatus::of_signal(signal as i32),
+                Persona::Torchrun => ExitStatus::Code(LAUNCHER_FAILED),
+            },
+            _ => end.status,
+        }
+    }
+
+    /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
+    /// Where the user wants the job to end anyway, the grace is the limit: somebody may have stopped reading.
+    fn drain(&mut self, end: &JobEnd) -> Option<Signal> {
+        let grace = self.workers.spec().stop.grace.max(LAST_WORDS);
+        let give_up = end.stopped_by.map(|_| Instant::now() + grace);
+        let mut say_at = Some(Instant::now() + SILENT_WAIT);
+        let drained = match self.workers.drain() {
+            Ok(drained) => drained,
+            Err(error) => {
+                self.voice.error(&error, Some(error.hint()));
+                return None;
+            }
+        };
+        while !drained.is_complete() {
+            let now = Instant::now();
+            if give_up.is_some_and(|give_up| give_up <= now) {
+                return None;
+            }
+            if say_at.take_if(|say_at| *say_at <= now).is_some() {
+                self.voice.say("waiting for somebody to read the workers' output; a signal ends the wait");
+            }
+            let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
+            if wait(&inputs, give_up.into_iter().chain(say_at).min()).is_err() {
+                return None;
+            }
+            match self.next_signal() {
+                Ok(None) => {}
+                Ok(signal) => return signal,
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// A signal from whichever side, for a time when nothing else can happen.
+    fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
+        while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
+            if number != libc::SIGCHLD && number != libc::SIGWINCH {
+                return Ok(Signal::try_from(number).ok());
+            }
+        }
+        self.signal_from_guard()
     }
 }
 

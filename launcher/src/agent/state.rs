@@ -17,7 +17,8 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
-use crate::agent::message::{Action, Failure, Happening, Impatience, Input, JobEnd, WorkerEnd};
+use crate::agent::failure::{Failure, FollowingEnd};
+use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
 use crate::spec::{LaunchSpec, Persona};
@@ -159,7 +160,7 @@ impl State {
             Phase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
                 if let StopCause::Failure(failure) = &mut cause {
-                    failure.others.push(end);
+                    failure.others.push(FollowingEnd { end, stopped: self.was_stopped(end.exit, stage) });
                 }
                 if live.is_empty() {
                     return self.stopped(cause);
@@ -174,6 +175,16 @@ impl State {
         }
     }
 
+    /// Whether a worker ended in this way because we told it to.
+    fn was_stopped(&self, exit: Exit, stage: Stage) -> bool {
+        match exit {
+            Exit::Signal { number: libc::SIGTERM, .. } => true,
+            Exit::Signal { number: libc::SIGKILL, .. } => matches!(stage, Stage::Killed { .. }),
+            Exit::Signal { number, .. } => self.stopped_by.is_some_and(|signal| signal as i32 == number),
+            Exit::Code(_) => false,
+        }
+    }
+
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
         let said = Action::Say(Happening::WorkerFailed { end, others: live.len() });
         let failure = Failure {
@@ -182,9 +193,10 @@ impl State {
             others: Vec::new(),
             restart_count: self.restarts_used,
         };
-        let mut actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
-        actions.insert(0, said);
-        actions
+        let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        // Told at once, but not before those who run are told to stop.
+        let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
+        with_at(actions, at, said)
     }
 
     fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
@@ -200,9 +212,8 @@ impl State {
             }
             Phase::Running { live } => {
                 let said = Action::Say(Happening::Stopping { signal, live: live.len() });
-                let mut actions = self.stop(now, live, StopCause::User, signal);
-                actions.insert(0, said);
-                actions
+                let actions = self.stop(now, live, StopCause::User, signal);
+                with_at(actions, 1, said)
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { kill_at } } => {
                 if again {
@@ -217,7 +228,7 @@ impl State {
                 let said = Action::Say(Happening::Stopping { signal, live: live.len() });
                 let told = self.signal(&live, signal);
                 self.phase = Phase::Stopping { live, cause, stage };
-                vec![said, told]
+                vec![told, said]
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;
@@ -237,7 +248,11 @@ impl State {
             Phase::Stopping { live, cause, stage: Stage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
                 let failure = cause.into_failure();
-                vec![Action::Say(Happening::CannotEnd { local_ranks }), self.finish_failed(failure)]
+                vec![
+                    Action::Say(Happening::CannotEnd { local_ranks }),
+                    Action::KillLeftovers { generation: self.generation },
+                    self.finish_failed(failure),
+                ]
             }
             phase @ (Phase::Starting | Phase::Running { .. } | Phase::Finished) => {
                 self.phase = phase;
@@ -274,7 +289,7 @@ impl State {
         let told = self.signal(&live, Signal::SIGKILL);
         let stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         self.phase = Phase::Stopping { live, cause, stage };
-        vec![said, told]
+        vec![told, said]
     }
 
     fn signal(&self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
@@ -297,6 +312,7 @@ impl State {
     }
 
     fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
+        let failure = failure.map(Failure::settle);
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
             (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
@@ -319,6 +335,11 @@ impl StopCause {
             Self::User | Self::NotStarted => None,
         }
     }
+}
+
+fn with_at(mut actions: Vec<Action>, at: usize, action: Action) -> Vec<Action> {
+    actions.insert(at.min(actions.len()), action);
+    actions
 }
 
 /// The worker's own code, or 128 + the signal that ended it.

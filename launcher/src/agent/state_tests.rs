@@ -31,6 +31,7 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
         pid: Pid::from_raw(100 + i32::try_from(local_rank).unwrap()),
         exit,
         at: SystemTime::UNIX_EPOCH,
+        testimony: None,
     };
     Input::Exited { generation: Generation(generation), end }
 }
@@ -199,6 +200,18 @@ fn a_start_that_fails_half_way_stops_what_it_started() {
     let actions = job.handle(at(1), exited(0, 1, killed_by(15)));
     assert_eq!(started(&actions), None);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+}
+
+#[test]
+fn the_status_is_the_causes_also_when_a_victim_was_seen_first() {
+    let at = clock();
+    let mut job = state(3, 0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));
+    let _ = job.handle(at(1), exited(0, 1, killed_by(9)));
+    let actions = job.handle(at(1), exited(0, 2, killed_by(15)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 9));
+    assert_eq!(end(&actions).unwrap().failure.as_ref().unwrap().first.local_rank, LocalRank(1));
 }
 
 #[test]

@@ -13,9 +13,9 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
 
 use crate::agent::Setup;
-use crate::agent::card::{WorkerEvidence, card};
+use crate::agent::card::{self, WorkerEvidence, card};
+use crate::agent::failure::{Failure, Testimony};
 use crate::agent::master::Meeting;
-use crate::agent::message::Failure;
 use crate::error::LaunchError;
 use crate::logs::route::{Speaker, routes};
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
@@ -118,6 +118,10 @@ impl Workers {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
         let master = self.meeting.next_generation(generation == Generation(0)).map_err(nobody)?;
         self.attempt = self.folders(restart_count).map_err(|error| nobody(error.into()))?;
+        tracing::debug!("{generation:?}: the store is {}:{}", master.addr, master.port);
+        if let Some(attempt) = &self.attempt {
+            tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
+        }
         let round = Round {
             generation,
             restart_count,
@@ -169,6 +173,7 @@ impl Workers {
             LaunchError::Spawn { rank, program, source }
         })?;
         tracing::info!("rank {rank} on {device} is pid {pid}");
+        tracing::debug!("rank {rank} runs {:?}", command.argv);
         Ok(())
     }
 
@@ -187,6 +192,12 @@ impl Workers {
                 tail: self.logs.tail(worker),
             },
         )
+    }
+
+    /// What a worker that failed has written about it.
+    pub(super) fn testimony(&self, exit: &WorkerExit) -> Option<Testimony> {
+        let attempt = self.attempt.as_ref().filter(|_| !exit.exit.is_success())?;
+        card::testimony(&attempt.worker(exit.worker.local_rank))
     }
 
     /// The generation is over and reaped: its streams end, whoever still holds them.

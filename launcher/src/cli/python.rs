@@ -52,12 +52,12 @@ pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Op
     if let Some(value) = facts.filled_variable("PYTHON_EXEC") {
         candidates.push((PythonSource::PythonExec, python_exec(value, facts)?));
     }
-    let mut look_in = |source, folder: PathBuf| {
-        candidates.extend(python_in(&folder, facts).map(|python| (source, python)));
-        looked.push(folder);
-    };
     if let Some(folder) = folder_of_launcher(argv0, facts) {
-        look_in(PythonSource::Beside, folder);
+        // Only `python`, which every venv has. A `python3` beside us in `/usr/bin` is the system's, and must not
+        // win over the venv that the user has activated.
+        let python = folder.join(NAMES[0]);
+        candidates.extend(facts.is_executable(&python).then_some((PythonSource::Beside, python)));
+        looked.push(folder);
     }
     let in_path = NAMES.iter().find_map(|name| facts.find_in_path(OsStr::new(name)));
     candidates.extend(in_path.map(|python| (PythonSource::Path, facts.absolute(&python))));

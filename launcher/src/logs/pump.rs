@@ -90,8 +90,8 @@ impl PumpHandle {
         let run = move || {
             // Signals are for the agent's thread; a blocked SIGTTOU also lets us write from the background.
             let _ = SigSet::all().thread_block();
-            if let Some(screen) = output.attach(Arc::clone(&wake)) {
-                Pump::new(Ends { output, wake, epoll, commands }, screen).run();
+            if let Some((screen, unwritten)) = output.attach(Arc::clone(&wake)) {
+                Pump::new(Ends { output, wake, epoll, commands }, screen, unwritten).run();
             }
         };
         std::thread::Builder::new().name("rankrun-logs".to_owned()).spawn(run)?;
@@ -146,14 +146,14 @@ enum Read {
 }
 
 impl Pump {
-    fn new(ends: Ends, screen: Screen) -> Self {
+    fn new(ends: Ends, screen: Screen, unwritten: Vec<u8>) -> Self {
         Self {
             ends,
             screen,
             sources: HashMap::new(),
             next_token: 0,
             buffer: vec![0; CHUNK],
-            out: Vec::new(),
+            out: unwritten,
             health: Health::Good,
         }
     }

@@ -46,6 +46,12 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// The folder of the generation.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The folder of one worker.
     #[must_use]
     pub fn worker(&self, local_rank: LocalRank) -> PathBuf {

@@ -48,13 +48,28 @@ pub fn kill_all(scope: &Scope) -> Vec<Pid> {
         let left = targets(scope);
         let remaining = give_up.saturating_duration_since(now());
         if left.is_empty() || remaining.is_zero() {
-            return left;
+            return left.into_iter().map(|found| found.pid).collect();
         }
-        for pid in &left {
-            // Gone meanwhile is as good as killed.
-            let _ = kill(*pid, Signal::SIGKILL);
-        }
+        left.iter().for_each(kill_one);
         wait_for_child_signal(inbox.as_ref(), remaining);
+    }
+}
+
+/// Kills one descendant and no later owner of its pid: the pidfd holds on to a process, and only if that one still
+/// has the start time that the walk saw is it the one that was meant. Gone meanwhile is as good as killed.
+fn kill_one(found: &Found) {
+    let is_the_same = || start_time(found.pid) == Some(found.started);
+    let handle = rustix::process::Pid::from_raw(found.pid.as_raw())
+        .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
+    match handle {
+        Some(Ok(pidfd)) if is_the_same() => {
+            let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        }
+        // Before Linux 5.3, or refused: the instant between look and kill is left to chance.
+        Some(Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) if is_the_same() => {
+            let _ = kill(found.pid, Signal::SIGKILL);
+        }
+        Some(Ok(_) | Err(_)) | None => {}
     }
 }
 
@@ -71,18 +86,25 @@ pub fn can_walk() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
 }
 
-fn targets(scope: &Scope) -> Vec<Pid> {
+fn targets(scope: &Scope) -> Vec<Found> {
     match scope {
         Scope::All => below(getpid(), &|_| true),
         Scope::Marked(job) => below(getpid(), &|pid| is_marked(pid, job)),
     }
 }
 
+/// A process that the walk met.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    pid: Pid,
+    /// In clock ticks since boot.
+    started: u64,
+}
+
 /// The living descendants that are `chosen` or below one that is; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
-#[must_use]
-pub fn below(root: Pid, chosen: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
+fn below(root: Pid, chosen: &dyn Fn(Pid) -> bool) -> Vec<Found> {
     if !can_walk() {
         return Vec::new();
     }
@@ -95,8 +117,8 @@ pub fn below(root: Pid, chosen: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
                 continue;
             }
             let is_chosen = parent_chosen || chosen(child);
-            if is_chosen {
-                found.push(child);
+            if is_chosen && let Some(started) = start_time(child) {
+                found.push(Found { pid: child, started });
             }
             pending.push((child, is_chosen));
         }
@@ -132,10 +154,20 @@ fn children_by_parent_field(parent: Pid) -> Vec<Pid> {
     .collect()
 }
 
-/// The fourth field of `/proc/PID/stat`; the second, the name, may hold anything, so count from its last `)`.
 fn parent_field(stat: &str) -> Option<Pid> {
+    field(stat, 4).and_then(parse_pid)
+}
+
+fn start_time(pid: Pid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    field(&stat, 22)?.parse().ok()
+}
+
+/// A field of `/proc/PID/stat`, counted from 1 as in proc(5). The second, the name, may hold anything, so count
+/// from its last `)`.
+fn field(stat: &str, number: usize) -> Option<&str> {
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(1).and_then(parse_pid)
+    after_name.split_ascii_whitespace().nth(number.checked_sub(3)?)
 }
 
 fn parse_pid(text: &str) -> Option<Pid> {

@@ -20,7 +20,7 @@ use nix::unistd::{ForkResult, Pid, fork, getpid, setpgid};
 
 use rankrun_contract::rank::JobId;
 
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
@@ -47,16 +47,25 @@ pub struct Guard {
     inbox: SignalInbox,
     scope: Scope,
     forwarded: Option<Instant>,
+    /// The signal that the agent did not answer, and was killed for.
+    killed_for: Option<i32>,
     status: Option<ExitStatus>,
 }
 
 /// How the job ended, as the guard saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GuardEnd {
-    /// What to end with.
-    pub status: ExitStatus,
-    /// The agent's end, where it died without a word, and the processes that could not be ended then.
-    pub agent_lost: Option<(Exit, Vec<Pid>)>,
+pub enum GuardEnd {
+    /// The agent said with which status.
+    Told(ExitStatus),
+    /// The agent died without a word.
+    AgentLost {
+        /// How.
+        exit: Exit,
+        /// The user's signal, where the guard killed the agent because it did not answer that.
+        killed_for: Option<i32>,
+        /// The processes of the job that could not be ended then.
+        left: Vec<Pid>,
+    },
 }
 
 /// Forks. The signals are blocked already ([`crate::process::signal::block`]) and no thread has been started.
@@ -79,6 +88,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 inbox,
                 scope,
                 forwarded: None,
+                killed_for: None,
                 status: None,
             }))
         }
@@ -150,6 +160,7 @@ impl Guard {
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
             Some(since) if since.elapsed() > ANSWER_LIMIT => {
+                self.killed_for = Some(signal);
                 let _ = kill(self.agent, Signal::SIGKILL);
             }
             Some(_) => {}
@@ -159,11 +170,8 @@ impl Guard {
     fn end(mut self, exit: Exit) -> GuardEnd {
         self.read_messages();
         match self.status {
-            Some(status) => GuardEnd { status, agent_lost: None },
-            None => GuardEnd {
-                status: ExitStatus::Code(LAUNCHER_FAILED),
-                agent_lost: Some((exit, kill_all(&self.scope))),
-            },
+            Some(status) => GuardEnd::Told(status),
+            None => GuardEnd::AgentLost { exit, killed_for: self.killed_for, left: kill_all(&self.scope) },
         }
     }
 }

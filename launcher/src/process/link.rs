@@ -22,7 +22,7 @@ pub enum ToAgent {
 pub enum ToGuard {
     /// The signal forwarded last was handled: the next one is a second one.
     Handled,
-    /// The job has ended and nothing of it is left: end with this status.
+    /// The job has ended and its workers are gone: end with this status.
     Finish(ExitStatus),
 }
 

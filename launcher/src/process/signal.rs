@@ -57,12 +57,15 @@ pub struct SignalInbox {
     fd: SignalFd,
 }
 
-/// Blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to the terminal from a process group of
+/// Puts SIGCHLD back to its default and blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to the terminal from a process group of
 /// its own, which `stty tostop` would stop). Returns the mask that was in force before.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
+    // Whoever started us may ignore it (`trap '' CHLD`): then the kernel reaps our children and tells nobody.
+    // SAFETY: the default action is no handler.
+    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     let mut blocked = readable(handled);
     blocked.add(Signal::SIGTTOU);
     let mut before = SigSet::empty();

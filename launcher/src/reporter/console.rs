@@ -1,14 +1,16 @@
 //! The one writer of the terminal: our standard output and standard error.
 //!
 //! Where both are the same file they are one [`Output`] with one [`Screen`]: lines of the two never mix. While
-//! nothing is captured from the workers, messages are written at once by whoever has one. A log pump that
-//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue, so
-//! that a slow terminal never delays the agent.
+//! nothing is captured from the workers, messages are written at once by whoever has one, as far as the reader
+//! takes them. A log pump that [attaches](Output::attach) becomes the only writer of its output; messages then wait
+//! in a bounded queue. So a slow terminal never delays the agent.
+#![expect(clippy::disallowed_methods, reason = "limits how long it waits for a reader")]
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -68,9 +70,17 @@ impl Console {
         Self { stdout, stderr }
     }
 
-    /// Says something in whole lines; a missing last newline is added. Never waits while a pump is attached.
+    /// Says something in whole lines; a missing last newline is added. Never waits.
     pub fn message(&self, stream: Stream, text: &[u8]) {
         self.output(stream).message(text);
+    }
+
+    /// What slow readers have not taken yet, for at most so long on each output: the last thing that is done.
+    pub fn flush(&self, at_most: Duration) {
+        self.stdout.flush(at_most);
+        if !Arc::ptr_eq(&self.stdout, &self.stderr) {
+            self.stderr.flush(at_most);
+        }
     }
 
     /// Where `stream` goes.
@@ -96,9 +106,18 @@ pub struct Output {
 #[derive(Debug)]
 enum State {
     /// Whoever has a message.
-    Direct(Screen),
+    Direct(Direct),
     /// The log pump.
     Pumped(Queue),
+}
+
+/// The output while no pump has it. Nobody waits for its reader: what that does not take stays in the backlog
+/// until the next message, the next pump, or the [flush](Console::flush).
+#[derive(Debug)]
+struct Direct {
+    screen: Screen,
+    backlog: Vec<u8>,
+    dropped: usize,
 }
 
 /// Messages for the pump.
@@ -125,7 +144,8 @@ impl Output {
     fn new(fd: OwnedFd, cursor: Cursor) -> Self {
         let is_terminal = fd.is_terminal();
         let kind = screen_kind(&fd, is_terminal, cursor);
-        Self { fd, is_terminal, cursor, state: Mutex::new(State::Direct(Screen::new(kind))) }
+        let direct = Direct { screen: Screen::new(kind), backlog: Vec::new(), dropped: 0 };
+        Self { fd, is_terminal, cursor, state: Mutex::new(State::Direct(direct)) }
     }
 
     /// Whether a person may be watching.
@@ -148,27 +168,29 @@ impl Output {
 
     fn message(&self, text: &[u8]) {
         match &mut *self.lock() {
-            State::Direct(screen) => {
-                let mut out = Vec::with_capacity(text.len() + 1);
-                screen.message(text, &mut out);
-                // Nobody is left to tell when our own voice does not arrive.
-                let _ = self.write(&out);
-            }
+            State::Direct(direct) => direct.say(text, self.fd.as_fd()),
             State::Pumped(queue) => queue.push(text),
         }
     }
 
+    fn flush(&self, at_most: Duration) {
+        if let State::Direct(direct) = &mut *self.lock() {
+            let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
+            direct.backlog.drain(..written);
+        }
+    }
+
     /// From now on only the caller writes; `wake` is written to when a message comes. The screen is the caller's
-    /// until [`Self::detach`]. `None` when there is a writer already.
+    /// until [`Self::detach`], and so is what is still to be written. `None` when there is a writer already.
     #[must_use]
-    pub fn attach(&self, wake: Arc<EventFd>) -> Option<Screen> {
+    pub fn attach(&self, wake: Arc<EventFd>) -> Option<(Screen, Vec<u8>)> {
         let mut state = self.lock();
         if matches!(*state, State::Pumped(_)) {
             return None;
         }
         let queue = Queue { messages: VecDeque::new(), bytes: 0, dropped: 0, wake };
         match std::mem::replace(&mut *state, State::Pumped(queue)) {
-            State::Direct(screen) => Some(screen),
+            State::Direct(direct) => Some((direct.screen, direct.backlog)),
             State::Pumped(_) => None,
         }
     }
@@ -183,14 +205,13 @@ impl Output {
     }
 
     /// Gives the screen back: messages that still wait, and later ones, are written at once again.
-    pub fn detach(&self, mut screen: Screen) {
+    pub fn detach(&self, screen: Screen) {
         let mut state = self.lock();
+        let mut direct = Direct { screen, backlog: Vec::new(), dropped: 0 };
         if let State::Pumped(queue) = &mut *state {
-            let mut out = Vec::new();
-            queue.take().iter().for_each(|text| screen.message(text, &mut out));
-            let _ = self.write(&out);
+            queue.take().iter().for_each(|text| direct.say(text, self.fd.as_fd()));
         }
-        *state = State::Direct(screen);
+        *state = State::Direct(direct);
     }
 
     /// Writes all of it, waiting as long as the reader makes us.
@@ -223,6 +244,52 @@ impl Output {
         // The state is valid between any two statements that hold the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Direct {
+    fn say(&mut self, text: &[u8], fd: BorrowedFd<'_>) {
+        if self.backlog.len() + text.len() > QUEUE_LIMIT {
+            self.dropped += 1;
+            return;
+        }
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            self.screen.message(&dropped_message(dropped), &mut self.backlog);
+        }
+        self.screen.message(text, &mut self.backlog);
+        let written = write_while_ready(fd, &self.backlog, Duration::ZERO);
+        self.backlog.drain(..written);
+    }
+}
+
+fn dropped_message(count: usize) -> Vec<u8> {
+    format!("({count} messages of the launcher were dropped: the terminal was too slow)\n").into_bytes()
+}
+
+/// Writes as long as the reader takes it within `at_most`, and returns how much that was. What nobody will ever
+/// read counts as written.
+pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) -> usize {
+    let give_up = Instant::now() + at_most;
+    let mut written = 0;
+    while written < bytes.len() {
+        let left = give_up.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(_) => return bytes.len(),
+        }
+        // A pipe that is ready takes this much without waiting (pipe(7)).
+        let piece = &bytes[written..bytes.len().min(written + libc::PIPE_BUF)];
+        match nix::unistd::write(fd, piece) {
+            Ok(count) => written += count,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => break,
+            Err(_) => return bytes.len(),
+        }
+    }
+    written
 }
 
 impl Queue {

@@ -8,7 +8,9 @@ pub mod summary;
 pub mod voice;
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use nix::unistd::Pid;
 
@@ -17,8 +19,11 @@ use tracing::Level;
 use crate::cli::{CliError, Verbosity};
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
-use crate::process::Exit;
-use crate::reporter::console::Console;
+use crate::process::{Exit, signal_name};
+use crate::reporter::console::{Console, write_while_ready};
+
+/// How long a reader that has stopped reading holds up our last words.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Answers a question, such as `--help`.
 #[must_use]
@@ -59,21 +64,27 @@ pub fn failed_to_start(error: &LaunchError) -> ExitCode {
     ExitCode::from(LAUNCHER_FAILED)
 }
 
-/// The agent died without a word; `left` could not be ended.
-pub fn agent_lost(exit: Exit, left: &[Pid]) {
-    let mut text = format!("error: the launcher's agent ended by itself ({exit}); the job was killed\n");
+/// The agent died without a word, or was killed because it did not answer a signal; `left` could not be ended.
+pub fn agent_lost(exit: Exit, killed_for: Option<i32>, left: &[Pid]) {
+    let mut text = match killed_for {
+        Some(signal) => format!(
+            "error: the launcher's agent did not answer {}; it was killed, and the job with it\n",
+            signal_name(signal)
+        ),
+        None => format!("error: the launcher's agent ended by itself ({exit}); the job was killed\n"),
+    };
     if !left.is_empty() {
         let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
         text.push_str(&format!("  still there, probably stuck in the kernel: pid {}\n", pids.join(", ")));
     }
-    if matches!(exit, Exit::Signal { number: libc::SIGKILL, .. }) {
+    if killed_for.is_none() && matches!(exit, Exit::Signal { number: libc::SIGKILL, .. }) {
         text.push_str("\nhint: if nobody killed it, the kernel ran out of memory: see `dmesg`\n");
     }
     complain(&text);
 }
 
-/// From the guard, which has no console.
+/// From outside the agent, where there is no console. Never waits for long: somebody may have stopped reading.
 fn complain(text: &str) {
-    // Nobody is left to tell when this does not arrive.
-    let _ = io::stderr().write_all(text.as_bytes());
+    let stderr = io::stderr();
+    let _ = write_while_ready(stderr.as_fd(), text.as_bytes(), LAST_WORDS);
 }

@@ -103,7 +103,7 @@ pub fn hint(card: &FailureCard) -> Option<String> {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
-        _ if card.report.is_none() && card.tail.is_empty() => {
+        _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => {
             Some("run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned())
         }
         _ => None,

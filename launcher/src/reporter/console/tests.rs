@@ -38,7 +38,7 @@ fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let output = Arc::clone(console.output(Stream::Stdout));
-    let screen = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
+    let (screen, _) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
     assert!(output.attach(Arc::new(EventFd::new().unwrap())).is_none());
     console.message(Stream::Stdout, b"first");
     console.message(Stream::Stdout, &vec![b'x'; QUEUE_LIMIT]);
@@ -78,4 +78,32 @@ fn an_output_that_somebody_made_non_blocking_is_waited_for() {
     console.output(Stream::Stdout).write(&vec![b'x'; 1_000_000]).unwrap();
     drop(console);
     assert_eq!(reader.join().unwrap(), 1_000_000);
+}
+
+#[test]
+fn a_reader_that_does_not_read_delays_nobody_and_gets_all_in_order_later() {
+    let ((mut out, stdout), (_err, stderr)) = (pipe(), pipe());
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    let line = vec![b'x'; 1000];
+    // More than a pipe holds: the test ends only if nobody waits.
+    for _ in 0..100 {
+        console.message(Stream::Stdout, &line);
+    }
+    console.message(Stream::Stdout, &vec![b'y'; QUEUE_LIMIT]);
+    console.flush(Duration::ZERO);
+    for _ in 0..100 {
+        console.message(Stream::Stdout, &line);
+    }
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        out.read_to_end(&mut text).unwrap();
+        text
+    });
+    console.flush(Duration::from_secs(60));
+    drop(console);
+    let text = reader.join().unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (lost, kept): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with('('));
+    assert_eq!(lost, ["(1 messages of the launcher were dropped: the terminal was too slow)"]);
+    assert!(kept.len() == 200 && kept.iter().all(|kept| kept.as_bytes() == line));
 }
