@@ -40,7 +40,16 @@ struct Ended {
     _folder: Folder,
 }
 
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let name = format!("rankrun-report-{}-{}", std::process::id(), uuid::Uuid::new_v4());
+        let folder = Self(std::env::temp_dir().join(name));
+        std::fs::create_dir(&folder.0).unwrap();
+        folder
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -50,9 +59,7 @@ impl Drop for Folder {
 
 impl Ended {
     fn of(role: &str, overlay: &[(&'static str, &str)]) -> Self {
-        let name = format!("rankrun-report-{}-{}", std::process::id(), uuid::Uuid::new_v4());
-        let folder = Folder(std::env::temp_dir().join(name));
-        std::fs::create_dir(&folder.0).unwrap();
+        let folder = Folder::new();
         let file = folder.0.join("error.json");
         let mut vars = env(&Server::start(), 1, 2).to_vars();
         vars.push((ERROR_FILE, file.clone().into_os_string()));
