@@ -147,7 +147,7 @@ pub enum EnvError {
         name: &'static str,
     },
     /// A variable's value is not of its type.
-    #[error("the environment variable `{name}` is absurd: {source}")]
+    #[error("the environment variable `{name}` is absurd")]
     Invalid {
         /// The variable's name.
         name: &'static str,

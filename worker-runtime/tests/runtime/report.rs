@@ -122,8 +122,10 @@ fn success_leaves_nothing_behind() {
 fn an_absurd_variable_ends_the_worker_and_is_named() {
     let ended = Ended::of("fine", &[(RANK, "-1")]);
     assert_eq!(ended.output.status.code(), Some(1));
-    assert!(ended.report().message.contains("`RANK`"));
-    assert!(ended.stderr().contains("the environment variable `RANK` is absurd: `-1` is not"));
+    let message = ended.report().message;
+    assert_eq!(message.matches("`-1` is not").count(), 1, "{message}");
+    let expected = "the environment variable `RANK` is absurd\n  caused by: `-1` is not";
+    assert!(ended.stderr().contains(expected), "{}", ended.stderr());
 }
 
 #[test]
