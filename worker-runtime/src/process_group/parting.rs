@@ -3,8 +3,9 @@
 //! A program that fails drops its groups on its way out. If their connections closed then, the other ranks
 //! would fail of it while this one still writes its error file, and the launcher, which takes the first
 //! worker that ends for the root cause, would blame them. So [`run`](crate::run) has them kept until it is
-//! known how the program ends: a farewell follows success; after a failure the kernel closes them when the
-//! process is gone.
+//! known how the program ends: a farewell follows success; after a failure the kernel closes them as the
+//! process ends. It does so moments before the parent can see that end, in which a quick rank may overtake:
+//! what it reports then names this one as lost.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
