@@ -99,19 +99,25 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> 
     beside.push(".partial");
     let beside = PathBuf::from(beside);
     let write = || {
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        // Without these the name may outlive a power failure and the bytes not.
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        write_synced(&beside, bytes).map_err(failed(&beside))?;
+        fs::rename(&beside, path).map_err(failed(path))?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed(folder))
     };
-    write().map_err(|source| {
-        // It may not even exist; the first error is the one to tell.
-        drop(fs::remove_file(&beside));
-        CheckpointError::Write { path: path.to_owned(), source }
-    })
+    // It may not even exist; the first error is the one to tell.
+    write().inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+/// Writes it as far as the disk: otherwise its name may outlive a power failure and the bytes not.
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_owned();
+    |source| CheckpointError::Write { path, source }
 }
 
 /// FNV-1a: it finds damage, not malice.
@@ -186,8 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_written_is_an_error() {
-        let path = Path::new("/nowhere/at/all");
-        assert!(matches!(checkpoint(1).write(path, 7), Err(CheckpointError::Write { .. })));
+    fn a_file_that_cannot_be_written_is_named() {
+        let folder = Folder::new();
+        let occupied = folder.0.join("occupied");
+        fs::create_dir(&occupied).unwrap();
+        for (path, failed) in
+            [(Path::new("/nowhere/at/all"), Path::new("/nowhere/at/all.partial")), (&occupied, &occupied)]
+        {
+            let error = checkpoint(1).write(path, 7).unwrap_err();
+            assert!(matches!(&error, CheckpointError::Write { path: it, .. } if it == failed), "{error}");
+        }
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "something was left beside the folder");
     }
 }

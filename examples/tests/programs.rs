@@ -29,12 +29,7 @@ impl Drop for Folder {
 
 /// Exit status, standard output and standard error of a program without any launcher.
 fn run(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(program)
-        .args(args)
-        .env_remove("RANK")
-        .env_remove("WORLD_SIZE")
-        .output()
-        .expect("the example is built");
+    let output = Command::new(program).args(args).env_clear().output().expect("the example is built");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }

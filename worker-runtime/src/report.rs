@@ -17,6 +17,7 @@ use rankrun_contract::report::{self, ErrorReport};
 
 use crate::clock;
 use crate::context::WorkerContext;
+use crate::process_group::parting;
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -33,15 +34,22 @@ pub(crate) fn note_loss(rank: Rank) {
 
 /// Runs a worker's program and turns its end into an exit status: 0, or 1 after an error or a panic, which is
 /// written to standard error and to the error file.
+///
+/// The connections of groups that the program dropped stay open until it has ended well, or until the process
+/// is gone: other ranks fail of this one's failure only after it has been reported.
 pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Result<(), E>) -> ExitCode {
     install_panic_hook();
+    parting::begin();
     // Nothing of the program is looked at after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
         Ok(context) => program(&context).map_err(Into::into),
         Err(error) => Err(error.into()),
     }));
     match ended {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Ok(())) => {
+            parting::finish();
+            ExitCode::SUCCESS
+        }
         Ok(Err(error)) => {
             report_error(error.as_ref());
             ExitCode::FAILURE

@@ -12,19 +12,21 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Unanswered questions after which the connection fails.
 const QUESTIONS: u32 = 4;
 
-/// Sends small messages at once and notices a peer that is gone without a word: after half a minute of
-/// silence, and after `unacknowledged` if it leaves what we sent unanswered.
+/// Sends small messages at once, and notices after half a minute of silence that the machine of the other end
+/// is gone, provided that nothing of ours is under way to it: that makes the kernel repeat it first, for about
+/// a quarter of an hour, or for `unacknowledged` if it is given.
 ///
-/// The kernel also ends a connection whose peer is alive but does not read for `unacknowledged`, so it must
-/// be longer than a peer may be busy.
-pub(crate) fn watch(stream: &TcpStream, unacknowledged: Duration) -> nix::Result<()> {
+/// A peer that is alive and does not read for `unacknowledged` is given up likewise, so only one that always
+/// reads at once may have it. It also takes the place of the count of questions, for which it must not be
+/// longer than these take.
+pub(crate) fn watch(stream: &TcpStream, unacknowledged: Option<Duration>) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &seconds(IDLE))?;
     setsockopt(stream, sockopt::TcpKeepInterval, &seconds(INTERVAL))?;
     setsockopt(stream, sockopt::TcpKeepCount, &QUESTIONS)?;
-    let milliseconds = u32::try_from(unacknowledged.as_millis()).unwrap_or(u32::MAX / 2);
-    setsockopt(stream, sockopt::TcpUserTimeout, &milliseconds)
+    let Some(time) = unacknowledged else { return Ok(()) };
+    setsockopt(stream, sockopt::TcpUserTimeout, &u32::try_from(time.as_millis()).unwrap_or(u32::MAX))
 }
 
 fn seconds(time: Duration) -> u32 {

@@ -52,6 +52,25 @@ pub const GENERATION: &str = "RANKRUN_GENERATION";
 /// The device of this worker, such as `cpu:0`.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 
+/// Without any of these no launcher is at work. The other names above are of use outside of one, too.
+const MARKS: [&str; 15] = [
+    RANK,
+    LOCAL_RANK,
+    WORLD_SIZE,
+    LOCAL_WORLD_SIZE,
+    GROUP_RANK,
+    GROUP_WORLD_SIZE,
+    ROLE_RANK,
+    ROLE_WORLD_SIZE,
+    RESTART_COUNT,
+    MAX_RESTARTS,
+    RUN_ID,
+    USE_AGENT_STORE,
+    JOB,
+    GENERATION,
+    DEVICE,
+];
+
 /// Where the workers find the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Master {
@@ -121,14 +140,14 @@ pub struct WorkerEnv {
 /// Why the environment does not describe a worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    /// A variable that every launcher sets is absent although `RANK` is there.
+    /// A variable that the launcher sets is absent although others of it are there.
     #[error("the environment variable `{name}` is missing")]
     Missing {
         /// The variable's name.
         name: &'static str,
     },
     /// A variable's value is not of its type.
-    #[error("the environment variable `{name}` is absurd: {source}")]
+    #[error("the environment variable `{name}` is absurd")]
     Invalid {
         /// The variable's name.
         name: &'static str,
@@ -190,18 +209,20 @@ impl WorkerEnv {
         vars
     }
 
-    /// Reads the variables through `lookup`; `Ok(None)` where no launcher set `RANK` and `WORLD_SIZE`.
+    /// Reads the variables through `lookup`; `Ok(None)` where none of a launcher's is set.
     ///
-    /// What plain `torch.distributed` launchers leave out has torchrun's default: one node, role `default`,
-    /// no restarts, store hosted by rank 0.
+    /// Under torchrun and rankrun, which are known by `TORCHELASTIC_RUN_ID` and `RANKRUN_JOB`, everything that
+    /// they set is demanded: a guess would make worlds that do not know of each other. What other launchers
+    /// leave out has torchrun's default: one node, role `default`, no restarts, store hosted by rank 0.
     ///
     /// # Errors
     /// Names the variable that is missing, is not of its type, or does not fit another one.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>, EnvError> {
-        let vars = Vars { lookup };
-        if (vars.lookup)(RANK).is_none() && (vars.lookup)(WORLD_SIZE).is_none() {
+        if MARKS.iter().all(|name| lookup(name).is_none()) {
             return Ok(None);
         }
+        let is_elastic = lookup(RUN_ID).is_some() || lookup(JOB).is_some();
+        let vars = Vars { lookup, is_elastic };
         let rank: Rank = vars.required(RANK)?;
         let world_size: WorldSize = vars.required(WORLD_SIZE)?;
         let local_rank = vars.optional(LOCAL_RANK)?.unwrap_or_default();
@@ -216,19 +237,20 @@ impl WorkerEnv {
             node_rank,
             node_count,
             role: Role {
-                name: vars.text(ROLE_NAME)?.unwrap_or_else(|| "default".to_owned()),
+                name: vars.optional_text(ROLE_NAME)?.unwrap_or_else(|| "default".to_owned()),
                 rank: vars.optional(ROLE_RANK)?.unwrap_or(rank),
                 world_size: vars.optional(ROLE_WORLD_SIZE)?.unwrap_or(world_size),
             },
             master: Master {
-                addr: vars.text(MASTER_ADDR)?.ok_or(EnvError::Missing { name: MASTER_ADDR })?,
+                addr: vars.required_text(MASTER_ADDR)?,
                 port: vars.port(MASTER_PORT)?,
-                agent_store: vars.text(USE_AGENT_STORE)?.as_deref() == Some("True"),
+                agent_store: vars.optional_text(USE_AGENT_STORE)?.as_deref() == Some("True"),
             },
             restart_count: vars.optional(RESTART_COUNT)?.unwrap_or_default(),
             max_restarts: vars.optional(MAX_RESTARTS)?.unwrap_or_default(),
-            run_id: RunId(vars.text(RUN_ID)?.unwrap_or_else(|| "none".to_owned())),
-            error_file: (vars.lookup)(ERROR_FILE).filter(|path| !path.is_empty()).map(PathBuf::from),
+            run_id: RunId(vars.optional_text(RUN_ID)?.unwrap_or_else(|| "none".to_owned())),
+            error_file: vars.path(ERROR_FILE)?,
+            // Earlier versions of torchrun do not say it.
             signals_to_handle: vars.text(SIGNALS_TO_HANDLE)?.unwrap_or_default(),
             rankrun: vars.rankrun()?,
         };
@@ -253,6 +275,8 @@ impl WorkerEnv {
 /// Typed look-ups over the untyped one.
 struct Vars<F> {
     lookup: F,
+    /// Whether the launcher is one that sets everything.
+    is_elastic: bool,
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
@@ -260,21 +284,36 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         (self.lookup)(name).map(|value| unicode(name, &value)).transpose()
     }
 
+    fn required_text(&self, name: &'static str) -> Result<String, EnvError> {
+        self.text(name)?.ok_or(EnvError::Missing { name })
+    }
+
+    /// What not every launcher sets.
+    fn optional_text(&self, name: &'static str) -> Result<Option<String>, EnvError> {
+        if self.is_elastic { self.required_text(name).map(Some) } else { self.text(name) }
+    }
+
+    /// Not necessarily UTF-8; `None` if it is empty.
+    fn path(&self, name: &'static str) -> Result<Option<PathBuf>, EnvError> {
+        match (self.lookup)(name) {
+            None if self.is_elastic => Err(EnvError::Missing { name }),
+            path => Ok(path.filter(|path| !path.is_empty()).map(PathBuf::from)),
+        }
+    }
+
     fn optional<T: std::str::FromStr<Err = ParseIdError>>(
         &self,
         name: &'static str,
     ) -> Result<Option<T>, EnvError> {
-        self.text(name)?
-            .map(|text| text.parse().map_err(|source| EnvError::Invalid { name, source }))
-            .transpose()
+        self.optional_text(name)?.map(|text| parse(name, &text)).transpose()
     }
 
     fn required<T: std::str::FromStr<Err = ParseIdError>>(&self, name: &'static str) -> Result<T, EnvError> {
-        self.optional(name)?.ok_or(EnvError::Missing { name })
+        parse(name, &self.required_text(name)?)
     }
 
     fn port(&self, name: &'static str) -> Result<u16, EnvError> {
-        let text = self.text(name)?.ok_or(EnvError::Missing { name })?;
+        let text = self.required_text(name)?;
         match text.parse::<u16>() {
             Ok(port) if port != 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
             _ => Err(EnvError::Invalid {
@@ -285,13 +324,19 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
     }
 
     fn rankrun(&self) -> Result<Option<RankrunEnv>, EnvError> {
-        let Some(job) = self.text(JOB)? else { return Ok(None) };
+        if [JOB, GENERATION, DEVICE].iter().all(|name| (self.lookup)(name).is_none()) {
+            return Ok(None);
+        }
         Ok(Some(RankrunEnv {
-            job: JobId(job),
+            job: JobId(self.required_text(JOB)?),
             generation: self.required(GENERATION)?,
-            device: self.text(DEVICE)?.ok_or(EnvError::Missing { name: DEVICE })?,
+            device: self.required_text(DEVICE)?,
         }))
     }
+}
+
+fn parse<T: std::str::FromStr<Err = ParseIdError>>(name: &'static str, text: &str) -> Result<T, EnvError> {
+    text.parse().map_err(|source| EnvError::Invalid { name, source })
 }
 
 fn unicode(name: &'static str, value: &OsStr) -> Result<String, EnvError> {
@@ -302,71 +347,4 @@ fn unicode(name: &'static str, value: &OsStr) -> Result<String, EnvError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::HashMap;
-
-    fn worker(rank: u32, world: u32) -> WorkerEnv {
-        let world_size = WorldSize::new(world).unwrap();
-        WorkerEnv {
-            rank: Rank(rank),
-            local_rank: LocalRank(rank),
-            world_size,
-            local_world_size: LocalWorldSize(world_size.0),
-            node_rank: NodeRank(0),
-            node_count: NodeCount::ONE,
-            role: Role { name: "trainer".to_owned(), rank: Rank(rank), world_size },
-            master: Master { addr: "127.0.0.1".to_owned(), port: 29_500, agent_store: true },
-            restart_count: RestartCount(1),
-            max_restarts: RestartCount(3),
-            run_id: RunId("j".to_owned()),
-            error_file: Some(PathBuf::from("/tmp/e.json")),
-            signals_to_handle: "SIGTERM".to_owned(),
-            rankrun: Some(RankrunEnv {
-                job: JobId("uuid".to_owned()),
-                generation: Generation(2),
-                device: "cpu:0".to_owned(),
-            }),
-        }
-    }
-
-    fn read(vars: &HashMap<&'static str, OsString>) -> Result<Option<WorkerEnv>, EnvError> {
-        WorkerEnv::from_vars(|name| vars.get(name).cloned())
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_written_is_read(world in 1u32..2048, seed in 0u32..2048) {
-            let env = worker(seed % world, world);
-            let vars: HashMap<_, _> = env.to_vars().into_iter().collect();
-            prop_assert_eq!(read(&vars), Ok(Some(env)));
-        }
-    }
-
-    #[test]
-    fn without_a_launcher_there_is_no_worker_env() {
-        assert_eq!(read(&HashMap::new()), Ok(None));
-    }
-
-    #[test]
-    fn a_missing_variable_is_named() {
-        for name in [RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT] {
-            let mut vars: HashMap<_, _> = worker(0, 2).to_vars().into_iter().collect();
-            vars.remove(name);
-            assert_eq!(read(&vars), Err(EnvError::Missing { name }));
-        }
-    }
-
-    #[test]
-    fn an_absurd_variable_is_named() {
-        for (name, value) in
-            [(RANK, "-1"), (WORLD_SIZE, "0"), (MASTER_PORT, "65536"), (LOCAL_RANK, "x"), (RANK, "2")]
-        {
-            let mut vars: HashMap<_, _> = worker(0, 2).to_vars().into_iter().collect();
-            vars.insert(name, value.into());
-            let error = read(&vars).expect_err("an absurd value was accepted").to_string();
-            assert!(error.contains(name), "{error}");
-        }
-    }
-}
+mod tests;

@@ -199,7 +199,8 @@ impl<'a> Joining<'a> {
         let connect = || {
             let remaining = clock::until(deadline).max(Duration::from_millis(1));
             let mut stream = TcpStream::connect_timeout(&address, remaining)?;
-            socket::watch(&stream, self.seat.timeout)?;
+            // A rank may be busy for long and read nothing.
+            socket::watch(&stream, None)?;
             let mut bytes = greeting(self.seat, &self.token, rank);
             bytes.extend_from_slice(&self.seat.rank.0.to_le_bytes());
             stream.write_all(&bytes)?;
@@ -274,7 +275,7 @@ impl<'a> Joining<'a> {
     fn accept(&mut self) {
         // An error here is that of one connection, which is gone again, or passes: the others are not worse off.
         while let Ok((stream, _)) = self.listener.accept() {
-            if stream.set_nonblocking(true).is_ok() && socket::watch(&stream, self.seat.timeout).is_ok() {
+            if stream.set_nonblocking(true).is_ok() && socket::watch(&stream, None).is_ok() {
                 let conversation = Conversation { stream, received: Vec::new() };
                 self.strangers.push(Stranger { conversation, deadline: clock::after(GREETING_TIMEOUT) });
             }

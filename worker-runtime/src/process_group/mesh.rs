@@ -38,7 +38,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// Connections by rank; `None` for this rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Mesh {
     peers: Vec<Option<Peer>>,
 }

@@ -5,8 +5,13 @@
 //!
 //! A call ends with its result, or with an error: at once when a rank dies, and when the group's timeout has
 //! passed at the latest. Every rank then names the same lost rank, also those that noticed only because
-//! another one gave up; all later calls fail in the same way. A rank leaves in good order by dropping its
-//! group: one that ends its process without that counts as lost.
+//! another one gave up; all later calls fail in the same way.
+//!
+//! A rank [leaves](ProcessGroup::leave) in good order: a call that needs it then fails at once on the others.
+//! A group that is only dropped is left when the program under [`run`](crate::run) returns success or joins
+//! its next group, and until then others that need this rank wait for it, up to the group's timeout; without
+//! `run` it is left at once. A rank that ends its process without leaving, or whose program fails or panics,
+//! counts as lost, as soon as its process is gone.
 
 mod element;
 mod error;
@@ -14,6 +19,7 @@ mod join;
 mod layout;
 mod mesh;
 mod message;
+pub(crate) mod parting;
 mod verdict;
 
 use std::time::Duration;
@@ -71,6 +77,7 @@ impl ProcessGroup {
     /// # Errors
     /// The store cannot be reached, or a rank is missing: it is named.
     pub fn join(context: &WorkerContext, options: &GroupOptions) -> Result<Self, GroupError> {
+        parting::go_on();
         if context.world_size() == WorldSize::ONE {
             let mesh = Mesh::new(vec![None])?;
             return Ok(Self::new(context.rank(), context.world_size(), options.timeout, mesh, None));
@@ -279,6 +286,11 @@ impl ProcessGroup {
         self.exchange(&step, |_| Transfer { send: Some(&[]), receive: Some(&mut []) })
     }
 
+    /// Leaves the group in good order: the other ranks hear at once that this one is done with it.
+    pub fn leave(mut self) {
+        std::mem::take(&mut self.mesh).leave();
+    }
+
     fn total(&self, operation: Operation, counts: &[usize]) -> Result<usize, GroupError> {
         expect_length(operation, "counts", self.world_size.get() as usize, counts.len())?;
         let total = counts.iter().try_fold(0usize, |total, &count| total.checked_add(count));
@@ -353,9 +365,8 @@ fn expect_length(
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        // A rank that panics did not come to its end in good order, and the others should not think so.
-        if self.ending.is_none() && !std::thread::panicking() {
-            self.mesh.leave();
+        if self.ending.is_none() {
+            parting::take(std::mem::take(&mut self.mesh));
         }
     }
 }

@@ -67,7 +67,7 @@ impl Connection {
         answer_timeout: Duration,
     ) -> Result<Self, ConnectFailure> {
         let stream = connect(server, deadline)?;
-        socket::watch(&stream, UNACKNOWLEDGED).map_err(io::Error::from)?;
+        socket::watch(&stream, Some(UNACKNOWLEDGED)).map_err(io::Error::from)?;
         stream.set_write_timeout(Some(answer_timeout))?;
         let mut connection = Self { stream, input: Vec::new(), broken: false, answer_timeout };
         connection.stream.write_all(&HANDSHAKE)?;

@@ -8,11 +8,11 @@ use rankrun_worker::{ProcessGroup, Rank, Reduction};
 
 use crate::world::{AMPLE, crash, run};
 
-/// How long the others may take to notice.
-const SOON: Duration = Duration::from_secs(2);
+/// How much later than promised the others may notice on a busy machine: never is what fails.
+const LATE: Duration = Duration::from_secs(20);
 
 /// How long a group waits for a silent rank here; a busy machine must be able to join in that time.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 type Operation = fn(&mut ProcessGroup) -> Result<(), GroupError>;
 
@@ -64,7 +64,7 @@ fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
         let started = now();
         let lost = if group.rank() == Rank(2) { None } else { Some(group.barrier().unwrap_err()) };
         all_done.wait();
-        assert!(now() - started < PATIENCE + SOON);
+        assert!(now() - started < PATIENCE + LATE);
         lost.map(|error| (error.lost_rank(), error.to_string().contains("`barrier`")))
     });
     for (rank, lost) in ended.into_iter().enumerate() {
@@ -89,7 +89,7 @@ fn a_rank_that_was_given_up_hears_of_it() {
     assert_eq!(
         ended.into_iter().flatten().collect::<Vec<_>>(),
         [
-            "`barrier` cannot finish: lost rank 1, which took no part within 1.5s",
+            "`barrier` cannot finish: lost rank 1, which took no part within 4s",
             "`barrier` cannot finish: lost rank 1, as another rank reports"
         ]
     );

@@ -40,7 +40,16 @@ struct Ended {
     _folder: Folder,
 }
 
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let name = format!("rankrun-report-{}-{}", std::process::id(), uuid::Uuid::new_v4());
+        let folder = Self(std::env::temp_dir().join(name));
+        std::fs::create_dir(&folder.0).unwrap();
+        folder
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -50,9 +59,7 @@ impl Drop for Folder {
 
 impl Ended {
     fn of(role: &str, overlay: &[(&'static str, &str)]) -> Self {
-        let name = format!("rankrun-report-{}-{}", std::process::id(), uuid::Uuid::new_v4());
-        let folder = Folder(std::env::temp_dir().join(name));
-        std::fs::create_dir(&folder.0).unwrap();
+        let folder = Folder::new();
         let file = folder.0.join("error.json");
         let mut vars = env(&Server::start(), 1, 2).to_vars();
         vars.push((ERROR_FILE, file.clone().into_os_string()));
@@ -115,8 +122,10 @@ fn success_leaves_nothing_behind() {
 fn an_absurd_variable_ends_the_worker_and_is_named() {
     let ended = Ended::of("fine", &[(RANK, "-1")]);
     assert_eq!(ended.output.status.code(), Some(1));
-    assert!(ended.report().message.contains("`RANK`"));
-    assert!(ended.stderr().contains("the environment variable `RANK` is absurd: `-1` is not"));
+    let message = ended.report().message;
+    assert_eq!(message.matches("`-1` is not").count(), 1, "{message}");
+    let expected = "the environment variable `RANK` is absurd\n  caused by: `-1` is not";
+    assert!(ended.stderr().contains(expected), "{}", ended.stderr());
 }
 
 #[test]

@@ -1,0 +1,49 @@
+//! What becomes of the connections of a group that its program has dropped.
+//!
+//! A program that fails drops its groups on its way out. If their connections closed then, the other ranks
+//! would fail of it while this one still writes its error file, and the launcher, which takes the first
+//! worker that ends for the root cause, would blame them. So [`run`](crate::run) has them kept until it is
+//! known how the program ends: a farewell follows success; after a failure the kernel closes them as the
+//! process ends. It does so moments before the parent can see that end, in which a quick rank may overtake:
+//! what it reports then names this one as lost.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::mesh::Mesh;
+
+/// The connections of the dropped groups; `None` while no program is under way in [`run`](crate::run).
+static KEPT: Mutex<Option<Vec<Mesh>>> = Mutex::new(None);
+
+/// From now on the connections of dropped groups are kept.
+pub(crate) fn begin() {
+    *kept() = Some(Vec::new());
+}
+
+/// The program came to its end in good order: the other ranks hear it of all groups.
+pub(crate) fn finish() {
+    let meshes = kept().take();
+    meshes.into_iter().flatten().for_each(|mut mesh| mesh.leave());
+}
+
+/// The program goes on and begins something new, so what it dropped was dropped in good order.
+pub(super) fn go_on() {
+    let meshes = kept().as_mut().map(std::mem::take);
+    meshes.into_iter().flatten().for_each(|mut mesh| mesh.leave());
+}
+
+/// Takes the connections of a group that is dropped before its ending.
+pub(super) fn take(mut mesh: Mesh) {
+    let is_panicking = std::thread::panicking();
+    match &mut *kept() {
+        // Only the end of the process closes these.
+        Some(_) if is_panicking => std::mem::forget(mesh),
+        Some(meshes) => meshes.push(mesh),
+        // A rank that panics did not come to its end in good order, and the others should not think so.
+        None if is_panicking => {}
+        None => mesh.leave(),
+    }
+}
+
+fn kept() -> MutexGuard<'static, Option<Vec<Mesh>>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,143 @@
+//! How a rank's end looks to the others: a failure is its own, and is known before they fail of it.
+
+#![expect(clippy::print_stdout, reason = "a rank tells the test what it saw")]
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Output};
+
+use nix::sys::signal::{Signal, raise};
+use rankrun_contract::report;
+use rankrun_worker::process_group::{Ending, GroupError, LossCause};
+use rankrun_worker::{GroupOptions, ProcessGroup, Rank, StoreError, WorkerContext};
+
+use crate::process::start;
+use crate::report::Folder;
+use crate::server::Server;
+use crate::world::{AMPLE, env, options};
+
+/// The rank that fails or leaves.
+const VICTIM: Rank = Rank(1);
+
+const ROUNDS: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+enum PartError {
+    #[error("failed, as asked")]
+    AsAsked,
+    /// It hides the error of the group from whoever walks the causes.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a started rank does.
+pub(crate) fn main(role: &str) -> ExitCode {
+    rankrun_worker::run(|context| {
+        let group = context.process_group(&options(AMPLE))?;
+        match role.trim_start_matches("part: ") {
+            "leave" => leave(context, group),
+            "go on" => go_on(context, group),
+            how if context.rank() == VICTIM => fail(how, group),
+            how => notice(how, context, group),
+        }
+    })
+}
+
+fn fail(how: &str, mut group: ProcessGroup) -> Result<(), PartError> {
+    group.barrier()?;
+    match how {
+        "panic" => panic!("as asked"),
+        "kill" => raise(Signal::SIGKILL).map_err(|_| PartError::AsAsked),
+        _ => Err(PartError::AsAsked),
+    }
+}
+
+fn notice(how: &str, context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+    // It may be gone before all others have heard of each other in the first one.
+    let error = group.barrier().and_then(|()| group.barrier()).expect_err("one rank is gone");
+    let own = context.env().and_then(|env| env.error_file.as_deref()).expect("an error file");
+    println!("reported: {}", error_file(own.parent().expect("a folder"), VICTIM.0).exists());
+    if how == "panic" && context.rank() == Rank(0) { panic!("{error}") } else { Err(error.into()) }
+}
+
+fn has_left(group: &mut ProcessGroup) -> bool {
+    let ending = Ending::Lost { rank: VICTIM, cause: LossCause::Left };
+    matches!(group.barrier(), Err(GroupError::Ended { ending: it, .. }) if it == ending)
+}
+
+fn leave(context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+    let store = context.store(AMPLE)?;
+    if context.rank() == VICTIM {
+        group.leave();
+        return Ok(store.wait(&["seen"], AMPLE)?);
+    }
+    assert!(has_left(&mut group));
+    Ok(store.set("seen", b"1")?)
+}
+
+fn go_on(context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+    if context.rank() == VICTIM {
+        drop(group);
+    } else {
+        assert!(has_left(&mut group));
+    }
+    let next = GroupOptions { name: "next".to_owned(), timeout: AMPLE };
+    Ok(context.process_group(&next)?.barrier()?)
+}
+
+fn error_file(folder: &Path, rank: u32) -> PathBuf {
+    folder.join(format!("error-{rank}.json"))
+}
+
+/// Lets all ranks do it to their end.
+fn play(role: &str, world_size: u32, folder: &Path) -> Vec<Output> {
+    let server = Server::start();
+    let start = |rank| {
+        let mut env = env(&server, rank, world_size);
+        env.error_file = Some(error_file(folder, rank));
+        start(role, env.to_vars())
+    };
+    let ranks: Vec<_> = (0..world_size).map(start).collect();
+    ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
+}
+
+#[test]
+fn a_failure_is_reported_before_the_others_fail_of_it() {
+    for (how, world_size) in ["panic", "error", "kill"].into_iter().flat_map(|how| [(how, 2), (how, 4)]) {
+        for _ in 0..ROUNDS {
+            let folder = Folder::new();
+            let ended = play(&format!("part: {how}"), world_size, &folder.0);
+            for (rank, output) in (0..).zip(ended) {
+                let (said, errors) =
+                    (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                let place = format!("`{how}`, rank {rank} of {world_size}: {said}{errors}");
+                if how == "kill" && Rank(rank) == VICTIM {
+                    continue;
+                }
+                assert_eq!(output.status.code(), Some(1), "{place}");
+                let file = std::fs::read(error_file(&folder.0, rank)).expect("an error file");
+                let report = report::parse(&file).expect("a report");
+                if Rank(rank) == VICTIM {
+                    assert_eq!(report.lost_rank, None, "{place}");
+                    assert!(report.message.contains("as asked"), "{place}");
+                } else {
+                    assert_eq!(report.lost_rank, Some(VICTIM), "{place}");
+                    assert!(!report.message.contains("left"), "{place}");
+                    assert!(said.contains(&format!("reported: {}", how != "kill")), "{place}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_and_goes_on_is_heard() {
+    for role in ["part: leave", "part: go on"] {
+        let folder = Folder::new();
+        for output in play(role, 2, &folder.0) {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "`{role}`: {errors}");
+        }
+    }
+}
