@@ -1,8 +1,11 @@
 //! One client's connection: bytes in and requests out, replies in and bytes out.
 //!
-//! Memory is bounded both ways. What comes in is at most one incomplete request and one piece read after it;
-//! what goes out is encoded piece by piece, and while a client does not read its answers nothing more is read
-//! from it.
+//! Memory is bounded both ways. What comes in is at most one incomplete request and one piece read after it.
+//! What goes out is encoded piece by piece, and a client whose unsent answers are above [`MAX_UNSENT`] is
+//! served no request until it has read some of them.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -10,7 +13,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::epoll::EpollFlags;
-use rankrun_contract::store::keyspace::KeyspaceError;
+use rankrun_contract::store::keyspace::{KeyspaceError, OVERHEAD};
 use rankrun_contract::store::protocol::{ProtocolError, Reply, ReplyWriter, Request, RequestDecoder};
 
 /// How much is read or written at once, about.
@@ -19,8 +22,12 @@ pub(super) const PIECE: usize = 64 * 1024;
 /// Buffers above this size are given back when they are empty, so that a thousand idle connections are small.
 const KEPT: usize = 4 * 1024;
 
-/// How many unsent replies and elements of them a connection may have and still be read from.
-const MAX_BACKLOG: usize = 1024;
+/// Bytes of unsent replies above which a connection's requests have to wait: it never holds more than this and
+/// one reply.
+///
+/// A reply shares its values with the keyspace, but not for long: a value that is replaced, appended to or
+/// popped lives on in the replies alone, where no limit of the keyspace reaches it.
+const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -35,15 +42,25 @@ pub(super) enum Closed {
     Keyspace(#[from] KeyspaceError),
 }
 
+/// A reply that is not encoded to its end.
+#[derive(Debug)]
+struct Unsent {
+    writer: ReplyWriter,
+    /// What it may hold, in bytes.
+    weight: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
     decoder: RequestDecoder,
     /// What was read and not decoded yet.
     incoming: Vec<u8>,
-    replies: VecDeque<ReplyWriter>,
-    /// Upper bound of what `replies` holds, in replies and elements.
-    backlog: usize,
+    replies: VecDeque<Unsent>,
+    /// The weight of all `replies`.
+    unsent: u64,
+    /// What was read may hold a request that waits for the client to read.
+    held_up: bool,
     /// The encoded part of `replies`, sent up to `sent`.
     outgoing: Vec<u8>,
     sent: usize,
@@ -63,7 +80,8 @@ impl Connection {
             decoder: RequestDecoder::new(),
             incoming: Vec::new(),
             replies: VecDeque::new(),
-            backlog: 0,
+            unsent: 0,
+            held_up: false,
             outgoing: Vec::new(),
             sent: 0,
             ended: false,
@@ -89,12 +107,9 @@ impl Connection {
 
     /// Queues a reply; [`flush`](Self::flush) sends it.
     pub(super) fn reply(&mut self, reply: Reply) {
-        self.backlog += match &reply {
-            Reply::Values(values) => 1 + values.len(),
-            Reply::Keys(keys) => 1 + keys.len(),
-            _ => 1,
-        };
-        self.replies.push_back(ReplyWriter::new(reply));
+        let weight = weight(&reply);
+        self.unsent += weight;
+        self.replies.push_back(Unsent { writer: ReplyWriter::new(reply), weight });
     }
 
     /// Sends what the socket takes.
@@ -106,7 +121,6 @@ impl Connection {
                 self.encode();
             }
             if self.outgoing.is_empty() {
-                self.backlog = 0;
                 give_back(&mut self.outgoing);
                 return Ok(());
             }
@@ -123,9 +137,10 @@ impl Connection {
         while self.outgoing.len() < PIECE
             && let Some(reply) = self.replies.front_mut()
         {
-            if !reply.fill(&mut self.outgoing, PIECE) {
+            if !reply.writer.fill(&mut self.outgoing, PIECE) {
                 return;
             }
+            self.unsent -= reply.weight;
             self.replies.pop_front();
         }
     }
@@ -134,13 +149,18 @@ impl Connection {
         self.ended
     }
 
+    /// Whether something is left to do as soon as the client can be written to.
     pub(super) fn has_output(&self) -> bool {
-        self.sent < self.outgoing.len() || !self.replies.is_empty()
+        self.sent < self.outgoing.len() || !self.replies.is_empty() || self.held_up
     }
 
     /// Whether more may be read from the client.
     pub(super) fn takes_input(&self) -> bool {
-        !self.ended && self.backlog <= MAX_BACKLOG
+        !self.ended && !self.is_full()
+    }
+
+    fn is_full(&self) -> bool {
+        self.unsent > MAX_UNSENT
     }
 
     /// What to wait for, if that changed.
@@ -167,11 +187,12 @@ pub(super) struct Requests<'a> {
 impl Requests<'_> {
     pub(super) fn next(&mut self) -> Result<Option<Request>, Closed> {
         let connection = &mut *self.connection;
-        if connection.backlog > MAX_BACKLOG {
+        if connection.is_full() {
             connection.flush()?;
-            if connection.backlog > MAX_BACKLOG {
-                return Ok(None);
-            }
+        }
+        connection.held_up = connection.is_full();
+        if connection.held_up {
+            return Ok(None);
         }
         let (consumed, request) = connection.decoder.decode(&connection.incoming[self.decoded..])?;
         self.decoded += consumed;
@@ -188,6 +209,18 @@ impl Drop for Requests<'_> {
         self.connection.incoming.drain(..self.decoded);
         give_back(&mut self.connection.incoming);
     }
+}
+
+/// What a reply may hold, in bytes: its elements, as if nobody else held them, and what each costs beside.
+fn weight(reply: &Reply) -> u64 {
+    let of = |length: usize| OVERHEAD + length as u64;
+    let elements = match reply {
+        Reply::Value(value) | Reply::Popped(Some((_, value))) => of(value.len()),
+        Reply::Values(values) => values.iter().map(|value| of(value.len())).sum(),
+        Reply::Keys(keys) => keys.iter().map(|key| of(key.len())).sum(),
+        _ => 0,
+    };
+    OVERHEAD + elements
 }
 
 /// Frees an empty buffer that has grown large.

@@ -94,6 +94,33 @@ fn a_client_that_never_reads_is_not_read_either() {
     assert_eq!(neighbour.ask(get("other")), value("1"));
 }
 
+#[test]
+fn values_that_live_on_in_unread_answers_alone_are_few() {
+    let server = server();
+    let mut greedy = Client::new(&server);
+    let round = |number: u8| vec![number; 8 * 1024 * 1024];
+    let requests = |number| [Request::Set { key: b"k".to_vec(), value: round(number) }, get("k")];
+    // Every answer holds a value that the next request replaces: what the server takes is what it holds.
+    let bytes: Vec<u8> = (0..24).flat_map(|number| encode(&requests(number))).collect();
+    greedy.stream.set_nonblocking(true).unwrap();
+    let mut written = 0;
+    while is_writable(&greedy) {
+        match greedy.stream.write(&bytes[written..]) {
+            Ok(length) => written += length,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        assert!(written < bytes.len() / 2, "the server reads on although its answers are not read");
+    }
+    greedy.stream.set_nonblocking(false).unwrap();
+    let mut writes = greedy.stream.try_clone().unwrap();
+    let rest = std::thread::spawn(move || writes.write_all(&bytes[written..]));
+    for number in 0..24 {
+        let Reply::Value(value) = greedy.answer_of(&get("k")) else { panic!("the answer of GET is a value") };
+        assert!(*value == round(number), "answer {number} is that of {:?}", value.first());
+    }
+    rest.join().unwrap().expect("the server reads on once its answers are read");
+}
+
 /// Whether the client's socket takes more, now or soon.
 fn is_writable(client: &Client) -> bool {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
