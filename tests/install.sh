@@ -1,0 +1,24 @@
+# Sourced by the scripts that install what they need on a fresh Debian machine.
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+die() {
+    printf 'error: %s\n\nhint: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+# COMMAND:PACKAGE…: installs the Debian package of each command that is missing. Rust comes from elsewhere.
+install_commands() {
+    local missing=() pair
+    for pair in "$@"; do
+        command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+    done
+    command -v cargo >/dev/null || die "\`cargo\` is missing" "install Rust 1.95 or later from https://rustup.rs"
+    ((${#missing[@]})) || return 0
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        die "missing packages: ${missing[*]}" "install them, or run this as root on Debian"
+    fi
+    say "installing ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
