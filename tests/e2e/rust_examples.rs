@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use harness::{Launch, Name, Outcome, Scratch, example};
+use harness::{Launch, Name, Outcome, Scratch, example, soak};
 use nix::sys::signal::Signal;
 
 /// Rows of each batch of the demo.
@@ -118,4 +118,20 @@ fn a_worker_killed_from_outside_costs_nothing_but_time() {
     let outcome = job.wait();
     outcome.exits(0).complains("SIGKILL").says("resumed from step ");
     assert_eq!(weights(&scratch), undisturbed, "{outcome}");
+}
+
+/// The victims notice within microseconds, and on a busy machine some are reaped before the one that failed.
+#[test]
+fn who_failed_first_is_named_however_fast_its_peers_follow() {
+    let rounds = if soak() { 20 } else { 2 };
+    for (how, code) in [("exit", 1), ("panic", 1), ("kill", 137)] {
+        for workers in [2, 4] {
+            for _ in 0..rounds {
+                let failing = ["--fail-at", "3", "--fail-rank", "1", "--fail-how", how];
+                let launch = Launch::standalone(Name::Rankrun, workers).args([example("ddp_training")]);
+                let outcome = launch.args(failing).run();
+                outcome.exits(code).complains("rank 1 failed first");
+            }
+        }
+    }
 }

@@ -211,3 +211,16 @@ fn a_frozen_worker_is_killed_after_the_grace() {
     job.signal(Signal::SIGTERM);
     job.wait().exits(143);
 }
+
+/// A shell's `trap '' CHLD`, or a daemon that wants no zombies: the kernel would reap our workers for us.
+#[test]
+fn an_ignored_sigchld_is_not_inherited() {
+    for name in Name::both() {
+        let ignoring = ["sh", "-c", "trap '' CHLD; exec \"$@\"", "sh"];
+        Launch::standalone(*name, 2)
+            .under(ignoring)
+            .worker(["rank1:exit=4", "forever"])
+            .run()
+            .exits(name.code(4));
+    }
+}
