@@ -175,10 +175,11 @@ impl Pump {
                 }
             }
             let finished = self.obey();
+            // First, since a message takes its time from it.
+            self.screen.show_due(Instant::now(), busy, &mut self.out);
             for text in self.ends.output.take_messages() {
                 self.screen.message(&text, &mut self.out);
             }
-            self.screen.show_due(Instant::now(), busy, &mut self.out);
             self.flush();
             if let Some(finished) = finished {
                 break finished;

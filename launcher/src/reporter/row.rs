@@ -8,6 +8,8 @@ const LIMIT: usize = 8 * 1024;
 pub(super) struct Row {
     text: Vec<u8>,
     returned: bool,
+    /// There was a carriage return in it: it is progress, and no prompt.
+    rewritten: bool,
     overflowed: bool,
 }
 
@@ -28,6 +30,7 @@ impl Row {
                 }
             }
             self.returned |= text.len() < run.len();
+            self.rewritten |= self.returned;
         }
     }
 
@@ -37,6 +40,11 @@ impl Row {
         if self.returned {
             out.push(b'\r');
         }
+    }
+
+    /// Whether the row is rewritten in place, as progress bars are.
+    pub(super) const fn is_progress(&self) -> bool {
+        self.rewritten
     }
 
     /// Whether the row has an escape sequence, such as a colour that is still on.

@@ -7,9 +7,10 @@
 //! 2. The bytes of one speaker come out in their order, none lost, none added but prefixes and the line breaks of
 //!    rule 4.
 //! 3. An unfinished line is shown once it has waited; its owner continues it at once and without a second prefix.
-//! 4. Whoever speaks while another's unfinished line is shown does not write behind it. On a terminal that line
-//!    is erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner
-//!    goes on in a new line.
+//! 4. Whoever speaks while another's unfinished line is shown does not write behind it. On a terminal that line is
+//!    erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner goes
+//!    on in a new line. So is a line that has stood for a while and is no progress (it has no carriage return): it
+//!    may be a prompt, whose answer the terminal itself echoes, so that we cannot know what stands behind it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ const PATIENCE_IN_A_CROWD: Duration = Duration::from_millis(500);
 /// The same where the line cannot be taken back and would be ended by the next one: others speak all the time. A
 /// machine with too much to do may stop a worker in the middle of its line for long.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
+/// An unfinished line without a carriage return is taken for a prompt after this long: nobody answers faster, and
+/// a line that is only slow to come is finished by then.
+const PROMPT_AGE: Duration = Duration::from_secs(1);
 /// A longer unfinished line is shown at once: memory is bounded.
 const HELD_LIMIT: usize = 1024 * 1024;
 
@@ -127,13 +131,15 @@ pub struct Screen {
     open: Vec<SpeakerId>,
     /// The last row is the unfinished line of a speaker that ended.
     dangling: bool,
+    /// The latest time that we were told.
+    now: Option<Instant>,
 }
 
 impl Screen {
     /// An empty screen, the cursor at the start of a line.
     #[must_use]
     pub const fn new(kind: ScreenKind) -> Self {
-        Self { kind, speakers: BTreeMap::new(), next_id: 0, open: Vec::new(), dangling: false }
+        Self { kind, speakers: BTreeMap::new(), next_id: 0, open: Vec::new(), dangling: false, now: None }
     }
 
     /// A new stream, whose lines begin with `prefix`.
@@ -149,6 +155,7 @@ impl Screen {
 
     /// The speaker wrote `bytes`.
     pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+        self.now = Some(now);
         let cut = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
         let (lines, rest) = bytes.split_at(cut);
         if !lines.is_empty() {
@@ -192,6 +199,7 @@ impl Screen {
 
     /// Shows the unfinished lines that have waited long enough. `busy`: others are speaking right now.
     pub fn show_due(&mut self, now: Instant, busy: bool, out: &mut Vec<u8>) {
+        self.now = Some(now);
         // One at a time: each that is shown decides how long the others wait.
         while let Some(id) = self.next_due(now, busy) {
             self.show(id, out);
@@ -342,11 +350,11 @@ impl Screen {
         if self.open.is_empty() {
             return;
         }
-        let rows = || self.open.iter().filter_map(|id| self.speakers.get(id)).map(|speaker| &speaker.row);
-        if self.kind != ScreenKind::Plain && rows().any(Row::is_styled) {
+        let open = || self.open.iter().filter_map(|id| self.speakers.get(id));
+        if self.kind != ScreenKind::Plain && open().any(|speaker| speaker.row.is_styled()) {
             out.extend_from_slice(b"\x1b[0m");
         }
-        if rows().all(|row| self.kind.redraws(row)) {
+        if open().all(|speaker| self.kind.redraws(&speaker.row) && !self.may_be_prompt(speaker)) {
             out.push(b'\r');
             if self.open.len() > 1 {
                 out.extend_from_slice(format!("\x1b[{}A", self.open.len() - 1).as_bytes());
@@ -360,6 +368,11 @@ impl Screen {
                 }
             }
         }
+    }
+
+    fn may_be_prompt(&self, speaker: &Speaker) -> bool {
+        let age = self.now.map(|now| now.saturating_duration_since(speaker.since)).unwrap_or_default();
+        !speaker.row.is_progress() && age >= PROMPT_AGE
     }
 
     /// Draws what [`Self::step_aside`] erased.

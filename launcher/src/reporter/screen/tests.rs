@@ -167,6 +167,26 @@ fn on_a_terminal_an_open_line_is_drawn_again_below() {
 }
 
 #[test]
+fn what_may_be_a_prompt_is_never_drawn_again() {
+    let mut bench = Bench::new(TERMINAL);
+    let (a, b) = (bench.add(""), bench.add(""));
+    bench.feed(a, "name? ");
+    bench.at(50);
+    assert_eq!(bench.take(), "name? ");
+    bench.at(3_000);
+    bench.feed(b, "one\n");
+    bench.feed(b, "two\n");
+    bench.feed(a, "thanks\n");
+    assert_eq!(bench.take(), "\none\ntwo\nthanks\n");
+
+    bench.feed(a, "\r10%");
+    bench.at(3_050);
+    bench.at(9_000);
+    bench.feed(b, "three\n");
+    assert_eq!(bench.rows(), ["three", "10%"], "progress is");
+}
+
+#[test]
 fn a_terminal_shows_several_progress_bars() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b, c) = (bench.add("[0]:"), bench.add("[1]:"), bench.add("[2]:"));
@@ -289,7 +309,8 @@ fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
     let chunks = prop::collection::vec(chunk, 0..12);
     (
         prop::collection::vec(chunks, 1..5),
-        prop::collection::vec((any::<usize>(), prop::bool::weighted(0.2)), 0..64),
+        // Of 60 ms each, so that no line stands for as long as a prompt.
+        prop::collection::vec((any::<usize>(), prop::bool::weighted(0.2)), 0..16),
     )
 }
 
