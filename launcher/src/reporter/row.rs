@@ -7,10 +7,20 @@ const LIMIT: usize = 8 * 1024;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     text: Vec<u8>,
-    returned: bool,
-    /// There was a carriage return in it: it is progress, and no prompt.
-    rewritten: bool,
+    returns: Returns,
     overflowed: bool,
+}
+
+/// Where the carriage returns of a row are.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Returns {
+    /// There was none.
+    #[default]
+    Never,
+    /// Before the text.
+    Before,
+    /// Behind it: the cursor is at the start.
+    Last,
 }
 
 impl Row {
@@ -20,7 +30,8 @@ impl Row {
             let text = run.strip_suffix(b"\r").unwrap_or(run);
             if !text.is_empty() {
                 // A row that was returned keeps its text until something overwrites it: `50%\r` stays visible.
-                if std::mem::take(&mut self.returned) {
+                if self.returns == Returns::Last {
+                    self.returns = Returns::Before;
                     self.text.clear();
                     self.overflowed = false;
                 }
@@ -29,22 +40,23 @@ impl Row {
                     self.text.extend_from_slice(text);
                 }
             }
-            self.returned |= text.len() < run.len();
-            self.rewritten |= self.returned;
+            if text.len() < run.len() {
+                self.returns = Returns::Last;
+            }
         }
     }
 
     /// Writes the row as it stands, cursor included.
     pub(super) fn draw(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.text);
-        if self.returned {
+        if self.returns == Returns::Last {
             out.push(b'\r');
         }
     }
 
     /// Whether the row is rewritten in place, as progress bars are.
-    pub(super) const fn is_progress(&self) -> bool {
-        self.rewritten
+    pub(super) fn is_progress(&self) -> bool {
+        self.returns != Returns::Never
     }
 
     /// Whether the row has an escape sequence, such as a colour that is still on.
