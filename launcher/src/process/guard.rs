@@ -153,6 +153,8 @@ impl Guard {
     /// A second signal counts only after the first was handled: a scheduler that signals a whole process group,
     /// or a Ctrl-C that reaches us by two ways, is one wish and not two.
     fn forward(&mut self, signal: i32) {
+        // What the agent answered by now came before this signal, however late we read the two.
+        self.read_messages();
         match self.forwarded {
             None => {
                 self.forwarded = Some(Instant::now());
@@ -173,5 +175,33 @@ impl Guard {
             Some(status) => GuardEnd::Told(status),
             None => GuardEnd::AgentLost { exit, killed_for: self.killed_for, left: kill_all(&self.scope) },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Persona;
+
+    #[test]
+    fn an_answer_that_is_not_read_yet_makes_the_next_signal_a_second_one() {
+        let (guard_end, agent_end) = link::pair().unwrap();
+        let mut guard = Guard {
+            agent: Pid::from_raw(i32::MAX),
+            link: guard_end,
+            inbox: SignalInbox::open(&HandledSignals::for_persona(Persona::Torchrun)).unwrap(),
+            scope: Scope::All,
+            forwarded: None,
+            killed_for: None,
+            status: None,
+        };
+        guard.forward(libc::SIGTERM);
+        // Not answered yet: the same wish by another way.
+        guard.forward(libc::SIGTERM);
+        agent_end.send_to_guard(ToGuard::Handled).unwrap();
+        guard.forward(libc::SIGINT);
+        let sent: Vec<_> = std::iter::repeat_with(|| agent_end.receive_from_guard()).take(3).collect();
+        let signal = |number| Received::Message(ToAgent::Signal(number));
+        assert_eq!(sent, [signal(libc::SIGTERM), signal(libc::SIGINT), Received::Nothing]);
     }
 }
