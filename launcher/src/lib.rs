@@ -59,7 +59,7 @@ pub fn main() -> ExitCode {
 
 fn run(launch: Launch, facts: &Facts) -> ExitCode {
     let closed = inherited::close_on_exec();
-    let handled = HandledSignals::for_persona(launch.spec.persona);
+    let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     // In this order: what the guard blocks before the fork, the agent has blocked too.
     let split = signal::block(&handled).and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));

@@ -1,8 +1,11 @@
 //! What was asked for: one `LaunchSpec`, whatever the grammar it was typed in. No trace of clap, no flags.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
@@ -34,12 +37,24 @@ pub struct LaunchSpec {
     pub max_restarts: RestartCount,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// Which signals stop the job, and which the workers get and nothing else happens.
+    pub signals: SignalSpec,
+    /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
+    pub stuck_limit: Option<Duration>,
     /// Where the workers' output goes.
     pub logs: LogSpec,
     /// Who reads the launcher's standard input.
     pub stdin: StdinPolicy,
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
+    /// `--virtual-local-rank`: each worker sees one device and the local rank 0.
+    pub virtual_devices: Option<VirtualDevices>,
+    /// `--event-log-handler`
+    pub events: EventLog,
+    /// The launcher's own `TORCHELASTIC_ERROR_FILE`: whoever started it wants to know what it died of.
+    pub parent_error_file: Option<PathBuf>,
+    /// `--leave-out`: this worker is started by hand.
+    pub left_out: Option<LocalRank>,
 }
 
 /// What each worker runs.
@@ -58,6 +73,13 @@ pub enum Entrypoint {
         python: PathBuf,
         /// The module's dotted name.
         module: OsString,
+    },
+    /// `--run-path`: a Python child that runs the script as `__main__`; `sys.argv[0]` is the script.
+    RunPath {
+        /// The interpreter.
+        python: PathBuf,
+        /// The script as it was typed.
+        script: OsString,
     },
     /// `PROGRAM args…`
     Program {
@@ -80,6 +102,20 @@ pub enum RendezvousSpec {
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the store instead of the agent.
         worker_store: bool,
     },
+    /// One node, torch's dynamic rendezvous: a store for the agents on the endpoint, and a second one, on a free
+    /// port, for the workers.
+    C10d {
+        /// `--rdzv-id`
+        run_id: RunId,
+        /// Host of `--rdzv-endpoint`.
+        host: String,
+        /// Port of `--rdzv-endpoint`; 0 is any free one.
+        port: u16,
+        /// `--local-addr`: the address that the workers are told.
+        local_addr: Option<String>,
+        /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the workers' store instead of the agent.
+        worker_store: bool,
+    },
     /// One node, a store on the given port (torchrun's static rendezvous).
     Static {
         /// `--rdzv-id`, torch's default `none`.
@@ -92,11 +128,13 @@ pub enum RendezvousSpec {
 }
 
 impl RendezvousSpec {
-    /// The run id of either kind.
+    /// The run id of each kind.
     #[must_use]
     pub const fn run_id(&self) -> &RunId {
         match self {
-            Self::Standalone { run_id, .. } | Self::Static { run_id, .. } => run_id,
+            Self::Standalone { run_id, .. } | Self::C10d { run_id, .. } | Self::Static { run_id, .. } => {
+                run_id
+            }
         }
     }
 }
@@ -108,6 +146,47 @@ pub struct StopPolicy {
     pub grace: Duration,
 }
 
+/// What signals to the launcher mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignalSpec {
+    /// `--signals-to-handle` as it was written: the workers see it in `TORCHELASTIC_SIGNALS_TO_HANDLE`.
+    pub text: String,
+    /// These stop the job; the workers get the same one.
+    pub stop: Vec<Signal>,
+    /// These the workers get, and nothing else happens.
+    pub forward: Vec<Signal>,
+}
+
+impl SignalSpec {
+    /// torchrun's default, in its order; nothing is forwarded.
+    #[must_use]
+    pub fn torchrun() -> Self {
+        Self {
+            text: "SIGTERM,SIGINT,SIGHUP,SIGQUIT".to_owned(),
+            stop: vec![Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT],
+            forward: Vec::new(),
+        }
+    }
+}
+
+/// The visible device of each worker under `--virtual-local-rank` (contract 1.12).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualDevices {
+    /// Whether the list came from `HIP_VISIBLE_DEVICES`, which then is set beside `CUDA_VISIBLE_DEVICES`.
+    pub hip: bool,
+    /// By local rank.
+    pub devices: Vec<OsString>,
+}
+
+/// Where torch's events go (`--event-log-handler`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventLog {
+    /// Nowhere.
+    Off,
+    /// JSON lines on standard error.
+    Console,
+}
+
 /// Where the workers' output goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSpec {
@@ -117,6 +196,22 @@ pub struct LogSpec {
     pub redirects: StreamMap,
     /// `--tee`: to files and, with a prefix, to the console.
     pub tee: StreamMap,
+    /// `--local-ranks-filter`: who is heard on the console; everybody where it is not given.
+    pub console: Option<BTreeSet<LocalRank>>,
+    /// `--log-line-prefix-template`; `None` is `[<role><local rank>]:`.
+    pub prefix: Option<String>,
+    /// Which tee'd lines are copied to one more file.
+    pub duplicates: Duplicates,
+}
+
+/// `--duplicate-stdout-filters` and `--duplicate-stderr-filters`: a tee'd line that contains one of these texts
+/// goes, with its prefix, to `filtered_stdout.log` or `filtered_stderr.log` of the attempt folder too.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Duplicates {
+    /// For standard output.
+    pub stdout: Vec<String>,
+    /// For standard error.
+    pub stderr: Vec<String>,
 }
 
 /// Base of the log tree (`--log-dir`).
@@ -162,8 +257,8 @@ pub enum StdinPolicy {
 /// Variables that the launcher adds for every worker unless the user set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerDefaults {
-    /// `OMP_NUM_THREADS=1`: more than one worker, and the user did not say.
-    pub single_omp_thread: bool,
+    /// `OMP_NUM_THREADS`: more than one worker, and the user did not say.
+    pub omp_threads: Option<u32>,
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
     pub nccl_async_error_handling: bool,
 }
@@ -185,8 +280,21 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
-        logs: LogSpec { dir: LogDir::Off, redirects: none.clone(), tee: none },
+        signals: SignalSpec::torchrun(),
+        stuck_limit: None,
+        logs: LogSpec {
+            dir: LogDir::Off,
+            redirects: none.clone(),
+            tee: none,
+            console: None,
+            prefix: None,
+            duplicates: Duplicates::default(),
+        },
         stdin: StdinPolicy::All,
-        defaults: WorkerDefaults { single_omp_thread: false, nccl_async_error_handling: false },
+        defaults: WorkerDefaults { omp_threads: None, nccl_async_error_handling: false },
+        virtual_devices: None,
+        events: EventLog::Off,
+        parent_error_file: None,
+        left_out: None,
     }
 }

@@ -37,6 +37,11 @@ pub enum Input {
         /// Whether an earlier one had been handled: then nobody wants to wait.
         again: bool,
     },
+    /// The launcher got a signal that is for the workers.
+    SignalPassed {
+        /// Which one.
+        signal: Signal,
+    },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }

@@ -30,7 +30,7 @@ use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
-use crate::process::signal::SignalInbox;
+use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
 use crate::reporter::voice::Voice;
 use crate::reporter::{happening, summary};
@@ -95,7 +95,8 @@ struct Agent<'a> {
     voice: &'a Voice,
     link: &'a Link,
     inbox: SignalInbox,
-    /// Whether a signal that the guard passed on was handled: the next one is a second one.
+    handled: HandledSignals,
+    /// Whether a signal to stop that the guard passed on was handled: the next one is a second one.
     signalled: bool,
 }
 
@@ -104,8 +105,9 @@ impl<'a> Agent<'a> {
         let inbox = SignalInbox::open(&setup.original.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
         let state = State::new(Rules::of(&setup.spec));
+        let handled = setup.original.handled.clone();
         let workers = Workers::open(setup, voice.console().clone())?;
-        Ok(Self { state, workers, voice, link, inbox, signalled: false })
+        Ok(Self { state, workers, voice, link, inbox, handled, signalled: false })
     }
 
     /// The loop: until the state says that the job is over.
@@ -146,17 +148,26 @@ impl<'a> Agent<'a> {
                 && signal != Signal::SIGWINCH
             {
                 // Sent to the agent itself: counts, but never as the second one.
-                inputs.push_back(Input::StopRequested { signal, again: false });
+                inputs.push_back(self.meaning(signal, false));
             }
         }
         while let Some(signal) = self.signal_from_guard()? {
-            let again = std::mem::replace(&mut self.signalled, true);
-            inputs.push_back(Input::StopRequested { signal, again });
+            let again = self.signalled;
+            self.signalled |= self.handled.stops(signal as i32);
+            inputs.push_back(self.meaning(signal, again));
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
         }
         Ok(())
+    }
+
+    fn meaning(&self, signal: Signal, again: bool) -> Input {
+        if self.handled.stops(signal as i32) {
+            Input::StopRequested { signal, again }
+        } else {
+            Input::SignalPassed { signal }
+        }
     }
 
     fn signal_from_guard(&self) -> Result<Option<Signal>, Interrupted> {
@@ -253,11 +264,11 @@ impl<'a> Agent<'a> {
     /// A signal from whichever side, for a time when nothing else can happen.
     fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
         while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
-            if number != libc::SIGCHLD && number != libc::SIGWINCH {
+            if self.handled.stops(number) {
                 return Ok(Signal::try_from(number).ok());
             }
         }
-        self.signal_from_guard()
+        Ok(self.signal_from_guard()?.filter(|signal| self.handled.stops(*signal as i32)))
     }
 }
 

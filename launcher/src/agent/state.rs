@@ -33,17 +33,36 @@ pub struct Rules {
     workers: LocalWorldSize,
     max_restarts: RestartCount,
     grace: Duration,
+    /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
+    /// workers get SIGTERM.
+    interrupt: Interrupt,
+}
+
+/// Whether SIGINT is one of the signals to handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interrupt {
+    Listed,
+    Unlisted,
 }
 
 impl Rules {
     /// The rules of one launch.
     #[must_use]
-    pub const fn of(spec: &LaunchSpec) -> Self {
+    pub fn of(spec: &LaunchSpec) -> Self {
+        let listed = spec.signals.stop.contains(&Signal::SIGINT);
         Self {
             persona: spec.persona,
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             grace: spec.stop.grace,
+            interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
+        }
+    }
+
+    fn for_workers(&self, signal: Signal) -> Signal {
+        match (signal, self.interrupt) {
+            (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
+            _ => signal,
         }
     }
 }
@@ -119,6 +138,7 @@ impl State {
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
+            Input::SignalPassed { signal } => self.pass(signal),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
@@ -212,7 +232,7 @@ impl State {
             }
             Phase::Running { live } => {
                 let said = Action::Say(Happening::Stopping { signal, live: live.len() });
-                let actions = self.stop(now, live, StopCause::User, signal);
+                let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 with_at(actions, 1, said)
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { kill_at } } => {
@@ -226,12 +246,24 @@ impl State {
                     return Vec::new();
                 }
                 let said = Action::Say(Happening::Stopping { signal, live: live.len() });
-                let told = self.signal(&live, signal);
+                let told = self.signal(&live, self.rules.for_workers(signal));
                 self.phase = Phase::Stopping { live, cause, stage };
                 vec![told, said]
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    /// A signal that stops nothing goes to whoever is alive.
+    fn pass(&self, signal: Signal) -> Vec<Action> {
+        match &self.phase {
+            Phase::Running { live } | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
+                vec![self.signal(live, signal)]
+            }
+            Phase::Starting | Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished => {
                 Vec::new()
             }
         }
@@ -314,6 +346,9 @@ impl State {
     fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
         let failure = failure.map(Failure::settle);
         let status = match (self.rules.persona, self.stopped_by, &failure) {
+            (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
+                ExitStatus::Signal(signal as i32)
+            }
             (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
             (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
             (Persona::Rankrun, None, Some(failure)) => of_worker(failure.first.exit),

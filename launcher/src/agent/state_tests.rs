@@ -15,6 +15,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         grace: GRACE,
+        interrupt: Interrupt::Listed,
     })
 }
 
@@ -252,5 +253,36 @@ proptest! {
             ended |= end(&actions).is_some();
         }
         prop_assert!(starts <= 3);
+    }
+}
+
+#[test]
+fn a_signal_for_the_workers_changes_nothing() {
+    let at = clock();
+    let mut job = state(2, 0, Persona::Rankrun);
+    let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
+    assert_eq!(job.handle(at(0), passed.clone()), []);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(signals(&job.handle(at(1), passed.clone())), [(vec![0, 1], Signal::SIGUSR1)]);
+    assert_eq!(job.deadline(), None);
+    let _ = job.handle(at(2), stop(Signal::SIGTERM, false));
+    assert_eq!(signals(&job.handle(at(2), passed.clone())), [(vec![0, 1], Signal::SIGUSR1)]);
+    let _ = job.handle(at(3), stop(Signal::SIGTERM, true));
+    assert_eq!(job.handle(at(3), passed), []);
+}
+
+#[test]
+fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
+    let at = clock();
+    for (persona, status) in
+        [(Persona::Rankrun, ExitStatus::Code(130)), (Persona::Torchrun, ExitStatus::Signal(2))]
+    {
+        let mut job = state(1, 0, persona);
+        job.rules.interrupt = Interrupt::Unlisted;
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(1), stop(Signal::SIGINT, false));
+        assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
+        let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
+        assert_eq!(end(&actions).unwrap().status, status);
     }
 }

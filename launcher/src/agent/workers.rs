@@ -23,7 +23,6 @@ use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::child::{Children, WorkerExit};
 use crate::process::command::{self, Round};
-use crate::process::signal::SIGNALS_TO_HANDLE;
 use crate::process::spawn::{Original, Stdio};
 use crate::reporter::console::Console;
 use crate::reporter::summary::FailureCard;
@@ -122,13 +121,7 @@ impl Workers {
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
-        let round = Round {
-            generation,
-            restart_count,
-            master,
-            job: self.job.clone(),
-            signals: SIGNALS_TO_HANDLE.to_owned(),
-        };
+        let round = Round { generation, restart_count, master, job: self.job.clone() };
         for placement in self.placements.clone() {
             self.start_one(&round, &placement)
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;

@@ -8,7 +8,7 @@ use super::option::OptionRow;
 use super::settings::Settings;
 use super::torchrun::{LOG_DIR, REDIRECTS, TEE};
 use crate::facts::{Facts, FileKind, Permission};
-use crate::spec::{LogDir, LogSpec, Persona, StreamMap, Streams};
+use crate::spec::{Duplicates, LogDir, LogSpec, Persona, StreamMap, Streams};
 use rankrun_contract::rank::LocalRank;
 
 /// torch's default for the prefix template; the option itself comes later.
@@ -37,7 +37,7 @@ pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -
         let value = template.to_string_lossy().into_owned();
         return Err(SettingError::NotSupported { origin, value }.into());
     }
-    Ok(LogSpec { dir, redirects, tee })
+    Ok(LogSpec { dir, redirects, tee, console: None, prefix: None, duplicates: Duplicates::default() })
 }
 
 fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError> {

@@ -18,7 +18,7 @@ use super::settings::{Setting, Settings};
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, NPROC_PER_NODE, ROLE, SHUTDOWN_TIMEOUT};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::{LaunchSpec, Persona, StdinPolicy, StopPolicy, WorkerDefaults};
+use crate::spec::{EventLog, LaunchSpec, Persona, SignalSpec, StdinPolicy, StopPolicy, WorkerDefaults};
 
 /// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
 const MOST_WORKERS: i128 = 4_194_304;
@@ -71,12 +71,18 @@ pub(super) fn resolve(
         rendezvous,
         max_restarts,
         stop: StopPolicy { grace },
+        signals: SignalSpec::torchrun(),
+        stuck_limit: None,
         logs,
         stdin,
         defaults: WorkerDefaults {
-            single_omp_thread,
+            omp_threads: single_omp_thread.then_some(1),
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         },
+        virtual_devices: None,
+        events: EventLog::Off,
+        parent_error_file: None,
+        left_out: None,
     };
     Ok(Launch { spec, verbosity, notices })
 }

@@ -65,7 +65,7 @@ fn a_plain_script_is_standalone() {
     assert_eq!(spec.logs.dir, LogDir::Temporary(PathBuf::from("/tmp")));
     assert_eq!(spec.logs.redirects, StreamMap::All(Streams::default()));
     assert_eq!(spec.stdin, StdinPolicy::All);
-    assert!(!spec.defaults.single_omp_thread);
+    assert!(spec.defaults.omp_threads.is_none());
 }
 
 #[test]

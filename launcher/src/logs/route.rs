@@ -121,6 +121,7 @@ fn chosen(map: &StreamMap, local_rank: LocalRank) -> Streams {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Duplicates;
 
     const NONE: Streams = Streams { stdout: false, stderr: false };
     const OUT: Streams = Streams { stdout: true, stderr: false };
@@ -128,7 +129,14 @@ mod tests {
 
     fn spec(redirects: Streams, tee: Streams) -> LogSpec {
         let dir = LogDir::Temporary("/tmp".into());
-        LogSpec { dir, redirects: StreamMap::All(redirects), tee: StreamMap::All(tee) }
+        LogSpec {
+            dir,
+            redirects: StreamMap::All(redirects),
+            tee: StreamMap::All(tee),
+            console: None,
+            prefix: None,
+            duplicates: Duplicates::default(),
+        }
     }
 
     fn of(spec: &LogSpec, persona: Persona, folder: Option<&str>) -> Routes {

@@ -23,9 +23,21 @@ pub struct Round {
     pub master: Master,
     /// The mark of the job.
     pub job: JobId,
-    /// The names of the signals that are forwarded.
-    pub signals: String,
 }
+
+/// What `--run-path` runs: the script as `__main__`, its errors recorded where there is torch, as torchrun's own
+/// children do.
+const RUN_PATH: &str = "\
+import runpy, sys
+del sys.argv[0]
+def run_script_path():
+    runpy.run_path(sys.argv[0], run_name='__main__')
+try:
+    from torch.distributed.elastic.multiprocessing.errors import record
+except ImportError:
+    record = lambda function: function
+record(run_script_path)()
+";
 
 /// A program ready for `execve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +98,12 @@ fn command_line(spec: &LaunchSpec, local_rank: LocalRank) -> (OsString, Vec<OsSt
             let python = python.clone().into_os_string();
             (python.clone(), vec![python, unbuffered, OsString::from("-m"), expand_macro(module, local_rank)])
         }
+        Entrypoint::RunPath { python, script } => {
+            let python = python.clone().into_os_string();
+            let run: [OsString; 2] = ["-c".into(), RUN_PATH.into()];
+            let script = expand_macro(script, local_rank);
+            (python.clone(), [python, unbuffered].into_iter().chain(run).chain([script]).collect())
+        }
         Entrypoint::Program { path, name } => (path.clone().into_os_string(), vec![name.clone()]),
     };
     argv.extend(spec.args.iter().map(|argument| expand_macro(argument, local_rank)));
@@ -128,7 +146,7 @@ fn variables(
     let world_size = WorldSize(spec.workers.0);
     let env = WorkerEnv {
         rank: placement.rank,
-        local_rank: placement.local_rank,
+        local_rank: if spec.virtual_devices.is_some() { LocalRank(0) } else { placement.local_rank },
         world_size,
         local_world_size: spec.workers,
         node_rank: NodeRank(0),
@@ -139,7 +157,7 @@ fn variables(
         max_restarts: spec.max_restarts,
         run_id: spec.rendezvous.run_id().clone(),
         error_file: error_file.map(Path::to_path_buf),
-        signals_to_handle: round.signals.clone(),
+        signals_to_handle: spec.signals.text.clone(),
         rankrun: Some(RankrunEnv {
             job: round.job.clone(),
             generation: round.generation,
@@ -150,8 +168,16 @@ fn variables(
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
     }
-    if spec.defaults.single_omp_thread {
-        vars.push(("OMP_NUM_THREADS", "1".into()));
+    if let Some(threads) = spec.defaults.omp_threads {
+        vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
+    }
+    if let Some(virtual_devices) = &spec.virtual_devices
+        && let Some(device) = virtual_devices.devices.get(placement.local_rank.index())
+    {
+        vars.push(("CUDA_VISIBLE_DEVICES", device.clone()));
+        if virtual_devices.hip {
+            vars.push(("HIP_VISIBLE_DEVICES", device.clone()));
+        }
     }
     vars
 }

@@ -45,6 +45,7 @@ pub struct Guard {
     agent: Pid,
     link: Link,
     inbox: SignalInbox,
+    handled: HandledSignals,
     scope: Scope,
     forwarded: Option<Instant>,
     /// The signal that the agent did not answer, and was killed for.
@@ -86,6 +87,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 agent: child,
                 link: guard_end,
                 inbox,
+                handled: handled.clone(),
                 scope,
                 forwarded: None,
                 killed_for: None,
@@ -161,7 +163,7 @@ impl Guard {
                 // An agent that is gone is noticed by its exit.
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
-            Some(since) if since.elapsed() > ANSWER_LIMIT => {
+            Some(since) if since.elapsed() > ANSWER_LIMIT && self.handled.stops(signal) => {
                 self.killed_for = Some(signal);
                 let _ = kill(self.agent, Signal::SIGKILL);
             }
@@ -181,15 +183,17 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Persona;
+    use crate::spec::{Persona, SignalSpec};
 
     #[test]
     fn an_answer_that_is_not_read_yet_makes_the_next_signal_a_second_one() {
         let (guard_end, agent_end) = link::pair().unwrap();
+        let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Torchrun);
         let mut guard = Guard {
             agent: Pid::from_raw(i32::MAX),
             link: guard_end,
-            inbox: SignalInbox::open(&HandledSignals::for_persona(Persona::Torchrun)).unwrap(),
+            inbox: SignalInbox::open(&handled).unwrap(),
+            handled,
             scope: Scope::All,
             forwarded: None,
             killed_for: None,

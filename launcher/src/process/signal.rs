@@ -9,36 +9,44 @@ use std::ptr;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::spec::Persona;
+use crate::spec::{Persona, SignalSpec};
 
-/// The signals that stop the job: torchrun's default of `--signals-to-handle`.
+/// The signals that the launcher takes: some stop the job, some only go on to the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandledSignals {
-    signals: Vec<Signal>,
+    stop: Vec<Signal>,
+    forward: Vec<Signal>,
 }
 
-/// torchrun's own order, which workers see in `TORCHELASTIC_SIGNALS_TO_HANDLE`.
-pub const SIGNALS_TO_HANDLE: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
-const DEFAULT: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
-
 impl HandledSignals {
-    /// The default list. Under our own name, signals that we were started with ignored stay ignored (`nohup`,
-    /// a shell's background job); torchrun installs its handlers over them.
+    /// What was asked for, and SIGINT, which ends a Python launcher whatever is asked for. Under our own name,
+    /// signals that we were started with ignored stay ignored (`nohup`, a shell's background job); torchrun
+    /// installs its handlers over them.
     #[must_use]
-    pub fn for_persona(persona: Persona) -> Self {
+    pub fn of(spec: &SignalSpec, persona: Persona) -> Self {
         let taken = |signal: &Signal| persona == Persona::Torchrun || !is_ignored(*signal);
-        Self { signals: DEFAULT.into_iter().filter(taken).collect() }
+        let mut stop: Vec<Signal> = spec.stop.iter().copied().filter(taken).collect();
+        if !spec.stop.contains(&Signal::SIGINT) {
+            stop.extend(Some(Signal::SIGINT).filter(taken));
+        }
+        Self { stop, forward: spec.forward.iter().copied().filter(taken).collect() }
     }
 
-    /// Each of them, in torchrun's order.
+    /// Each of them.
     pub fn iter(&self) -> impl Iterator<Item = Signal> {
-        self.signals.iter().copied()
+        self.stop.iter().chain(&self.forward).copied()
     }
 
     /// Whether this one is handled.
     #[must_use]
     pub fn contains(&self, number: i32) -> bool {
         self.iter().any(|signal| signal as i32 == number)
+    }
+
+    /// Whether this one stops the job.
+    #[must_use]
+    pub fn stops(&self, number: i32) -> bool {
+        self.stop.iter().any(|signal| *signal as i32 == number)
     }
 }
 

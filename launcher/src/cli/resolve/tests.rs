@@ -160,13 +160,13 @@ fn the_grace_is_the_last_one_said() {
 #[test]
 fn one_open_mp_thread_unless_the_user_said() {
     let two = launch("--nproc-per-node=2", &[]);
-    assert!(two.spec.defaults.single_omp_thread);
+    assert!(two.spec.defaults.omp_threads == Some(1));
     assert_eq!(two.notices, [Notice::SingleOmpThread { persona: Persona::Torchrun }]);
     for (options, environment) in
         [("--nproc-per-node=1", vec![]), ("--nproc-per-node=2", vec![("OMP_NUM_THREADS", "")])]
     {
         let launch = launch(options, &environment);
-        assert!(!launch.spec.defaults.single_omp_thread && launch.notices.is_empty());
+        assert!(launch.spec.defaults.omp_threads.is_none() && launch.notices.is_empty());
     }
 }
 
