@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::{env, process};
 
 /// A folder of one test, removed with all that is in it.
@@ -161,12 +161,16 @@ pub fn python() -> PathBuf {
     python
 }
 
-/// A TCP port that nobody listened on a moment ago.
+/// A TCP port that nobody listened on a moment ago, and that nobody gets who asks the kernel for any: below the
+/// range from which it takes those, and another one for each call.
 ///
 /// # Panics
-/// When the loopback has no free port.
+/// When none of twelve thousand ports is free.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback has a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    let of_process = u16::try_from(std::process::id() % 120).unwrap_or_default() * 100;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let next = || 20_000 + (of_process + CALLS.fetch_add(1, Ordering::Relaxed)) % 12_000;
+    std::iter::repeat_with(next).take(12_000).find(is_free).expect("the loopback has a free port")
 }
