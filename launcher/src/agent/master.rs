@@ -1,21 +1,29 @@
 //! Where the workers of one node meet: opens the store and says its address.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
 use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
 use crate::spec::RendezvousSpec;
-use crate::store::StoreServer;
+use crate::store::{StoreError, StoreServer};
 
 const LOOPBACK: &str = "127.0.0.1";
 
-/// The workers' meeting point for the life of the agent.
+/// Every store that is open for the life of the agent.
 #[derive(Debug)]
-pub(super) enum Meeting {
+pub(super) struct Meeting {
+    workers: StoreOwner,
+    /// Where the agents of a dynamic rendezvous meet; to a job of one node nobody else comes.
+    _agents: Option<StoreServer>,
+}
+
+/// Who opens the workers' store.
+#[derive(Debug)]
+enum StoreOwner {
     /// The agent's own store, one listener for all generations.
-    AgentStore {
+    Agent {
         /// The server.
         store: StoreServer,
         /// What the workers are told.
@@ -23,7 +31,7 @@ pub(super) enum Meeting {
     },
     /// Worker rank 0 opens the store, on a port that was free a moment ago, another one for each generation
     /// (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
-    WorkerStore {
+    Worker {
         /// What the workers are told as host.
         addr: String,
     },
@@ -35,21 +43,22 @@ impl Meeting {
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
     pub(super) fn open(rendezvous: &RendezvousSpec) -> Result<Self, LaunchError> {
-        let (addr, port) = match rendezvous {
-            RendezvousSpec::Standalone { local_addr, worker_store: true, .. } => {
-                let addr = local_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
-                return Ok(Self::WorkerStore { addr });
+        let (agents, local_addr, worker_store) = match rendezvous {
+            RendezvousSpec::Static { addr, port, .. } => {
+                return Ok(Self { workers: StoreOwner::agent_store(addr, *port)?, _agents: None });
             }
-            RendezvousSpec::Standalone { local_addr, worker_store: false, .. } => {
-                (local_addr.as_deref().unwrap_or(LOOPBACK), 0)
+            RendezvousSpec::Standalone { local_addr, worker_store, .. } => (None, local_addr, worker_store),
+            RendezvousSpec::C10d { host, port, local_addr, worker_store, .. } => {
+                (Some(bind_endpoint(host, *port)?), local_addr, worker_store)
             }
-            // The agents' store on the endpoint is another issue's: nobody can ask for it yet.
-            RendezvousSpec::C10d { local_addr, .. } => (local_addr.as_deref().unwrap_or(LOOPBACK), 0),
-            RendezvousSpec::Static { addr, port, .. } => (addr.as_str(), *port),
         };
-        let store = bind_first(addr, port)?;
-        let master = Master { addr: addr.to_owned(), port: store.local_addr().port(), agent_store: true };
-        Ok(Self::AgentStore { store, master })
+        let addr = local_addr.as_deref().unwrap_or(LOOPBACK);
+        let workers = if *worker_store {
+            StoreOwner::Worker { addr: addr.to_owned() }
+        } else {
+            StoreOwner::agent_store(addr, 0)?
+        };
+        Ok(Self { workers, _agents: agents })
     }
 
     /// What the workers of the next generation are told; `first` spares a store that nobody has used yet.
@@ -57,14 +66,14 @@ impl Meeting {
     /// # Errors
     /// The store is gone, or no port is free.
     pub(super) fn next_generation(&self, first: bool) -> Result<Master, LaunchError> {
-        match self {
-            Self::AgentStore { store, master } => {
+        match &self.workers {
+            StoreOwner::Agent { store, master } => {
                 if !first {
                     store.reset()?;
                 }
                 Ok(master.clone())
             }
-            Self::WorkerStore { addr } => {
+            StoreOwner::Worker { addr } => {
                 let port =
                     free_port().map_err(|source| LaunchError::Setup { what: "find a free port", source })?;
                 Ok(Master { addr: addr.clone(), port, agent_store: false })
@@ -73,12 +82,44 @@ impl Meeting {
     }
 }
 
-fn bind_first(host: &str, port: u16) -> Result<StoreServer, LaunchError> {
+impl StoreOwner {
+    fn agent_store(addr: &str, port: u16) -> Result<Self, LaunchError> {
+        let store = bind_first(addr, &resolve(addr, port)?)?;
+        let master = Master { addr: addr.to_owned(), port: store.local_addr().port(), agent_store: true };
+        Ok(Self::Agent { store, master })
+    }
+}
+
+/// The store of the agents, which is ours to open where the endpoint is on this machine: where it can be bound.
+fn bind_endpoint(host: &str, port: u16) -> Result<StoreServer, LaunchError> {
+    let own_name = nix::unistd::gethostname().is_ok_and(|name| name == host);
+    let mut addresses = match resolve(host, port) {
+        // A machine need not know an address of its own name, or one that it can bind.
+        Err(_) if own_name => Vec::new(),
+        found => found?,
+    };
+    if own_name {
+        addresses.extend(loopback(port));
+    }
+    bind_first(host, &addresses).map_err(|error| match error {
+        LaunchError::Store(StoreError::Bind { source, .. }) if is_of_another_machine(&source) => {
+            LaunchError::ForeignEndpoint { host: host.to_owned() }
+        }
+        error => error,
+    })
+}
+
+/// Listens on the first address that this machine has.
+fn bind_first(host: &str, addresses: &[SocketAddr]) -> Result<StoreServer, LaunchError> {
     let mut refusal = None;
-    for address in resolve(host, port)? {
-        match StoreServer::bind(address) {
+    for address in addresses {
+        match StoreServer::bind(*address) {
             Ok(store) => return Ok(store),
-            Err(error) => refusal = refusal.or(Some(error)),
+            Err(StoreError::Bind { addr, source }) if is_of_another_machine(&source) => {
+                refusal = refusal.or(Some(StoreError::Bind { addr, source }));
+            }
+            // A port in use: the next address would not be where others look for us.
+            Err(error) => return Err(error.into()),
         }
     }
     Err(refusal.map_or_else(
@@ -87,7 +128,15 @@ fn bind_first(host: &str, port: u16) -> Result<StoreServer, LaunchError> {
     ))
 }
 
+/// Whether no interface has this address, or the kernel not even its family.
+fn is_of_another_machine(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
+}
+
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LaunchError> {
+    if host == "localhost" {
+        return Ok(loopback(port).into());
+    }
     if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
@@ -97,6 +146,75 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LaunchError> {
         .map_err(|source| LaunchError::Address { host: host.to_owned(), source })
 }
 
+/// Without asking a resolver; clients try both families.
+fn loopback(port: u16) -> [SocketAddr; 2] {
+    [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
+}
+
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use rankrun_contract::rank::RunId;
+
+    use super::*;
+
+    fn c10d(host: &str, port: u16, worker_store: bool) -> RendezvousSpec {
+        let (run_id, host) = (RunId("job".to_owned()), host.to_owned());
+        RendezvousSpec::C10d { run_id, host, port, local_addr: None, worker_store }
+    }
+
+    fn agents(meeting: &Meeting) -> SocketAddr {
+        meeting._agents.as_ref().unwrap().local_addr()
+    }
+
+    #[test]
+    fn a_dynamic_rendezvous_has_two_stores() {
+        let meeting = Meeting::open(&c10d("localhost", 0, false)).unwrap();
+        let master = meeting.next_generation(true).unwrap();
+        assert_eq!((master.addr.as_str(), master.agent_store), (LOOPBACK, true));
+        assert_ne!(master.port, agents(&meeting).port());
+        for port in [master.port, agents(&meeting).port()] {
+            TcpStream::connect((LOOPBACK, port)).unwrap();
+        }
+        assert_eq!(meeting.next_generation(false).unwrap(), master);
+    }
+
+    #[test]
+    fn workers_may_open_theirs_themselves() {
+        let meeting = Meeting::open(&c10d(LOOPBACK, 0, true)).unwrap();
+        let master = meeting.next_generation(true).unwrap();
+        assert!(!master.agent_store);
+        TcpListener::bind((LOOPBACK, master.port)).unwrap();
+        TcpStream::connect(agents(&meeting)).unwrap();
+    }
+
+    #[test]
+    fn our_own_name_is_this_machine() {
+        let name = nix::unistd::gethostname().unwrap().into_string().unwrap();
+        let meeting = Meeting::open(&c10d(&name, 0, false)).unwrap();
+        TcpStream::connect(agents(&meeting)).unwrap();
+    }
+
+    #[test]
+    fn an_endpoint_elsewhere_needs_more_than_one_node() {
+        // An address for documentation, which no machine has.
+        let error = Meeting::open(&c10d("192.0.2.1", 0, false)).unwrap_err();
+        assert!(matches!(&error, LaunchError::ForeignEndpoint { host } if host == "192.0.2.1"), "{error}");
+        assert!(error.to_string().contains("not supported yet"), "{error}");
+    }
+
+    #[test]
+    fn a_port_in_use_is_not_evaded() {
+        let taken = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        for host in ["localhost", LOOPBACK] {
+            let error = Meeting::open(&c10d(host, port, false)).unwrap_err();
+            assert_eq!(error.to_string(), format!("cannot listen on `{LOOPBACK}:{port}`"));
+        }
+    }
 }

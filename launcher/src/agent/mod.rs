@@ -174,7 +174,9 @@ impl<'a> Agent<'a> {
         loop {
             match self.link.receive_from_guard() {
                 Received::Message(ToAgent::Signal(number)) => {
-                    self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
+                    if self.handled.stops(number) {
+                        self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
+                    }
                     return Ok(Signal::try_from(number).ok());
                 }
                 Received::Message(ToAgent::Resized) => self.workers.resize(),

@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, EntrypointProblem, SettingError};
-use super::notice::Notice;
+use super::notice::{IgnoredBecause, Notice};
 use super::python::{choose_python, find_program};
 use super::settings::Settings;
-use super::torchrun::{MODULE, NO_PYTHON};
+use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
 use crate::facts::{FileKind, Permission};
 use crate::spec::{Entrypoint, Persona};
 
@@ -22,6 +22,9 @@ pub(super) fn resolve_entrypoint(
     typed: &OsString,
     notices: &mut Vec<Notice>,
 ) -> Result<Entrypoint, CliError> {
+    if settings.flag(&RUN_PATH)? {
+        return resolve_run_path(settings, argv0, typed, notices);
+    }
     let program = |path| Entrypoint::Program { path, name: typed.clone() };
     let no_python = settings.flag(&NO_PYTHON)?;
     let module = settings.flag(&MODULE)?;
@@ -45,6 +48,28 @@ pub(super) fn resolve_entrypoint(
     } else {
         Entrypoint::Script { python, script: typed.clone() }
     })
+}
+
+/// `--run-path` wins over the other two, as under torchrun.
+fn resolve_run_path(
+    settings: &Settings<'_>,
+    argv0: &OsStr,
+    typed: &OsString,
+    notices: &mut Vec<Notice>,
+) -> Result<Entrypoint, CliError> {
+    for row in [&NO_PYTHON, &MODULE] {
+        if settings.flag(row)?
+            && let Some(found) = settings.find(row)
+        {
+            notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::RunPath });
+        }
+    }
+    // `runpy` opens what it is told: `-` is a file's name.
+    let path = if typed == "-" { OsStr::new("./-") } else { typed.as_os_str() };
+    check_script(settings, path).map_err(|problem| refused(typed, problem))?;
+    let (python, notice) = choose_python(argv0, settings.facts)?;
+    notices.extend(notice);
+    Ok(Entrypoint::RunPath { python, script: typed.clone() })
 }
 
 fn refused(typed: &OsStr, problem: EntrypointProblem) -> SettingError {

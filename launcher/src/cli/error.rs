@@ -161,8 +161,14 @@ impl UsageError {
             }
             // argparse has no words for what it does not know.
             Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
-            Self::BadValue { option, value, .. } => {
-                format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
+            Self::BadValue { option, origin, value } => {
+                let text =
+                    format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value));
+                match origin {
+                    Origin::Option(_) => text,
+                    // argparse does not say so, and whoever typed no such value looks for it in vain.
+                    Origin::Variable(name) => format!("{text} (from `{name}`)"),
+                }
             }
         }
     }

@@ -11,6 +11,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use super::completion::Shell;
 use super::error::{Origin, UsageError};
 use super::option::{Kind, OptionRow};
 use super::{run, torchrun};
@@ -37,7 +38,7 @@ pub(super) enum Parsed {
     Launch(Request),
     Help,
     Version,
-    Completion,
+    Completion(Shell),
 }
 
 /// Reads the words behind the command's name.
@@ -181,13 +182,9 @@ impl Reader<'_> {
             let value = value.to_string_lossy().into_owned();
             return Err(UsageError::BadValue { option: row, origin: Origin::Option(row.long), value });
         }
+        let answer = answer_at_once(row, &value);
         self.given.push(Given { row, value });
-        let immediate = [
-            (&torchrun::HELP, Parsed::Help),
-            (&run::VERSION, Parsed::Version),
-            (&torchrun::PRINT_COMPLETION, Parsed::Completion),
-        ];
-        Ok(immediate.into_iter().find(|(option, _)| *option == row).map(|(_, answer)| answer))
+        Ok(answer)
     }
 
     fn next_value(&mut self, row: &'static OptionRow) -> Result<OsString, UsageError> {
@@ -240,6 +237,19 @@ impl Reader<'_> {
         }
         let (entrypoint, args) = (entrypoint.clone(), args.to_vec());
         Ok(Parsed::Launch(Request { given: self.given, entrypoint, args }))
+    }
+}
+
+/// What an option asks for that is done instead of a launch.
+fn answer_at_once(row: &'static OptionRow, value: &OsStr) -> Option<Parsed> {
+    if *row == torchrun::HELP {
+        Some(Parsed::Help)
+    } else if *row == run::VERSION {
+        Some(Parsed::Version)
+    } else if *row == torchrun::PRINT_COMPLETION {
+        Shell::named(value).map(Parsed::Completion)
+    } else {
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command};
 
-use super::option::{Kind, OptionRow, Support};
+use super::option::{Kind, OptionRow};
 use super::{run, torchrun};
 use crate::spec::Persona;
 
@@ -25,6 +25,11 @@ Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_E
 const PROGRAMS: &str = "
 An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
 .py file. A bare name that is no file here is looked up in PATH.
+";
+
+const SIGNALS: &str = "
+SIGUSR1 and SIGUSR2 go on to the workers and stop nothing, unless --signals-to-handle names them.
+Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
 const EXAMPLES: &str = "
@@ -60,26 +65,20 @@ pub(super) fn version() -> String {
 
 /// What `--help` prints under this name.
 pub(super) fn help(persona: Persona) -> String {
-    let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow], later: bool| {
-        let rows = rows.iter().filter(|row| (row.support != Support::Now) == later);
-        rows.fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
+    let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow]| {
+        rows.iter().fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
     };
     let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true).help(ENTRYPOINT);
     let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
     let command = command.about(ABOUT).arg(entrypoint);
-    let command = options(command, "Options", torchrun::TABLE, false);
+    let command = options(command, "Options", torchrun::TABLE);
     match persona {
-        Persona::Rankrun => {
-            let command = options(command, "Options that torchrun does not have", run::TABLE, false);
-            let command = options(command, "Not supported yet", torchrun::TABLE, true);
-            command
-                .override_usage(USAGE)
-                .after_help(format!("{BEHIND}{PROGRAMS}{EXAMPLES}"))
-                .render_help()
-                .to_string()
-        }
+        Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
+            .override_usage(USAGE)
+            .after_help(format!("{BEHIND}{PROGRAMS}{SIGNALS}{EXAMPLES}"))
+            .render_help()
+            .to_string(),
         Persona::Torchrun => {
-            let command = options(command, "Not supported yet", torchrun::TABLE, true);
             let command = command.help_template("{about}\n\n{all-args}{after-help}");
             let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
             format!("{}\n{text}", torchrun::USAGE)

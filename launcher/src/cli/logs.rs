@@ -1,43 +1,115 @@
-//! Where the workers' output goes: `--log-dir`, `--redirects`, `--tee`.
+//! Where the workers' output goes: `--log-dir`, `--redirects`, `--tee`, and who is heard on the console and how.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
-use super::settings::Settings;
-use super::torchrun::{LOG_DIR, REDIRECTS, TEE};
+use super::python_text::parse_int;
+use super::settings::{Setting, Settings};
+use super::torchrun::{
+    DUPLICATE_STDERR_FILTERS, DUPLICATE_STDOUT_FILTERS, LOCAL_RANKS_FILTER, LOG_DIR,
+    LOG_LINE_PREFIX_TEMPLATE, REDIRECTS, TEE,
+};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::spec::{Duplicates, LogDir, LogSpec, Persona, StreamMap, Streams};
 use rankrun_contract::rank::LocalRank;
 
-/// torch's default for the prefix template; the option itself comes later.
+/// torch's default for the prefix template.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
-/// The log tree, and which streams go to it.
+/// The log tree, which streams go to it, and what the console shows.
 ///
 /// # Errors
-/// A text that is no stream map, a log folder that is a file, or a prefix template, which comes later.
+/// A text that is no stream map or no list of ranks, a log folder that is a file, or no folder where one is needed.
 pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<LogSpec, CliError> {
     let redirects = stream_map(settings, &REDIRECTS)?;
     let tee = stream_map(settings, &TEE)?;
-    let wants_logs = names_a_stream(&redirects) || names_a_stream(&tee);
+    let duplicates = Duplicates {
+        stdout: duplicate_filters(settings, &DUPLICATE_STDOUT_FILTERS)?,
+        stderr: duplicate_filters(settings, &DUPLICATE_STDERR_FILTERS)?,
+    };
+    let wants_logs =
+        names_a_stream(&redirects) || names_a_stream(&tee) || duplicates != Duplicates::default();
     let dir = log_dir(settings, wants_logs)?;
-    for (map, row) in [(&redirects, &REDIRECTS), (&tee, &TEE)] {
-        // Under our own name redirected streams do go nowhere, and tee'd ones to the console.
-        if dir == LogDir::Off && settings.persona == Persona::Torchrun && names_a_stream(map) {
-            let origin = settings.find(row).map_or(Origin::Option(row.long), |found| found.origin);
-            notices.push(Notice::Ignored { origin, because: IgnoredBecause::NoLogTree });
+    let mut console = console_ranks(settings)?;
+    let prefix = prefix_template(settings)?;
+    if dir == LogDir::Off {
+        refuse_duplicates(settings)?;
+        if settings.persona == Persona::Torchrun {
+            let silenced = console.take().is_some();
+            let given = [names_a_stream(&redirects), names_a_stream(&tee), silenced];
+            say_unheard(settings, given, notices);
         }
     }
-    if names_a_stream(&tee)
-        && let Some(template) = settings.facts.filled_variable(PREFIX_VARIABLE)
-    {
-        let origin = Origin::Variable(PREFIX_VARIABLE.to_owned());
-        let value = template.to_string_lossy().into_owned();
-        return Err(SettingError::NotSupported { origin, value }.into());
+    Ok(LogSpec { dir, redirects, tee, console, prefix, duplicates })
+}
+
+/// Under our own name redirected streams do go nowhere without a log tree, and tee'd ones to the console.
+fn say_unheard(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Notice>) {
+    for (row, given) in [&REDIRECTS, &TEE, &LOCAL_RANKS_FILTER].into_iter().zip(given) {
+        if let Some(found) = settings.find(row).filter(|_| given) {
+            notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::NoLogTree });
+        }
     }
-    Ok(LogSpec { dir, redirects, tee, console: None, prefix: None, duplicates: Duplicates::default() })
+}
+
+fn refuse_duplicates(settings: &Settings<'_>) -> Result<(), CliError> {
+    let mut rows = [&DUPLICATE_STDOUT_FILTERS, &DUPLICATE_STDERR_FILTERS].into_iter();
+    match rows.find_map(|row| settings.find(row)) {
+        Some(found) => Err(SettingError::DuplicatesWithoutFiles { origin: found.origin }.into()),
+        None => Ok(()),
+    }
+}
+
+/// The texts of a duplicate filter. An empty text is in every line, and an empty list is one empty text, as under
+/// torchrun.
+fn duplicate_filters(settings: &Settings<'_>, row: &'static OptionRow) -> Result<Vec<String>, CliError> {
+    Ok(settings.text(row)?.map(|list| split_filters(&list.value)).unwrap_or_default())
+}
+
+/// Items between commas; two commas are a literal one.
+fn split_filters(list: &str) -> Vec<String> {
+    let mut items = vec![String::new()];
+    let mut characters = list.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character == ',' && characters.next_if_eq(&',').is_none() {
+            items.push(String::new());
+        } else if let Some(item) = items.last_mut() {
+            item.push(character);
+        }
+    }
+    items
+}
+
+/// Who is heard on the console: ranks that do not exist silence the others all the same.
+fn console_ranks(settings: &Settings<'_>) -> Result<Option<BTreeSet<LocalRank>>, CliError> {
+    let found = settings.text(&LOCAL_RANKS_FILTER)?.filter(|filter| !filter.value.is_empty());
+    let Some(Setting { origin, value }) = found else { return Ok(None) };
+    match value.split(',').map(parse_int).collect::<Option<Vec<_>>>() {
+        Some(ranks) => {
+            Ok(Some(ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).map(LocalRank).collect()))
+        }
+        None => Err(SettingError::Refused { origin, value, expected: Expected::LocalRanks }.into()),
+    }
+}
+
+/// The option, then torch's variable; empty ones count as none.
+fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
+    let option = settings.text(&LOG_LINE_PREFIX_TEMPLATE)?.filter(|template| !template.value.is_empty());
+    if let Some(template) = option {
+        return Ok(Some(template.value));
+    }
+    let Some(value) = settings.facts.filled_variable(PREFIX_VARIABLE) else { return Ok(None) };
+    match value.to_str() {
+        Some(template) => Ok(Some(template.to_owned())),
+        None => {
+            let origin = Origin::Variable(PREFIX_VARIABLE.to_owned());
+            let value = value.to_string_lossy().into_owned();
+            Err(SettingError::NotUnicode { origin, value }.into())
+        }
+    }
 }
 
 fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError> {
@@ -158,10 +230,34 @@ mod tests {
         }
     }
 
+    #[test]
+    fn two_commas_are_one_in_a_filter() {
+        for (list, items) in [
+            ("apple,orange", vec!["apple", "orange"]),
+            ("a,,b,c", vec!["a,b", "c"]),
+            ("", vec![""]),
+            ("x,", vec!["x", ""]),
+            (",,", vec![","]),
+            (",,,", vec![",", ""]),
+            (",,,,", vec![",,"]),
+            (" a , b", vec![" a ", " b"]),
+        ] {
+            assert_eq!(split_filters(list), items, "`{list}`");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_text_panics(text in "[0-9:,x ]{0,12}") {
             let _ = (parse_stream_map(&text, true), parse_stream_map(&text, false));
+        }
+
+        /// Python: `[item.replace(mark, ",") for item in text.replace(",,", mark).split(",")]`.
+        #[test]
+        fn filters_are_split_as_torchrun_splits_them(text in "[ab,]{0,12}") {
+            let marked = text.replace(",,", "\0");
+            let items: Vec<String> = marked.split(',').map(|item| item.replace('\0', ",")).collect();
+            prop_assert_eq!(split_filters(&text), items);
         }
     }
 }

@@ -10,16 +10,21 @@ pub mod notice;
 pub mod option;
 pub mod python;
 
+mod completion;
+mod endpoint;
 mod entrypoint;
 mod grammar;
 mod help;
 mod logs;
+mod plugins;
 mod python_text;
 mod rendezvous;
 mod resolve;
 mod run;
 mod settings;
+mod signals;
 mod torchrun;
+mod virtual_devices;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -29,7 +34,6 @@ pub use notice::Notice;
 
 use crate::facts::Facts;
 use crate::spec::{LaunchSpec, Persona};
-use error::Origin;
 use grammar::{Parsed, parse};
 
 /// What the command line asks for.
@@ -93,10 +97,7 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     match parsed {
         Parsed::Help => Ok(Command::Print(help::help(persona))),
         Parsed::Version => Ok(Command::Print(help::version())),
-        Parsed::Completion => {
-            let origin = Origin::Option(torchrun::PRINT_COMPLETION.long);
-            Err(SettingError::NotSupported { origin, value: String::new() }.into())
-        }
+        Parsed::Completion(shell) => Ok(Command::Print(completion::script(persona, shell))),
         Parsed::Launch(request) => {
             let launch = resolve::resolve(persona, argv0, request, facts)?;
             Ok(Command::Launch(Box::new(launch)))

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use rankrun_contract::rank::LocalWorldSize;
+
 use super::error::Origin;
 use super::python::PythonSource;
-use crate::spec::Persona;
 
 /// One thing to say once at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,10 +20,17 @@ pub enum Notice {
         /// The others, with their places.
         others: Vec<(PythonSource, PathBuf)>,
     },
-    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1.
-    SingleOmpThread {
-        /// The name we go by: torchrun has a sentence for it that people search for.
-        persona: Persona,
+    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1, as under torchrun, whose sentence people
+    /// search for.
+    SingleOmpThread,
+    /// More than one worker and no `OMP_NUM_THREADS`: they share the CPUs.
+    OmpThreads {
+        /// What each worker gets.
+        threads: u32,
+        /// CPUs that this process may run on.
+        cpus: usize,
+        /// Workers on this node.
+        workers: LocalWorldSize,
     },
     /// Something was said that has no effect here.
     Ignored {
@@ -36,11 +44,29 @@ pub enum Notice {
         /// The one.
         run_id: String,
     },
+    /// An item of `--signals-to-handle` that stops nothing.
+    Signal {
+        /// Where the list came from.
+        origin: Origin,
+        /// The item.
+        name: String,
+        /// Why.
+        problem: SignalProblem,
+    },
     /// A `LOGLEVEL` that is none.
     UnknownLogLevel {
         /// Its value.
         value: String,
     },
+}
+
+/// Why a name in `--signals-to-handle` stops nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignalProblem {
+    /// No signal has this name.
+    Unknown,
+    /// The kernel, or the launcher itself, needs it for something else.
+    CannotBeHandled,
 }
 
 /// Why a setting has no effect.
@@ -50,8 +76,16 @@ pub enum IgnoredBecause {
     Standalone,
     /// Without `--master-port` a job of one node is as with `--standalone`.
     ImplicitStandalone,
-    /// `--master-addr` says it when there is a `--master-port`.
+    /// The store has a port of the user's choice, and the address that belongs to it.
     FixedPort,
+    /// `--rdzv-endpoint` says where the store is.
+    Endpoint,
+    /// Only the static rendezvous has it.
+    OnlyStatic,
+    /// `--run-path` says how the entrypoint runs.
+    RunPath,
+    /// Workers are always started in one way.
+    OneStartMethod,
     /// `--log-dir /dev/null` makes no files.
     NoLogTree,
     /// torch has a watchdog for it, and it is not supported yet.
@@ -63,7 +97,11 @@ impl fmt::Display for IgnoredBecause {
         f.write_str(match self {
             Self::Standalone => "`--standalone` chooses for itself",
             Self::ImplicitStandalone => "one node without `--master-port` is as with `--standalone`",
-            Self::FixedPort => "with `--master-port` the workers are told `--master-addr`",
+            Self::FixedPort => "with a given port the workers are told the address given with it",
+            Self::Endpoint => "`--rdzv-endpoint` says it",
+            Self::OnlyStatic => "only the static rendezvous has it",
+            Self::RunPath => "`--run-path` says how the script runs",
+            Self::OneStartMethod => "every worker is a fresh process",
             Self::NoLogTree => "`--log-dir /dev/null` makes no files",
             Self::NotSupported => "it is not supported yet",
         })
@@ -81,16 +119,24 @@ impl fmt::Display for Notice {
                 }
                 Ok(())
             }
-            Self::SingleOmpThread { persona: Persona::Rankrun } => {
-                f.write_str("each worker gets `OMP_NUM_THREADS=1`; set the variable for more threads")
+            Self::OmpThreads { threads, cpus, workers } => {
+                let cpus = if *cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") };
+                let workers = workers.get();
+                write!(f, "each worker gets `OMP_NUM_THREADS={threads}`: {cpus} for {workers} workers")
             }
-            Self::SingleOmpThread { persona: Persona::Torchrun } => f.write_str(
+            Self::SingleOmpThread => f.write_str(
                 "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid \
                  your system being overloaded, please further tune the variable for optimal performance in \
                  your application as needed",
             ),
             Self::Ignored { origin, because } => write!(f, "{origin} has no effect: {because}"),
             Self::MadeUpRunId { run_id } => write!(f, "the run id is empty, so it is `{run_id}`"),
+            Self::Signal { origin, name, problem: SignalProblem::Unknown } => {
+                write!(f, "{origin} names `{name}`, which is no signal (they are written as in `SIGTERM`)")
+            }
+            Self::Signal { origin, name, problem: SignalProblem::CannotBeHandled } => {
+                write!(f, "{origin} names `{name}`, which a launcher cannot handle")
+            }
             Self::UnknownLogLevel { value } => {
                 write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")
             }

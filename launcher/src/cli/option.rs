@@ -34,18 +34,6 @@ pub enum Family {
     None,
 }
 
-/// Whether an option does something already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Support {
-    /// It does.
-    Now,
-    /// It is refused, unless its value is torchrun's default.
-    Later {
-        /// torchrun's default where a text can say it.
-        default: Option<&'static str>,
-    },
-}
-
 /// One option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionRow {
@@ -61,13 +49,11 @@ pub struct OptionRow {
     pub help: &'static str,
     /// Its variables.
     pub family: Family,
-    /// Whether it does something already.
-    pub support: Support,
 }
 
 impl OptionRow {
     const fn new(kind: Kind, long: &'static str, value_name: &'static str, help: &'static str) -> Self {
-        Self { long, short: None, kind, value_name, help, family: Family::Pet, support: Support::Now }
+        Self { long, short: None, kind, value_name, help, family: Family::Pet }
     }
 
     pub(super) const fn flag(long: &'static str, help: &'static str) -> Self {
@@ -109,11 +95,6 @@ impl OptionRow {
 
     pub(super) const fn family(mut self, family: Family) -> Self {
         self.family = family;
-        self
-    }
-
-    pub(super) const fn later(mut self, default: Option<&'static str>) -> Self {
-        self.support = Support::Later { default };
         self
     }
 

@@ -1,8 +1,14 @@
-//! How the workers find each other: torchrun's choice between a store on a free port and one on a given port.
+//! How the workers find each other: torchrun's choice between a store on a free port, one on a given port, and the
+//! dynamic rendezvous (contract 1.4).
+
+mod conf;
 
 use rankrun_contract::rank::RunId;
 
-use super::error::{CliError, ConfProblem, Expected, Origin, SettingError};
+use conf::{C10D_KEYS, STATIC_KEYS, check_conf};
+
+use super::endpoint::{parse_endpoint, parse_host};
+use super::error::{CliError, Expected, Origin, SettingError};
 use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
 use super::python_text::parse_int;
@@ -15,8 +21,32 @@ use crate::spec::{Persona, RendezvousSpec};
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
 const WORKER_STORE_VARIABLE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
-/// Settings of the rendezvous that have options of their own; torchrun fails on them.
-const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];
+/// Where agents meet when the endpoint names no port.
+const C10D_PORT: u16 = 29_400;
+
+/// Which rendezvous it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mode {
+    /// What was said about the others has no effect, for this reason.
+    Standalone(IgnoredBecause),
+    C10d,
+    Static {
+        addr: String,
+        port: u16,
+    },
+}
+
+/// A setting that may have no effect, and the values that then need no mention.
+type Unheard = (&'static OptionRow, [&'static str; 3]);
+
+const BACKEND: Unheard = (&RDZV_BACKEND, ["", "static", "c10d"]);
+const ENDPOINT: Unheard = (&RDZV_ENDPOINT, ["", "localhost:0", "localhost"]);
+const CONF: Unheard = (&RDZV_CONF, ["", "", ""]);
+const ID: Unheard = (&RDZV_ID, ["", "none", "none"]);
+const ADDR: Unheard = (&MASTER_ADDR, ["", "127.0.0.1", "localhost"]);
+const PORT: Unheard = (&MASTER_PORT, ["", "29500", "0"]);
+const RANK: Unheard = (&NODE_RANK, ["", "0", "0"]);
+const LOCAL: Unheard = (&LOCAL_ADDR, ["", "", ""]);
 
 /// The rendezvous, and what was said about it that has no effect.
 ///
@@ -29,67 +59,119 @@ pub(super) fn resolve_rendezvous(
     let port = settings.int(&MASTER_PORT)?;
     let node_rank = settings.int(&NODE_RANK)?;
     check_nodes(settings)?;
-    check_conf(settings)?;
-    let standalone = settings.flag(&STANDALONE)?;
-    if !standalone {
-        check_backend(settings)?;
-    }
-    if let Some(port) = port.filter(|_| !standalone) {
-        return resolve_static(settings, &port, node_rank, notices);
-    }
-    let because = if standalone { IgnoredBecause::Standalone } else { IgnoredBecause::ImplicitStandalone };
-    let ours = settings.persona == Persona::Rankrun;
-    let typed_id = settings.text(&RDZV_ID)?.map(|id| id.value).filter(|id| !id.is_empty());
-    let id_counts = ours && !standalone && typed_id.is_some();
-    for (row, without_effect) in [
-        (&RDZV_BACKEND, ["", "static", "c10d"]),
-        (&RDZV_ENDPOINT, ["", "localhost:0", "localhost"]),
-        (&RDZV_CONF, ["", "", ""]),
-        (&RDZV_ID, ["", "none", "none"]),
-        (&MASTER_ADDR, ["", "127.0.0.1", "localhost"]),
-        (&MASTER_PORT, ["", "29500", "0"]),
-        (&NODE_RANK, ["", "0", "0"]),
-    ] {
-        let found = settings.find(row).filter(|_| row != &RDZV_ID || !id_counts);
-        if let Some(found) = found.filter(|found| !without_effect.iter().any(|same| found.value == *same)) {
-            notices.push(Notice::Ignored { origin: found.origin, because });
+    match choose_mode(settings, port, notices)? {
+        Mode::Standalone(because) => {
+            check_conf(settings, C10D_KEYS)?;
+            resolve_standalone(settings, because, notices)
+        }
+        Mode::C10d => {
+            check_conf(settings, C10D_KEYS)?;
+            resolve_c10d(settings, notices)
+        }
+        Mode::Static { addr, port } => {
+            check_conf(settings, STATIC_KEYS)?;
+            if let Some(Setting { origin, value }) = node_rank.filter(|rank| rank.value != 0) {
+                return Err(refused(origin, value.to_string(), Expected::OnlyNodeRank));
+            }
+            say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
+            Ok(RendezvousSpec::Static { run_id: run_id(settings, notices)?, addr, port })
         }
     }
+}
+
+fn choose_mode(
+    settings: &Settings<'_>,
+    master_port: Option<Setting<i128>>,
+    notices: &mut Vec<Notice>,
+) -> Result<Mode, CliError> {
+    if settings.flag(&STANDALONE)? {
+        return Ok(Mode::Standalone(IgnoredBecause::Standalone));
+    }
+    let backend = settings.text(&RDZV_BACKEND)?.filter(|backend| backend.value != "static");
+    if let Some(Setting { origin, value }) = backend {
+        return match value.as_str() {
+            "c10d" => Ok(Mode::C10d),
+            "" => Err(refused(origin, value, Expected::BackendName)),
+            "etcd" | "etcd-v2" => Err(SettingError::NotSupported { origin, value }.into()),
+            _ => Err(SettingError::PythonPlugin { origin, value, built_in: &["static", "c10d"] }.into()),
+        };
+    }
+    if let Some((addr, port)) = endpoint(settings, None)? {
+        say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
+        return Ok(Mode::Static { addr, port });
+    }
+    let Some(Setting { origin, value }) = master_port else {
+        return Ok(Mode::Standalone(IgnoredBecause::ImplicitStandalone));
+    };
+    let port = u16::try_from(value).map_err(|_| refused(origin, value.to_string(), Expected::Port))?;
+    Ok(Mode::Static { addr: master_addr(settings)?, port })
+}
+
+fn resolve_standalone(
+    settings: &Settings<'_>,
+    because: IgnoredBecause,
+    notices: &mut Vec<Notice>,
+) -> Result<RendezvousSpec, CliError> {
+    let typed_id = settings.text(&RDZV_ID)?.map(|id| id.value).filter(|id| !id.is_empty());
+    let id_counts = settings.persona == Persona::Rankrun && because != IgnoredBecause::Standalone;
+    let typed_id = typed_id.filter(|_| id_counts);
+    say_unheard(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
+    if typed_id.is_none() {
+        say_unheard(settings, because, &[ID], notices);
+    }
+    say_unheard(settings, because, &[ADDR, PORT, RANK], notices);
     let fresh = || settings.facts.world().fresh_uuid().to_string();
     Ok(RendezvousSpec::Standalone {
-        run_id: RunId(typed_id.filter(|_| id_counts).unwrap_or_else(fresh)),
-        local_addr: settings.text(&LOCAL_ADDR)?.map(|addr| addr.value).filter(|addr| !addr.is_empty()),
-        worker_store: settings.facts.variable(WORKER_STORE_VARIABLE).is_some_and(|value| value == "1"),
+        run_id: RunId(typed_id.unwrap_or_else(fresh)),
+        local_addr: local_addr(settings)?,
+        worker_store: worker_store(settings),
     })
 }
 
-fn resolve_static(
-    settings: &Settings<'_>,
-    port: &Setting<i128>,
-    node_rank: Option<Setting<i128>>,
-    notices: &mut Vec<Notice>,
-) -> Result<RendezvousSpec, CliError> {
-    if let Some(Setting { origin, value }) = node_rank.filter(|rank| rank.value != 0) {
-        return Err(refused(origin, value.to_string(), Expected::OnlyNodeRank));
+fn resolve_c10d(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<RendezvousSpec, CliError> {
+    let found = endpoint(settings, Some(C10D_PORT))?;
+    let (host, port) = found.unwrap_or_else(|| ("localhost".to_owned(), C10D_PORT));
+    say_unheard(settings, IgnoredBecause::OnlyStatic, &[ADDR, PORT, RANK], notices);
+    Ok(RendezvousSpec::C10d {
+        run_id: run_id(settings, notices)?,
+        host,
+        port,
+        local_addr: local_addr(settings)?,
+        worker_store: worker_store(settings),
+    })
+}
+
+/// `--rdzv-endpoint`, where it is given and not empty.
+fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option<(String, u16)>, CliError> {
+    let found = settings.text(&RDZV_ENDPOINT)?.filter(|endpoint| !endpoint.value.is_empty());
+    let Some(Setting { origin, value }) = found else { return Ok(None) };
+    match parse_endpoint(&value).map(|(host, port)| (host, port.or(default_port))) {
+        Some((host, Some(port))) => Ok(Some((host, port))),
+        Some((_, None)) => Err(refused(origin, value, Expected::EndpointWithPort)),
+        None => Err(refused(origin, value, Expected::Endpoint)),
     }
-    if let Some(Setting { origin, value }) =
-        settings.text(&RDZV_CONF)?.filter(|conf| !conf.value.trim().is_empty())
-    {
-        return Err(SettingError::NotSupported { origin, value }.into());
+}
+
+fn master_addr(settings: &Settings<'_>) -> Result<String, CliError> {
+    match settings.text(&MASTER_ADDR)? {
+        None => Ok("127.0.0.1".to_owned()),
+        Some(Setting { origin, value }) => {
+            parse_host(value.trim_start()).ok_or_else(|| refused(origin, value, Expected::Host))
+        }
     }
-    let number = u16::try_from(port.value)
-        .map_err(|_| refused(port.origin.clone(), port.value.to_string(), Expected::Port))?;
-    let addr = match settings.text(&MASTER_ADDR)? {
-        None => "127.0.0.1".to_owned(),
-        Some(Setting { origin, value }) => match parse_host(&value) {
-            Some(host) => host,
-            None => return Err(refused(origin, value, Expected::Host)),
-        },
-    };
-    if let Some(found) = settings.find(&LOCAL_ADDR).filter(|addr| !addr.value.is_empty()) {
-        notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::FixedPort });
-    }
-    let run_id = match settings.text(&RDZV_ID)? {
+}
+
+fn local_addr(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
+    Ok(settings.text(&LOCAL_ADDR)?.map(|addr| addr.value).filter(|addr| !addr.is_empty()))
+}
+
+fn worker_store(settings: &Settings<'_>) -> bool {
+    settings.facts.variable(WORKER_STORE_VARIABLE).is_some_and(|value| value == "1")
+}
+
+/// torch's `none` where it is not given, and a made-up one where it is empty.
+fn run_id(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<RunId, CliError> {
+    Ok(RunId(match settings.text(&RDZV_ID)? {
         None => "none".to_owned(),
         Some(id) if !id.value.is_empty() => id.value,
         Some(_) => {
@@ -98,8 +180,22 @@ fn resolve_static(
             notices.push(Notice::MadeUpRunId { run_id: run_id.clone() });
             run_id
         }
-    };
-    Ok(RendezvousSpec::Static { run_id: RunId(run_id), addr, port: number })
+    }))
+}
+
+/// Mentions each setting that was given and has no effect, unless its value is what happens anyway.
+fn say_unheard(
+    settings: &Settings<'_>,
+    because: IgnoredBecause,
+    unheard: &[Unheard],
+    notices: &mut Vec<Notice>,
+) {
+    for (row, without_effect) in unheard {
+        let found = settings.find(row);
+        if let Some(found) = found.filter(|found| !without_effect.iter().any(|same| found.value == *same)) {
+            notices.push(Notice::Ignored { origin: found.origin, because });
+        }
+    }
 }
 
 fn refused(origin: Origin, value: String, expected: Expected) -> CliError {
@@ -120,50 +216,6 @@ fn parse_nodes(text: &str) -> Option<(i128, i128)> {
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     let (min, max) = (parse_int(min)?, parse_int(max)?);
     (0 < min && min <= max).then_some((min, max))
-}
-
-/// Without `--standalone` only the default backend is there, and only without an endpoint.
-fn check_backend(settings: &Settings<'_>) -> Result<(), CliError> {
-    let refuse_later = |row: &'static OptionRow, supported: &str| match settings.text(row)? {
-        Some(Setting { origin, value }) if value != supported => {
-            Err(CliError::Setting(SettingError::NotSupported { origin, value }))
-        }
-        _ => Ok(()),
-    };
-    if let Some(Setting { origin, value }) =
-        settings.text(&RDZV_BACKEND)?.filter(|name| name.value.is_empty())
-    {
-        return Err(refused(origin, value, Expected::BackendName));
-    }
-    refuse_later(&RDZV_BACKEND, "static")?;
-    refuse_later(&RDZV_ENDPOINT, "")
-}
-
-/// The syntax of `--rdzv-conf`, which torchrun checks whatever the mode.
-fn check_conf(settings: &Settings<'_>) -> Result<(), CliError> {
-    let Some(Setting { origin, value }) = settings.text(&RDZV_CONF)? else { return Ok(()) };
-    if value.trim().is_empty() {
-        return Ok(());
-    }
-    for item in value.trim().split(',') {
-        let (key, text) = item.split_once('=').unwrap_or((item, ""));
-        let problem = match (key.trim(), text.trim()) {
-            ("", _) => ConfProblem::NoKey,
-            (_, "") => ConfProblem::NoValue,
-            (key, _) if RESERVED_KEYS.contains(&key) => ConfProblem::Reserved,
-            _ => continue,
-        };
-        return Err(SettingError::RendezvousConf { origin, item: item.to_owned(), problem }.into());
-    }
-    Ok(())
-}
-
-/// A host as torch's endpoints have it: letters, digits, `_`, `.`, `:`, `-`, in brackets or not.
-fn parse_host(text: &str) -> Option<String> {
-    let host = text.trim_start();
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.' | ':' | '-');
-    (!host.is_empty() && host.chars().all(fits)).then(|| host.to_owned())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! From what was said to what is launched: every default and every precedence beyond option and variable.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
@@ -11,14 +11,19 @@ use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
 use super::logs::resolve_logs;
 use super::notice::{IgnoredBecause, Notice};
+use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::run::{GRACE, STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
-use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, NPROC_PER_NODE, ROLE, SHUTDOWN_TIMEOUT};
+use super::signals::resolve_signals;
+use super::torchrun::{
+    MAX_RESTARTS, MONITOR_INTERVAL, NPROC_PER_NODE, NUMA_BINDING, ROLE, SHUTDOWN_TIMEOUT, START_METHOD,
+};
+use super::virtual_devices::resolve_virtual_devices;
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::{EventLog, LaunchSpec, Persona, SignalSpec, StdinPolicy, StopPolicy, WorkerDefaults};
+use crate::spec::{LaunchSpec, Persona, StdinPolicy, StopPolicy, WorkerDefaults};
 
 /// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
 const MOST_WORKERS: i128 = 4_194_304;
@@ -27,9 +32,13 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// torch's default for `--shutdown-timeout`.
 const SHUTDOWN_TIMEOUT_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
-/// torch's watchdogs, which are switched on by variables alone.
-const WATCHDOG_VARIABLES: [&str; 2] =
-    ["TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"];
+/// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
+/// the kernel.
+const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
+const STUCK_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+/// Where whoever started the launcher looks for the reason of its failure.
+const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
+const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 
 /// The launch that was asked for.
 ///
@@ -48,17 +57,22 @@ pub(super) fn resolve(
     check_monitor_interval(&settings)?;
     let grace = resolve_grace(&settings)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
-    settings.refuse_unsupported()?;
+    let signals = resolve_signals(&settings, &mut notices)?;
+    let events = resolve_events(&settings)?;
+    refuse_logs_specs(&settings)?;
+    refuse_numa_binding(&settings)?;
     let workers = resolve_workers(&settings)?;
+    let virtual_devices = resolve_virtual_devices(&settings, workers)?;
     let stdin = resolve_stdin(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
-    let single_omp_thread = workers > LocalWorldSize::ONE && facts.variable("OMP_NUM_THREADS").is_none();
-    if single_omp_thread {
-        notices.push(Notice::SingleOmpThread { persona });
+    let omp_threads = resolve_omp_threads(&settings, workers, &mut notices);
+    if let Some(found) = settings.find(&START_METHOD) {
+        let because = IgnoredBecause::OneStartMethod;
+        notices.push(Notice::Ignored { origin: found.origin, because });
     }
-    for name in WATCHDOG_VARIABLES.iter().filter(|name| is_on(facts, name)) {
-        let origin = Origin::Variable((*name).to_owned());
+    if seconds_of(facts, FILE_TIMER_VARIABLE).is_some() {
+        let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
     }
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
@@ -71,26 +85,57 @@ pub(super) fn resolve(
         rendezvous,
         max_restarts,
         stop: StopPolicy { grace },
-        signals: SignalSpec::torchrun(),
-        stuck_limit: None,
+        signals,
+        stuck_limit: seconds_of(facts, STUCK_VARIABLE),
         logs,
         stdin,
         defaults: WorkerDefaults {
-            omp_threads: single_omp_thread.then_some(1),
+            omp_threads,
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         },
-        virtual_devices: None,
-        events: EventLog::Off,
-        parent_error_file: None,
+        virtual_devices,
+        events,
+        parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         left_out: None,
     };
     Ok(Launch { spec, verbosity, notices })
 }
 
-/// A number above zero, as both watchdogs are switched on.
-fn is_on(facts: &Facts, name: &str) -> bool {
-    let number = facts.variable(name).and_then(OsStr::to_str).and_then(parse_float);
-    number.is_some_and(|number| number > 0.0)
+/// A number of seconds above zero, as both watchdogs are switched on; anything else is as good as none.
+fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
+    let number = facts.variable(name).and_then(OsStr::to_str).and_then(parse_float)?;
+    Duration::try_from_secs_f64(number).ok().filter(|seconds| !seconds.is_zero())
+}
+
+/// Which CPUs are near depends on the device.
+fn refuse_numa_binding(settings: &Settings<'_>) -> Result<(), CliError> {
+    match settings.text(&NUMA_BINDING)? {
+        None => Ok(()),
+        Some(Setting { origin, value }) => Err(SettingError::NeedsAccelerator { origin, value }.into()),
+    }
+}
+
+/// Threads per worker, where several share the CPUs and the user did not say.
+fn resolve_omp_threads(
+    settings: &Settings<'_>,
+    workers: LocalWorldSize,
+    notices: &mut Vec<Notice>,
+) -> Option<u32> {
+    if workers == LocalWorldSize::ONE || settings.facts.variable(OMP_VARIABLE).is_some() {
+        return None;
+    }
+    match settings.persona {
+        Persona::Torchrun => {
+            notices.push(Notice::SingleOmpThread);
+            Some(1)
+        }
+        Persona::Rankrun => {
+            let cpus = settings.facts.world().affinity_cpus();
+            let threads = u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()).max(1);
+            notices.push(Notice::OmpThreads { threads, cpus, workers });
+            Some(threads)
+        }
+    }
 }
 
 fn refused(origin: Origin, value: impl ToString, expected: Expected) -> CliError {

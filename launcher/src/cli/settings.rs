@@ -7,9 +7,8 @@ use std::ffi::OsString;
 
 use super::error::{CliError, Origin, SettingError, UsageError};
 use super::grammar::Given;
-use super::option::{Family, Kind, OptionRow, Support};
+use super::option::{Family, OptionRow};
 use super::python_text::{parse_float, parse_int};
-use super::torchrun;
 use crate::facts::Facts;
 use crate::spec::Persona;
 
@@ -70,10 +69,11 @@ impl Settings<'_> {
         row: &'static OptionRow,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<Setting<T>>, CliError> {
-        let Some(Setting { origin, value }) = self.text(row)? else { return Ok(None) };
-        match parse(&value) {
+        let Some(Setting { origin, value }) = self.find(row) else { return Ok(None) };
+        match value.to_str().and_then(parse) {
             Some(value) => Ok(Some(Setting { origin, value })),
             None => {
+                let value = value.to_string_lossy().into_owned();
                 let error = UsageError::BadValue { option: row, origin, value };
                 Err(CliError::Usage { persona: self.persona, error })
             }
@@ -101,25 +101,5 @@ impl Settings<'_> {
     /// How often a flag was typed.
     pub(super) fn count(&self, row: &'static OptionRow) -> usize {
         self.given.iter().filter(|given| given.row == row).count()
-    }
-
-    /// Refuses what torchrun knows and we cannot do yet, however it was said.
-    pub(super) fn refuse_unsupported(&self) -> Result<(), CliError> {
-        for row in torchrun::TABLE {
-            let Support::Later { default } = row.support else { continue };
-            if row.kind == Kind::Flag && !self.flag(row)? {
-                continue;
-            }
-            let Some(Setting { origin, value }) = self.find(row) else { continue };
-            if row.kind != Kind::Flag && default.is_some_and(|default| value == default) {
-                continue;
-            }
-            let value = match row.kind {
-                Kind::Flag => String::new(),
-                _ => value.to_string_lossy().into_owned(),
-            };
-            return Err(SettingError::NotSupported { origin, value }.into());
-        }
-        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! torchrun 2.15's options, in the order of its help: names, types and defaults. The sentences are ours.
 
+use super::completion::SHELLS;
 use super::option::{Family, OptionRow};
 
 /// The usage that torchrun prints before an error.
@@ -18,15 +19,23 @@ pub(super) static NPROC_PER_NODE: OptionRow = OptionRow::text(
 );
 pub(super) static RDZV_BACKEND: OptionRow = OptionRow::text(
     "rdzv-backend",
-    "NAME",
-    "How nodes find each other; only `static` is supported yet, and without an endpoint [default: static]",
+    "static|c10d",
+    "How nodes find each other: `static`, the store on the given port, or `c10d`, a store of their own on the \
+     endpoint and the workers' on a free port; etcd is not supported yet [default: static]",
 );
-pub(super) static RDZV_ENDPOINT: OptionRow =
-    OptionRow::text("rdzv-endpoint", "HOST:PORT", "Where nodes find each other; not supported yet");
-pub(super) static RDZV_ID: OptionRow =
-    OptionRow::text("rdzv-id", "ID", "The run id [default: a fresh UUID; `none` with --master-port]");
+pub(super) static RDZV_ENDPOINT: OptionRow = OptionRow::text(
+    "rdzv-endpoint",
+    "HOST[:PORT]",
+    "Where nodes find each other: an address of this machine, an IPv6 one in brackets \
+     [default: --master-addr and --master-port; for c10d localhost:29400]",
+);
+pub(super) static RDZV_ID: OptionRow = OptionRow::text(
+    "rdzv-id",
+    "ID",
+    "The run id [default: a fresh UUID; `none` with c10d, an endpoint or --master-port]",
+);
 pub(super) static RDZV_CONF: OptionRow =
-    OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous; without effect on one node");
+    OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous; checked, without effect on one node");
 pub(super) static STANDALONE: OptionRow = OptionRow::flag(
     "standalone",
     "One node with a store on a free port, which is also what happens when nothing is said; \
@@ -42,11 +51,17 @@ pub(super) static MONITOR_INTERVAL: OptionRow = OptionRow::float(
     "SECONDS",
     "Accepted and checked, without effect: exits are noticed at once",
 );
-pub(super) static START_METHOD: OptionRow =
-    OptionRow::choice("start-method", &["spawn", "fork", "forkserver"], "How --run-path starts Python")
-        .later(Some("spawn"));
-pub(super) static EVENT_LOG_HANDLER: OptionRow =
-    OptionRow::text("event-log-handler", "NAME", "Handler of torch's events").later(Some("null"));
+pub(super) static START_METHOD: OptionRow = OptionRow::choice(
+    "start-method",
+    &["spawn", "fork", "forkserver"],
+    "Accepted, without effect: every worker is a fresh process",
+);
+pub(super) static EVENT_LOG_HANDLER: OptionRow = OptionRow::text(
+    "event-log-handler",
+    "null|console",
+    "Where torch's events go: nowhere, or to standard error as JSON lines; handlers of your own need Python \
+     [default: null]",
+);
 pub(super) static ROLE: OptionRow = OptionRow::text(
     "role",
     "NAME",
@@ -56,8 +71,10 @@ pub(super) static MODULE: OptionRow =
     OptionRow::flag("module", "ENTRYPOINT is a Python module, run as `python -m`").short(b'm');
 pub(super) static NO_PYTHON: OptionRow =
     OptionRow::flag("no-python", "ENTRYPOINT is a program; a name without a slash is looked up in PATH");
-pub(super) static RUN_PATH: OptionRow =
-    OptionRow::flag("run-path", "Run the script inside the launcher's Python").later(None);
+pub(super) static RUN_PATH: OptionRow = OptionRow::flag(
+    "run-path",
+    "Run ENTRYPOINT with Python's runpy.run_path, which records its errors; wins over --no-python and --module",
+);
 pub(super) static LOG_DIR: OptionRow = OptionRow::text(
     "log-dir",
     "DIR",
@@ -76,15 +93,25 @@ pub(super) static TEE: OptionRow = OptionRow::text(
     "Streams that go to files and, with a prefix, to the console; written as for --redirects [default: 0]",
 )
 .short(b't');
-pub(super) static LOG_LINE_PREFIX_TEMPLATE: OptionRow =
-    OptionRow::text("log-line-prefix-template", "TEMPLATE", "Prefix of tee'd lines").later(Some(""));
-pub(super) static LOCAL_RANKS_FILTER: OptionRow =
-    OptionRow::text("local-ranks-filter", "RANKS", "Local ranks shown on the console").later(Some(""));
-pub(super) static DUPLICATE_STDOUT_FILTERS: OptionRow =
-    OptionRow::text("duplicate-stdout-filters", "TEXTS", "Copy matching tee'd stdout lines to one more file")
-        .later(None);
+pub(super) static LOG_LINE_PREFIX_TEMPLATE: OptionRow = OptionRow::text(
+    "log-line-prefix-template",
+    "TEMPLATE",
+    "Prefix of tee'd lines, with ${role_name}, ${local_rank}, ${rank} and ${hostname} replaced \
+     [default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, then [${role_name}${local_rank}]:]",
+);
+pub(super) static LOCAL_RANKS_FILTER: OptionRow = OptionRow::text(
+    "local-ranks-filter",
+    "RANKS",
+    "Local ranks heard on the console, as in 0,2; files are not affected [default: all]",
+);
+pub(super) static DUPLICATE_STDOUT_FILTERS: OptionRow = OptionRow::text(
+    "duplicate-stdout-filters",
+    "TEXTS",
+    "Copy tee'd stdout lines that contain one of these texts to filtered_stdout.log; commas between the texts, \
+     two for a literal one",
+);
 pub(super) static DUPLICATE_STDERR_FILTERS: OptionRow =
-    OptionRow::text("duplicate-stderr-filters", "TEXTS", "The same for stderr").later(None);
+    OptionRow::text("duplicate-stderr-filters", "TEXTS", "The same for stderr, to filtered_stderr.log");
 pub(super) static NODE_RANK: OptionRow =
     OptionRow::int("node-rank", "N", "Rank of this node; a job of one node has only 0 [default: 0]");
 pub(super) static MASTER_ADDR: OptionRow =
@@ -100,29 +127,32 @@ pub(super) static LOCAL_ADDR: OptionRow = OptionRow::text(
     "MASTER_ADDR where the store is on a free port [default: 127.0.0.1]",
 );
 pub(super) static LOGS_SPECS: OptionRow =
-    OptionRow::text("logs-specs", "NAME", "Python plug-in for the logs").family(Family::None).later(None);
+    OptionRow::text("logs-specs", "NAME", "Refused: it names a plug-in that only Python could load")
+        .family(Family::None);
 pub(super) static NUMA_BINDING: OptionRow = OptionRow::choice(
     "numa-binding",
     &["node", "socket", "exclusive", "core-complex"],
-    "Pin workers to CPUs near their device",
+    "Bind workers to CPUs near their accelerator; refused, as no accelerator is supported yet",
 )
-.family(Family::None)
-.later(None);
-pub(super) static SIGNALS_TO_HANDLE: OptionRow =
-    OptionRow::text("signals-to-handle", "SIGNALS", "Signals caught and forwarded")
-        .later(Some("SIGTERM,SIGINT,SIGHUP,SIGQUIT"));
+.family(Family::None);
+pub(super) static SIGNALS_TO_HANDLE: OptionRow = OptionRow::text(
+    "signals-to-handle",
+    "SIGNALS",
+    "Signals that stop the job; the workers get the same one [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]",
+);
 pub(super) static SHUTDOWN_TIMEOUT: OptionRow = OptionRow::int(
     "shutdown-timeout",
     "SECONDS",
     "From the signal that stops the workers to SIGKILL \
      [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, then 30]",
 );
-pub(super) static VIRTUAL_LOCAL_RANK: OptionRow =
-    OptionRow::flag("virtual-local-rank", "One visible device per worker").later(None);
+pub(super) static VIRTUAL_LOCAL_RANK: OptionRow = OptionRow::flag(
+    "virtual-local-rank",
+    "Each worker sees one device of CUDA_VISIBLE_DEVICES (or HIP_VISIBLE_DEVICES) and has LOCAL_RANK=0",
+);
 pub(super) static PRINT_COMPLETION: OptionRow =
-    OptionRow::choice("print-completion", &["bash", "zsh", "tcsh"], "Print a shell completion script")
-        .family(Family::None)
-        .later(None);
+    OptionRow::choice("print-completion", SHELLS, "Print a completion script for this shell and exit")
+        .family(Family::None);
 
 /// Every option of torchrun 2.15, in argparse's order, which is the order of the names in its messages.
 pub(super) const TABLE: &[&OptionRow] = &[

@@ -157,13 +157,18 @@ impl Guard {
     fn forward(&mut self, signal: i32) {
         // What the agent answered by now came before this signal, however late we read the two.
         self.read_messages();
+        if !self.handled.stops(signal) {
+            // For the workers: it is neither answered nor counted, and must not hide a wish to stop behind it.
+            let _ = self.link.send_to_agent(ToAgent::Signal(signal));
+            return;
+        }
         match self.forwarded {
             None => {
                 self.forwarded = Some(Instant::now());
                 // An agent that is gone is noticed by its exit.
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
-            Some(since) if since.elapsed() > ANSWER_LIMIT && self.handled.stops(signal) => {
+            Some(since) if since.elapsed() > ANSWER_LIMIT => {
                 self.killed_for = Some(signal);
                 let _ = kill(self.agent, Signal::SIGKILL);
             }
@@ -185,27 +190,45 @@ mod tests {
     use super::*;
     use crate::spec::{Persona, SignalSpec};
 
+    /// A guard of this launch, and what the agent would hear.
+    fn guard_of(signals: &SignalSpec) -> (Guard, Link) {
+        let (link, agent_end) = link::pair().unwrap();
+        let handled = HandledSignals::of(signals, Persona::Torchrun);
+        let inbox = SignalInbox::open(&handled).unwrap();
+        let (agent, scope) = (Pid::from_raw(i32::MAX), Scope::All);
+        let guard =
+            Guard { agent, link, inbox, handled, scope, forwarded: None, killed_for: None, status: None };
+        (guard, agent_end)
+    }
+
+    fn heard(agent_end: &Link, count: usize) -> Vec<Received<ToAgent>> {
+        std::iter::repeat_with(|| agent_end.receive_from_guard()).take(count).collect()
+    }
+
+    const fn signal(number: i32) -> Received<ToAgent> {
+        Received::Message(ToAgent::Signal(number))
+    }
+
     #[test]
     fn an_answer_that_is_not_read_yet_makes_the_next_signal_a_second_one() {
-        let (guard_end, agent_end) = link::pair().unwrap();
-        let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Torchrun);
-        let mut guard = Guard {
-            agent: Pid::from_raw(i32::MAX),
-            link: guard_end,
-            inbox: SignalInbox::open(&handled).unwrap(),
-            handled,
-            scope: Scope::All,
-            forwarded: None,
-            killed_for: None,
-            status: None,
-        };
+        let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
         guard.forward(libc::SIGTERM);
         // Not answered yet: the same wish by another way.
         guard.forward(libc::SIGTERM);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
         guard.forward(libc::SIGINT);
-        let sent: Vec<_> = std::iter::repeat_with(|| agent_end.receive_from_guard()).take(3).collect();
-        let signal = |number| Received::Message(ToAgent::Signal(number));
-        assert_eq!(sent, [signal(libc::SIGTERM), signal(libc::SIGINT), Received::Nothing]);
+        assert_eq!(heard(&agent_end, 3), [signal(libc::SIGTERM), signal(libc::SIGINT), Received::Nothing]);
+    }
+
+    #[test]
+    fn what_is_for_the_workers_never_hides_a_wish_to_stop() {
+        let (mut guard, agent_end) =
+            guard_of(&SignalSpec { forward: vec![Signal::SIGUSR1], ..SignalSpec::torchrun() });
+        for number in [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1, libc::SIGTERM] {
+            guard.forward(number);
+        }
+        let sent = [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1].map(signal);
+        assert_eq!(heard(&agent_end, 3), sent);
+        assert_eq!(heard(&agent_end, 1), [Received::Nothing]);
     }
 }

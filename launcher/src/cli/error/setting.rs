@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use rankrun_contract::rank::LocalRank;
+
 use super::{Origin, SEE_HELP};
 
 /// What was asked for cannot be done.
@@ -31,6 +33,40 @@ pub enum SettingError {
         origin: Origin,
         /// Its value; empty for a flag.
         value: String,
+    },
+    /// Something that torchrun looks for among Python's plug-ins.
+    #[error("{origin} is `{value}`, a plug-in that only Python could load")]
+    PythonPlugin {
+        /// Where it came from.
+        origin: Origin,
+        /// Its name.
+        value: String,
+        /// What works without.
+        built_in: &'static [&'static str],
+    },
+    /// `--numa-binding`: near which device?
+    #[error("{origin} is `{value}`, and binding needs an accelerator, none of which is supported yet")]
+    NeedsAccelerator {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+    },
+    /// `--virtual-local-rank` with fewer visible devices than workers.
+    #[error("`{variable}` is `{value}`, which has no device for local rank {local_rank}")]
+    TooFewDevices {
+        /// Which list.
+        variable: &'static str,
+        /// The list.
+        value: String,
+        /// The first worker without a device.
+        local_rank: LocalRank,
+    },
+    /// Lines are to be copied to a file, and there are no files.
+    #[error("{origin} copies lines to a file, and `--log-dir /dev/null` makes none")]
+    DuplicatesWithoutFiles {
+        /// Which filter.
+        origin: Origin,
     },
     /// `auto` where torch would count accelerators.
     #[error("{origin} is `auto`, and counting accelerators is not supported yet (`{device}` exists)")]
@@ -124,6 +160,12 @@ pub enum Expected {
     OnlyNodeRank,
     /// A host name or address.
     Host,
+    /// `--rdzv-endpoint`
+    Endpoint,
+    /// `--rdzv-endpoint` of a rendezvous that has no port of its own.
+    EndpointWithPort,
+    /// `--local-ranks-filter`
+    LocalRanks,
     /// The name of a rendezvous backend.
     BackendName,
     /// A `--redirects` or `--tee` text.
@@ -144,6 +186,11 @@ impl fmt::Display for Expected {
             Self::Port => "a port from 0 to 65535",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",
+            Self::Endpoint => {
+                "HOST or HOST:PORT, with a port from 0 to 65535 and an IPv6 address in brackets"
+            }
+            Self::EndpointWithPort => "HOST:PORT: a static rendezvous needs the port",
+            Self::LocalRanks => "a list of local ranks, such as `0,2`",
             Self::BackendName => "the name of a rendezvous backend",
             Self::Streams { any_rank: true } => "0, 1, 2 or 3, or a list such as `0:3,12:1`",
             Self::Streams { any_rank: false } => {
@@ -162,6 +209,14 @@ pub enum ConfProblem {
     NoValue,
     /// A key that the launcher itself sets.
     Reserved,
+    /// Seconds or a count, and not a whole number above zero.
+    Positive,
+    /// `cas_backoff_max_seconds`
+    Backoff,
+    /// `is_host`
+    YesOrNo,
+    /// `store_type`
+    StoreType,
 }
 
 impl fmt::Display for ConfProblem {
@@ -170,6 +225,10 @@ impl fmt::Display for ConfProblem {
             Self::NoKey => "which has no key",
             Self::NoValue => "which has no value",
             Self::Reserved => "whose key has an option of its own",
+            Self::Positive => "whose value is not a whole number above 0",
+            Self::Backoff => "whose value is not a number of seconds from 0 up",
+            Self::YesOrNo => "whose value is neither `true` nor `false`",
+            Self::StoreType => "whose value is neither `tcp` nor `file`",
         })
     }
 }
@@ -229,7 +288,21 @@ impl SettingError {
             Self::CountsAccelerators { .. } => {
                 Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
             }
-            Self::RendezvousConf { .. } => Some("write `key=value,key=value`".to_owned()),
+            Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
+            Self::PythonPlugin { built_in: names, .. } => {
+                let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+                Some(format!("leave it out, or take one that is built in: {}", names.join(" or ")))
+            }
+            Self::NeedsAccelerator { .. } => {
+                Some("leave it out; `taskset` in front of the launcher binds the whole job".to_owned())
+            }
+            Self::TooFewDevices { .. } => {
+                Some("list a device for each worker, or start fewer with `--nproc-per-node`".to_owned())
+            }
+            Self::DuplicatesWithoutFiles { .. } => {
+                Some("name a log folder, or leave the filter out".to_owned())
+            }
+            Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
@@ -243,22 +316,24 @@ impl SettingError {
     }
 }
 
+const fn conf_hint(problem: ConfProblem) -> &'static str {
+    match problem {
+        ConfProblem::NoKey | ConfProblem::NoValue => "write `key=value,key=value`",
+        ConfProblem::Reserved => "give it by that option",
+        ConfProblem::Positive | ConfProblem::Backoff | ConfProblem::YesOrNo | ConfProblem::StoreType => {
+            "leave the key out: a job of one node waits for nobody"
+        }
+    }
+}
+
 fn not_supported_hint(origin: &Origin) -> Option<String> {
     match origin {
         Origin::Variable(name) => Some(format!("unset `{name}`")),
-        Origin::Option("nnodes" | "rdzv-backend" | "rdzv-endpoint" | "rdzv-conf") => {
-            Some("a job of one node needs no more than `--standalone`".to_owned())
-        }
         Origin::Option("nproc-per-node") => {
             Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
         }
-        Origin::Option("run-path") => {
-            Some("leave it out: the script then runs as `python -u SCRIPT`".to_owned())
-        }
-        Origin::Option("logs-specs" | "event-log-handler") => {
-            Some("it names a Python plug-in, which only Python can load".to_owned())
-        }
-        Origin::Option(_) => Some("leave it out, or launch this job with torchrun until it is".to_owned()),
+        // What is left needs more than this node.
+        Origin::Option(_) => Some("a job of one node needs no more than `--standalone`".to_owned()),
     }
 }
 

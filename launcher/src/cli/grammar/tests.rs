@@ -70,7 +70,7 @@ fn the_command_line_is_read_as_argparse_reads_it() {
         ("-h", "Help"),
         ("--he --whatever", "Help"),
         ("--whatever -mh", "Help"),
-        ("--print-completion bash", "Completion"),
+        ("--print-completion bash", "Completion(Bash)"),
     ] {
         assert_eq!(summary(Persona::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
     }

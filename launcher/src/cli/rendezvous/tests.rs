@@ -90,6 +90,109 @@ fn with_a_port_a_job_is_static() {
 }
 
 #[test]
+fn an_endpoint_is_static_too() {
+    for (line, spec) in [
+        ("torchrun --rdzv-endpoint h:7", fixed("none", "h", 7)),
+        ("torchrun --rdzv-endpoint=[::1]:7 --rdzv-backend static --rdzv-id j", fixed("j", "::1", 7)),
+        ("torchrun --rdzv-endpoint h:0 --rdzv-conf timeout=9,join_timeout=x,rank=x", fixed("none", "h", 0)),
+    ] {
+        assert_eq!(chosen(line, &[]), (spec, vec![]), "`{line}`");
+    }
+    let (spec, said) = chosen("torchrun --rdzv-endpoint h:7 --master-port 5 --master-addr a", &[]);
+    assert_eq!(spec, fixed("none", "h", 7));
+    assert_eq!(said, ["--master-addr", "--master-port"]);
+    assert_eq!(chosen("torchrun --role a", &[("PET_RDZV_ENDPOINT", " h:7 ")]).0, fixed("none", "h", 7));
+}
+
+#[test]
+fn a_dynamic_rendezvous_of_one_node() {
+    let c10d = |run_id: &str, host: &str, port: u16| RendezvousSpec::C10d {
+        run_id: RunId(run_id.to_owned()),
+        host: host.to_owned(),
+        port,
+        local_addr: None,
+        worker_store: false,
+    };
+    for (line, spec) in [
+        ("torchrun --rdzv-backend c10d", c10d("none", "localhost", 29_400)),
+        ("torchrun --rdzv-backend c10d --rdzv-endpoint h --rdzv-id j", c10d("j", "h", 29_400)),
+        ("rankrun --rdzv-backend c10d --rdzv-endpoint h:7 --nnodes 1:1", c10d("none", "h", 7)),
+        ("torchrun --rdzv-backend c10d --rdzv-endpoint [::1]:0", c10d("none", "::1", 0)),
+        (
+            "torchrun --rdzv-backend c10d --rdzv-conf is_host=Yes,store_type=TCP,timeout=x",
+            c10d("none", "localhost", 29_400),
+        ),
+    ] {
+        assert_eq!(chosen(line, &[]), (spec, vec![]), "`{line}`");
+    }
+    let (spec, said) = chosen("torchrun --rdzv-backend c10d --rdzv-id= --master-port 5 --node-rank 1", &[]);
+    assert_eq!(spec, c10d("7", "localhost", 29_400));
+    assert_eq!(said, ["--master-port", "--node-rank", "the run id is empty, so it is 7"]);
+    assert_eq!(
+        chosen(
+            "torchrun --rdzv-backend c10d --local-addr a",
+            &[("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), ("PET_RDZV_ENDPOINT", "h:7")]
+        )
+        .0,
+        RendezvousSpec::C10d {
+            run_id: RunId("none".to_owned()),
+            host: "h".to_owned(),
+            port: 7,
+            local_addr: Some("a".to_owned()),
+            worker_store: true,
+        }
+    );
+}
+
+#[test]
+fn the_keys_of_a_rendezvous_have_types() {
+    let positive = "whose value is not a whole number above 0";
+    let c10d = ["--rdzv-backend c10d", "--standalone", "--role a"];
+    let fixed = ["--rdzv-endpoint h:1", "--master-port 5"];
+    for (conf, problem) in [
+        ("join_timeout=abc", positive),
+        ("join_timeout=0.5", positive),
+        ("last_call_timeout=0", positive),
+        ("close_timeout=-1", positive),
+        ("heartbeat_timeout=x", positive),
+        ("read_timeout=0", positive),
+        ("keep_alive_interval=0", positive),
+        ("keep_alive_max_attempt=0", positive),
+        ("cas_backoff_max_seconds=inf", "whose value is not a number of seconds from 0 up"),
+        ("cas_backoff_max_seconds=x", "whose value is not a number of seconds from 0 up"),
+        ("is_host=2", "whose value is neither `true` nor `false`"),
+        ("store_type=redis", "whose value is neither `tcp` nor `file`"),
+        ("a=1,join_timeout=5,join_timeout=x", positive),
+    ] {
+        for mode in c10d {
+            let error = try_launch(&format!("torchrun {mode} --rdzv-conf {conf}"), &[]).unwrap_err();
+            let item = conf.rsplit(',').next().unwrap_or_default();
+            assert_eq!(error.to_string(), format!("`--rdzv-conf` has the item `{item}`, {problem}"));
+            assert_eq!(error.exit_code(), 1);
+        }
+        for mode in fixed {
+            assert!(try_launch(&format!("torchrun {mode} --rdzv-conf {conf}"), &[]).is_ok(), "{conf}");
+        }
+    }
+    for conf in ["timeout=x", "timeout=0", "timeout=1.5"] {
+        for mode in fixed {
+            let error = try_launch(&format!("torchrun {mode} --rdzv-conf {conf}"), &[]).unwrap_err();
+            assert_eq!(error.to_string(), format!("`--rdzv-conf` has the item `{conf}`, {positive}"));
+        }
+        for mode in c10d {
+            assert!(try_launch(&format!("torchrun {mode} --rdzv-conf {conf}"), &[]).is_ok(), "{conf}");
+        }
+    }
+    let fine =
+        "join_timeout=+1_0,heartbeat=x,join_timeout=5,cas_backoff_max_seconds=.5,is_host=T,store_type=tcp";
+    assert!(try_launch(&format!("torchrun --rdzv-backend c10d --rdzv-conf {fine}"), &[]).is_ok());
+    for conf in ["is_host=0", "is_host=No", "store_type=File"] {
+        let error = try_launch(&format!("torchrun --rdzv-backend c10d --rdzv-conf {conf}"), &[]).unwrap_err();
+        assert_eq!(error.to_string(), format!("`--rdzv-conf` = `{conf}` is not supported yet"));
+    }
+}
+
+#[test]
 fn the_published_address_and_the_owner_of_the_store() {
     let spec = |line: &str, value: &str| chosen(line, &[("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)]).0;
     let run_id = || RunId(UUID.to_owned());
@@ -121,10 +224,14 @@ fn what_torchrun_refuses_is_refused() {
             "torchrun --master-port 5 --node-rank 1",
             "`--node-rank` is `1`, which is not 0, the only node rank",
         ),
+        ("torchrun --rdzv-endpoint h", "`--rdzv-endpoint` is `h`, which is not HOST:PORT"),
+        ("torchrun --rdzv-endpoint [::1]", "`--rdzv-endpoint` is `[::1]`, which is not HOST:PORT"),
+        ("torchrun --rdzv-endpoint h:x", "`--rdzv-endpoint` is `h:x`, which is not HOST or HOST:PORT"),
         (
-            "torchrun --master-port 5 --rdzv-conf timeout=5",
-            "`--rdzv-conf` = `timeout=5` is not supported yet",
+            "torchrun --rdzv-backend c10d --rdzv-endpoint tcp://h:1",
+            "`--rdzv-endpoint` is `tcp://h:1`, which is not HOST or HOST:PORT",
         ),
+        ("torchrun --rdzv-endpoint h:1 --node-rank 1", "`--node-rank` is `1`, which is not 0"),
         ("torchrun --standalone --nnodes 2", "`--nnodes` = `2` is not supported yet"),
     ] {
         let error = try_launch(line, &[]).unwrap_err();

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use super::*;
 use crate::cli::{Command, interpret};
 use crate::facts::fake::FakeWorld;
-use crate::spec::RendezvousSpec;
+use crate::spec::{EventLog, RendezvousSpec};
 
 fn world() -> FakeWorld {
     FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python")
@@ -161,7 +161,7 @@ fn the_grace_is_the_last_one_said() {
 fn one_open_mp_thread_unless_the_user_said() {
     let two = launch("--nproc-per-node=2", &[]);
     assert!(two.spec.defaults.omp_threads == Some(1));
-    assert_eq!(two.notices, [Notice::SingleOmpThread { persona: Persona::Torchrun }]);
+    assert_eq!(two.notices, [Notice::SingleOmpThread]);
     for (options, environment) in
         [("--nproc-per-node=1", vec![]), ("--nproc-per-node=2", vec![("OMP_NUM_THREADS", "")])]
     {
@@ -171,39 +171,114 @@ fn one_open_mp_thread_unless_the_user_said() {
 }
 
 #[test]
-fn what_is_not_built_yet_is_refused_and_never_ignored() {
-    for (option, variable, value) in [
-        ("--start-method=fork", "PET_START_METHOD", "fork"),
-        ("--event-log-handler=console", "PET_EVENT_LOG_HANDLER", "console"),
-        ("--run-path", "PET_RUN_PATH", "1"),
-        ("--log-line-prefix-template=x", "PET_LOG_LINE_PREFIX_TEMPLATE", "x"),
-        ("--local-ranks-filter=0", "PET_LOCAL_RANKS_FILTER", "0"),
-        ("--duplicate-stdout-filters=a", "PET_DUPLICATE_STDOUT_FILTERS", "a"),
-        ("--duplicate-stderr-filters=", "PET_DUPLICATE_STDERR_FILTERS", ""),
-        ("--logs-specs=a", "", ""),
-        ("--numa-binding=node", "", ""),
-        ("--signals-to-handle=SIGTERM", "PET_SIGNALS_TO_HANDLE", "SIGUSR1"),
-        ("--virtual-local-rank", "PET_VIRTUAL_LOCAL_RANK", "3"),
-        ("--rdzv-backend=c10d", "PET_RDZV_BACKEND", "etcd"),
-        ("--rdzv-endpoint=h:1", "PET_RDZV_ENDPOINT", "h"),
-        ("--nnodes=2", "PET_NNODES", "1:4"),
+fn under_our_own_name_the_workers_share_the_cpus() {
+    let ours = |cpus: usize, count: &str, environment: &[(&str, &str)]| {
+        let line = format!("rankrun|--nproc-per-node={count}|x.py");
+        let launch = try_launch(world().cpus(cpus), &line, environment).unwrap();
+        let said: Vec<String> = launch.notices.iter().map(ToString::to_string).collect();
+        (launch.spec.defaults.omp_threads, said)
+    };
+    let line = |text: &str| vec![format!("each worker gets `OMP_NUM_THREADS={text}")];
+    assert_eq!(ours(8, "2", &[]), (Some(4), line("4`: 8 CPUs for 2 workers")));
+    assert_eq!(ours(7, "2", &[]), (Some(3), line("3`: 7 CPUs for 2 workers")));
+    assert_eq!(ours(1, "3", &[]), (Some(1), line("1`: 1 CPU for 3 workers")));
+    assert_eq!(ours(8, "1", &[]), (None, vec![]));
+    assert_eq!(ours(8, "2", &[("OMP_NUM_THREADS", "6")]), (None, vec![]));
+}
+
+#[test]
+fn what_one_node_without_accelerators_and_without_python_cannot_do_is_refused() {
+    for (option, variable, value, message) in [
+        ("--logs-specs=a", "", "", "`a`, a plug-in that only Python could load"),
+        ("--event-log-handler=a", "PET_EVENT_LOG_HANDLER", "", "a plug-in that only Python could load"),
+        ("--rdzv-backend=mine", "PET_RDZV_BACKEND", "mine", "`mine`, a plug-in that only Python could load"),
+        ("--numa-binding=node", "", "", "`node`, and binding needs an accelerator"),
+        ("--rdzv-backend=etcd", "PET_RDZV_BACKEND", "etcd-v2", "not supported yet"),
+        ("--rdzv-conf=is_host=0", "PET_RDZV_CONF", "is_host=No", "not supported yet"),
+        ("--nnodes=2", "PET_NNODES", "1:4", "not supported yet"),
     ] {
         let name = option.split('=').next().unwrap_or_default();
-        let (code, text) = refusal(option, &[]);
-        assert!(code == 1 && text.ends_with("is not supported yet") && text.contains(name), "{code} {text}");
+        let refused = |option: &str, environment: &[(&str, &str)]| {
+            let error = try_launch(world(), &format!("torchrun|{option}|x.py"), environment).unwrap_err();
+            assert!(error.hint().is_some(), "{option}: {error}");
+            (error.exit_code(), error.to_string())
+        };
+        let (code, text) = refused(option, &[]);
+        assert!(code == 1 && text.contains(message) && text.contains(name), "{code} {text}");
         if !variable.is_empty() {
-            let (code, text) = refusal("--role=a", &[(variable, value)]);
-            assert!(code == 1 && text.ends_with("is not supported yet") && text.contains(variable), "{text}");
+            let (code, text) = refused("--role=a", &[(variable, value)]);
+            assert!(code == 1 && text.contains(message) && text.contains(variable), "{code} {text}");
         }
     }
-    // torchrun's own defaults are not something else than what we do.
-    let defaults = "--start-method=spawn|--event-log-handler=null|--log-line-prefix-template=|\
-                    --local-ranks-filter=|--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT|--rdzv-backend=static|\
+}
+
+#[test]
+fn torchruns_defaults_say_nothing_new() {
+    let defaults = "--event-log-handler=null|--log-line-prefix-template=|--local-ranks-filter=|\
+                    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT|--rdzv-backend=static|\
                     --rdzv-endpoint=|--rdzv-conf=|--node-rank=0|--nnodes=1";
     assert_eq!(launch(defaults, &[]), launch("--standalone", &[]));
-    let watchdog = launch("--standalone", &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")]);
+    assert_eq!(launch("--event-log-handler=dynamic_rendezvous", &[]), launch("--standalone", &[]));
+    assert_eq!(launch("--event-log-handler=console", &[]).spec.events, EventLog::Console);
+    for (option, variable) in [("--start-method=spawn", "--start-method"), ("--role=a", "PET_START_METHOD")] {
+        // argparse checks no choice that stands in a variable.
+        let environment = [("PET_START_METHOD", "foo")];
+        let launch = launch(option, if variable.starts_with('P') { &environment } else { &[] });
+        let said: Vec<String> = launch.notices.iter().map(ToString::to_string).collect();
+        assert_eq!(said, [format!("`{variable}` has no effect: every worker is a fresh process")]);
+    }
+    assert_eq!(refusal("--start-method=foo", &[]).0, 2);
+}
+
+#[test]
+fn watchdogs_and_the_error_file_are_variables_alone() {
+    let timer = launch("--standalone", &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")]);
     assert_eq!(
-        watchdog.notices[0].to_string(),
+        timer.notices[0].to_string(),
         "`TORCHELASTIC_ENABLE_FILE_TIMER` has no effect: it is not supported yet"
     );
+    for (value, seconds) in [
+        ("2", Some(2.0)),
+        (" 0.5 ", Some(0.5)),
+        ("1e3", Some(1000.0)),
+        ("0", None),
+        ("-1", None),
+        ("", None),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+    ] {
+        let launch = launch("--standalone", &[("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", value)]);
+        assert_eq!(launch.spec.stuck_limit, seconds.map(Duration::from_secs_f64), "`{value}`");
+        assert_eq!(launch.notices, []);
+    }
+    let error_file =
+        |value: &str| launch("--standalone", &[("TORCHELASTIC_ERROR_FILE", value)]).spec.parent_error_file;
+    assert_eq!(error_file("/a/error.json"), Some(PathBuf::from("/a/error.json")));
+    assert_eq!(error_file(""), None);
+}
+
+#[test]
+fn a_bad_variable_is_named_under_both_names() {
+    for name in ["torchrun", "rankrun"] {
+        for (variable, value) in [
+            ("PET_MAX_RESTARTS", "x"),
+            ("PET_MASTER_PORT", ""),
+            ("PET_NODE_RANK", "x"),
+            ("PET_MONITOR_INTERVAL", "x"),
+            ("PET_SHUTDOWN_TIMEOUT", "1.5"),
+            ("PET_NPROC_PER_NODE", "x"),
+            ("PET_NNODES", "x"),
+            ("PET_RDZV_ENDPOINT", "a/b"),
+            ("PET_RDZV_CONF", "a"),
+            ("PET_REDIRECTS", "0:9"),
+            ("PET_TEE", "a:1"),
+            ("PET_LOCAL_RANKS_FILTER", "x"),
+            ("PET_MODULE", "x"),
+            ("PET_LOG_DIR", "x.py"),
+        ] {
+            let error = try_launch(world(), &format!("{name}|x.py"), &[(variable, value)]).unwrap_err();
+            assert!(error.to_string().contains(variable), "{name}: {error}");
+        }
+    }
 }

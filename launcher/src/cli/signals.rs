@@ -1,0 +1,115 @@
+//! Which signals stop the job: `--signals-to-handle`.
+
+use std::str::FromStr;
+
+use nix::sys::signal::Signal;
+
+use super::error::CliError;
+use super::notice::{Notice, SignalProblem};
+use super::settings::{Setting, Settings};
+use super::torchrun::SIGNALS_TO_HANDLE;
+use crate::spec::{Persona, SignalSpec};
+
+/// Signals that schedulers and users send to a job to tell it something; a launcher that dies of them takes the
+/// workers with it.
+const FOR_WORKERS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
+/// Names that Python knows for signals which have another one too.
+const ALIASES: [(&str, Signal); 2] = [("SIGCLD", Signal::SIGCHLD), ("SIGPOLL", Signal::SIGIO)];
+
+/// What stops the job, and what goes on to the workers. A name that cannot be handled is left out, aloud.
+///
+/// # Errors
+/// A text that is not UTF-8.
+pub(super) fn resolve_signals(
+    settings: &Settings<'_>,
+    notices: &mut Vec<Notice>,
+) -> Result<SignalSpec, CliError> {
+    let mut spec = SignalSpec::torchrun();
+    if let Some(Setting { origin, value }) = settings.text(&SIGNALS_TO_HANDLE)? {
+        spec.stop.clear();
+        for name in value.split(',').map(str::trim) {
+            match parse_signal(name) {
+                Ok(signal) if spec.stop.contains(&signal) => {}
+                Ok(signal) => spec.stop.push(signal),
+                Err(problem) => {
+                    notices.push(Notice::Signal { origin: origin.clone(), name: name.to_owned(), problem });
+                }
+            }
+        }
+        spec.text = value;
+    }
+    if settings.persona == Persona::Rankrun {
+        spec.forward = FOR_WORKERS.into_iter().filter(|signal| !spec.stop.contains(signal)).collect();
+    }
+    Ok(spec)
+}
+
+/// A signal by Python's name for it, `SIG` included.
+fn parse_signal(name: &str) -> Result<Signal, SignalProblem> {
+    let alias = || ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, signal)| *signal);
+    let Some(signal) = Signal::from_str(name).ok().or_else(alias) else {
+        let real_time = matches!(name, "SIGRTMIN" | "SIGRTMAX");
+        return Err(if real_time { SignalProblem::CannotBeHandled } else { SignalProblem::Unknown });
+    };
+    match signal {
+        // The kernel's own, and those that tell us of children and of the terminal's size.
+        Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD | Signal::SIGWINCH => {
+            Err(SignalProblem::CannotBeHandled)
+        }
+        signal => Ok(signal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::cli::{Command, interpret};
+    use crate::facts::fake::FakeWorld;
+
+    fn signals(words: &[&str], environment: &[(&str, &str)]) -> (SignalSpec, Vec<String>) {
+        let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
+        let mut environment = environment.to_vec();
+        environment.push(("PATH", "/usr/bin"));
+        let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
+        let Ok(Command::Launch(launch)) = interpret(&argv, &facts) else { panic!("{words:?} is refused") };
+        (launch.spec.signals, launch.notices.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn torchruns_four_unless_the_user_says() {
+        assert_eq!(signals(&["torchrun"], &[]), (SignalSpec::torchrun(), vec![]));
+        let forward = vec![Signal::SIGUSR1, Signal::SIGUSR2];
+        assert_eq!(signals(&["rankrun"], &[]).0, SignalSpec { forward, ..SignalSpec::torchrun() });
+    }
+
+    #[test]
+    fn a_list_is_taken_as_it_is_written() {
+        let text = " SIGTERM , SIGUSR1,SIGTERM";
+        let (stop, text) = (vec![Signal::SIGTERM, Signal::SIGUSR1], text.to_owned());
+        let forward = vec![Signal::SIGUSR2];
+        let spec = SignalSpec { text: text.clone(), stop, forward };
+        assert_eq!(signals(&["rankrun", "--signals-to-handle", &text], &[]), (spec.clone(), vec![]));
+        let spec = SignalSpec { forward: vec![], ..spec };
+        assert_eq!(signals(&["torchrun"], &[("PET_SIGNALS_TO_HANDLE", &text)]), (spec, vec![]));
+    }
+
+    #[test]
+    fn what_cannot_be_handled_is_said_and_the_rest_works() {
+        let (spec, said) =
+            signals(&["torchrun", "--signals-to-handle", "SIGKILL,SIGHUP,TERM,SIGCLD,SIGPOLL"], &[]);
+        assert_eq!(spec.stop, [Signal::SIGHUP, Signal::SIGIO]);
+        assert_eq!(
+            said,
+            [
+                "`--signals-to-handle` names `SIGKILL`, which a launcher cannot handle",
+                "`--signals-to-handle` names `TERM`, which is no signal (they are written as in `SIGTERM`)",
+                "`--signals-to-handle` names `SIGCLD`, which a launcher cannot handle",
+            ]
+        );
+        let (spec, said) = signals(&["rankrun"], &[("PET_SIGNALS_TO_HANDLE", "")]);
+        assert_eq!((spec.text.as_str(), spec.stop.len(), said.len()), ("", 0, 1));
+        assert!(said[0].starts_with("`PET_SIGNALS_TO_HANDLE` names ``, which is no signal"), "{said:?}");
+    }
+}
