@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
+use rankrun_contract::rank::{LocalRank, Rank};
 use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
@@ -16,8 +16,9 @@ use crate::agent::message::WorkerEnd;
 use crate::logs::tree::Attempt;
 use crate::placement::{Device, Placement};
 use crate::reporter::local_time::LocalTime;
-use crate::reporter::summary::{FailureCard, OtherEnd};
+use crate::reporter::summary::{FailureCard, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
+use crate::spec::{Entrypoint, LaunchSpec};
 
 /// What the worker group knows beside the ends.
 pub(super) struct Evidence<'a> {
@@ -25,8 +26,8 @@ pub(super) struct Evidence<'a> {
     pub(super) placements: &'a [Placement],
     /// When the generation was started.
     pub(super) started: SystemTime,
-    /// The budget.
-    pub(super) max_restarts: RestartCount,
+    /// What was asked for.
+    pub(super) spec: &'a LaunchSpec,
     /// The folders of the generation, if there are any.
     pub(super) attempt: Option<&'a Attempt>,
     /// What the workers of the generation wrote about their failures.
@@ -61,10 +62,16 @@ impl Evidence<'_> {
             manner: failure.manner,
             started: self.started,
             ended: first.at,
-            restarts: (failure.restart_count, self.max_restarts),
+            restarts: (failure.restart_count, self.spec.max_restarts),
             report: self.error_files.get(&first.local_rank).map(|file| file.report.clone()),
             files: folder.as_deref().map(files_in).unwrap_or_default(),
             tail: self.tail.clone(),
+            program: match self.spec.entrypoint {
+                Entrypoint::Program { .. } => ProgramKind::Any,
+                Entrypoint::Script { .. } | Entrypoint::Module { .. } | Entrypoint::RunPath { .. } => {
+                    ProgramKind::Python
+                }
+            },
             others: failure
                 .others
                 .iter()

@@ -5,7 +5,8 @@ use nix::unistd::Pid;
 use super::*;
 use crate::placement;
 use crate::process::Exit;
-use rankrun_contract::rank::{Generation, LocalWorldSize};
+use crate::spec::example;
+use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
@@ -30,7 +31,7 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
     let evidence = Evidence {
         placements: &placement::assign(LocalWorldSize::new(4).unwrap()),
         started: UNIX_EPOCH,
-        max_restarts: RestartCount(0),
+        spec: &example(),
         attempt: None,
         error_files: &file.into_iter().collect(),
         tail: Vec::new(),

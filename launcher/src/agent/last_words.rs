@@ -56,8 +56,13 @@ impl LastWords {
 
     fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) {
         let evidence = workers.evidence(failure);
-        let card = evidence.card(failure);
-        voice.failure(&summary::render(&card), summary::hint(&card).as_deref());
+        let mut card = evidence.card(failure);
+        let hint = summary::hint(&card);
+        if self.persona == Persona::Torchrun {
+            // Told once: torchrun's report shows it.
+            card.report = None;
+        }
+        voice.failure(&summary::render(&card), hint.as_deref());
         if self.persona == Persona::Torchrun {
             let report = evidence.torch_report(failure, self.title.clone());
             voice.print(&torch_report::render(&report));

@@ -202,7 +202,7 @@ impl Workers {
         Evidence {
             placements: &self.placements,
             started: self.started,
-            max_restarts: self.spec.max_restarts,
+            spec: &self.spec,
             attempt: self.attempt.as_ref(),
             error_files: &self.error_files,
             tail: self.logs.tail(WorkerId { generation: failure.generation, local_rank }),

@@ -42,8 +42,19 @@ pub struct FailureCard {
     pub files: Vec<PathBuf>,
     /// Its last lines.
     pub tail: Vec<String>,
+    /// What it ran.
+    pub program: ProgramKind,
     /// How the others ended, in the order in which that was seen.
     pub others: Vec<OtherEnd>,
+}
+
+/// What the workers run, as far as there is something to say about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// A script or module.
+    Python,
+    /// Any program.
+    Any,
 }
 
 /// The end of a worker that was not the first to fail.
@@ -109,6 +120,11 @@ pub fn hint(card: &FailureCard) -> Option<String> {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
+        _ if card.report.is_none() && card.tail.is_empty() && card.program == ProgramKind::Python => Some(
+            "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its \
+             traceback is shown here"
+                .to_owned(),
+        ),
         _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => {
             Some("run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned())
         }
@@ -175,6 +191,7 @@ mod tests {
             report: None,
             files: vec![PathBuf::from("/logs/1/stderr.log")],
             tail: vec!["step 9".to_owned(), "step 10".to_owned()],
+            program: ProgramKind::Any,
             others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         }
     }
@@ -216,6 +233,21 @@ rank 1 failed first: killed by SIGKILL
         );
         let shell = FailureCard { exit: Exit::Code(139), ..card() };
         assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
+    }
+
+    #[test]
+    fn who_said_nothing_is_asked_to() {
+        let silent = FailureCard {
+            exit: Exit::Code(1),
+            tail: Vec::new(),
+            files: Vec::new(),
+            program: ProgramKind::Python,
+            ..card()
+        };
+        assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
+        let any = FailureCard { program: ProgramKind::Any, ..silent };
+        assert!(hint(&any).is_some_and(|hint| hint.contains("--tee 3")));
+        assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
     }
 
     #[test]
