@@ -24,8 +24,12 @@ pub mod store;
 
 use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
+use nix::unistd::getppid;
+
+use rankrun_contract::env::ERROR_FILE;
 use rankrun_contract::rank::JobId;
 
 use crate::agent::Setup;
@@ -40,8 +44,9 @@ use crate::process::link::{Link, ToGuard};
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
+use crate::reporter::program::foreign_python;
 use crate::reporter::voice::Voice;
-use crate::spec::Persona;
+use crate::spec::{LaunchSpec, Persona};
 
 /// The whole program: reads the command line, runs the job, and says how to end.
 ///
@@ -51,27 +56,33 @@ pub fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
     let facts = Facts::gather();
     match cli::interpret(&argv, &facts) {
-        Ok(Command::Launch(launch)) => run(*launch, &facts),
+        Ok(Command::Launch(launch)) => {
+            let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
+            run(*launch, &facts, foreign_python)
+        }
         Ok(Command::Print(text)) => reporter::print(&text),
-        Err(error) => reporter::refuse(&error),
+        Err(error) => reporter::refuse(&error, facts.filled_variable(ERROR_FILE).map(Path::new)),
     }
 }
 
-fn run(launch: Launch, facts: &Facts) -> ExitCode {
+fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>) -> ExitCode {
     let closed = inherited::close_on_exec();
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     // In this order: what the guard blocks before the fork, the agent has blocked too.
     let split = signal::block(&handled).and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
-        Ok((_, Side::Guard(guard))) => end(supervise(guard, launch.spec.persona)),
+        Ok((_, Side::Guard(guard))) => end(supervise(guard, &launch.spec)),
         Ok((mask, Side::Agent(link))) => {
             let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
-            let agent = AgentStart { launch, facts, closed, link: &link };
+            let agent = AgentStart { launch, facts, foreign_python, closed, link: &link };
             agent.run(job, original);
             ExitCode::SUCCESS
         }
-        Err(source) => reporter::failed_to_start(&LaunchError::Setup { what: "start the agent", source }),
+        Err(source) => {
+            let error = LaunchError::Setup { what: "start the agent", source };
+            reporter::failed_to_start(&error, launch.spec.parent_error_file.as_deref())
+        }
     }
 }
 
@@ -79,6 +90,7 @@ fn run(launch: Launch, facts: &Facts) -> ExitCode {
 struct AgentStart<'a> {
     launch: Launch,
     facts: &'a Facts,
+    foreign_python: Option<OsString>,
     /// Whether descriptors of strangers are kept from the workers.
     closed: io::Result<()>,
     link: &'a Link,
@@ -90,20 +102,24 @@ impl AgentStart<'_> {
             Ok(console) => console,
             Err(source) => {
                 let error = LaunchError::Setup { what: "open the console", source };
-                let _ = reporter::failed_to_start(&error);
+                let _ = reporter::failed_to_start(&error, self.launch.spec.parent_error_file.as_deref());
                 let _ = self.link.send_to_guard(ToGuard::Finish(ExitStatus::Code(LAUNCHER_FAILED)));
                 return;
             }
         };
-        reporter::trace_to(console.clone(), self.launch.verbosity);
+        let manner = (self.launch.spec.persona, self.launch.verbosity);
+        let launcher = getppid();
+        reporter::trace_to(console.clone(), manner, launcher);
         self.say_what_is_lost();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();
-        let voice = Voice::new(console, self.launch.spec.persona, no_color);
+        let voice = Voice::new(console, manner, launcher, no_color);
         for notice in &self.launch.notices {
-            voice.say(&notice.to_string());
+            voice.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
-        agent::run(Setup { spec: self.launch.spec, environment, job, original }, self.link, voice);
+        let (spec, foreign_python) = (self.launch.spec, self.foreign_python);
+        let setup = Setup { spec, environment, job, original, launcher, foreign_python };
+        agent::run(setup, self.link, voice);
     }
 
     /// In places that lock a launcher down; under `-v`.
@@ -124,19 +140,20 @@ fn cursor(facts: &Facts) -> Cursor {
     }
 }
 
-fn supervise(guard: Guard, persona: Persona) -> ExitStatus {
+fn supervise(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
+    let parent_file = spec.parent_error_file.as_deref();
     match guard.supervise() {
         Ok(GuardEnd::Told(status)) => status,
         Ok(GuardEnd::AgentLost { exit, killed_for, left }) => {
-            reporter::agent_lost(exit, killed_for, &left);
-            match (persona, killed_for) {
+            reporter::agent_lost((exit, killed_for), &left, parent_file);
+            match (spec.persona, killed_for) {
                 (Persona::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
                 (Persona::Rankrun | Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
             }
         }
         Err(source) => {
             let error = LaunchError::Setup { what: "wait for the agent", source };
-            let _ = reporter::failed_to_start(&error);
+            let _ = reporter::failed_to_start(&error, parent_file);
             ExitStatus::Code(LAUNCHER_FAILED)
         }
     }

@@ -1,66 +1,131 @@
-//! Gathers the evidence of a failure: the ends, the error file, the last lines.
+//! Gathers the evidence of a failure for those who tell of it: the ends, the error files, the last lines.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
-use rankrun_contract::report::{self, ErrorReport, ReportError};
+use rankrun_contract::rank::{LocalRank, Rank};
+use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
 
-use crate::agent::failure::{Failure, Testimony};
+use crate::agent::failure::{Failure, FollowingEnd, Manner};
+use crate::agent::host;
+use crate::agent::message::WorkerEnd;
+use crate::logs::tree::Attempt;
 use crate::placement::{Device, Placement};
-use crate::reporter::summary::{FailureCard, OtherEnd};
+use crate::reporter::local_time::LocalTime;
+use crate::reporter::summary::{FailureCard, OtherEnd, ProgramKind};
+use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
+use crate::spec::{Entrypoint, LaunchSpec};
 
 /// What the worker group knows beside the ends.
-pub(super) struct WorkerEvidence<'a> {
+pub(super) struct Evidence<'a> {
     /// Who sat where.
     pub(super) placements: &'a [Placement],
     /// When the generation was started.
     pub(super) started: SystemTime,
-    /// The budget.
-    pub(super) max_restarts: RestartCount,
-    /// The folder of the worker that failed first, if there is one.
-    pub(super) folder: Option<PathBuf>,
-    /// Its last lines.
+    /// What was asked for.
+    pub(super) spec: &'a LaunchSpec,
+    /// The folders of the generation, if there are any.
+    pub(super) attempt: Option<&'a Attempt>,
+    /// What the workers of the generation wrote about their failures.
+    pub(super) error_files: &'a BTreeMap<LocalRank, ErrorFile>,
+    /// The last lines of the worker that failed first.
     pub(super) tail: Vec<String>,
 }
 
 /// What a worker may leave in its folder.
-const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
-const ERROR_FILE: &str = "error.json";
+const FILES: [&str; 3] = ["stdout.log", "stderr.log", "error.json"];
 
-/// The card of one failure.
-pub(super) fn card(failure: &Failure, evidence: WorkerEvidence<'_>) -> FailureCard {
-    let first = failure.first;
-    let seat = |local_rank: LocalRank| evidence.placements.get(local_rank.index());
-    let rank = |local_rank: LocalRank| seat(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank);
-    let folder = evidence.folder.as_deref();
-    FailureCard {
-        rank: rank(first.local_rank),
-        local_rank: first.local_rank,
-        pid: first.pid,
-        device: seat(first.local_rank).map_or(Device::Cpu(first.local_rank.0), |seat| seat.device),
-        host: hostname(),
-        exit: first.exit,
-        started: evidence.started,
-        ended: first.at,
-        restarts: (failure.restart_count, evidence.max_restarts),
-        report: folder.and_then(|folder| Some(read_report(&folder.join(ERROR_FILE)).ok()?.0)),
-        files: folder.map(files_in).unwrap_or_default(),
-        tail: evidence.tail,
-        others: failure
-            .others
-            .iter()
-            .map(|other| OtherEnd { rank: rank(other.end.local_rank), exit: other.end.exit })
-            .collect(),
+impl Evidence<'_> {
+    fn seat(&self, local_rank: LocalRank) -> Option<&Placement> {
+        self.placements.get(local_rank.index())
+    }
+
+    fn rank(&self, local_rank: LocalRank) -> Rank {
+        self.seat(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
+    }
+
+    /// The card of one failure.
+    pub(super) fn card(&self, failure: &Failure) -> FailureCard {
+        let first = failure.first;
+        let folder = self.attempt.map(|attempt| attempt.worker(first.local_rank));
+        FailureCard {
+            rank: self.rank(first.local_rank),
+            local_rank: first.local_rank,
+            pid: first.pid,
+            device: self.seat(first.local_rank).map_or(Device::Cpu(first.local_rank.0), |seat| seat.device),
+            host: host::short_name(),
+            exit: first.exit,
+            manner: failure.manner,
+            started: self.started,
+            ended: first.at,
+            restarts: (failure.restart_count, self.spec.max_restarts),
+            report: self.error_files.get(&first.local_rank).map(|file| file.report.clone()),
+            files: folder.as_deref().map(files_in).unwrap_or_default(),
+            tail: self.tail.clone(),
+            program: match self.spec.entrypoint {
+                Entrypoint::Program { .. } => ProgramKind::Any,
+                Entrypoint::Script { .. } | Entrypoint::Module { .. } | Entrypoint::RunPath { .. } => {
+                    ProgramKind::Python
+                }
+            },
+            others: failure
+                .others
+                .iter()
+                .map(|other| OtherEnd { rank: self.rank(other.end.local_rank), exit: other.end.exit })
+                .collect(),
+        }
+    }
+
+    /// torchrun's report of it, under that title.
+    pub(super) fn torch_report(&self, failure: &Failure, title: String) -> TorchReport {
+        let mut root_cause = self.failed_worker(&failure.first);
+        if let (Manner::Stuck { dwell }, Message::None) = (failure.manner, &root_cause.message) {
+            let dwell = dwell.as_secs_f64();
+            root_cause.message =
+                Message::Text(format!("Worker stuck in uninterruptible sleep (D-state) for {dwell:.1}s"));
+        }
+        let others = recorded(&failure.others).iter().map(|other| self.failed_worker(&other.end)).collect();
+        TorchReport { title, host: host::full_name(), root_cause, others }
+    }
+
+    fn failed_worker(&self, end: &WorkerEnd) -> FailedWorker {
+        let file = self.error_files.get(&end.local_rank);
+        let path = self.attempt.map(|attempt| attempt.error_file(end.local_rank));
+        let told = file.and_then(|file| file.report.unix_seconds).filter(|seconds| *seconds > 0);
+        let told = told.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        FailedWorker {
+            rank: self.rank(end.local_rank),
+            local_rank: end.local_rank,
+            pid: end.pid,
+            exit: end.exit,
+            time: LocalTime::of(told.unwrap_or(end.at)),
+            error_file: path.filter(|_| file.is_some()),
+            message: file.map_or(Message::None, message),
+        }
     }
 }
 
-fn hostname() -> String {
-    nix::unistd::gethostname()
-        .map_or_else(|_| "localhost".to_owned(), |name| name.to_string_lossy().into_owned())
+fn message(file: &ErrorFile) -> Message {
+    let report = &file.report;
+    match (file.form, &report.callstack) {
+        (MessageForm::Object, Some(callstack)) => Message::Traceback(callstack.clone()),
+        (MessageForm::Object, None) => Message::Traceback(report.message.clone()),
+        (MessageForm::Text, _) if report.message.is_empty() => Message::None,
+        (MessageForm::Text, _) => Message::Text(report.message.clone()),
+    }
+}
+
+/// The bad ends as torchrun orders them: those that came by themselves as they were seen, those that our stop
+/// brought about by local rank.
+fn recorded(others: &[FollowingEnd]) -> Vec<FollowingEnd> {
+    let bad = || others.iter().filter(|other| !other.end.exit.is_success()).copied();
+    let mut stopped: Vec<FollowingEnd> = bad().filter(|other| other.stopped).collect();
+    stopped.sort_by_key(|other| other.end.local_rank);
+    bad().filter(|other| !other.stopped).chain(stopped).collect()
 }
 
 fn files_in(folder: &Path) -> Vec<PathBuf> {
@@ -78,15 +143,10 @@ enum Unread {
     NoReport(#[from] ReportError),
 }
 
-/// What the error file in a worker's folder says about the order of things. A file that cannot be read is as good
-/// as none, but is mentioned.
-pub(super) fn testimony(folder: &Path) -> Option<Testimony> {
-    let path = folder.join(ERROR_FILE);
-    match read_report(&path) {
-        // On one node the global and the local rank are one number.
-        Ok((report, written)) => {
-            Some(Testimony { written, lost: report.lost_rank.map(|rank| LocalRank(rank.0)) })
-        }
+/// What a failed worker wrote, and when. A file that cannot be read is as good as none, but is mentioned.
+pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
+    match read(path) {
+        Ok(read) => Some(read),
         Err(Unread::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!("`{}` is left out: {error}", path.display());
@@ -95,10 +155,8 @@ pub(super) fn testimony(folder: &Path) -> Option<Testimony> {
     }
 }
 
-/// The worker's own words, and when it wrote them.
-///
 /// Whatever a worker has put there, nothing waits for it: a FIFO or a device is no report.
-fn read_report(path: &Path) -> Result<(ErrorReport, SystemTime), Unread> {
+fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -107,5 +165,9 @@ fn read_report(path: &Path) -> Result<(ErrorReport, SystemTime), Unread> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(report::MAX_LEN).unwrap_or(u64::MAX).saturating_add(1);
     file.take(limit).read_to_end(&mut bytes)?;
-    Ok((report::parse(&bytes)?, metadata.modified()?))
+    Ok((ErrorFile::parse(&bytes)?, metadata.modified()?))
 }
+
+#[cfg(test)]
+#[path = "card_tests.rs"]
+mod tests;

@@ -8,13 +8,15 @@
 //! 3. Of those that wrote an error file, the first to write failed first.
 //! 4. The first whose end was seen.
 //!
-//! A worker that our own stop ended is never the cause (invariant 5).
+//! A worker that our own stop ended is never the cause (invariant 5), unless it had told of a failure of its own
+//! before: a Python interpreter may take seconds to go.
 
 use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::message::WorkerEnd;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
 
 /// A crash that is seen later than this after the first failure may be a consequence of the stop.
@@ -36,10 +38,26 @@ pub struct Failure {
     pub generation: Generation,
     /// The first failure that was seen; once [settled](Self::settle), the cause.
     pub first: WorkerEnd,
+    /// How that one failed.
+    pub manner: Manner,
     /// The ends that followed, in the order in which they were seen.
     pub others: Vec<FollowingEnd>,
     /// Restarts used before it.
     pub restart_count: RestartCount,
+}
+
+/// How the worker that was the cause failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// It ended badly.
+    Ended,
+    /// It had written its error file, and our stop ended it before it was gone by itself.
+    EndedByStop,
+    /// It sat in the kernel for so long, and was stopped for that.
+    Stuck {
+        /// For how long.
+        dwell: Duration,
+    },
 }
 
 /// An end after the first failure.
@@ -52,46 +70,85 @@ pub struct FollowingEnd {
 }
 
 impl Failure {
+    /// Takes in a further end.
+    pub(super) fn followed_by(&mut self, other: FollowingEnd) {
+        if matches!(self.manner, Manner::Stuck { .. }) && other.end.local_rank == self.first.local_rank {
+            // What it was stopped for was seen before; this only says how it went.
+            self.first.exit = other.end.exit;
+        } else {
+            self.others.push(other);
+        }
+    }
+
+    /// Whether new workers have a chance. Who sits in the kernel may hold what they need.
+    pub(super) const fn is_restartable(&self) -> bool {
+        !matches!(self.manner, Manner::Stuck { .. })
+    }
+
+    /// What our own name ends with: the worker's own code, or 128 + the signal that ended it; not where that was
+    /// ours.
+    pub(super) fn status(&self) -> ExitStatus {
+        match (self.manner, self.first.exit) {
+            (Manner::Ended, Exit::Code(code)) => {
+                ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED))
+            }
+            (Manner::Ended, Exit::Signal { number, .. }) => ExitStatus::of_signal(number),
+            (Manner::EndedByStop | Manner::Stuck { .. }, _) => ExitStatus::Code(LAUNCHER_FAILED),
+        }
+    }
+
     /// Puts the cause first, when all ends are known.
     #[must_use]
     pub fn settle(mut self) -> Self {
+        if matches!(self.manner, Manner::Stuck { .. }) {
+            return self;
+        }
         let cause = root_cause(&self);
-        if cause.local_rank != self.first.local_rank {
+        if cause.end.local_rank != self.first.local_rank {
             let seen_first = FollowingEnd { end: self.first, stopped: false };
-            self.others.retain(|other| other.end.local_rank != cause.local_rank);
+            self.others.retain(|other| other.end.local_rank != cause.end.local_rank);
             self.others.insert(0, seen_first);
-            self.first = cause;
+            self.first = cause.end;
+            self.manner = if cause.stopped { Manner::EndedByStop } else { Manner::Ended };
         }
         self
     }
 }
 
-fn root_cause(failure: &Failure) -> WorkerEnd {
-    let followed = failure.others.iter().filter(|other| !other.stopped).map(|other| other.end);
-    let failed: Vec<WorkerEnd> =
-        [failure.first].into_iter().chain(followed).filter(|end| !end.exit.is_success()).collect();
-    let pointed_to = follow(failure.first, &failed);
-    if pointed_to != failure.first {
+fn root_cause(failure: &Failure) -> FollowingEnd {
+    let first = FollowingEnd { end: failure.first, stopped: false };
+    let all = [first].into_iter().chain(failure.others.iter().copied());
+    let failed: Vec<FollowingEnd> = all
+        .filter(|other| !other.end.exit.is_success())
+        .filter(|other| !other.stopped || other.end.testimony.is_some())
+        .collect();
+    let pointed_to = follow(first, &failed);
+    if pointed_to != first {
         return pointed_to;
     }
-    if let Some(crashed) = failed.iter().find(|end| is_crash(end.exit) && at_once(failure.first, **end)) {
+    let crashed = |other: &&FollowingEnd| {
+        !other.stopped && is_crash(other.end.exit) && at_once(failure.first, other.end)
+    };
+    if let Some(crashed) = failed.iter().find(crashed) {
         return *crashed;
     }
     let wrote = |end: &WorkerEnd| end.testimony.filter(|testimony| testimony.lost.is_none());
     if wrote(&failure.first).is_none() {
-        return failure.first;
+        return first;
     }
-    let witnesses = failed.iter().filter_map(|end| wrote(end).map(|testimony| (testimony.written, *end)));
-    witnesses.min_by_key(|(written, _)| *written).map_or(failure.first, |(_, end)| end)
+    // What was written after the stop is later than what the first to end has written, whatever the clock.
+    let witnesses =
+        failed.iter().filter_map(|other| wrote(&other.end).map(|testimony| (testimony.written, *other)));
+    witnesses.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
 }
 
 /// From a worker to the one that it lost, and on, as far as those have failed themselves.
-fn follow(from: WorkerEnd, failed: &[WorkerEnd]) -> WorkerEnd {
+fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     let mut at = from;
     // Nobody is visited twice in fewer steps than there are workers, unless they blame each other.
     for _ in failed {
-        let lost = at.testimony.and_then(|testimony| testimony.lost);
-        match lost.and_then(|lost| failed.iter().find(|end| end.local_rank == lost)) {
+        let lost = at.end.testimony.and_then(|testimony| testimony.lost);
+        match lost.and_then(|lost| failed.iter().find(|other| other.end.local_rank == lost)) {
             Some(next) => at = *next,
             None => return at,
         }
@@ -142,6 +199,7 @@ mod tests {
         let failure = Failure {
             generation: Generation(0),
             first: ends[0].0,
+            manner: Manner::Ended,
             others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
             restart_count: RestartCount(0),
         };
@@ -175,6 +233,16 @@ mod tests {
         let mut late = end(1, signal(libc::SIGSEGV), None);
         late.at += Duration::from_secs(2);
         assert_eq!(blamed(&[(raised, false), (late, false)]), 0, "it crashed on its way out");
+    }
+
+    #[test]
+    fn who_had_told_of_its_failure_before_our_stop_is_the_cause() {
+        let (victim, cause) = (end(0, CODE, Some((900, None))), end(3, signal(15), Some((10, None))));
+        assert_eq!(blamed(&[(victim, false), (cause, true)]), 3);
+        let told_to_stop = end(3, signal(15), Some((1_000, None)));
+        assert_eq!(blamed(&[(victim, false), (told_to_stop, true)]), 0, "it wrote because it was stopped");
+        let silent = end(0, CODE, None);
+        assert_eq!(blamed(&[(silent, false), (cause, true)]), 0);
     }
 
     #[test]

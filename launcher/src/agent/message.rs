@@ -1,6 +1,6 @@
 //! What can happen to a job, and what can be done about it.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, Testimony};
+use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 
@@ -41,6 +42,15 @@ pub enum Input {
     SignalPassed {
         /// Which one.
         signal: Signal,
+    },
+    /// The look that [`Action::Look`] asked for.
+    Looked {
+        /// Which life of the group.
+        generation: Generation,
+        /// When, on the wall clock.
+        at: SystemTime,
+        /// Who sits in the kernel.
+        asleep: Vec<Asleep>,
     },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
@@ -80,6 +90,13 @@ pub enum Action {
         /// What to send.
         signal: Signal,
     },
+    /// See who of these workers sits in the kernel.
+    Look {
+        /// Which life of the group.
+        generation: Generation,
+        /// Which workers of it.
+        local_ranks: Vec<LocalRank>,
+    },
     /// Kill what the workers of the ended generation left behind.
     KillLeftovers {
         /// Which life of the group is over.
@@ -98,15 +115,33 @@ pub enum Happening {
     WorkerFailed {
         /// Its end.
         end: WorkerEnd,
-        /// How many others are alive.
-        others: usize,
+        /// The others that are alive.
+        others: Vec<LocalRank>,
+    },
+    /// A worker sits in the kernel for too long, and all are being stopped.
+    Stuck {
+        /// Who.
+        asleep: Asleep,
+        /// For how long.
+        dwell: Duration,
+        /// How long it may.
+        limit: Duration,
+        /// All that are alive.
+        live: Vec<LocalRank>,
+    },
+    /// The last worker of a generation that failed is gone.
+    GroupFailed {
+        /// The end that was the cause.
+        cause: WorkerEnd,
     },
     /// The launcher was told to stop.
     Stopping {
         /// By which signal.
         signal: Signal,
-        /// How many workers are alive.
-        live: usize,
+        /// The signal that the workers got.
+        told: Signal,
+        /// Who is alive.
+        live: Vec<LocalRank>,
     },
     /// Workers that were asked to end are killed.
     Killing {
@@ -130,8 +165,8 @@ pub enum Happening {
 /// Why nobody waits any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Impatience {
-    /// The grace is over.
-    GraceOver,
+    /// The grace is over since this signal.
+    GraceOver(Signal),
     /// The user said so twice.
     SecondSignal,
 }

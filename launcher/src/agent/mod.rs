@@ -5,10 +5,15 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
 mod card;
+mod events;
 pub mod failure;
+mod host;
+mod last_words;
 mod master;
 pub mod message;
+pub mod rules;
 pub mod state;
+pub mod stuck;
 mod workers;
 
 use std::collections::VecDeque;
@@ -20,11 +25,15 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use rankrun_contract::rank::JobId;
+use rankrun_contract::report::ErrorReport;
 
+use crate::agent::last_words::LastWords;
 use crate::agent::message::{Action, Input, JobEnd, WorkerEnd};
-use crate::agent::state::{Rules, State};
+use crate::agent::rules::Rules;
+use crate::agent::state::State;
 use crate::agent::workers::Workers;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
@@ -32,8 +41,8 @@ use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
+use crate::reporter::parent_file;
 use crate::reporter::voice::Voice;
-use crate::reporter::{happening, summary};
 use crate::spec::{LaunchSpec, Persona};
 
 /// Even with a grace of 0 the last words, the workers' and ours, have this long to get out.
@@ -52,12 +61,20 @@ pub struct Setup {
     pub job: JobId,
     /// What the launcher changed for itself and the workers get back.
     pub original: Original,
+    /// The process that the user started.
+    pub launcher: Pid,
+    /// A `PYTHON_EXEC` that is not the Python beside the launcher.
+    pub foreign_python: Option<OsString>,
 }
 
 /// Runs the job and tells the guard how it ended.
 pub fn run(setup: Setup, link: &Link, voice: Voice) {
+    let parent_file = setup.spec.parent_error_file.clone();
     let status = drive(setup, link, &voice).unwrap_or_else(|error| {
         voice.error(&error, error.hint());
+        if let Some(path) = parent_file {
+            last_words::record(&path, &died_of(&error), &voice);
+        }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
     // Where the guard is gone nobody asks any more.
@@ -80,6 +97,10 @@ fn drive(setup: Setup, link: &Link, voice: &Voice) -> Result<ExitStatus, LaunchE
     }
 }
 
+fn died_of(error: &LaunchError) -> ErrorReport {
+    parent_file::of_error("LaunchError", error, SystemTime::now())
+}
+
 /// The job ends at once, without a grace.
 #[derive(Debug)]
 enum Interrupted {
@@ -98,6 +119,9 @@ struct Agent<'a> {
     handled: HandledSignals,
     /// Whether a signal to stop that the guard passed on was handled: the next one is a second one.
     signalled: bool,
+    last_words: LastWords,
+    /// A failure of the launcher itself.
+    died_of: Option<ErrorReport>,
 }
 
 impl<'a> Agent<'a> {
@@ -106,8 +130,10 @@ impl<'a> Agent<'a> {
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
         let state = State::new(Rules::of(&setup.spec));
         let handled = setup.original.handled.clone();
+        let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let workers = Workers::open(setup, voice.console().clone())?;
-        Ok(Self { state, workers, voice, link, inbox, handled, signalled: false })
+        let (signalled, died_of) = (false, None);
+        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, died_of })
     }
 
     /// The loop: until the state says that the job is over.
@@ -191,6 +217,7 @@ impl<'a> Agent<'a> {
             Action::Start { generation, restart_count } => {
                 let failed = self.workers.start(generation, restart_count, SystemTime::now()).err()?;
                 self.voice.error(&failed.error, failed.error.hint());
+                self.died_of = Some(died_of(&failed.error));
                 return Some(Input::StartFailed { generation, failed: failed.at });
             }
             Action::Signal { generation, local_ranks, signal } => {
@@ -202,9 +229,11 @@ impl<'a> Agent<'a> {
                     tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
                 }
             }
-            Action::Say(said) => {
-                self.voice.say(&happening::render(&said, self.workers.spec()));
+            Action::Look { generation, local_ranks } => {
+                let asleep = self.workers.asleep(&local_ranks);
+                return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
+            Action::Say(said) => self.voice.happening(&said, self.workers.group()),
             Action::Finish(_) => {}
         }
         None
@@ -212,11 +241,15 @@ impl<'a> Agent<'a> {
 
     /// The workers' last words, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
+        let died_of = self.died_of.take().or_else(|| {
+            let launcher = self.last_words.launcher();
+            end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
+        });
+        let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
+        self.workers.tell_end(end, raw_error);
         let cut_short = self.drain(end);
-        if let Some(failure) = &end.failure {
-            let card = self.workers.card(failure);
-            self.voice.failure(&summary::render(&card), summary::hint(&card).as_deref());
-        }
+        self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
+        self.last_words.report(end, &self.workers, self.voice);
         self.voice.console().flush(LAST_WORDS);
         let persona = self.workers.spec().persona;
         self.workers.close();

@@ -11,61 +11,22 @@
 //! - 10: a signal is answered in every phase, and the second one kills.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 
-use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use crate::agent::failure::{Failure, FollowingEnd};
+use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
+use crate::agent::rules::Rules;
+use crate::agent::stuck::{Asleep, Watch};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
-use crate::spec::{LaunchSpec, Persona};
+use crate::spec::Persona;
 
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
-
-/// What of the launch the decisions depend on.
-#[derive(Debug, Clone, Copy)]
-pub struct Rules {
-    persona: Persona,
-    workers: LocalWorldSize,
-    max_restarts: RestartCount,
-    grace: Duration,
-    /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
-    /// workers get SIGTERM.
-    interrupt: Interrupt,
-}
-
-/// Whether SIGINT is one of the signals to handle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Interrupt {
-    Listed,
-    Unlisted,
-}
-
-impl Rules {
-    /// The rules of one launch.
-    #[must_use]
-    pub fn of(spec: &LaunchSpec) -> Self {
-        let listed = spec.signals.stop.contains(&Signal::SIGINT);
-        Self {
-            persona: spec.persona,
-            workers: spec.workers,
-            max_restarts: spec.max_restarts,
-            grace: spec.stop.grace,
-            interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
-        }
-    }
-
-    fn for_workers(&self, signal: Signal) -> Signal {
-        match (signal, self.interrupt) {
-            (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
-            _ => signal,
-        }
-    }
-}
 
 /// Where the job is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +52,7 @@ enum StopCause {
 /// How far a stop is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    Asked { kill_at: Instant },
+    Asked { signal: Signal, kill_at: Instant },
     Killed { give_up_at: Instant },
 }
 
@@ -103,6 +64,8 @@ pub struct State {
     restarts_used: RestartCount,
     stopped_by: Option<Signal>,
     phase: Phase,
+    /// Over the workers of the generation that is running, where it is asked for.
+    watch: Option<Watch>,
 }
 
 impl State {
@@ -115,18 +78,20 @@ impl State {
             restarts_used: RestartCount(0),
             stopped_by: None,
             phase: Phase::Starting,
+            watch: None,
         }
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
-    pub const fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Stopping {
-                stage: Stage::Asked { kill_at: at } | Stage::Killed { give_up_at: at },
+                stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
                 ..
             } => Some(*at),
-            Phase::Starting | Phase::Running { .. } | Phase::Finished => None,
+            Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
+            Phase::Starting | Phase::Finished => None,
         }
     }
 
@@ -134,21 +99,26 @@ impl State {
     #[must_use]
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
         match input {
-            Input::Ready => self.ready(),
+            Input::Ready => self.ready(now),
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
             Input::SignalPassed { signal } => self.pass(signal),
+            Input::Looked { generation, at, asleep } if generation == self.generation => {
+                self.looked(now, at, &asleep)
+            }
+            Input::Looked { .. } => Vec::new(),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
 
-    fn ready(&mut self) -> Vec<Action> {
-        if self.phase == Phase::Starting { vec![self.start()] } else { Vec::new() }
+    fn ready(&mut self, now: Instant) -> Vec<Action> {
+        if self.phase == Phase::Starting { vec![self.start(now)] } else { Vec::new() }
     }
 
-    fn start(&mut self) -> Action {
+    fn start(&mut self, now: Instant) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
+        self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
         self.phase = Phase::Running { live };
         Action::Start { generation: self.generation, restart_count: self.restarts_used }
     }
@@ -180,10 +150,10 @@ impl State {
             Phase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
                 if let StopCause::Failure(failure) = &mut cause {
-                    failure.others.push(FollowingEnd { end, stopped: self.was_stopped(end.exit, stage) });
+                    failure.followed_by(FollowingEnd { end, stopped: self.was_stopped(end.exit, stage) });
                 }
                 if live.is_empty() {
-                    return self.stopped(cause);
+                    return self.stopped(now, cause);
                 }
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
@@ -206,17 +176,32 @@ impl State {
     }
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
-        let said = Action::Say(Happening::WorkerFailed { end, others: live.len() });
-        let failure = Failure {
-            generation: self.generation,
-            first: end,
-            others: Vec::new(),
-            restart_count: self.restarts_used,
-        };
+        let said = Action::Say(Happening::WorkerFailed { end, others: live.iter().copied().collect() });
+        let failure = self.failure(end, Manner::Ended);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         with_at(actions, at, said)
+    }
+
+    const fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
+        let (generation, restart_count) = (self.generation, self.restarts_used);
+        Failure { generation, first, manner, others: Vec::new(), restart_count }
+    }
+
+    /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
+    fn looked(&mut self, now: Instant, at: SystemTime, asleep: &[Asleep]) -> Vec<Action> {
+        let Phase::Running { live } = &self.phase else { return Vec::new() };
+        let live = live.clone();
+        let asleep: Vec<Asleep> =
+            asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
+        let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
+        let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
+        let live_ranks = live.iter().copied().collect();
+        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: live_ranks });
+        let failure = self.failure(asleep.not_yet_ended(at), Manner::Stuck { dwell });
+        let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        with_at(actions, 1, said)
     }
 
     fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
@@ -231,21 +216,23 @@ impl State {
                 vec![Action::Finish(JobEnd { status, failure: None, stopped_by: Some(signal) })]
             }
             Phase::Running { live } => {
-                let said = Action::Say(Happening::Stopping { signal, live: live.len() });
+                let said = self.stopping(signal, &live);
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 with_at(actions, 1, said)
             }
-            Phase::Stopping { live, cause, stage: Stage::Asked { kill_at } } => {
+            Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
                 if again {
                     return self.kill(now, (live, cause), Impatience::SecondSignal);
                 }
-                let stage = Stage::Asked { kill_at: kill_at.min(now + self.rules.grace) };
+                let kill_at = kill_at.min(now + self.rules.grace);
                 if told_before {
                     // One wish that came by two ways: a scheduler signals guard and agent alike.
-                    self.phase = Phase::Stopping { live, cause, stage };
+                    self.phase =
+                        Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } };
                     return Vec::new();
                 }
-                let said = Action::Say(Happening::Stopping { signal, live: live.len() });
+                let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
+                let said = self.stopping(signal, &live);
                 let told = self.signal(&live, self.rules.for_workers(signal));
                 self.phase = Phase::Stopping { live, cause, stage };
                 vec![told, said]
@@ -255,6 +242,11 @@ impl State {
                 Vec::new()
             }
         }
+    }
+
+    fn stopping(&self, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
+        let told = self.rules.for_workers(signal);
+        Action::Say(Happening::Stopping { signal, told, live: live.iter().copied().collect() })
     }
 
     /// A signal that stops nothing goes to whoever is alive.
@@ -274,19 +266,25 @@ impl State {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Stopping { live, cause, stage: Stage::Asked { .. } } => {
-                self.kill(now, (live, cause), Impatience::GraceOver)
+            Phase::Stopping { live, cause, stage: Stage::Asked { signal, .. } } => {
+                self.kill(now, (live, cause), Impatience::GraceOver(signal))
             }
             Phase::Stopping { live, cause, stage: Stage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
-                let failure = cause.into_failure();
-                vec![
-                    Action::Say(Happening::CannotEnd { local_ranks }),
-                    Action::KillLeftovers { generation: self.generation },
-                    self.finish_failed(failure),
-                ]
+                let said = Action::Say(Happening::CannotEnd { local_ranks });
+                let (cause, ended) = self.ended(cause);
+                let finish = self.finish_failed(cause.into_failure());
+                [said].into_iter().chain(ended).chain([finish]).collect()
             }
-            phase @ (Phase::Starting | Phase::Running { .. } | Phase::Finished) => {
+            Phase::Running { live } => {
+                let local_ranks = live.iter().copied().collect();
+                self.phase = Phase::Running { live };
+                if let Some(watch) = &mut self.watch {
+                    watch.look(now);
+                }
+                vec![Action::Look { generation: self.generation, local_ranks }]
+            }
+            phase @ (Phase::Starting | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -302,10 +300,10 @@ impl State {
         signal: Signal,
     ) -> Vec<Action> {
         if live.is_empty() {
-            return self.stopped(cause);
+            return self.stopped(now, cause);
         }
         let told = self.signal(&live, signal);
-        let stage = Stage::Asked { kill_at: now + self.rules.grace };
+        let stage = Stage::Asked { signal, kill_at: now + self.rules.grace };
         self.phase = Phase::Stopping { live, cause, stage };
         vec![told]
     }
@@ -329,29 +327,39 @@ impl State {
     }
 
     /// The last worker of a stopped generation was reaped.
-    fn stopped(&mut self, cause: StopCause) -> Vec<Action> {
-        let may_restart = matches!(cause, StopCause::Failure(_))
+    fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
+        let (cause, mut actions) = self.ended(cause);
+        let may_restart = matches!(&cause, StopCause::Failure(failure) if failure.is_restartable())
             && self.stopped_by.is_none()
             && self.restarts_used < self.rules.max_restarts;
-        let kill_leftovers = Action::KillLeftovers { generation: self.generation };
         if !may_restart {
-            return vec![kill_leftovers, self.finish_failed(cause.into_failure())];
+            actions.push(self.finish_failed(cause.into_failure()));
+            return actions;
         }
         self.restarts_used.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Say(Happening::Restarting { used: self.restarts_used });
-        vec![kill_leftovers, said, self.start()]
+        actions.push(Action::Say(Happening::Restarting { used: self.restarts_used }));
+        actions.push(self.start(now));
+        actions
+    }
+
+    /// The cause is known when nobody is left who could have another story.
+    fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
+        let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
+        let StopCause::Failure(failure) = cause else { return (cause, actions) };
+        let failure = failure.settle();
+        actions.push(Action::Say(Happening::GroupFailed { cause: failure.first }));
+        (StopCause::Failure(failure), actions)
     }
 
     fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
-        let failure = failure.map(Failure::settle);
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }
             (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
             (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
-            (Persona::Rankrun, None, Some(failure)) => of_worker(failure.first.exit),
+            (Persona::Rankrun, None, Some(failure)) => failure.status(),
         };
         self.phase = Phase::Finished;
         Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by })
@@ -375,14 +383,6 @@ impl StopCause {
 fn with_at(mut actions: Vec<Action>, at: usize, action: Action) -> Vec<Action> {
     actions.insert(at.min(actions.len()), action);
     actions
-}
-
-/// The worker's own code, or 128 + the signal that ended it.
-fn of_worker(exit: Exit) -> ExitStatus {
-    match exit {
-        Exit::Code(code) => ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED)),
-        Exit::Signal { number, .. } => ExitStatus::of_signal(number),
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use nix::unistd::Pid;
 use proptest::prelude::*;
 
 use super::*;
+use crate::agent::rules::Interrupt;
+use rankrun_contract::rank::LocalWorldSize;
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -15,6 +17,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         grace: GRACE,
+        stuck_limit: None,
         interrupt: Interrupt::Listed,
     })
 }
@@ -284,5 +287,39 @@ fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
         assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
         let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
         assert_eq!(end(&actions).unwrap().status, status);
+    }
+}
+
+#[test]
+fn who_sits_in_the_kernel_ends_the_job_for_good() {
+    let at = clock();
+    for persona in [Persona::Rankrun, Persona::Torchrun] {
+        let mut job = state(2, 5, persona);
+        job.rules.stuck_limit = Some(Duration::from_secs(2));
+        let _ = job.handle(at(0), Input::Ready);
+        let asleep = vec![Asleep { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
+        let looked = || Input::Looked {
+            generation: Generation(0),
+            at: SystemTime::UNIX_EPOCH,
+            asleep: asleep.clone(),
+        };
+        assert_eq!(job.deadline(), Some(at(0)), "the first look is due");
+        let actions = job.handle(at(0), Input::DeadlinePassed);
+        let looks = Action::Look { generation: Generation(0), local_ranks: vec![LocalRank(0), LocalRank(1)] };
+        assert_eq!(actions, [looks]);
+        assert!(job.deadline() > Some(at(0)));
+        assert_eq!(job.handle(at(1), looked()), []);
+        let actions = job.handle(at(3), looked());
+        assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+        let _ = job.handle(at(4), exited(0, 0, killed_by(15)));
+        let _ = job.handle(at(34), Input::DeadlinePassed);
+        let actions = job.handle(at(40), Input::DeadlinePassed);
+        let end = end(&actions).unwrap();
+        assert_eq!(started(&actions), None, "invariant 6");
+        assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
+        let failure = end.failure.as_ref().unwrap();
+        assert_eq!(failure.first.local_rank, LocalRank(1));
+        assert_eq!(failure.manner, Manner::Stuck { dwell: Duration::from_secs(2) });
+        assert_eq!(failure.others.len(), 1);
     }
 }

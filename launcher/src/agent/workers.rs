@@ -1,21 +1,27 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount, WorldSize};
+use rankrun_contract::report::ErrorFile;
 
 use crate::agent::Setup;
-use crate::agent::card::{self, WorkerEvidence, card};
+use crate::agent::card::{self, Evidence};
+use crate::agent::events::{self, EventSink};
 use crate::agent::failure::{Failure, Testimony};
 use crate::agent::master::Meeting;
+use crate::agent::message::JobEnd;
+use crate::agent::stuck::{Asleep, sits_in_the_kernel};
 use crate::error::LaunchError;
 use crate::logs::route::{Speaker, routes};
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
@@ -25,7 +31,8 @@ use crate::process::child::{Children, WorkerExit};
 use crate::process::command::{self, Round};
 use crate::process::spawn::{Original, Stdio};
 use crate::reporter::console::Console;
-use crate::reporter::summary::FailureCard;
+use crate::reporter::events::Seat;
+use crate::reporter::torch_log::Group;
 use crate::spec::{LaunchSpec, LogDir, StdinPolicy};
 
 /// The worker group and everything that it needs from us.
@@ -44,6 +51,11 @@ pub(super) struct Workers {
     /// Standard input of the workers that may not read ours.
     no_input: Option<File>,
     started: SystemTime,
+    /// The workers of the generation that was started last, dead ones too.
+    pids: BTreeMap<LocalRank, Pid>,
+    /// What those of them that failed wrote about it.
+    error_files: BTreeMap<LocalRank, ErrorFile>,
+    events: Option<EventSink>,
 }
 
 /// Not every worker could be started.
@@ -57,7 +69,7 @@ pub(super) struct StartFailed {
 impl Workers {
     /// Everything that is opened once for all generations.
     pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
-        let Setup { spec, environment, job, original } = setup;
+        let Setup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
         let meeting = Meeting::open(&spec.rendezvous)?;
         let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
@@ -76,6 +88,7 @@ impl Workers {
             ),
         };
         Ok(Self {
+            events: EventSink::open(&spec, &console),
             placements: placement::assign(spec.workers),
             logs: Logs::new(console, spec.persona),
             tree,
@@ -88,6 +101,8 @@ impl Workers {
             children: Children::default(),
             no_input,
             started: SystemTime::UNIX_EPOCH,
+            pids: BTreeMap::new(),
+            error_files: BTreeMap::new(),
         })
     }
 
@@ -103,7 +118,12 @@ impl Workers {
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.started = now;
+        self.pids.clear();
+        self.error_files.clear();
         let started = self.start_each(generation, restart_count);
+        if let (Ok(()), Some(events)) = (&started, &self.events) {
+            events.started(&self.seats());
+        }
         for note in self.logs.take_notes() {
             tracing::info!("{note}");
         }
@@ -115,7 +135,12 @@ impl Workers {
 
     fn start_each(&mut self, generation: Generation, restart_count: RestartCount) -> Result<(), StartFailed> {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
+        let began = Instant::now();
         let master = self.meeting.next_generation(generation == Generation(0)).map_err(nobody)?;
+        if let Some(events) = &mut self.events {
+            // The seats of one node are known before.
+            events.joined(restart_count, [began.elapsed(), Duration::ZERO]);
+        }
         self.attempt = self.folders(restart_count).map_err(|error| nobody(error.into()))?;
         tracing::debug!("{generation:?}: the store is {}:{}", master.addr, master.port);
         if let Some(attempt) = &self.attempt {
@@ -165,32 +190,72 @@ impl Workers {
             let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
             LaunchError::Spawn { rank, program, source }
         })?;
+        self.pids.insert(local_rank, pid);
         tracing::info!("rank {rank} on {device} is pid {pid}");
         tracing::debug!("rank {rank} runs {:?}", command.argv);
         Ok(())
     }
 
-    /// What is known of a failure; after [`Self::drain`].
-    pub(super) fn card(&self, failure: &Failure) -> FailureCard {
+    /// What is known of a failure of the last generation; after [`Self::drain`].
+    pub(super) fn evidence(&self, failure: &Failure) -> Evidence<'_> {
         let local_rank = failure.first.local_rank;
-        let worker = WorkerId { generation: failure.generation, local_rank };
-        let attempt = self.attempt.as_ref();
-        card(
-            failure,
-            WorkerEvidence {
-                placements: &self.placements,
-                started: self.started,
-                max_restarts: self.spec.max_restarts,
-                folder: attempt.map(|attempt| attempt.worker(local_rank)),
-                tail: self.logs.tail(worker),
-            },
-        )
+        Evidence {
+            placements: &self.placements,
+            started: self.started,
+            spec: &self.spec,
+            attempt: self.attempt.as_ref(),
+            error_files: &self.error_files,
+            tail: self.logs.tail(WorkerId { generation: failure.generation, local_rank }),
+        }
     }
 
-    /// What a worker that failed has written about it.
-    pub(super) fn testimony(&self, exit: &WorkerExit) -> Option<Testimony> {
+    /// What a worker that failed has written about it; kept until the next generation.
+    pub(super) fn testimony(&mut self, exit: &WorkerExit) -> Option<Testimony> {
+        let local_rank = exit.worker.local_rank;
         let attempt = self.attempt.as_ref().filter(|_| !exit.exit.is_success())?;
-        card::testimony(&attempt.worker(exit.worker.local_rank))
+        let (file, written) = card::error_file(&attempt.error_file(local_rank))?;
+        // On one node the global and the local rank are one number.
+        let lost = file.report.lost_rank.map(|rank| LocalRank(rank.0));
+        self.error_files.insert(local_rank, file);
+        Some(Testimony { written, lost })
+    }
+
+    /// The error file that this worker wrote, and where.
+    pub(super) fn error_file(&self, local_rank: LocalRank) -> Option<(&ErrorFile, PathBuf)> {
+        let path = self.attempt.as_ref()?.error_file(local_rank);
+        Some((self.error_files.get(&local_rank)?, path))
+    }
+
+    /// Who of them sits in the kernel.
+    pub(super) fn asleep(&self, local_ranks: &[LocalRank]) -> Vec<Asleep> {
+        let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
+        let asleep = workers.map(|(&local_rank, &pid)| Asleep { local_rank, pid });
+        asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
+    }
+
+    /// The job and its workers, for those who tell of them.
+    pub(super) const fn group(&self) -> Group<'_> {
+        Group { spec: &self.spec, pids: &self.pids }
+    }
+
+    /// The last events; `died_of` where the launcher itself failed or was told to stop.
+    pub(super) fn tell_end(&mut self, end: &JobEnd, died_of: Option<String>) {
+        let seats = self.seats();
+        if let Some(events) = &mut self.events {
+            events.ended(&events::of_end(end, died_of, &seats, &self.error_files));
+        }
+    }
+
+    fn seats(&self) -> Vec<Seat> {
+        let role_world_size = WorldSize(self.spec.workers.0);
+        self.placements
+            .iter()
+            .filter_map(|seat| Some((seat, *self.pids.get(&seat.local_rank)?)))
+            .map(|(seat, pid)| {
+                let Placement { rank, local_rank, .. } = *seat;
+                Seat { rank, local_rank, role_world_size, pid }
+            })
+            .collect()
     }
 
     /// The generation is over and reaped: its streams end, whoever still holds them.

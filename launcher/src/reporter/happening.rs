@@ -6,28 +6,42 @@ use crate::agent::message::{Happening, Impatience};
 use crate::process::signal_name;
 use crate::spec::LaunchSpec;
 
-/// The line for one happening of the job that `spec` asked for. What takes long says what it waits for.
+/// The line for one happening of the job that `spec` asked for, where there is something new to say. What takes
+/// long says what it waits for.
 #[must_use]
-pub fn render(happening: &Happening, spec: &LaunchSpec) -> String {
+pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     let grace = spec.stop.grace.as_secs_f64();
-    match happening {
-        Happening::WorkerFailed { end, others: 0 } => {
+    Some(match happening {
+        Happening::WorkerFailed { end, others } if others.is_empty() => {
             format!("local rank {} (pid {}) failed: {}", end.local_rank, end.pid, end.exit)
         }
         Happening::WorkerFailed { end, others } => format!(
-            "local rank {} (pid {}) failed: {}; waiting up to {grace} s for {others} other{} to stop",
+            "local rank {} (pid {}) failed: {}; waiting up to {grace} s for {} other{} to stop",
             end.local_rank,
             end.pid,
             end.exit,
-            plural(*others)
+            others.len(),
+            plural(others.len())
         ),
-        Happening::Stopping { signal, live } => format!(
-            "{signal}: waiting up to {grace} s for {live} worker{} to stop; a second signal kills",
-            plural(*live)
+        Happening::GroupFailed { .. } => return None,
+        Happening::Stuck { asleep, dwell, limit, live } => format!(
+            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
+             {grace} s for {} worker{} to stop; no restart",
+            asleep.local_rank,
+            asleep.pid,
+            dwell.as_secs_f64(),
+            limit.as_secs_f64(),
+            live.len(),
+            plural(live.len())
+        ),
+        Happening::Stopping { signal, live, .. } => format!(
+            "{signal}: waiting up to {grace} s for {} worker{} to stop; a second signal kills",
+            live.len(),
+            plural(live.len())
         ),
         Happening::Killing { local_ranks, because } => {
             let because = match because {
-                Impatience::GraceOver => "still alive after the grace",
+                Impatience::GraceOver(_) => "still alive after the grace",
                 Impatience::SecondSignal => "told a second time",
             };
             format!("killing {}: {because}", ranks(local_ranks))
@@ -40,7 +54,7 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> String {
         Happening::Restarting { used } => {
             format!("starting all workers again (restart {used} of {})", spec.max_restarts)
         }
-    }
+    })
 }
 
 const fn plural(count: usize) -> &'static str {
@@ -65,15 +79,16 @@ mod tests {
         let mut spec = example();
         spec.stop.grace = Duration::from_millis(2_500);
         spec.max_restarts = RestartCount(3);
-        let render = |happening| super::render(&happening, &spec);
+        let render = |happening| super::render(&happening, &spec).unwrap_or_default();
+        let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            render(Happening::Stopping { signal: Signal::SIGINT, live: 1 }),
+            render(Happening::Stopping { signal, told: signal, live }),
             "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
         );
         assert_eq!(
             render(Happening::Killing {
                 local_ranks: vec![LocalRank(0), LocalRank(2)],
-                because: Impatience::GraceOver
+                because: Impatience::GraceOver(signal)
             }),
             "killing local ranks 0, 2: still alive after the grace"
         );

@@ -1,19 +1,28 @@
-//! Everything told to people. The terminal has one writer: [`console`].
+//! Everything told to people, and to whoever started us. The terminal has one writer: [`console`].
+#![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
 pub mod console;
+pub mod events;
 pub mod happening;
+pub mod local_time;
+pub mod parent_file;
+pub mod program;
 mod row;
 pub mod screen;
 pub mod summary;
+pub mod torch_log;
+pub mod torch_report;
+mod torch_trace;
 pub mod voice;
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::unistd::Pid;
-
+use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
 use crate::cli::{CliError, Verbosity};
@@ -21,6 +30,8 @@ use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
+use crate::reporter::torch_trace::TorchFormat;
+use crate::spec::Persona;
 
 /// How long a reader that has stopped reading holds up our last words.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -33,8 +44,9 @@ pub fn print(text: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Sends the launcher's own log to the console, down to `verbosity`.
-pub fn trace_to(console: Console, verbosity: Verbosity) {
+/// Sends the launcher's own log to the console, down to `verbosity`; under the name torchrun in its form, with the
+/// `pid` of the process that the user started.
+pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pid: Pid) {
     let level = match verbosity {
         Verbosity::Error => Level::ERROR,
         Verbosity::Warn => Level::WARN,
@@ -43,36 +55,47 @@ pub fn trace_to(console: Console, verbosity: Verbosity) {
     };
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     // Only a test that launches twice in one process has set one before.
-    let _ = tracing::subscriber::set_global_default(subscriber.with_writer(console).finish());
+    let _ = match persona {
+        Persona::Rankrun => tracing::subscriber::set_global_default(subscriber.with_writer(console).finish()),
+        Persona::Torchrun => {
+            let subscriber = subscriber.event_format(TorchFormat { pid }).with_writer(console);
+            tracing::subscriber::set_global_default(subscriber.finish())
+        }
+    };
 }
 
-/// Refuses a command line.
+/// Refuses a command line. Whoever started us hears of it in `parent_file`, but not of a wrong use.
 #[must_use]
-pub fn refuse(error: &CliError) -> ExitCode {
+pub fn refuse(error: &CliError, parent_file: Option<&Path>) -> ExitCode {
     complain(&error.render());
+    if let CliError::Setting(error) = error {
+        leave_word(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
+    }
     ExitCode::from(error.exit_code())
 }
 
 /// The launcher could not split into guard and agent, or the guard cannot do its work.
 #[must_use]
-pub fn failed_to_start(error: &LaunchError) -> ExitCode {
+pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
     let mut text = format!("error: {error}\n");
     if let Some(source) = std::error::Error::source(error) {
         text.push_str(&format!("  caused by: {source}\n"));
     }
     complain(&text);
+    leave_word(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// The agent died without a word, or was killed because it did not answer a signal; `left` could not be ended.
-pub fn agent_lost(exit: Exit, killed_for: Option<i32>, left: &[Pid]) {
-    let mut text = match killed_for {
+pub fn agent_lost((exit, killed_for): (Exit, Option<i32>), left: &[Pid], parent_file: Option<&Path>) {
+    let fact = match killed_for {
         Some(signal) => format!(
-            "error: the launcher's agent did not answer {}; it was killed, and the job with it\n",
+            "the launcher's agent did not answer {}; it was killed, and the job with it",
             signal_name(signal)
         ),
-        None => format!("error: the launcher's agent ended by itself ({exit}); the job was killed\n"),
+        None => format!("the launcher's agent ended by itself ({exit}); the job was killed"),
     };
+    let mut text = format!("error: {fact}\n");
     if !left.is_empty() {
         let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
         text.push_str(&format!("  still there, probably stuck in the kernel: pid {}\n", pids.join(", ")));
@@ -81,6 +104,14 @@ pub fn agent_lost(exit: Exit, killed_for: Option<i32>, left: &[Pid]) {
         text.push_str("\nhint: if nobody killed it, the kernel ran out of memory: see `dmesg`\n");
     }
     complain(&text);
+    leave_word(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
+}
+
+/// Tells whoever started us, where they asked for it.
+fn leave_word(parent_file: Option<&Path>, died_of: &ErrorReport) {
+    if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, died_of)) {
+        complain(&format!("warning: {error}\n"));
+    }
 }
 
 /// From outside the agent, where there is no console. Never waits for long: somebody may have stopped reading.

@@ -9,8 +9,9 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 
+use crate::agent::failure::Manner;
 use crate::placement::Device;
-use crate::process::Exit;
+use crate::process::{Exit, signal_name};
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct FailureCard {
     pub host: String,
     /// How it ended.
     pub exit: Exit,
+    /// Whether it ended by itself.
+    pub manner: Manner,
     /// When its generation was started.
     pub started: SystemTime,
     /// When its end was seen.
@@ -39,8 +42,19 @@ pub struct FailureCard {
     pub files: Vec<PathBuf>,
     /// Its last lines.
     pub tail: Vec<String>,
+    /// What it ran.
+    pub program: ProgramKind,
     /// How the others ended, in the order in which that was seen.
     pub others: Vec<OtherEnd>,
+}
+
+/// What the workers run, as far as there is something to say about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// A script or module.
+    Python,
+    /// Any program.
+    Any,
 }
 
 /// The end of a worker that was not the first to fail.
@@ -58,7 +72,7 @@ const OTHERS_SHOWN: usize = 8;
 /// The card as text, each line ended.
 #[must_use]
 pub fn render(card: &FailureCard) -> String {
-    let mut lines = vec![format!("rank {} failed first: {}", card.rank, in_words(card.exit))];
+    let mut lines = vec![format!("rank {} failed first: {}", card.rank, what_happened(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
     row("device", card.device.to_string());
@@ -95,6 +109,9 @@ pub fn render(card: &FailureCard) -> String {
 /// The one thing to do about it, where something can be said.
 #[must_use]
 pub fn hint(card: &FailureCard) -> Option<String> {
+    if matches!(card.manner, Manner::Stuck { .. }) {
+        return Some("a device or a file server does not answer: see `dmesg`".to_owned());
+    }
     match card.exit {
         Exit::Signal { number: libc::SIGKILL, .. } => Some(
             "SIGKILL from outside is most often the kernel's out-of-memory killer: see `dmesg`".to_owned(),
@@ -103,6 +120,11 @@ pub fn hint(card: &FailureCard) -> Option<String> {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
+        _ if card.report.is_none() && card.tail.is_empty() && card.program == ProgramKind::Python => Some(
+            "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its \
+             traceback is shown here"
+                .to_owned(),
+        ),
         _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => {
             Some("run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned())
         }
@@ -110,7 +132,21 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     }
 }
 
+fn what_happened(card: &FailureCard) -> String {
+    let exit = in_words(card.exit);
+    match card.manner {
+        Manner::Ended => exit,
+        Manner::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
+        Manner::Stuck { dwell } => {
+            format!("stuck in the kernel for {:.1} s and stopped ({exit})", dwell.as_secs_f64())
+        }
+    }
+}
+
 fn in_words(exit: Exit) -> String {
+    if let Exit::Code(code @ 129..=192) = exit {
+        return format!("{exit} (a shell's way to say {})", signal_name(code - 128));
+    }
     let meaning = match exit {
         Exit::Signal { number: libc::SIGSEGV, .. } => " (invalid memory access)",
         Exit::Signal { number: libc::SIGABRT, .. } => " (it aborted)",
@@ -148,12 +184,14 @@ mod tests {
             device: Device::Cpu(1),
             host: "gpu-node-7".to_owned(),
             exit: Exit::Signal { number: 9, core_dumped: false },
+            manner: Manner::Ended,
             started: SystemTime::UNIX_EPOCH,
             ended: SystemTime::UNIX_EPOCH + Duration::from_millis(2_500),
             restarts: (RestartCount(1), RestartCount(1)),
             report: None,
             files: vec![PathBuf::from("/logs/1/stderr.log")],
             tail: vec!["step 9".to_owned(), "step 10".to_owned()],
+            program: ProgramKind::Any,
             others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         }
     }
@@ -178,6 +216,38 @@ rank 1 failed first: killed by SIGKILL
 "
         );
         assert!(hint(&card()).is_some_and(|hint| hint.contains("out-of-memory")));
+    }
+
+    #[test]
+    fn the_first_line_says_what_our_stop_did() {
+        let first_line = |card: &FailureCard| render(card).lines().next().unwrap_or_default().to_owned();
+        let stopped = FailureCard { manner: Manner::EndedByStop, ..card() };
+        assert_eq!(
+            first_line(&stopped),
+            "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
+        );
+        let stuck = FailureCard { manner: Manner::Stuck { dwell: Duration::from_millis(2_040) }, ..card() };
+        assert_eq!(
+            first_line(&stuck),
+            "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
+        );
+        let shell = FailureCard { exit: Exit::Code(139), ..card() };
+        assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
+    }
+
+    #[test]
+    fn who_said_nothing_is_asked_to() {
+        let silent = FailureCard {
+            exit: Exit::Code(1),
+            tail: Vec::new(),
+            files: Vec::new(),
+            program: ProgramKind::Python,
+            ..card()
+        };
+        assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
+        let any = FailureCard { program: ProgramKind::Any, ..silent };
+        assert!(hint(&any).is_some_and(|hint| hint.contains("--tee 3")));
+        assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
     }
 
     #[test]

@@ -1,16 +1,35 @@
 //! The launcher's own voice: what it says to people on standard error, and how errors look.
+#![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
 
 use std::error::Error;
+use std::panic::Location;
+use std::time::SystemTime;
 
+use nix::unistd::Pid;
+
+use crate::agent::message::Happening;
+use crate::cli::{Notice, Verbosity};
 use crate::reporter::console::{Console, Stream};
+use crate::reporter::happening;
+use crate::reporter::local_time::LocalTime;
+use crate::reporter::torch_log::{self, Group, Level, LogLine};
 use crate::spec::Persona;
 
 /// Speaks through the console under the name that we go by.
 #[derive(Debug, Clone)]
 pub struct Voice {
     console: Console,
-    name: &'static str,
+    manner: Manner,
     style: Style,
+}
+
+/// How a line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Our own.
+    Ours,
+    /// torchrun's log lines, with the pid of the process that the user started.
+    Torch { pid: Pid, verbosity: Verbosity },
 }
 
 /// Whether colours help.
@@ -21,15 +40,21 @@ enum Style {
 }
 
 impl Voice {
-    /// A voice on `console`; `no_color` is the user's `NO_COLOR` (no-color.org).
+    /// A voice on `console` for the launcher that the user knows by `pid`; `no_color` is the user's `NO_COLOR`
+    /// (no-color.org).
     #[must_use]
-    pub fn new(console: Console, persona: Persona, no_color: bool) -> Self {
+    pub fn new(
+        console: Console,
+        (persona, verbosity): (Persona, Verbosity),
+        pid: Pid,
+        no_color: bool,
+    ) -> Self {
         let coloured = console.output(Stream::Stderr).is_terminal() && !no_color;
         Self {
             console,
-            name: match persona {
-                Persona::Rankrun => "rankrun",
-                Persona::Torchrun => "torchrun",
+            manner: match persona {
+                Persona::Rankrun => Manner::Ours,
+                Persona::Torchrun => Manner::Torch { pid, verbosity },
             },
             style: if coloured { Style::Coloured } else { Style::Plain },
         }
@@ -42,8 +67,57 @@ impl Voice {
     }
 
     /// One line while the job runs.
+    #[track_caller]
     pub fn say(&self, line: &str) {
-        self.write(&format!("{}: {line}", self.name));
+        match self.manner {
+            Manner::Ours => self.write(&format!("rankrun: {line}")),
+            Manner::Torch { .. } => {
+                self.log(&[LogLine::of_ours(Level::Warning, Location::caller(), line.to_owned())]);
+            }
+        }
+    }
+
+    /// What is worth a line before the start.
+    #[track_caller]
+    pub fn notice(&self, notice: &Notice) {
+        match self.manner {
+            Manner::Ours => self.say(&notice.to_string()),
+            Manner::Torch { .. } => self.log(&[torch_log::of_notice(notice, Location::caller())]),
+        }
+    }
+
+    /// What happens to the workers.
+    pub fn happening(&self, happening: &Happening, group: Group<'_>) {
+        match self.manner {
+            Manner::Ours => {
+                if let Some(line) = happening::render(happening, group.spec) {
+                    self.say(&line);
+                }
+            }
+            Manner::Torch { .. } => self.log(&torch_log::of_happening(happening, group)),
+        }
+    }
+
+    /// A file that somebody else will miss was there, with these contents.
+    #[track_caller]
+    pub fn replaced(&self, path: &str, contents: &str) {
+        match self.manner {
+            Manner::Ours => {
+                self.say(&format!("`{path}` was there already and is replaced; it said: {contents}"))
+            }
+            Manner::Torch { .. } => self.log(&[torch_log::replaced(path, contents)]),
+        }
+    }
+
+    /// torchrun's log lines, together; under our own name nothing.
+    pub fn log(&self, lines: &[LogLine]) {
+        let Manner::Torch { pid, verbosity } = self.manner else { return };
+        let shown: Vec<&LogLine> = lines.iter().filter(|line| line.level.is_shown(verbosity)).collect();
+        if !shown.is_empty() {
+            let stamp = LocalTime::of(SystemTime::now()).log_stamp();
+            let text: Vec<String> = shown.iter().map(|line| line.render(&stamp, pid)).collect();
+            self.write(&text.join("\n"));
+        }
     }
 
     /// What failed, the causes below it, and one hint.
@@ -60,6 +134,11 @@ impl Voice {
     /// A whole report whose first line is the fact, and one hint.
     pub fn failure(&self, report: &str, hint: Option<&str>) {
         self.with_hint(self.heading(report.trim_end()), hint);
+    }
+
+    /// What is written in a form of its own, in whole lines.
+    pub fn print(&self, text: &str) {
+        self.write(text);
     }
 
     fn heading(&self, text: &str) -> String {

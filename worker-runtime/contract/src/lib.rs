@@ -5,6 +5,7 @@
 //! launcher, the worker runtime and every test share one meaning of each byte.
 
 pub mod env;
+pub mod json;
 pub mod rank;
 pub mod report;
 pub mod store;

@@ -4,11 +4,11 @@
 //! plain text message with a timestamp beside it, and both are read. What is read came from a program that
 //! was just failing, so every length is bounded and every broken file is an error value.
 
-use std::io;
-
+use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
-use serde_json::ser::{Formatter, Serializer};
+use serde_json::Value;
 
+use crate::json;
 use crate::rank::Rank;
 
 /// The longest error file that is read, in bytes.
@@ -54,9 +54,9 @@ struct File<M> {
 
 #[derive(Serialize, Deserialize)]
 struct Detail {
-    message: String,
-    #[serde(rename = "extraInfo", default)]
-    extra_info: ExtraInfo,
+    message: Option<String>,
+    #[serde(rename = "extraInfo")]
+    extra_info: Option<ExtraInfo>,
 }
 
 #[derive(Serialize, Deserialize, Default)]
@@ -112,19 +112,16 @@ impl<'de> Deserialize<'de> for Number {
 pub fn render(report: &ErrorReport) -> String {
     let file = File {
         message: Detail {
-            message: report.message.clone(),
-            extra_info: ExtraInfo {
+            message: Some(report.message.clone()),
+            extra_info: Some(ExtraInfo {
                 py_callstack: report.callstack.clone(),
                 timestamp: Number(report.unix_seconds),
                 lost_rank: Number(report.lost_rank.map(|rank| rank.0.into())),
-            },
+            }),
         },
         timestamp: Number(None),
     };
-    let mut bytes = Vec::new();
-    file.serialize(&mut Serializer::with_formatter(&mut bytes, Ascii))
-        .expect("writing texts and numbers into memory cannot fail");
-    String::from_utf8(bytes).expect("the formatter writes ASCII only")
+    json::to_text(&file).expect("texts and numbers have a form in JSON")
 }
 
 /// Reads the bytes of an error file.
@@ -132,38 +129,81 @@ pub fn render(report: &ErrorReport) -> String {
 /// # Errors
 /// Says what is wrong with a file that is too long, no text, no JSON, or without a message.
 pub fn parse(bytes: &[u8]) -> Result<ErrorReport, ReportError> {
-    if bytes.len() > MAX_LEN {
-        return Err(ReportError::TooLong { len: bytes.len() });
+    ErrorFile::parse(bytes).map(|file| file.report)
+}
+
+/// Which of torch's two forms the message of an error file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MessageForm {
+    /// With a call stack and a time inside.
+    Object,
+    /// A plain text.
+    Text,
+}
+
+/// A whole error file: what we understand of it, and all that it says, for others who read it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ErrorFile {
+    /// What it says about the failure.
+    pub report: ErrorReport,
+    /// How it says it.
+    pub form: MessageForm,
+    json: Value,
+}
+
+impl ErrorFile {
+    /// Reads the bytes of an error file.
+    ///
+    /// # Errors
+    /// As [`parse`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, ReportError> {
+        if bytes.len() > MAX_LEN {
+            return Err(ReportError::TooLong { len: bytes.len() });
+        }
+        let text = replace_lone_surrogates(std::str::from_utf8(bytes)?);
+        let json: Value = serde_json::from_str(&text)?;
+        let file: File<Message> = File::deserialize(&json)?;
+        let (form, report) = match file.message {
+            Message::Detail(detail) => (MessageForm::Object, detail.into_report()?),
+            Message::Text(message) => {
+                let unix_seconds = file.timestamp.0;
+                let report = ErrorReport { message, callstack: None, unix_seconds, lost_rank: None };
+                (MessageForm::Text, report)
+            }
+        };
+        Ok(Self { report, form, json })
     }
-    let text = replace_lone_surrogates(std::str::from_utf8(bytes)?);
-    let file: File<Message> = serde_json::from_str(&text)?;
-    Ok(match file.message {
-        Message::Detail(Detail { message, extra_info }) => ErrorReport {
-            message,
+
+    /// All that it says, on one line.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json::to_text(&self.json).expect("what was JSON has a form in JSON")
+    }
+
+    /// All that it says and, in the object form, how its worker ended: the code, or the negated signal. A worker
+    /// cannot write that itself.
+    #[must_use]
+    pub fn with_exit_code(&self, code: i32) -> String {
+        let mut json = self.json.clone();
+        if let Some(Value::Object(message)) = json.get_mut("message") {
+            message.insert("errorCode".to_owned(), code.into());
+        }
+        json::to_text(&json).expect("what was JSON has a form in JSON")
+    }
+}
+
+impl Detail {
+    /// torch says `<N/A>` where the message is missing beside the rest.
+    fn into_report(self) -> Result<ErrorReport, serde_json::Error> {
+        let Some(extra_info) = self.extra_info.or_else(|| self.message.is_some().then(ExtraInfo::default))
+        else {
+            return Err(serde_json::Error::custom("the message says nothing"));
+        };
+        Ok(ErrorReport {
+            message: self.message.unwrap_or_else(|| "<N/A>".to_owned()),
             callstack: extra_info.py_callstack,
             unix_seconds: extra_info.timestamp.0,
             lost_rank: extra_info.lost_rank.rank(),
-        },
-        Message::Text(message) => {
-            ErrorReport { message, callstack: None, unix_seconds: file.timestamp.0, lost_rank: None }
-        }
-    })
-}
-
-/// JSON whose texts are ASCII, as Python's `json.dumps` writes them.
-struct Ascii;
-
-impl Formatter for Ascii {
-    fn write_string_fragment<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
-        fragment.chars().try_for_each(|character| {
-            if character.is_ascii() {
-                return writer.write_all(&[character as u8]);
-            }
-            character.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))
         })
     }
 }
@@ -205,117 +245,4 @@ fn escaped_unit(text: &str) -> Option<u16> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn message_of(text: &str) -> String {
-        parse(text.as_bytes()).expect("a report").message
-    }
-
-    #[test]
-    fn the_text_is_torchs() {
-        let report = ErrorReport {
-            message: "ValueError: é\u{1f600}\"".to_owned(),
-            callstack: Some("line 1\nline 2\t".to_owned()),
-            unix_seconds: Some(17),
-            lost_rank: None,
-        };
-        let start = r#"{"message":{"message":"ValueError: \u00e9\ud83d\ude00\"","#;
-        let extra = r#""extraInfo":{"py_callstack":"line 1\nline 2\t","timestamp":"17""#;
-        assert_eq!(render(&report), format!("{start}{extra}}}}}}}"));
-        let report = ErrorReport { lost_rank: Some(Rank(3)), ..report };
-        assert_eq!(render(&report), format!(r#"{start}{extra},"lost_rank":"3"}}}}}}"#));
-    }
-
-    #[test]
-    fn a_report_of_torchs_record_decorator_is_read() {
-        let text = r#"{"message": {"message": "ZeroDivisionError: division by zero", "extraInfo":
-            {"py_callstack": "Traceback (most recent call last):\n", "timestamp": "1700000000"}}}"#;
-        assert_eq!(
-            parse(text.as_bytes()).unwrap(),
-            ErrorReport {
-                message: "ZeroDivisionError: division by zero".to_owned(),
-                callstack: Some("Traceback (most recent call last):\n".to_owned()),
-                unix_seconds: Some(1_700_000_000),
-                lost_rank: None,
-            }
-        );
-    }
-
-    #[test]
-    fn a_plain_message_is_read() {
-        let report = parse(br#"{"message": "lost", "timestamp": 5, "more": [1]}"#).unwrap();
-        assert_eq!(
-            report,
-            ErrorReport {
-                message: "lost".to_owned(),
-                callstack: None,
-                unix_seconds: Some(5),
-                lost_rank: None
-            }
-        );
-        assert_eq!(parse(br#"{"message": "lost"}"#).unwrap().unix_seconds, None);
-    }
-
-    #[test]
-    fn an_unreadable_time_does_not_cost_the_message() {
-        for time in ["\"soon\"", "-1", "1.5", "null", "[]", "\"\""] {
-            let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"timestamp": {time}}}}}}}"#);
-            assert_eq!(parse(text.as_bytes()).unwrap().unix_seconds, None, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_lost_rank_is_read_as_text_and_as_a_number() {
-        for (rank, expected) in
-            [("2", Some(Rank(2))), ("\"2\"", Some(Rank(2))), ("-1", None), ("4294967296", None), ("[]", None)]
-        {
-            let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"lost_rank": {rank}}}}}}}"#);
-            assert_eq!(parse(text.as_bytes()).unwrap().lost_rank, expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn half_a_surrogate_pair_is_replaced() {
-        assert_eq!(message_of(r#"{"message": "a\udce9b"}"#), "a\u{fffd}b");
-        assert_eq!(message_of(r#"{"message": "\ud83d"}"#), "\u{fffd}");
-        assert_eq!(message_of(r#"{"message": "\ud83d\ud83d\ude00"}"#), "\u{fffd}\u{1f600}");
-        assert_eq!(message_of(r#"{"message": "\\udce9 \u00e9\\"}"#), "\\udce9 é\\");
-    }
-
-    #[test]
-    fn a_broken_file_is_an_error() {
-        let deep = "[".repeat(100_000);
-        let texts = ["", "{", "[]", "1", "{}", r#"{"message": 1}"#, r#"{"message": {}}"#, "\\", "\\u", &deep];
-        for text in texts {
-            assert!(
-                matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))),
-                "`{text:.20}` was read"
-            );
-        }
-        assert!(matches!(parse(b"\xff"), Err(ReportError::NotUnicode(_))));
-        assert!(matches!(parse(&vec![b' '; MAX_LEN + 1]), Err(ReportError::TooLong { .. })));
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_written_is_read(message in ".*", callstack: Option<String>, now: u64, lost: Option<u32>) {
-            let lost_rank = lost.map(Rank);
-            let report = ErrorReport { message, callstack, unix_seconds: Some(now), lost_rank };
-            let text = render(&report);
-            prop_assert!(text.is_ascii());
-            prop_assert_eq!(parse(text.as_bytes()).unwrap(), report);
-        }
-
-        #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            drop(parse(&bytes));
-        }
-
-        #[test]
-        fn no_escapes_panic(text in r#"\{"message": "([\\ud8cé"0]){0,20}"\}"#) {
-            drop(parse(text.as_bytes()));
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,86 @@
+//! From ends and error files to what is told of them.
+
+use nix::unistd::Pid;
+
+use super::*;
+use crate::placement;
+use crate::process::Exit;
+use crate::spec::example;
+use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
+
+fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
+    let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
+    let at = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    WorkerEnd { local_rank: LocalRank(local_rank), pid, exit, at, testimony: None }
+}
+
+fn signal(number: i32) -> Exit {
+    Exit::Signal { number, core_dumped: false }
+}
+
+/// torchrun's report of a failure of rank 1, with its error file if there is one.
+fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
+    let failure = Failure {
+        generation: Generation(0),
+        first: end(1, Exit::Code(9)),
+        manner,
+        others: others.iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
+        restart_count: RestartCount(0),
+    };
+    let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
+    let evidence = Evidence {
+        placements: &placement::assign(LocalWorldSize::new(4).unwrap()),
+        started: UNIX_EPOCH,
+        spec: &example(),
+        attempt: None,
+        error_files: &file.into_iter().collect(),
+        tail: Vec::new(),
+    };
+    evidence.torch_report(&failure, "x".to_owned())
+}
+
+fn at(seconds: u64) -> LocalTime {
+    LocalTime::of(UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+#[test]
+fn the_time_and_the_text_are_the_files() {
+    let (stamped, seen) = (at(1_700_000_000), at(1_800_000_000));
+    let text = |text: &str| Message::Text(text.to_owned());
+    let stack = |text: &str| Message::Traceback(text.to_owned());
+    for (file, time, message) in [
+        (r#"{"message": "m", "timestamp": "1700000000"}"#, stamped, text("m")),
+        (r#"{"message": "m", "timestamp": 1700000000}"#, stamped, text("m")),
+        (r#"{"message": "m"}"#, seen, text("m")),
+        (r#"{"message": "", "timestamp": 18446744073709551615}"#, seen, Message::None),
+        (r#"{"message": {"message": "m", "extraInfo": {"timestamp": "1700000000"}}}"#, stamped, stack("m")),
+        (
+            r#"{"message": {"message": "m", "extraInfo": {"timestamp": "0", "py_callstack": "s"}}}"#,
+            seen,
+            stack("s"),
+        ),
+    ] {
+        let root = report(Manner::Ended, Some(file), &[]).root_cause;
+        assert_eq!((root.time, root.message), (time, message), "{file}");
+    }
+}
+
+#[test]
+fn who_ended_well_is_not_listed_and_who_was_stopped_comes_last() {
+    let others = [
+        (end(3, signal(15)), true),
+        (end(2, Exit::Code(4)), false),
+        (end(0, signal(15)), true),
+        (end(4, Exit::Code(0)), false),
+    ];
+    let listed: Vec<u32> =
+        report(Manner::Ended, None, &others).others.iter().map(|other| other.local_rank.0).collect();
+    assert_eq!(listed, [2, 0, 3]);
+}
+
+#[test]
+fn who_sat_in_the_kernel_is_reported_with_that() {
+    let root = report(Manner::Stuck { dwell: Duration::from_millis(2_040) }, None, &[]).root_cause;
+    let expected = "Worker stuck in uninterruptible sleep (D-state) for 2.0s";
+    assert_eq!(root.message, Message::Text(expected.to_owned()));
+}

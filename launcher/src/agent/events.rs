@@ -1,0 +1,100 @@
+//! Sends torch's events to the console, where somebody asked for them.
+#![expect(clippy::disallowed_methods, reason = "an event says how long the job took")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::{LocalRank, RestartCount};
+use rankrun_contract::report::ErrorFile;
+
+use crate::agent::host;
+use crate::agent::message::{JobEnd, WorkerEnd};
+use crate::process::Exit;
+use crate::reporter::console::{Console, Stream};
+use crate::reporter::events::{self, Event, JobFacts, Membership, Progress, Seat};
+use crate::spec::{EventLog, LaunchSpec};
+
+/// The events of one job.
+pub(super) struct EventSink {
+    console: Console,
+    job: JobFacts,
+    progress: Progress,
+    began: Instant,
+}
+
+impl EventSink {
+    /// Only where events are wanted is the node's full name looked up.
+    pub(super) fn open(spec: &LaunchSpec, console: &Console) -> Option<Self> {
+        match spec.events {
+            EventLog::Off => None,
+            EventLog::Console => Some(Self {
+                console: console.clone(),
+                job: JobFacts::of(spec, host::full_name()),
+                progress: Progress {
+                    membership: Membership::Joining,
+                    restarts: RestartCount(0),
+                    run_time: Duration::ZERO,
+                },
+                began: Instant::now(),
+            }),
+        }
+    }
+
+    /// The agent has met the others and handed out the ranks.
+    pub(super) fn joined(&mut self, restarts: RestartCount, took: [Duration; 2]) {
+        self.progress.restarts = restarts;
+        let [rendezvous, ranks] = took;
+        self.tell(&Event::Rendezvous(rendezvous));
+        self.tell(&Event::RanksAssigned(ranks));
+        self.progress.membership = Membership::Joined;
+    }
+
+    /// All workers run.
+    pub(super) fn started(&self, seats: &[Seat]) {
+        seats.iter().for_each(|seat| self.tell(&Event::Started(*seat)));
+    }
+
+    /// The job is over.
+    pub(super) fn ended(&mut self, events: &[Event]) {
+        self.progress.run_time = self.began.elapsed();
+        events.iter().for_each(|event| self.tell(event));
+    }
+
+    fn tell(&self, event: &Event) {
+        let line = events::render(&self.job, self.progress, event);
+        self.console.message(Stream::Stderr, line.as_bytes());
+    }
+}
+
+/// The last events of a job: those of each worker and one of the agent. Pure.
+pub(super) fn of_end(
+    end: &JobEnd,
+    died_of: Option<String>,
+    seats: &[Seat],
+    error_files: &BTreeMap<LocalRank, ErrorFile>,
+) -> Vec<Event> {
+    if let Some(raw_error) = died_of {
+        return vec![Event::AgentFailed { raw_error }];
+    }
+    let failure = end.failure.as_ref();
+    let bad_end = |seat: &Seat| {
+        let failure = failure?;
+        let others = failure.others.iter().map(|other| other.end);
+        let mut ends = [failure.first].into_iter().chain(others);
+        ends.find(|end| end.local_rank == seat.local_rank && !end.exit.is_success())
+    };
+    let workers = seats.iter().map(|seat| match (failure, bad_end(seat)) {
+        (None, _) => Event::Succeeded(*seat),
+        (Some(_), None) => Event::Terminated(*seat),
+        (Some(_), Some(end)) => failed(*seat, &end, error_files.get(&seat.local_rank)),
+    });
+    workers.chain([Event::AgentSucceeded]).collect()
+}
+
+fn failed(seat: Seat, end: &WorkerEnd, file: Option<&ErrorFile>) -> Event {
+    let exit_code = match end.exit {
+        Exit::Code(code) => code,
+        Exit::Signal { number, .. } => -number,
+    };
+    Event::Failed { seat, exit_code, raw_error: file.map(ErrorFile::to_json) }
+}

@@ -1,0 +1,54 @@
+//! What of a launch the decisions of [`super::state`] depend on. Pure.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{LocalWorldSize, RestartCount};
+
+use crate::spec::{LaunchSpec, Persona};
+
+/// The rules of one launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub(super) persona: Persona,
+    pub(super) workers: LocalWorldSize,
+    pub(super) max_restarts: RestartCount,
+    pub(super) grace: Duration,
+    /// How long a worker may sit in the kernel, where anybody cares.
+    pub(super) stuck_limit: Option<Duration>,
+    /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
+    /// workers get SIGTERM.
+    pub(super) interrupt: Interrupt,
+}
+
+/// Whether SIGINT is one of the signals to handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interrupt {
+    Listed,
+    Unlisted,
+}
+
+impl Rules {
+    /// The rules of one launch.
+    #[must_use]
+    pub fn of(spec: &LaunchSpec) -> Self {
+        let listed = spec.signals.stop.contains(&Signal::SIGINT);
+        Self {
+            persona: spec.persona,
+            workers: spec.workers,
+            max_restarts: spec.max_restarts,
+            grace: spec.stop.grace,
+            stuck_limit: spec.stuck_limit,
+            interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
+        }
+    }
+
+    /// What the workers get when the launcher got `signal`.
+    pub(super) fn for_workers(&self, signal: Signal) -> Signal {
+        match (signal, self.interrupt) {
+            (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
+            _ => signal,
+        }
+    }
+}

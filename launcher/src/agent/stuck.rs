@@ -1,0 +1,112 @@
+//! Workers that sit in the kernel and cannot be interrupted (state `D` of proc(5)): a hung device or file server.
+//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure, but for [`sits_in_the_kernel`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::LocalRank;
+
+use crate::agent::message::WorkerEnd;
+use crate::process::Exit;
+
+/// As often as torchrun looks. A sleep that ended and began again between two looks counts as one.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A worker that was found in state `D`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asleep {
+    /// Who.
+    pub local_rank: LocalRank,
+    /// Its pid.
+    pub pid: Pid,
+}
+
+impl Asleep {
+    /// What it is reported with as long as it has not ended: the signal that comes last.
+    pub(super) const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
+        let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        WorkerEnd { local_rank: self.local_rank, pid: self.pid, exit, at, testimony: None }
+    }
+}
+
+/// Since when which worker sits in the kernel.
+#[derive(Debug)]
+pub(super) struct Watch {
+    limit: Duration,
+    next_look: Instant,
+    since: BTreeMap<LocalRank, Instant>,
+}
+
+impl Watch {
+    /// A watch that begins now.
+    pub(super) const fn new(limit: Duration, now: Instant) -> Self {
+        Self { limit, next_look: now, since: BTreeMap::new() }
+    }
+
+    /// When the next look is due.
+    pub(super) const fn next_look(&self) -> Instant {
+        self.next_look
+    }
+
+    /// A look is taken now.
+    pub(super) fn look(&mut self, now: Instant) {
+        self.next_look = now + LOOK_EVERY.min(self.limit);
+    }
+
+    /// Takes in who was found asleep, and says who has slept for too long and how long.
+    pub(super) fn found(&mut self, now: Instant, asleep: &[Asleep]) -> Option<(Asleep, Duration)> {
+        self.since.retain(|rank, _| asleep.iter().any(|found| found.local_rank == *rank));
+        let dwell = asleep.iter().map(|found| {
+            let since = *self.since.entry(found.local_rank).or_insert(now);
+            (*found, now.saturating_duration_since(since))
+        });
+        dwell.filter(|(_, dwell)| *dwell >= self.limit).max_by_key(|(_, dwell)| *dwell)
+    }
+}
+
+/// Whether the process is in uninterruptible sleep.
+pub(super) fn sits_in_the_kernel(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state_letter(&stat) == Some('D'))
+}
+
+/// The name before it may hold anything, so count from its last `)`.
+fn state_letter(stat: &str) -> Option<char> {
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asleep(local_rank: u32) -> Asleep {
+        Asleep { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }
+    }
+
+    #[test]
+    fn only_an_unbroken_sleep_counts() {
+        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let limit = Duration::from_secs(2);
+        let mut watch = Watch::new(limit, at(0));
+        assert_eq!(watch.found(at(0), &[asleep(0), asleep(1)]), None);
+        assert_eq!(watch.found(at(1), &[asleep(1)]), None);
+        assert_eq!(watch.found(at(1), &[asleep(0), asleep(1)]), None);
+        assert_eq!(watch.found(at(2), &[asleep(0), asleep(1)]), Some((asleep(1), limit)));
+        assert_eq!(
+            watch.found(at(3), &[asleep(0)]),
+            Some((asleep(0), limit)),
+            "rank 0 slept from second 1 on"
+        );
+    }
+
+    #[test]
+    fn the_letter_is_found_behind_any_name() {
+        assert_eq!(state_letter("12 (a) D 7 12 12 0"), Some('D'));
+        assert_eq!(state_letter("12 (a) R 3 (b) S 7 12"), Some('S'));
+        assert_eq!(state_letter("garbage"), None);
+    }
+}

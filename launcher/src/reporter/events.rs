@@ -1,0 +1,283 @@
+//! torch's events, one JSON object each (`--event-log-handler console`). Pure.
+
+use std::time::Duration;
+
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use rankrun_contract::json;
+use rankrun_contract::rank::{LocalRank, Rank, RestartCount, WorldSize};
+
+use super::program;
+use crate::spec::{LaunchSpec, RendezvousSpec};
+
+/// What every event of a job says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobFacts {
+    run_id: String,
+    role: String,
+    hostname: String,
+    backend: &'static str,
+    entry_point: String,
+}
+
+impl JobFacts {
+    /// The facts of one launch on the node of that full name.
+    #[must_use]
+    pub fn of(spec: &LaunchSpec, hostname: String) -> Self {
+        let backend = match &spec.rendezvous {
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => "c10d",
+            RendezvousSpec::Static { .. } => "static",
+        };
+        Self {
+            run_id: spec.rendezvous.run_id().to_string(),
+            role: spec.role.clone(),
+            hostname,
+            backend,
+            entry_point: program::in_events(&spec.entrypoint),
+        }
+    }
+}
+
+/// Where the job is when an event happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether a rendezvous was completed: before, the agent has no rank.
+    pub membership: Membership,
+    /// Restarts used.
+    pub restarts: RestartCount,
+    /// How long the job took; zero until it is over.
+    pub run_time: Duration,
+}
+
+/// Whether the agent knows its rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Membership {
+    /// Not yet.
+    Joining,
+    /// It is the only node.
+    Joined,
+}
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The rendezvous took so long.
+    Rendezvous(Duration),
+    /// Handing out the ranks took so long.
+    RanksAssigned(Duration),
+    /// A worker runs.
+    Started(Seat),
+    /// A worker ended well, with all the others.
+    Succeeded(Seat),
+    /// A worker was stopped because of another one.
+    Terminated(Seat),
+    /// A worker ended badly.
+    Failed {
+        /// Who.
+        seat: Seat,
+        /// Its exit code, or the negated signal.
+        exit_code: i32,
+        /// Its error file as JSON; torch writes a placeholder where there is none.
+        raw_error: Option<String>,
+    },
+    /// The agent has done its work, whatever the workers did.
+    AgentSucceeded,
+    /// The launcher itself failed, or was told to stop.
+    AgentFailed {
+        /// Why.
+        raw_error: String,
+    },
+}
+
+/// Which worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat {
+    /// Index in the whole job, and among the workers of its role.
+    pub rank: Rank,
+    /// Index on the node.
+    pub local_rank: LocalRank,
+    /// Workers of its role.
+    pub role_world_size: WorldSize,
+    /// Its pid.
+    pub pid: Pid,
+}
+
+/// The keys in torch's order.
+#[derive(Serialize)]
+struct Line<'a> {
+    name: String,
+    source: &'static str,
+    timestamp: u8,
+    metadata: Metadata<'a>,
+}
+
+#[derive(Serialize)]
+struct Metadata<'a> {
+    run_id: &'a str,
+    global_rank: Option<u32>,
+    group_rank: Option<u32>,
+    worker_id: Option<String>,
+    role: &'a str,
+    hostname: &'a str,
+    state: &'static str,
+    total_run_time: u64,
+    rdzv_backend: &'static str,
+    raw_error: Option<String>,
+    metadata: String,
+    agent_restarts: u32,
+    duration_ms: Option<f64>,
+}
+
+/// The text inside `metadata`.
+#[derive(Serialize)]
+struct Inner<'a> {
+    group_world_size: Option<u32>,
+    entry_point: &'a str,
+    #[serde(flatten)]
+    worker: Option<InnerWorker>,
+}
+
+/// torch writes these as lists of one.
+#[derive(Serialize)]
+struct InnerWorker {
+    local_rank: [u32; 1],
+    role_rank: [u32; 1],
+    role_world_size: [u32; 1],
+    exit_code: [Option<i32>; 1],
+    worker_pid: [Option<i32>; 1],
+}
+
+/// The line of one event.
+#[must_use]
+pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
+    let (source, state, seat) = kind(event);
+    let joined = match progress.membership {
+        Membership::Joining => None,
+        Membership::Joined => Some(()),
+    };
+    let exit = match event {
+        Event::Failed { exit_code, seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
+        _ => (None, None),
+    };
+    let inner = Inner {
+        group_world_size: joined.map(|()| 1),
+        entry_point: &job.entry_point,
+        worker: seat.map(|seat| InnerWorker {
+            local_rank: [seat.local_rank.0],
+            role_rank: [seat.rank.0],
+            role_world_size: [seat.role_world_size.get()],
+            exit_code: [exit.0],
+            worker_pid: [exit.1],
+        }),
+    };
+    let line = Line {
+        name: format!("torchelastic.worker.status.{state}"),
+        source,
+        timestamp: 0,
+        metadata: Metadata {
+            run_id: &job.run_id,
+            global_rank: seat.map(|seat| seat.rank.0),
+            group_rank: joined.map(|()| 0),
+            worker_id: seat.map(|seat| seat.pid.to_string()),
+            role: &job.role,
+            hostname: &job.hostname,
+            state,
+            total_run_time: progress.run_time.as_secs(),
+            rdzv_backend: job.backend,
+            raw_error: raw_error(event),
+            metadata: text(&inner),
+            agent_restarts: progress.restarts.0,
+            duration_ms: duration(event).map(|duration| duration.as_secs_f64() * 1000.0),
+        },
+    };
+    text(&line)
+}
+
+fn text<T: Serialize>(value: &T) -> String {
+    json::to_text(value).expect("texts and numbers have a form in JSON")
+}
+
+const fn kind(event: &Event) -> (&'static str, &'static str, Option<Seat>) {
+    match event {
+        Event::Rendezvous(_) => ("AGENT", "RENDEZVOUS", None),
+        Event::RanksAssigned(_) => ("AGENT", "ASSIGN_WORKER_RANKS", None),
+        Event::Started(seat) => ("WORKER", "START", Some(*seat)),
+        Event::Succeeded(seat) => ("WORKER", "SUCCEEDED", Some(*seat)),
+        Event::Terminated(seat) => ("WORKER", "TERMINATED", Some(*seat)),
+        Event::Failed { seat, .. } => ("WORKER", "FAILED", Some(*seat)),
+        Event::AgentSucceeded => ("AGENT", "SUCCEEDED", None),
+        Event::AgentFailed { .. } => ("AGENT", "FAILED", None),
+    }
+}
+
+const fn duration(event: &Event) -> Option<Duration> {
+    match event {
+        Event::Rendezvous(duration) | Event::RanksAssigned(duration) => Some(*duration),
+        _ => None,
+    }
+}
+
+fn raw_error(event: &Event) -> Option<String> {
+    /// Without a file: beside an exit code torch writes the second form.
+    const BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
+    const BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
+    match event {
+        Event::Failed { raw_error: Some(raw_error), .. } | Event::AgentFailed { raw_error } => {
+            Some(raw_error.clone())
+        }
+        Event::Failed { exit_code, .. } if *exit_code < 0 => Some(BY_SIGNAL.to_owned()),
+        Event::Failed { .. } => Some(BY_CODE.to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::example;
+
+    fn line(progress: Progress, event: &Event) -> String {
+        render(&JobFacts::of(&example(), "localhost".to_owned()), progress, event)
+    }
+
+    fn progress(membership: Membership) -> Progress {
+        Progress { membership, restarts: RestartCount(0), run_time: Duration::ZERO }
+    }
+
+    fn seat() -> Seat {
+        let (rank, local_rank, pid) = (Rank(1), LocalRank(1), Pid::from_raw(20257));
+        Seat { rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
+    }
+
+    /// What torchrun 2.15.0 printed, but for the run id and the name of the program.
+    #[test]
+    fn they_are_torchs_to_the_byte() {
+        let event = Event::Rendezvous(Duration::from_micros(124_207));
+        assert_eq!(
+            line(progress(Membership::Joining), &event),
+            r#"{"name": "torchelastic.worker.status.RENDEZVOUS", "source": "AGENT", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": null, "group_rank": null, "worker_id": null, "role": "default", "hostname": "localhost", "state": "RENDEZVOUS", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": null, \"entry_point\": \"true\"}", "agent_restarts": 0, "duration_ms": 124.207}}"#
+        );
+        assert_eq!(
+            line(progress(Membership::Joined), &Event::Started(seat())),
+            r#"{"name": "torchelastic.worker.status.START", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "START", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [null], \"worker_pid\": [null]}", "agent_restarts": 0, "duration_ms": null}}"#
+        );
+        let over = Progress {
+            restarts: RestartCount(1),
+            run_time: Duration::from_millis(2_900),
+            ..progress(Membership::Joined)
+        };
+        assert_eq!(
+            line(over, &Event::Failed { seat: seat(), exit_code: 3, raw_error: None }),
+            r#"{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "FAILED", "total_run_time": 2, "rdzv_backend": "c10d", "raw_error": "{\"message\": \"<NONE>\", \"errorTraits\": {\"category\": \"system_terminated_error\", \"retryability\": \"False\"}}", "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [3], \"worker_pid\": [20257]}", "agent_restarts": 1, "duration_ms": null}}"#
+        );
+    }
+
+    #[test]
+    fn a_failure_of_our_own_says_why() {
+        let event = Event::AgentFailed { raw_error: "SignalException: Process 7 got signal: 15".to_owned() };
+        let text = line(progress(Membership::Joined), &event);
+        assert!(text.contains(r#""source": "AGENT""#) && text.contains(r#""state": "FAILED""#), "{text}");
+        assert!(text.contains(r#""raw_error": "SignalException: Process 7 got signal: 15""#), "{text}");
+    }
+}

@@ -1,0 +1,149 @@
+//! The launcher's own error file: whoever starts it with `TORCHELASTIC_ERROR_FILE`, such as a scheduler or another
+//! launcher, reads there what the job died of.
+
+use std::error::Error;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::report::{self, ErrorReport};
+
+/// So much of a file that was there before is told.
+const OLD_CONTENTS: u64 = 64 * 1024;
+
+/// The launcher's own error file could not be written; the job ends as it would have.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write `{path}`, the error file that whoever started us asked for: {source}", path = .path.display())]
+pub struct Unwritten {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Why the launcher itself failed, as an error file says it: the error, and its causes as the call stack.
+#[must_use]
+pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
+    let mut message = format!("{kind}: {error}");
+    let mut callstack = message.clone();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        callstack.push_str(&format!("\n  caused by: {error}"));
+        cause = error.source();
+    }
+    with_time(message, callstack, at)
+}
+
+/// That the launcher was told to stop, in torch's words.
+#[must_use]
+pub fn of_signal(signal: Signal, launcher: Pid, at: SystemTime) -> ErrorReport {
+    let message = format!("SignalException: Process {launcher} got signal: {}", signal as i32);
+    with_time(message.clone(), message, at)
+}
+
+/// Any other end of the launcher.
+#[must_use]
+pub fn of_text(text: &str, at: SystemTime) -> ErrorReport {
+    with_time(format!("LaunchError: {text}"), text.to_owned(), at)
+}
+
+fn with_time(message: String, callstack: String, at: SystemTime) -> ErrorReport {
+    let unix_seconds = at.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
+    ErrorReport { message, callstack: Some(callstack), unix_seconds, lost_rank: None }
+}
+
+/// Writes what the launcher died of.
+///
+/// # Errors
+/// Nobody can be told that way: worth a warning.
+pub fn record(path: &Path, report: &ErrorReport) -> Result<(), Unwritten> {
+    replace(path, &report::render(report)).map(drop)
+}
+
+/// Writes the text in place of whatever was there, and gives the start of that.
+///
+/// # Errors
+/// As [`record`]. Nothing waits for a reader: a FIFO takes the text only if somebody has it open.
+pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
+    let unwritten = |source| Unwritten { path: path.to_owned(), source };
+    let is_plain = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    let old = is_plain.then(|| start_of(path)).flatten();
+    if is_plain {
+        // As torch does; where the folder does not permit it, the file is emptied instead.
+        let _ = fs::remove_file(path);
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(unwritten)?;
+    file.write_all(text.as_bytes()).map_err(unwritten)?;
+    Ok(old)
+}
+
+fn start_of(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(OLD_CONTENTS).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("rankrun-parent-file-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn an_old_file_is_replaced_and_told() {
+        let folder = scratch("old");
+        let path = folder.join("error.json");
+        assert_eq!(replace(&path, "first").unwrap(), None);
+        assert_eq!(replace(&path, "second").unwrap().as_deref(), Some("first"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_an_error_at_once() {
+        let folder = scratch("fifo");
+        let fifo = folder.join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let missing = folder.join("missing/error.json");
+        for path in [fifo, missing, folder.clone()] {
+            let error = replace(&path, "text").unwrap_err().to_string();
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_error_is_told_with_its_causes() {
+        let error = crate::error::LaunchError::Setup {
+            what: "read signals",
+            source: io::Error::from_raw_os_error(libc::EMFILE),
+        };
+        let report = of_error("LaunchError", &error, UNIX_EPOCH);
+        assert_eq!(report.message, "LaunchError: cannot read signals: Too many open files (os error 24)");
+        assert_eq!(
+            report.callstack.as_deref(),
+            Some("LaunchError: cannot read signals\n  caused by: Too many open files (os error 24)")
+        );
+        assert_eq!(report.unix_seconds, Some(0));
+    }
+
+    #[test]
+    fn a_signal_is_told_as_torch_does() {
+        let report = of_signal(Signal::SIGTERM, Pid::from_raw(7), UNIX_EPOCH);
+        assert_eq!(report.message, "SignalException: Process 7 got signal: 15");
+    }
+}

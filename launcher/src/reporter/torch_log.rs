@@ -1,0 +1,323 @@
+//! Log lines as torchrun writes them: its texts, which people search for, and its form,
+//! `<L><MMDD> <HH:MM:SS>.<mmm>000 <pid> <file>:<line>] text`. Pure.
+//!
+//! A text of torch's carries the place where PyTorch 2.15.0 writes it; one of ours, the place in our source.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::program;
+use crate::agent::message::{Happening, Impatience, WorkerEnd};
+use crate::cli::{Notice, Verbosity};
+use crate::process::{Exit, signal_name};
+use crate::spec::{LaunchSpec, Persona};
+
+/// How much a line matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Something failed.
+    Error,
+    /// Something may surprise.
+    Warning,
+    /// Something is done.
+    Info,
+    /// A step of it.
+    Debug,
+}
+
+impl Level {
+    const fn letter(self) -> char {
+        match self {
+            Self::Error => 'E',
+            Self::Warning => 'W',
+            Self::Info => 'I',
+            Self::Debug => 'D',
+        }
+    }
+
+    /// Whether a line of this level is wanted.
+    #[must_use]
+    pub fn is_shown(self, verbosity: Verbosity) -> bool {
+        let least = match self {
+            Self::Error => Verbosity::Error,
+            Self::Warning => Verbosity::Warn,
+            Self::Info => Verbosity::Info,
+            Self::Debug => Verbosity::Debug,
+        };
+        least <= verbosity
+    }
+}
+
+/// Which statement says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// The file.
+    pub file: &'static str,
+    /// The line in it.
+    pub line: u32,
+}
+
+impl Source {
+    const fn torch(file: &'static str, line: u32) -> Self {
+        Self { file, line }
+    }
+}
+
+const RUN: &str = "torch/distributed/run.py";
+const AGENT: &str = "torch/distributed/elastic/agent/server/api.py";
+const LOCAL_AGENT: &str = "torch/distributed/elastic/agent/server/local_elastic_agent.py";
+const PROCESSES: &str = "torch/distributed/elastic/multiprocessing/api.py";
+const ERROR_HANDLER: &str = "torch/distributed/elastic/multiprocessing/errors/error_handler.py";
+
+/// One message, of one line or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogLine {
+    /// How much it matters.
+    pub level: Level,
+    /// Who says it.
+    pub source: Source,
+    /// What is said.
+    pub text: String,
+}
+
+impl LogLine {
+    /// A line that torch does not have.
+    #[must_use]
+    pub fn of_ours(level: Level, at: &Location<'static>, text: String) -> Self {
+        Self { level, source: Source { file: our_file(at.file()), line: at.line() }, text }
+    }
+
+    /// The message as it is written, each line with the same beginning; `stamp` as of
+    /// [`LocalTime::log_stamp`](super::local_time::LocalTime::log_stamp).
+    #[must_use]
+    pub fn render(&self, stamp: &str, pid: Pid) -> String {
+        let Source { file, line } = self.source;
+        let prefix = format!("{}{stamp} {pid} {file}:{line}] ", self.level.letter());
+        let lines: Vec<String> = self.text.split('\n').map(|line| format!("{prefix}{line}")).collect();
+        lines.join("\n")
+    }
+}
+
+/// Our file as a log line names it: without the folder of the checkout.
+#[must_use]
+pub fn our_file(file: &'static str) -> &'static str {
+    file.rsplit_once("src/").map_or(file, |(_, inside)| inside)
+}
+
+/// Whom a happening is about.
+#[derive(Debug, Clone, Copy)]
+pub struct Group<'a> {
+    /// What was asked for.
+    pub spec: &'a LaunchSpec,
+    /// The workers of the generation that was started last.
+    pub pids: &'a BTreeMap<LocalRank, Pid>,
+}
+
+/// What torchrun says about one happening.
+#[must_use]
+pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+    match happening {
+        Happening::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
+        Happening::GroupFailed { cause } => vec![failed(cause, group)],
+        Happening::Stuck { live, .. } => {
+            let said = stuck(happening, group);
+            said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()
+        }
+        Happening::Stopping { signal, told, live } => {
+            // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
+            let received = (signal == told).then(|| LogLine {
+                level: Level::Warning,
+                source: Source::torch(AGENT, 752),
+                text: format!("Received {} death signal, shutting down workers", *signal as i32),
+            });
+            received.into_iter().chain(closing(live, *told, group)).collect()
+        }
+        Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => local_ranks
+            .iter()
+            .filter_map(|rank| group.pids.get(rank))
+            .map(|pid| LogLine {
+                level: Level::Warning,
+                source: Source::torch(PROCESSES, 1047),
+                text: format!(
+                    "Unable to shutdown process {pid} via {}, forcefully exiting via {}",
+                    *told as i32,
+                    libc::SIGKILL
+                ),
+            })
+            .collect(),
+        Happening::Killing { local_ranks, because: Impatience::SecondSignal } => {
+            closing(local_ranks, Signal::SIGKILL, group)
+        }
+        Happening::CannotEnd { local_ranks } => {
+            local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(|pid| abandoned(*pid)).collect()
+        }
+        Happening::Restarting { used } => vec![restarting(used.0, group)],
+    }
+}
+
+fn closing(local_ranks: &[LocalRank], signal: Signal, group: Group<'_>) -> Vec<LogLine> {
+    local_ranks
+        .iter()
+        .filter_map(|rank| group.pids.get(rank))
+        .map(|pid| LogLine {
+            level: Level::Warning,
+            source: Source::torch(PROCESSES, 1028),
+            text: format!("Sending process {pid} closing signal {signal}"),
+        })
+        .collect()
+}
+
+fn failed(cause: &WorkerEnd, group: Group<'_>) -> LogLine {
+    let code = match cause.exit {
+        Exit::Code(code) => code,
+        Exit::Signal { number, .. } => -number,
+    };
+    let program = program::in_log_line(&group.spec.entrypoint);
+    let text =
+        format!("failed (exitcode: {code}) local_rank: {} (pid: {}) {program}", cause.local_rank, cause.pid);
+    LogLine { level: Level::Error, source: Source::torch(PROCESSES, 1002), text }
+}
+
+fn stuck(happening: &Happening, group: Group<'_>) -> Option<LogLine> {
+    let Happening::Stuck { asleep, dwell, limit, .. } = happening else { return None };
+    let text = format!(
+        "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
+         group UNHEALTHY and disabling restarts.",
+        group.spec.role,
+        asleep.pid,
+        dwell.as_secs_f64(),
+        limit.as_secs_f64()
+    );
+    Some(LogLine { level: Level::Error, source: Source::torch(LOCAL_AGENT, 568), text })
+}
+
+fn abandoned(pid: Pid) -> LogLine {
+    let text = format!(
+        "Process {pid} did not exit after {} within 5s; abandoning and continuing teardown. Worker may be in \
+         uninterruptible kernel sleep (e.g. wedged on GPU/NIC); host may need to be recycled.",
+        signal_name(libc::SIGKILL)
+    );
+    LogLine { level: Level::Error, source: Source::torch(PROCESSES, 1061), text }
+}
+
+fn restarting(used: u32, group: Group<'_>) -> LogLine {
+    let all = group.spec.max_restarts.0;
+    let left = all.saturating_sub(used.saturating_sub(1));
+    let text = format!(
+        "[{}] Worker group FAILED. {left}/{all} attempts left; will restart worker group",
+        group.spec.role
+    );
+    LogLine { level: Level::Info, source: Source::torch(AGENT, 941), text }
+}
+
+/// A failed worker has an error file, and nobody above us asked for one.
+#[must_use]
+pub fn no_parent_file(error_file: &str) -> LogLine {
+    let text = format!("no error file defined for parent, to copy child error file ({error_file})");
+    LogLine { level: Level::Error, source: Source::torch(ERROR_HANDLER, 194), text }
+}
+
+/// The file that whoever started us asked for was there already.
+#[must_use]
+pub fn replaced(path: &str, contents: &str) -> LogLine {
+    let text = format!("{path} already exists and will be overwritten. Original contents:\n{contents}");
+    LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 205), text }
+}
+
+/// What is worth a warning before the start; torch's own one has stars around it.
+#[must_use]
+pub fn of_notice(notice: &Notice, at: &Location<'static>) -> LogLine {
+    match notice {
+        Notice::SingleOmpThread { persona: Persona::Torchrun } => {
+            let stars = "*".repeat(41);
+            let text = format!("\n{stars}\n{notice}. \n{stars}");
+            LogLine { level: Level::Warning, source: Source::torch(RUN, 982), text }
+        }
+        _ => LogLine::of_ours(Level::Warning, at, notice.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::example;
+    use rankrun_contract::rank::RestartCount;
+    use std::time::{Duration, SystemTime};
+
+    /// What is said, without its beginning; rank n has pid 100 + n.
+    fn told(happening: &Happening) -> Vec<String> {
+        let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
+        let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
+        let pids = pids.into_iter().collect();
+        let lines = of_happening(happening, Group { spec: &spec, pids: &pids });
+        lines.into_iter().map(|line| format!("{}{}", line.level.letter(), line.text)).collect()
+    }
+
+    fn end(exit: Exit) -> WorkerEnd {
+        let (local_rank, pid, at) = (LocalRank(1), Pid::from_raw(101), SystemTime::UNIX_EPOCH);
+        WorkerEnd { local_rank, pid, exit, at, testimony: None }
+    }
+
+    #[test]
+    fn each_line_of_a_message_has_the_beginning() {
+        let notice = Notice::SingleOmpThread { persona: Persona::Torchrun };
+        let text =
+            of_notice(&notice, Location::caller()).render("1121 19:11:52.657000", Pid::from_raw(18245));
+        let prefix = "W1121 19:11:52.657000 18245 torch/distributed/run.py:982] ";
+        let lines: Vec<&str> = text.split('\n').map(|line| line.strip_prefix(prefix).unwrap()).collect();
+        assert_eq!(lines.len(), 4);
+        assert_eq!((lines[0], lines[1], lines[3]), ("", "*".repeat(41).as_str(), lines[1]));
+        assert!(lines[2].starts_with("Setting OMP_NUM_THREADS ") && lines[2].ends_with("as needed. "));
+    }
+
+    #[test]
+    fn the_texts_are_torchs() {
+        let ranks = || vec![LocalRank(0), LocalRank(2)];
+        assert_eq!(
+            told(&Happening::WorkerFailed { end: end(Exit::Code(3)), others: ranks() }),
+            ["WSending process 100 closing signal SIGTERM", "WSending process 102 closing signal SIGTERM"]
+        );
+        assert_eq!(
+            told(&Happening::GroupFailed { cause: end(Exit::Code(3)) }),
+            ["Efailed (exitcode: 3) local_rank: 1 (pid: 101) of binary: true"]
+        );
+        let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
+        assert_eq!(
+            told(&Happening::Stopping { signal, told: signal, live: live.clone() }),
+            ["WReceived 2 death signal, shutting down workers", "WSending process 100 closing signal SIGINT"]
+        );
+        assert_eq!(
+            told(&Happening::Stopping { signal, told: Signal::SIGTERM, live }),
+            ["WSending process 100 closing signal SIGTERM"]
+        );
+        let because = Impatience::GraceOver(Signal::SIGINT);
+        assert_eq!(
+            told(&Happening::Killing { local_ranks: vec![LocalRank(2)], because }),
+            ["WUnable to shutdown process 102 via 2, forcefully exiting via 9"]
+        );
+        assert_eq!(
+            told(&Happening::Restarting { used: RestartCount(1) }),
+            ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
+        );
+        let asleep = crate::agent::stuck::Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
+        let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
+        assert_eq!(
+            told(&Happening::Stuck { asleep, dwell, limit, live: vec![] }),
+            [
+                "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
+              worker group UNHEALTHY and disabling restarts."
+            ]
+        );
+    }
+
+    #[test]
+    fn a_level_hides_what_matters_less() {
+        assert!(Level::Error.is_shown(Verbosity::Error) && !Level::Warning.is_shown(Verbosity::Error));
+        assert!(Level::Warning.is_shown(Verbosity::Warn) && !Level::Info.is_shown(Verbosity::Warn));
+    }
+}

@@ -1,0 +1,49 @@
+//! The launcher's own log in the form of torchrun's log lines.
+#![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
+
+use std::fmt;
+use std::time::SystemTime;
+
+use nix::unistd::Pid;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::local_time::LocalTime;
+use super::torch_log::{Level, LogLine, Source, our_file};
+
+/// Writes log events for the launcher that the user knows by this pid.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TorchFormat {
+    pub(super) pid: Pid,
+}
+
+impl<S, N> FormatEvent<S, N> for TorchFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut text = String::new();
+        context.format_fields(Writer::new(&mut text), event)?;
+        let metadata = event.metadata();
+        let level = match *metadata.level() {
+            tracing::Level::ERROR => Level::Error,
+            tracing::Level::WARN => Level::Warning,
+            tracing::Level::INFO => Level::Info,
+            tracing::Level::DEBUG | tracing::Level::TRACE => Level::Debug,
+        };
+        let source = Source {
+            file: metadata.file().map_or("rankrun", our_file),
+            line: metadata.line().unwrap_or_default(),
+        };
+        let stamp = LocalTime::of(SystemTime::now()).log_stamp();
+        writeln!(writer, "{}", LogLine { level, source, text }.render(&stamp, self.pid))
+    }
+}

@@ -1,0 +1,129 @@
+use super::*;
+use proptest::prelude::*;
+
+fn message_of(text: &str) -> String {
+    parse(text.as_bytes()).expect("a report").message
+}
+
+#[test]
+fn the_text_is_torchs() {
+    let report = ErrorReport {
+        message: "ValueError: é\u{1f600}\"".to_owned(),
+        callstack: Some("line 1\nline 2\t".to_owned()),
+        unix_seconds: Some(17),
+        lost_rank: None,
+    };
+    let start = r#"{"message": {"message": "ValueError: \u00e9\ud83d\ude00\"", "#;
+    let extra = r#""extraInfo": {"py_callstack": "line 1\nline 2\t", "timestamp": "17""#;
+    assert_eq!(render(&report), format!("{start}{extra}}}}}}}"));
+    let report = ErrorReport { lost_rank: Some(Rank(3)), ..report };
+    assert_eq!(render(&report), format!(r#"{start}{extra}, "lost_rank": "3"}}}}}}"#));
+}
+
+#[test]
+fn a_report_of_torchs_record_decorator_is_read() {
+    let text = r#"{"message": {"message": "ZeroDivisionError: division by zero", "extraInfo":
+        {"py_callstack": "Traceback (most recent call last):\n", "timestamp": "1700000000"}}}"#;
+    assert_eq!(
+        parse(text.as_bytes()).unwrap(),
+        ErrorReport {
+            message: "ZeroDivisionError: division by zero".to_owned(),
+            callstack: Some("Traceback (most recent call last):\n".to_owned()),
+            unix_seconds: Some(1_700_000_000),
+            lost_rank: None,
+        }
+    );
+}
+
+#[test]
+fn a_plain_message_is_read() {
+    let report = parse(br#"{"message": "lost", "timestamp": 5, "more": [1]}"#).unwrap();
+    assert_eq!(
+        report,
+        ErrorReport { message: "lost".to_owned(), callstack: None, unix_seconds: Some(5), lost_rank: None }
+    );
+    assert_eq!(parse(br#"{"message": "lost"}"#).unwrap().unix_seconds, None);
+}
+
+#[test]
+fn what_we_do_not_know_is_handed_on() {
+    let text = br#"{"message": {"message": "m", "extraInfo": {"timestamp": "5", "host": "a"}}, "role": "x"}"#;
+    let file = ErrorFile::parse(text).unwrap();
+    assert_eq!(file.form, MessageForm::Object);
+    let handed_on: Value = serde_json::from_str(&file.with_exit_code(-9)).unwrap();
+    let expected = serde_json::json!({
+        "message": {"message": "m", "extraInfo": {"timestamp": "5", "host": "a"}, "errorCode": -9},
+        "role": "x",
+    });
+    assert_eq!(handed_on, expected);
+    assert!(!file.to_json().contains("errorCode"));
+
+    let file = ErrorFile::parse(br#"{"message": "m", "timestamp": 5}"#).unwrap();
+    assert_eq!(file.form, MessageForm::Text);
+    assert_eq!(file.with_exit_code(3), r#"{"message": "m", "timestamp": 5}"#, "a text has no place for it");
+}
+
+#[test]
+fn a_call_stack_without_a_message_is_a_report() {
+    let report =
+        parse(br#"{"message": {"extraInfo": {"py_callstack": "stack", "timestamp": "5"}}}"#).unwrap();
+    assert_eq!((report.message.as_str(), report.callstack.as_deref()), ("<N/A>", Some("stack")));
+}
+
+#[test]
+fn an_unreadable_time_does_not_cost_the_message() {
+    for time in ["\"soon\"", "-1", "1.5", "null", "[]", "\"\""] {
+        let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"timestamp": {time}}}}}}}"#);
+        assert_eq!(parse(text.as_bytes()).unwrap().unix_seconds, None, "{text}");
+    }
+}
+
+#[test]
+fn a_lost_rank_is_read_as_text_and_as_a_number() {
+    for (rank, expected) in
+        [("2", Some(Rank(2))), ("\"2\"", Some(Rank(2))), ("-1", None), ("4294967296", None), ("[]", None)]
+    {
+        let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"lost_rank": {rank}}}}}}}"#);
+        assert_eq!(parse(text.as_bytes()).unwrap().lost_rank, expected, "{text}");
+    }
+}
+
+#[test]
+fn half_a_surrogate_pair_is_replaced() {
+    assert_eq!(message_of(r#"{"message": "a\udce9b"}"#), "a\u{fffd}b");
+    assert_eq!(message_of(r#"{"message": "\ud83d"}"#), "\u{fffd}");
+    assert_eq!(message_of(r#"{"message": "\ud83d\ud83d\ude00"}"#), "\u{fffd}\u{1f600}");
+    assert_eq!(message_of(r#"{"message": "\\udce9 \u00e9\\"}"#), "\\udce9 é\\");
+}
+
+#[test]
+fn a_broken_file_is_an_error() {
+    let deep = "[".repeat(100_000);
+    let texts = ["", "{", "[]", "1", "{}", r#"{"message": 1}"#, r#"{"message": {}}"#, "\\", "\\u", &deep];
+    for text in texts {
+        assert!(matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))), "`{text:.20}` was read");
+    }
+    assert!(matches!(parse(b"\xff"), Err(ReportError::NotUnicode(_))));
+    assert!(matches!(parse(&vec![b' '; MAX_LEN + 1]), Err(ReportError::TooLong { .. })));
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(message in ".*", callstack: Option<String>, now: u64, lost: Option<u32>) {
+        let lost_rank = lost.map(Rank);
+        let report = ErrorReport { message, callstack, unix_seconds: Some(now), lost_rank };
+        let text = render(&report);
+        prop_assert!(text.is_ascii());
+        prop_assert_eq!(parse(text.as_bytes()).unwrap(), report);
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        drop(parse(&bytes));
+    }
+
+    #[test]
+    fn no_escapes_panic(text in r#"\{"message": "([\\ud8cé"0]){0,20}"\}"#) {
+        drop(parse(text.as_bytes()));
+    }
+}
