@@ -15,7 +15,7 @@ use super::program;
 use crate::agent::message::{Happening, Impatience, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
-use crate::spec::{LaunchSpec, Persona};
+use crate::spec::LaunchSpec;
 
 /// How much a line matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,7 +233,7 @@ pub fn replaced(path: &str, contents: &str) -> LogLine {
 #[must_use]
 pub fn of_notice(notice: &Notice, at: &Location<'static>) -> LogLine {
     match notice {
-        Notice::SingleOmpThread { persona: Persona::Torchrun } => {
+        Notice::SingleOmpThread => {
             let stars = "*".repeat(41);
             let text = format!("\n{stars}\n{notice}. \n{stars}");
             LogLine { level: Level::Warning, source: Source::torch(RUN, 982), text }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn each_line_of_a_message_has_the_beginning() {
-        let notice = Notice::SingleOmpThread { persona: Persona::Torchrun };
+        let notice = Notice::SingleOmpThread;
         let text =
             of_notice(&notice, Location::caller()).render("1121 19:11:52.657000", Pid::from_raw(18245));
         let prefix = "W1121 19:11:52.657000 18245 torch/distributed/run.py:982] ";
