@@ -58,7 +58,8 @@ pub(super) fn card(failure: &Failure, evidence: WorkerEvidence<'_>) -> FailureCa
     }
 }
 
-fn hostname() -> String {
+/// The short name of this machine.
+pub(super) fn hostname() -> String {
     nix::unistd::gethostname()
         .map_or_else(|_| "localhost".to_owned(), |name| name.to_string_lossy().into_owned())
 }

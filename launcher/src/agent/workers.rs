@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
 
 use crate::agent::Setup;
-use crate::agent::card::{self, WorkerEvidence, card};
+use crate::agent::card::{self, WorkerEvidence, card, hostname};
 use crate::agent::failure::{Failure, Testimony};
 use crate::agent::master::Meeting;
 use crate::error::LaunchError;
@@ -121,6 +121,8 @@ impl Workers {
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
+        let duplicated = self.logs.duplicate(self.attempt.as_ref(), &self.spec.logs.duplicates);
+        duplicated.map_err(|error| nobody(error.into()))?;
         let round = Round { generation, restart_count, master, job: self.job.clone() };
         for placement in self.placements.clone() {
             self.start_one(&round, &placement)
@@ -150,7 +152,8 @@ impl Workers {
         let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
 
-        let speaker = Speaker { persona: self.spec.persona, role: &self.spec.role, local_rank };
+        let (persona, role) = (self.spec.persona, &*self.spec.role);
+        let speaker = Speaker { persona, role, rank, local_rank, hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let worker = WorkerId { generation: round.generation, local_rank };

@@ -13,15 +13,18 @@ use rankrun_contract::rank::Generation;
 
 use crate::placement::WorkerId;
 use crate::reporter::console::{Console, Output, Stream};
-use crate::spec::Persona;
+use crate::spec::{Duplicates, Persona};
 use channel::Channel;
+use filter::{Filter, Picker};
 pub use latch::Drained;
 use latch::{Promise, latch};
 use pump::{Command, LogFile, PumpHandle, Source};
 use route::{Route, Routes};
 use tail::Tail;
+use tree::Attempt;
 
 mod channel;
+mod filter;
 mod latch;
 mod pump;
 pub mod route;
@@ -136,7 +139,15 @@ pub struct Logs {
     /// Unused when both outputs are the same file.
     stderr: Option<PumpHandle>,
     workers: HashMap<WorkerId, WorkerTail>,
+    filters: Filters,
     notes: Vec<LogNote>,
+}
+
+/// Where tee'd lines of the generation that was started last are copied to.
+#[derive(Debug, Default)]
+struct Filters {
+    stdout: Option<Arc<Filter>>,
+    stderr: Option<Arc<Filter>>,
 }
 
 /// Whether a worker may see a terminal where we have one.
@@ -175,8 +186,29 @@ impl Logs {
             stdout: None,
             stderr: None,
             workers: HashMap::new(),
+            filters: Filters::default(),
             notes: Vec::new(),
         }
+    }
+
+    /// Lines of the workers that are opened from now on are copied to files of this attempt, which are made also
+    /// when no line is. Without a folder there are none.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    pub fn duplicate(&mut self, attempt: Option<&Attempt>, wanted: &Duplicates) -> Result<(), LogError> {
+        let filter = |texts: &[String], name| match attempt {
+            Some(attempt) if !texts.is_empty() => {
+                let path = attempt.folder().join(name);
+                Ok(Some(Arc::new(Filter::new(texts, create(&path)?, path))))
+            }
+            Some(_) | None => Ok(None),
+        };
+        self.filters = Filters {
+            stdout: filter(&wanted.stdout, "filtered_stdout.log")?,
+            stderr: filter(&wanted.stderr, "filtered_stderr.log")?,
+        };
+        Ok(())
     }
 
     /// Opens the streams of a worker that is about to be spawned.
@@ -298,6 +330,14 @@ impl Logs {
                 };
                 let output = Arc::clone(self.console.output(stream));
                 let (channel, is_terminal) = self.channel(&output)?;
+                let filter = match stream {
+                    Stream::Stdout => &self.filters.stdout,
+                    Stream::Stderr => &self.filters.stderr,
+                };
+                let picker = match (filter, prefix) {
+                    (Some(filter), Some(prefix)) => Some(Picker::new(Arc::clone(filter), prefix)),
+                    _ => None,
+                };
                 let source = Source {
                     reader: channel.reader,
                     is_terminal,
@@ -305,6 +345,7 @@ impl Logs {
                     stream,
                     prefix: prefix.clone().unwrap_or_default(),
                     file,
+                    picker,
                     tail: Arc::clone(tail),
                 };
                 Ok(Opened { child: ChildEnd::Fd(channel.writer), source: Some(source) })

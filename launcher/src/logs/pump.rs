@@ -21,6 +21,7 @@ use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
 
 use super::channel;
+use super::filter::Picker;
 use super::latch::Promise;
 use super::tail::Tail;
 use crate::reporter::console::{Output, Stream, WriteError};
@@ -42,6 +43,7 @@ pub(super) struct Source {
     pub(super) stream: Stream,
     pub(super) prefix: String,
     pub(super) file: Option<LogFile>,
+    pub(super) picker: Option<Picker>,
     pub(super) tail: Arc<Mutex<Tail>>,
 }
 
@@ -234,6 +236,7 @@ impl Pump {
         if let Some((speaker, source)) = self.sources.remove(&token) {
             unwatch(&self.ends.epoll, &source);
             self.screen.end(speaker, &mut self.out);
+            source.picker.into_iter().for_each(Picker::end);
         }
     }
 
@@ -271,6 +274,7 @@ impl Pump {
             tracing::warn!(path = %path.display(), %error, "cannot write the log file: it ends here");
             source.file = None;
         }
+        source.picker.iter_mut().for_each(|picker| picker.feed(bytes));
         source.tail.lock().unwrap_or_else(PoisonError::into_inner).feed(source.stream, bytes);
         if self.health != Health::Gone {
             self.screen.feed(*speaker, bytes, Instant::now(), &mut self.out);
