@@ -18,8 +18,9 @@ use channel::Channel;
 use filter::{Filter, Picker};
 pub use latch::Drained;
 use latch::{Promise, latch};
-use pump::{Command, LogFile, PumpHandle, Source};
+use pump::{Command, PumpHandle};
 use route::{Route, Routes};
+use source::{LogFile, Source};
 use tail::Tail;
 use tree::Attempt;
 
@@ -28,6 +29,7 @@ mod filter;
 mod latch;
 mod pump;
 pub mod route;
+mod source;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -329,7 +331,7 @@ impl Logs {
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));
-                let (channel, is_terminal) = self.channel(&output)?;
+                let (channel, writer) = self.channel(&output)?;
                 let filter = match stream {
                     Stream::Stdout => &self.filters.stdout,
                     Stream::Stderr => &self.filters.stderr,
@@ -339,8 +341,7 @@ impl Logs {
                     _ => None,
                 };
                 let source = Source {
-                    reader: channel.reader,
-                    is_terminal,
+                    channel,
                     generation: worker.generation,
                     stream,
                     prefix: prefix.clone().unwrap_or_default(),
@@ -348,23 +349,23 @@ impl Logs {
                     picker,
                     tail: Arc::clone(tail),
                 };
-                Ok(Opened { child: ChildEnd::Fd(channel.writer), source: Some(source) })
+                Ok(Opened { child: ChildEnd::Fd(writer), source: Some(source) })
             }
         }
     }
 
     /// A pseudo-terminal in place of a terminal, else a pipe.
-    fn channel(&mut self, output: &Output) -> Result<(Channel, bool), LogError> {
+    fn channel(&mut self, output: &Output) -> Result<(Channel, OwnedFd), LogError> {
         if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
             match channel::pseudo_terminal(output.size()) {
-                Ok(channel) => return Ok((channel, true)),
+                Ok(channel) => return Ok(channel),
                 Err(errno) => {
                     self.pseudo_terminals = PseudoTerminals::No;
                     self.notes.push(LogNote::NoPseudoTerminal { source: errno.into() });
                 }
             }
         }
-        channel::pipe().map(|channel| (channel, false)).map_err(|source| LogError::Channel { source })
+        channel::pipe().map_err(|source| LogError::Channel { source })
     }
 }
 
