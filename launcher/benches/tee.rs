@@ -2,10 +2,10 @@
 //!
 //! `cargo bench -p rankrun --bench tee [-- ROUNDS [LINES]]`. Each worker writes so many lines (100,000), half of them
 //! to each stream: one line a write, as Python does, or as fast as it can, in large blocks. Launchers and loads take
-//! turns within one run, so that they see the same machine; figures are medians over the rounds, net of what a
-//! launch with no lines costs. The launcher's CPU time is that of the whole job less what its workers say they took.
-//! Each line is looked at: a piece of a line, or a line out of its order, is counted. torchrun is found as in
-//! `launch.rs`.
+//! turns within one run, so that they see the same machine. Figures are medians over the rounds, ratios medians of
+//! the ratios of each round. "Flow" is the time from the first line to the end: without the start of the launcher,
+//! with its end. The launcher's CPU time is that of the whole job less what its workers say they took. Each line is
+//! looked at: a piece of a line, or a line out of its order, is counted. torchrun is found as in `launch.rs`.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -49,7 +49,7 @@ const LOADS: [(Load, &str); 3] =
 #[derive(Clone, Copy)]
 struct Cost {
     wall: f64,
-    /// From the first byte on our pipes to the end.
+    /// From the first line to the end.
     flow: f64,
     /// User and system time of the launcher.
     cpu: f64,
@@ -154,9 +154,10 @@ fn measure(launcher: &Path, (_, load): (Load, &str), lines: usize) -> Cost {
     let (status, total) = wait(child.id());
     let wall = start.elapsed();
     assert_eq!(status, 0, "{command:?} failed");
-    let [(out, first_out), (err, first_err)] = readers.map(|reader| reader.join().unwrap());
-    let first = [first_out, first_err].into_iter().flatten().min().unwrap_or(start);
-    let ([out, err], flow) = ([look(&out), look(&err)], start + wall - first);
+    let [(out, first), (err, _)] = readers.map(|reader| reader.join().unwrap());
+    // On standard output there are only lines of the workers.
+    let flow = start + wall - first.unwrap_or(start);
+    let [out, err] = [look(&out), look(&err)];
     let workers: Duration = (0..WORKERS)
         .map(|rank| fs::read_to_string(folder.join(rank.to_string())).unwrap().parse().unwrap())
         .map(Duration::from_micros)

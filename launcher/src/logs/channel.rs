@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use rankrun_contract::rank::LocalRank;
 use rustix::pty::OpenptFlags;
 use rustix::termios::{LocalModes, OptionalActions, OutputModes, Winsize};
 
 /// The most that a channel holds.
-pub(super) const CAPACITY: usize = 256 * 1024;
+pub(super) const CAPACITY: i32 = 256 * 1024;
 /// What a pseudo-terminal surely holds.
 const TERMINAL_CAPACITY: usize = 4096;
 
@@ -29,10 +30,30 @@ pub(super) enum ChannelKind {
     Terminal,
 }
 
+/// How much a pipe holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PipeSize {
+    /// [`CAPACITY`]: a flood needs fewer turns of worker and pump.
+    Large,
+    /// What the kernel thinks best.
+    Usual,
+}
+
+impl PipeSize {
+    /// All pipes of a user share 64 MiB (pipe(7)); a job of many workers takes no more than a quarter of it for this.
+    pub(super) const fn of(local_rank: LocalRank) -> Self {
+        if local_rank.0 < 32 { Self::Large } else { Self::Usual }
+    }
+}
+
 /// A pipe, and the worker's end of it, which closes on exec.
-pub(super) fn pipe() -> Result<(Channel, OwnedFd), Errno> {
+pub(super) fn pipe(size: PipeSize) -> Result<(Channel, OwnedFd), Errno> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    if size == PipeSize::Large {
+        // A smaller one will do.
+        let _ = fcntl(&reader, FcntlArg::F_SETPIPE_SZ(CAPACITY));
+    }
     let capacity = fcntl(&reader, FcntlArg::F_GETPIPE_SZ)?.unsigned_abs() as usize;
     // A write takes pages of its own where it does not fit behind the one before: half empty pages are a full pipe.
     Ok((Channel { reader, kind: ChannelKind::Pipe, brim: capacity / 2 }, writer))

@@ -14,7 +14,7 @@ use rankrun_contract::rank::Generation;
 use crate::placement::WorkerId;
 use crate::reporter::console::{Console, Output, Stream};
 use crate::spec::{Duplicates, Persona};
-use channel::Channel;
+use channel::{Channel, PipeSize};
 use filter::{Filter, Picker};
 pub use latch::Drained;
 use latch::{Promise, latch};
@@ -331,7 +331,7 @@ impl Logs {
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));
-                let (channel, writer) = self.channel(&output)?;
+                let (channel, writer) = self.channel(&output, PipeSize::of(worker.local_rank))?;
                 let filter = match stream {
                     Stream::Stdout => &self.filters.stdout,
                     Stream::Stderr => &self.filters.stderr,
@@ -355,7 +355,7 @@ impl Logs {
     }
 
     /// A pseudo-terminal in place of a terminal, else a pipe.
-    fn channel(&mut self, output: &Output) -> Result<(Channel, OwnedFd), LogError> {
+    fn channel(&mut self, output: &Output, size: PipeSize) -> Result<(Channel, OwnedFd), LogError> {
         if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
             match channel::pseudo_terminal(output.size()) {
                 Ok(channel) => return Ok(channel),
@@ -365,7 +365,7 @@ impl Logs {
                 }
             }
         }
-        channel::pipe().map_err(|source| LogError::Channel { source })
+        channel::pipe(size).map_err(|source| LogError::Channel { source })
     }
 }
 

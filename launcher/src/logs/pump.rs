@@ -135,7 +135,7 @@ impl Pump {
             screen,
             sources: HashMap::new(),
             next_token: 0,
-            buffer: vec![0; CAPACITY],
+            buffer: vec![0; CAPACITY.unsigned_abs() as usize],
             out: unwritten,
             health: Health::Good,
             pace: Pace::Idle,
@@ -231,7 +231,9 @@ impl Pump {
         }
         let token = self.next_token;
         self.next_token += 1;
-        if let Err(error) = self.ends.epoll.add(&source.channel.reader, EpollEvent::new(EpollFlags::EPOLLIN, token)) {
+        if let Err(error) =
+            self.ends.epoll.add(&source.channel.reader, EpollEvent::new(EpollFlags::EPOLLIN, token))
+        {
             tracing::error!(%error, "cannot watch the output of a worker");
             return;
         }
