@@ -21,6 +21,7 @@ pub mod process;
 pub mod reporter;
 pub mod spec;
 pub mod store;
+pub mod template;
 
 use std::ffi::OsString;
 use std::io;

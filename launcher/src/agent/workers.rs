@@ -19,6 +19,7 @@ use crate::agent::Setup;
 use crate::agent::card::{self, Evidence};
 use crate::agent::events::{self, EventSink};
 use crate::agent::failure::{Failure, Testimony};
+use crate::agent::host;
 use crate::agent::master::Meeting;
 use crate::agent::message::JobEnd;
 use crate::agent::stuck::{Asleep, sits_in_the_kernel};
@@ -146,6 +147,8 @@ impl Workers {
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
+        let duplicated = self.logs.duplicate(self.attempt.as_ref(), &self.spec.logs.duplicates);
+        duplicated.map_err(|error| nobody(error.into()))?;
         let round = Round { generation, restart_count, master, job: self.job.clone() };
         for placement in self.placements.clone() {
             self.start_one(&round, &placement)
@@ -175,7 +178,8 @@ impl Workers {
         let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
 
-        let speaker = Speaker { persona: self.spec.persona, role: &self.spec.role, local_rank };
+        let (persona, role) = (self.spec.persona, &*self.spec.role);
+        let speaker = Speaker { persona, role, rank, local_rank, hostname: host::short_name };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let worker = WorkerId { generation: round.generation, local_rank };

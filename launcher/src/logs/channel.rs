@@ -4,27 +4,64 @@ use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use rankrun_contract::rank::LocalRank;
 use rustix::pty::OpenptFlags;
 use rustix::termios::{LocalModes, OptionalActions, OutputModes, Winsize};
 
-/// The two ends; both close on exec.
+/// The most that a channel holds.
+pub(super) const CAPACITY: i32 = 256 * 1024;
+/// What a pseudo-terminal surely holds.
+const TERMINAL_CAPACITY: usize = 4096;
+
+/// Our end of a channel.
 #[derive(Debug)]
 pub(super) struct Channel {
-    /// Ours: reads without waiting.
+    /// Reads without waiting; closes on exec.
     pub(super) reader: OwnedFd,
-    /// The worker's.
-    pub(super) writer: OwnedFd,
+    pub(super) kind: ChannelKind,
+    /// A read that gives this much or more may have found a full channel, and the worker in the middle of a write.
+    pub(super) brim: usize,
 }
 
-/// A pipe.
-pub(super) fn pipe() -> Result<Channel, Errno> {
+/// What the worker sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChannelKind {
+    Pipe,
+    Terminal,
+}
+
+/// How much a pipe holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PipeSize {
+    /// [`CAPACITY`]: a flood needs fewer turns of worker and pump.
+    Large,
+    /// What the kernel thinks best.
+    Usual,
+}
+
+impl PipeSize {
+    /// All pipes of a user share 64 MiB (pipe(7)); a job of many workers takes no more than a quarter of it for this.
+    pub(super) const fn of(local_rank: LocalRank) -> Self {
+        if local_rank.0 < 32 { Self::Large } else { Self::Usual }
+    }
+}
+
+/// A pipe, and the worker's end of it, which closes on exec.
+pub(super) fn pipe(size: PipeSize) -> Result<(Channel, OwnedFd), Errno> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    Ok(Channel { reader, writer })
+    if size == PipeSize::Large {
+        // A smaller one will do.
+        let _ = fcntl(&reader, FcntlArg::F_SETPIPE_SZ(CAPACITY));
+    }
+    let capacity = fcntl(&reader, FcntlArg::F_GETPIPE_SZ)?.unsigned_abs() as usize;
+    // A write takes pages of its own where it does not fit behind the one before: half empty pages are a full pipe.
+    Ok((Channel { reader, kind: ChannelKind::Pipe, brim: capacity / 2 }, writer))
 }
 
-/// A pseudo-terminal that changes no byte. It becomes nobody's controlling terminal: ours has the job control.
-pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<Channel, rustix::io::Errno> {
+/// A pseudo-terminal that changes no byte, and the worker's end of it. It becomes nobody's controlling terminal: ours
+/// has the job control.
+pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<(Channel, OwnedFd), rustix::io::Errno> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let reader = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&reader)?;
@@ -35,13 +72,18 @@ pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<Channel, rustix::
     modes.local_modes.remove(LocalModes::ECHO);
     rustix::termios::tcsetattr(&writer, OptionalActions::Now, &modes)?;
     if let Some(size) = size {
-        resize(&reader, size)?;
+        rustix::termios::tcsetwinsize(&reader, size)?;
     }
     rustix::io::ioctl_fionbio(&reader, true)?;
-    Ok(Channel { reader, writer })
+    Ok((Channel { reader, kind: ChannelKind::Terminal, brim: TERMINAL_CAPACITY / 2 }, writer))
 }
 
-/// Gives a pseudo-terminal the size of the terminal that it stands for.
-pub(super) fn resize(reader: &OwnedFd, size: Winsize) -> Result<(), rustix::io::Errno> {
-    rustix::termios::tcsetwinsize(reader, size)
+impl Channel {
+    /// Our terminal has this size now, so a pseudo-terminal that stands for it has.
+    pub(super) fn resize(&self, size: Winsize) {
+        if self.kind == ChannelKind::Terminal {
+            // A size is a courtesy.
+            let _ = rustix::termios::tcsetwinsize(&self.reader, size);
+        }
+    }
 }

@@ -13,18 +13,23 @@ use rankrun_contract::rank::Generation;
 
 use crate::placement::WorkerId;
 use crate::reporter::console::{Console, Output, Stream};
-use crate::spec::Persona;
-use channel::Channel;
+use crate::spec::{Duplicates, Persona};
+use channel::{Channel, PipeSize};
+use filter::{Filter, Picker};
 pub use latch::Drained;
 use latch::{Promise, latch};
-use pump::{Command, LogFile, PumpHandle, Source};
+use pump::{Command, PumpHandle};
 use route::{Route, Routes};
+use source::{LogFile, Source};
 use tail::Tail;
+use tree::Attempt;
 
 mod channel;
+mod filter;
 mod latch;
 mod pump;
 pub mod route;
+mod source;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -136,7 +141,15 @@ pub struct Logs {
     /// Unused when both outputs are the same file.
     stderr: Option<PumpHandle>,
     workers: HashMap<WorkerId, WorkerTail>,
+    filters: Filters,
     notes: Vec<LogNote>,
+}
+
+/// Where tee'd lines of the generation that was started last are copied to.
+#[derive(Debug, Default)]
+struct Filters {
+    stdout: Option<Arc<Filter>>,
+    stderr: Option<Arc<Filter>>,
 }
 
 /// Whether a worker may see a terminal where we have one.
@@ -175,8 +188,29 @@ impl Logs {
             stdout: None,
             stderr: None,
             workers: HashMap::new(),
+            filters: Filters::default(),
             notes: Vec::new(),
         }
+    }
+
+    /// Lines of the workers that are opened from now on are copied to files of this attempt, which are made also
+    /// when no line is. Without a folder there are none.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    pub fn duplicate(&mut self, attempt: Option<&Attempt>, wanted: &Duplicates) -> Result<(), LogError> {
+        let filter = |texts: &[String], name| match attempt {
+            Some(attempt) if !texts.is_empty() => {
+                let path = attempt.folder().join(name);
+                Ok(Some(Arc::new(Filter::new(texts, create(&path)?, path))))
+            }
+            Some(_) | None => Ok(None),
+        };
+        self.filters = Filters {
+            stdout: filter(&wanted.stdout, "filtered_stdout.log")?,
+            stderr: filter(&wanted.stderr, "filtered_stderr.log")?,
+        };
+        Ok(())
     }
 
     /// Opens the streams of a worker that is about to be spawned.
@@ -297,33 +331,41 @@ impl Logs {
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));
-                let (channel, is_terminal) = self.channel(&output)?;
+                let (channel, writer) = self.channel(&output, PipeSize::of(worker.local_rank))?;
+                let filter = match stream {
+                    Stream::Stdout => &self.filters.stdout,
+                    Stream::Stderr => &self.filters.stderr,
+                };
+                let picker = match (filter, prefix) {
+                    (Some(filter), Some(prefix)) => Some(Picker::new(Arc::clone(filter), prefix)),
+                    _ => None,
+                };
                 let source = Source {
-                    reader: channel.reader,
-                    is_terminal,
+                    channel,
                     generation: worker.generation,
                     stream,
                     prefix: prefix.clone().unwrap_or_default(),
                     file,
+                    picker,
                     tail: Arc::clone(tail),
                 };
-                Ok(Opened { child: ChildEnd::Fd(channel.writer), source: Some(source) })
+                Ok(Opened { child: ChildEnd::Fd(writer), source: Some(source) })
             }
         }
     }
 
     /// A pseudo-terminal in place of a terminal, else a pipe.
-    fn channel(&mut self, output: &Output) -> Result<(Channel, bool), LogError> {
+    fn channel(&mut self, output: &Output, size: PipeSize) -> Result<(Channel, OwnedFd), LogError> {
         if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
             match channel::pseudo_terminal(output.size()) {
-                Ok(channel) => return Ok((channel, true)),
+                Ok(channel) => return Ok(channel),
                 Err(errno) => {
                     self.pseudo_terminals = PseudoTerminals::No;
                     self.notes.push(LogNote::NoPseudoTerminal { source: errno.into() });
                 }
             }
         }
-        channel::pipe().map(|channel| (channel, false)).map_err(|source| LogError::Channel { source })
+        channel::pipe(size).map_err(|source| LogError::Channel { source })
     }
 }
 

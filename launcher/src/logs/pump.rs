@@ -6,51 +6,32 @@
 #![expect(clippy::disallowed_methods, reason = "reads the clock for the screen, which is pure")]
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
 
-use super::channel;
+use super::channel::CAPACITY;
 use super::latch::Promise;
-use super::tail::Tail;
-use crate::reporter::console::{Output, Stream, WriteError};
+use super::source::{Read, Source};
+use crate::reporter::console::{Output, WriteError};
 use crate::reporter::screen::{Screen, SpeakerId};
 
-/// What a pipe holds by default.
-const CHUNK: usize = 64 * 1024;
+/// Bytes that the output gets at once.
+const FLUSH: usize = 64 * 1024;
+/// For so many milliseconds small writes are gathered.
+const GATHER: u8 = 1;
 /// What may be left in a pipe, at most, when its worker has ended; what comes later is not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;
 /// The token of the wake-up descriptor; sources count from 0.
 const WAKE: u64 = u64::MAX;
-
-/// One captured stream of one worker.
-#[derive(Debug)]
-pub(super) struct Source {
-    pub(super) reader: OwnedFd,
-    pub(super) is_terminal: bool,
-    pub(super) generation: Generation,
-    pub(super) stream: Stream,
-    pub(super) prefix: String,
-    pub(super) file: Option<LogFile>,
-    pub(super) tail: Arc<Mutex<Tail>>,
-}
-
-/// A worker's log file.
-#[derive(Debug)]
-pub(super) struct LogFile {
-    pub(super) file: File,
-    pub(super) path: PathBuf,
-}
 
 /// What a pump is told.
 #[derive(Debug)]
@@ -122,6 +103,19 @@ struct Pump {
     /// Bytes for the output.
     out: Vec<u8>,
     health: Health,
+    pace: Pace,
+    /// Who alone is read.
+    floor: Option<SpeakerId>,
+}
+
+/// What the last round of reads found.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Pace {
+    Idle,
+    /// Nothing but small writes.
+    Trickle,
+    /// Pipes that fill up.
+    Flood,
 }
 
 /// What became of the output.
@@ -134,17 +128,6 @@ enum Health {
     Gone,
 }
 
-/// Why reading a source ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Read {
-    /// More may come.
-    Some(usize),
-    /// Nothing is there now.
-    Empty,
-    /// Nobody has the other end.
-    End,
-}
-
 impl Pump {
     fn new(ends: Ends, screen: Screen, unwritten: Vec<u8>) -> Self {
         Self {
@@ -152,9 +135,11 @@ impl Pump {
             screen,
             sources: HashMap::new(),
             next_token: 0,
-            buffer: vec![0; CHUNK],
+            buffer: vec![0; CAPACITY.unsigned_abs() as usize],
             out: unwritten,
             health: Health::Good,
+            pace: Pace::Idle,
+            floor: None,
         }
     }
 
@@ -162,21 +147,18 @@ impl Pump {
         let mut events = [EpollEvent::empty(); 64];
         let finished = loop {
             let count = self.ends.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
-            let mut busy = false;
+            self.pace = Pace::Idle;
             for event in &events[..count] {
                 if event.data() == WAKE {
                     // It was only there to end the wait.
                     let _ = self.ends.wake.read();
-                } else {
-                    busy = true;
-                    if self.read(event.data()) == Read::End {
-                        self.close(event.data());
-                    }
+                } else if self.read(event.data()) == Read::End {
+                    self.close(event.data());
                 }
             }
             let finished = self.obey();
             // First, since a message takes its time from it.
-            self.screen.show_due(Instant::now(), busy, &mut self.out);
+            self.screen.show_due(Instant::now(), self.pace != Pace::Idle, &mut self.out);
             for text in self.ends.output.take_messages() {
                 self.screen.message(&text, &mut self.out);
             }
@@ -184,9 +166,36 @@ impl Pump {
             if let Some(finished) = finished {
                 break finished;
             }
+            self.give_floor();
+            if self.pace == Pace::Trickle {
+                self.gather();
+            }
         };
         self.ends.output.detach(self.screen);
         drop(finished);
+    }
+
+    /// After small reads: lets more come before the next one, unless we are told something. A wake-up for each line
+    /// would cost more than the line, us and the worker that writes it.
+    fn gather(&self) {
+        let mut wake = [PollFd::new(self.ends.wake.as_fd(), PollFlags::POLLIN)];
+        // Whatever ends it, we go on.
+        let _ = poll(&mut wake, PollTimeout::from(GATHER));
+    }
+
+    /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
+    fn give_floor(&mut self) {
+        let floor = self.screen.floor();
+        if floor == self.floor {
+            return;
+        }
+        self.floor = floor;
+        for (&token, (speaker, source)) in &self.sources {
+            let heard = floor.is_none_or(|floor| floor == *speaker);
+            let events = if heard { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            // Is watched.
+            let _ = self.ends.epoll.modify(&source.channel.reader, &mut EpollEvent::new(events, token));
+        }
     }
 
     fn timeout(&self) -> EpollTimeout {
@@ -222,11 +231,13 @@ impl Pump {
         }
         let token = self.next_token;
         self.next_token += 1;
-        if let Err(error) = self.ends.epoll.add(&source.reader, EpollEvent::new(EpollFlags::EPOLLIN, token)) {
+        if let Err(error) =
+            self.ends.epoll.add(&source.channel.reader, EpollEvent::new(EpollFlags::EPOLLIN, token))
+        {
             tracing::error!(%error, "cannot watch the output of a worker");
             return;
         }
-        let speaker = self.screen.add(&source.prefix, Instant::now());
+        let speaker = self.screen.add(&source.prefix, source.channel.brim, Instant::now());
         self.sources.insert(token, (speaker, source));
     }
 
@@ -234,6 +245,7 @@ impl Pump {
         if let Some((speaker, source)) = self.sources.remove(&token) {
             unwatch(&self.ends.epoll, &source);
             self.screen.end(speaker, &mut self.out);
+            source.end();
         }
     }
 
@@ -258,27 +270,18 @@ impl Pump {
     /// Reads one chunk and passes it on.
     fn read(&mut self, token: u64) -> Read {
         let Some((speaker, source)) = self.sources.get_mut(&token) else { return Read::End };
-        let count = match nix::unistd::read(&source.reader, &mut self.buffer) {
-            Ok(count) if count > 0 => count,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Read::Empty,
-            // A pseudo-terminal that nobody has open any more says EIO.
-            Ok(_) | Err(_) => return Read::End,
-        };
+        let read = source.read(&mut self.buffer);
+        let Read::Some(count) = read else { return read };
         let bytes = &self.buffer[..count];
-        if let Some(LogFile { file, path }) = &mut source.file
-            && let Err(error) = file.write_all(bytes)
-        {
-            tracing::warn!(path = %path.display(), %error, "cannot write the log file: it ends here");
-            source.file = None;
-        }
-        source.tail.lock().unwrap_or_else(PoisonError::into_inner).feed(source.stream, bytes);
+        source.keep(bytes);
+        self.pace = self.pace.max(if count < source.channel.brim / 4 { Pace::Trickle } else { Pace::Flood });
         if self.health != Health::Gone {
             self.screen.feed(*speaker, bytes, Instant::now(), &mut self.out);
-            if self.out.len() >= CHUNK {
+            if self.out.len() >= FLUSH {
                 self.flush();
             }
         }
-        Read::Some(count)
+        read
     }
 
     fn flush(&mut self) {
@@ -287,6 +290,8 @@ impl Pump {
         }
         let written = self.ends.output.write(&self.out);
         self.out.clear();
+        // After a line of megabytes.
+        self.out.shrink_to(4 * FLUSH);
         match written {
             Ok(()) => {}
             Err(WriteError::Gone) => {
@@ -307,9 +312,8 @@ impl Pump {
     fn resize(&mut self) {
         self.screen.resize(self.ends.output.screen_kind());
         let Some(size) = self.ends.output.size() else { return };
-        for (_, source) in self.sources.values().filter(|(_, source)| source.is_terminal) {
-            // A size is a courtesy.
-            let _ = channel::resize(&source.reader, size);
+        for (_, source) in self.sources.values() {
+            source.channel.resize(size);
         }
     }
 }
@@ -318,5 +322,5 @@ impl Pump {
 /// reports it.
 fn unwatch(epoll: &Epoll, source: &Source) {
     // Was watched, or is about to be closed anyway.
-    let _ = epoll.delete(&source.reader);
+    let _ = epoll.delete(&source.channel.reader);
 }

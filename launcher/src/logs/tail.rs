@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use memchr::memrchr_iter;
+
 use crate::reporter::console::Stream;
 
 /// Lines that are kept.
@@ -46,8 +48,7 @@ impl Tail {
             Stream::Stderr => &mut self.stderr,
         };
         // Of a chunk of many lines only the last ones are looked at.
-        let mut ends = bytes.iter().enumerate().rev().filter(|&(_, &byte)| byte == b'\n');
-        let start = ends.nth(LINES).map_or(0, |(end, _)| end + 1);
+        let start = memrchr_iter(b'\n', bytes).nth(LINES).map_or(0, |end| end + 1);
         if start > 0 {
             *partial = Partial::default();
         }

@@ -29,7 +29,7 @@ impl Rig {
 
     fn terminal(persona: Persona) -> Self {
         let size = rustix::termios::Winsize { ws_row: 30, ws_col: 90, ws_xpixel: 0, ws_ypixel: 0 };
-        let Channel { reader, writer } = channel::pseudo_terminal(Some(size)).unwrap();
+        let (Channel { reader, .. }, writer) = channel::pseudo_terminal(Some(size)).unwrap();
         rustix::io::ioctl_fionbio(&reader, false).unwrap();
         Self::on(reader, writer, persona)
     }

@@ -11,27 +11,38 @@
 //!    erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner goes
 //!    on in a new line. So is a line that has stood for a while and is no progress (it has no carriage return): it
 //!    may be a prompt, whose answer the terminal itself echoes, so that we cannot know what stands behind it.
+//! 5. Memory is bounded: by [`CROWD_LIMIT`] and one line of [`LINE_LIMIT`] if [`Screen::floor`] is respected.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::row::Row;
+use memchr::memrchr;
 
+use super::row::Row;
+use speaker::{End, Speaker};
+
+mod speaker;
 #[cfg(test)]
 mod tests;
 
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same where the line cannot be taken back and would end another's unfinished one.
+/// The same where the line cannot be taken back and others may speak: it would be ended in its middle.
 const PATIENCE_IN_A_CROWD: Duration = Duration::from_millis(500);
-/// The same where the line cannot be taken back and would be ended by the next one: others speak all the time. A
-/// machine with too much to do may stop a worker in the middle of its line for long.
+/// The same where it would end another's unfinished line itself.
+const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(1);
+/// The same where the line would be ended by the next one, since others speak all the time, or where its rest is on
+/// its way. A machine with too much to do may stop a worker in the middle of its line for long.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
 /// An unfinished line without a carriage return is taken for a prompt after this long: nobody answers faster, and
 /// a line that is only slow to come is finished by then.
 const PROMPT_AGE: Duration = Duration::from_secs(1);
-/// A longer unfinished line is shown at once: memory is bounded.
-const HELD_LIMIT: usize = 1024 * 1024;
+/// A longer unfinished line is shown at once, and may be ended by whoever speaks next: memory is bounded.
+const LINE_LIMIT: usize = 32 * 1024 * 1024;
+/// The same for progress that waits for another's line to end.
+const PROGRESS_LIMIT: usize = 1024 * 1024;
+/// When unfinished lines take more than this together, only the longest goes on.
+const CROWD_LIMIT: usize = 32 * 1024 * 1024;
 
 /// What we write to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,59 +79,6 @@ impl ScreenKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeakerId(u64);
 
-/// Where in its line the speaker is, as far as the prefix is concerned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Column {
-    Start,
-    Returned,
-    Within,
-}
-
-#[derive(Debug)]
-struct Speaker {
-    prefix: Vec<u8>,
-    column: Column,
-    /// The unfinished line, or what came since it was last shown.
-    held: Vec<u8>,
-    /// When the first byte of `held` came.
-    since: Instant,
-    /// What is on the screen of it.
-    row: Row,
-}
-
-impl Speaker {
-    /// Writes `bytes` with the prefix wherever a line (on a terminal: a row) begins.
-    fn emit(&mut self, bytes: &[u8], kind: ScreenKind, out: &mut Vec<u8>) {
-        if self.prefix.is_empty() {
-            out.extend_from_slice(bytes);
-            return;
-        }
-        let returns = kind != ScreenKind::Plain;
-        let is_break = |byte: u8| byte == b'\n' || (byte == b'\r' && returns);
-        for piece in bytes.split_inclusive(|&byte| is_break(byte)) {
-            let wanted = match self.column {
-                Column::Start => true,
-                Column::Returned => !is_break(piece[0]),
-                Column::Within => false,
-            };
-            if wanted {
-                out.extend_from_slice(&self.prefix);
-            }
-            out.extend_from_slice(piece);
-            self.column = match piece.last() {
-                Some(b'\n') => Column::Start,
-                Some(b'\r') if returns => Column::Returned,
-                _ => Column::Within,
-            };
-        }
-    }
-
-    fn emit_held(&mut self, kind: ScreenKind, out: &mut Vec<u8>) {
-        let held = std::mem::take(&mut self.held);
-        self.emit(&held, kind, out);
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Screen {
@@ -142,28 +100,34 @@ impl Screen {
         Self { kind, speakers: BTreeMap::new(), next_id: 0, open: Vec::new(), dangling: false, now: None }
     }
 
-    /// A new stream, whose lines begin with `prefix`.
-    pub fn add(&mut self, prefix: &str, now: Instant) -> SpeakerId {
+    /// A new stream, whose lines begin with `prefix`. When `brim` bytes or more come at once, the last ones may be the
+    /// middle of a write.
+    pub fn add(&mut self, prefix: &str, brim: usize, now: Instant) -> SpeakerId {
         let id = SpeakerId(self.next_id);
         self.next_id += 1;
-        let prefix = prefix.as_bytes().to_vec();
-        let column = Column::Start;
-        self.speakers
-            .insert(id, Speaker { prefix, column, held: Vec::new(), since: now, row: Row::default() });
+        self.speakers.insert(id, Speaker::new(prefix, brim, now));
         id
     }
 
     /// The speaker wrote `bytes`.
     pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         self.now = Some(now);
-        let cut = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-        let (lines, rest) = bytes.split_at(cut);
+        let Some(end) = self.speakers.get(&id).map(|speaker| speaker.end_of(bytes)) else { return };
+        let (lines, rest) = bytes.split_at(memrchr(b'\n', bytes).map_or(0, |last| last + 1));
         if !lines.is_empty() {
             self.finish_lines(id, lines, out);
         }
         if !rest.is_empty() {
-            self.go_on(id, rest, now, out);
+            self.go_on(id, (rest, end), out);
         }
+    }
+
+    /// When unfinished lines take much memory: the only speaker that may be fed until that changes.
+    #[must_use]
+    pub fn floor(&self) -> Option<SpeakerId> {
+        let held = |(id, speaker): (SpeakerId, &Speaker)| (speaker.held.bytes.len(), id);
+        let total: usize = self.waiting().map(|entry| held(entry).0).sum();
+        self.waiting().map(held).max().filter(|_| total > CROWD_LIMIT).map(|(_, id)| id)
     }
 
     /// The launcher says something, in whole lines.
@@ -209,25 +173,27 @@ impl Screen {
     /// When [`Self::show_due`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.waiting().map(|(_, speaker)| speaker.since + self.patience(speaker, false)).min()
+        self.waiting().map(|(_, speaker)| speaker.held.since + self.patience(speaker, false)).min()
     }
 
     fn next_due(&self, now: Instant, busy: bool) -> Option<SpeakerId> {
         self.waiting()
-            .find(|(_, speaker)| now.saturating_duration_since(speaker.since) >= self.patience(speaker, busy))
+            .find(|(_, speaker)| {
+                now.saturating_duration_since(speaker.held.since) >= self.patience(speaker, busy)
+            })
             .map(|(id, _)| id)
     }
 
     /// How long an unfinished line waits.
     fn patience(&self, speaker: &Speaker, busy: bool) -> Duration {
-        if may_be_taken_back(self.kind, &speaker.held) {
+        if may_be_taken_back(self.kind, &speaker.held.bytes) || self.speakers.len() == 1 {
             PATIENCE
-        } else if busy {
+        } else if busy || speaker.held.end == End::Cut {
             PATIENCE_WHEN_BUSY
-        } else if self.kind == ScreenKind::Plain && !self.open.is_empty() {
+        } else if self.open.is_empty() {
             PATIENCE_IN_A_CROWD
         } else {
-            PATIENCE
+            PATIENCE_WITH_AN_OPEN_LINE
         }
     }
 
@@ -248,7 +214,7 @@ impl Screen {
     /// another for each of its steps.
     fn must_wait(&self, speaker: &Speaker) -> bool {
         match self.kind {
-            ScreenKind::Plain => !self.open.is_empty() && speaker.held.contains(&b'\r'),
+            ScreenKind::Plain => !self.open.is_empty() && speaker.held.is_progress(),
             ScreenKind::Terminal { .. } => self.open.len() >= self.kind.capacity(),
         }
     }
@@ -274,7 +240,7 @@ impl Screen {
     }
 
     /// More of an unfinished line.
-    fn go_on(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+    fn go_on(&mut self, id: SpeakerId, (bytes, end): (&[u8], End), out: &mut Vec<u8>) {
         let kind = self.kind;
         let alone = self.open == [id];
         let shown = self.open.contains(&id);
@@ -282,7 +248,7 @@ impl Screen {
             self.step_aside(out);
         }
         let shown = shown && self.open.contains(&id);
-        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
         if alone {
             let start = out.len();
             speaker.emit(bytes, kind, out);
@@ -290,14 +256,18 @@ impl Screen {
         } else if shown {
             self.go_on_among_others(id, bytes, out);
         } else {
-            if speaker.held.is_empty() {
-                speaker.since = now;
-            }
-            speaker.held.extend_from_slice(bytes);
-            if speaker.held.len() > HELD_LIMIT {
+            speaker.hold(bytes, end, now);
+            if self.holds_too_much(id) {
                 self.show(id, out);
             }
         }
+    }
+
+    fn holds_too_much(&self, id: SpeakerId) -> bool {
+        self.speakers.get(&id).is_some_and(|speaker| {
+            let limit = if self.must_wait(speaker) { PROGRESS_LIMIT } else { LINE_LIMIT };
+            speaker.held.bytes.len() > limit
+        })
     }
 
     /// More of one of several lines that are shown and erased for the moment.
@@ -312,7 +282,7 @@ impl Screen {
             out.extend_from_slice(&before);
             out.extend_from_slice(&text);
             out.push(b'\n');
-            forget(speaker);
+            speaker.forget();
             self.open.retain(|&open| open != id);
         }
         self.redraw(out);
@@ -336,7 +306,7 @@ impl Screen {
         } else {
             out.extend_from_slice(&text);
             out.push(b'\n');
-            forget(speaker);
+            speaker.forget();
         }
         self.redraw(out);
     }
@@ -364,14 +334,14 @@ impl Screen {
             out.push(b'\n');
             for id in self.open.drain(..) {
                 if let Some(speaker) = self.speakers.get_mut(&id) {
-                    forget(speaker);
+                    speaker.forget();
                 }
             }
         }
     }
 
     fn may_be_prompt(&self, speaker: &Speaker) -> bool {
-        let age = self.now.map(|now| now.saturating_duration_since(speaker.since)).unwrap_or_default();
+        let age = self.now.map(|now| now.saturating_duration_since(speaker.held.since)).unwrap_or_default();
         !speaker.row.is_progress() && age >= PROMPT_AGE
     }
 
@@ -396,12 +366,6 @@ impl Screen {
         }
         true
     }
-}
-
-/// The speaker's line was ended by us: it goes on in a new one.
-fn forget(speaker: &mut Speaker) {
-    speaker.column = Column::Start;
-    speaker.row = Row::default();
 }
 
 fn may_be_taken_back(kind: ScreenKind, held: &[u8]) -> bool {

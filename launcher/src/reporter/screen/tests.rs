@@ -3,6 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
+/// More than any chunk has that is not about full pipes.
+const BRIM: usize = 4096;
 const TERMINAL: ScreenKind = ScreenKind::Terminal { columns: 40, rows: 24 };
 
 /// A screen with a clock of its own.
@@ -20,7 +22,7 @@ impl Bench {
     }
 
     fn add(&mut self, prefix: &str) -> SpeakerId {
-        self.screen.add(prefix, self.now)
+        self.screen.add(prefix, BRIM, self.now)
     }
 
     fn feed(&mut self, id: SpeakerId, text: &str) {
@@ -131,7 +133,7 @@ fn an_unfinished_line_is_shown_after_its_patience_and_continued_without_a_second
 #[test]
 fn when_others_speak_what_cannot_be_taken_back_waits_longer() {
     let mut bench = Bench::new(ScreenKind::Plain);
-    let a = bench.add("");
+    let (a, _b) = (bench.add(""), bench.add(""));
     bench.feed(a, "half");
     let busy = true;
     for (millis, expected) in [(60, ""), (4_999, ""), (5_000, "half")] {
@@ -145,7 +147,9 @@ fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "loading");
-    bench.at(50);
+    bench.at(499);
+    assert_eq!(bench.take(), "", "others may speak");
+    bench.at(500);
     bench.feed(b, "hello\n");
     bench.feed(a, " done\n");
     bench.message("launcher");
@@ -213,7 +217,7 @@ fn a_line_that_does_not_fit_in_a_row_is_ended() {
     let (a, b) = (bench.add(""), bench.add(""));
     let long = "x".repeat(40);
     bench.feed(a, &long);
-    bench.at(50);
+    bench.at(500);
     bench.feed(b, "hello\n");
     bench.feed(a, "end\n");
     assert_eq!(bench.rows(), [long.as_str(), "hello", "end", ""]);
@@ -251,16 +255,16 @@ fn progress_in_a_pipe_keeps_its_returns_and_does_not_end_the_line_of_another() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "\r10%");
-    bench.at(50);
+    bench.at(500);
     bench.feed(b, "\r11%");
-    bench.at(100);
+    bench.at(550);
     bench.feed(a, "\r20%");
     bench.feed(b, "\r22%");
-    bench.at(900);
+    bench.at(9_000);
     assert_eq!(bench.screen.deadline(), None);
     assert_eq!(bench.take(), "[0]:\r10%\r20%");
     bench.feed(a, "\n");
-    bench.at(900);
+    bench.at(9_000);
     assert_eq!(bench.take(), "\n[1]:\r11%\r22%");
 }
 
@@ -285,17 +289,69 @@ fn text_without_a_final_newline_stays_so_until_somebody_speaks() {
 }
 
 #[test]
-fn an_endless_line_is_not_held_for_ever() {
+fn a_line_up_to_the_bound_is_whole_and_a_longer_one_is_shown_early() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    let most = "x".repeat(LINE_LIMIT);
+    bench.feed(a, &most);
+    bench.feed(b, "between\n");
+    bench.feed(a, "\n");
+    assert!(bench.take() == format!("[1]:between\n[0]:{most}\n"));
+
+    bench.feed(a, &most);
+    bench.feed(a, "more");
+    bench.feed(b, "between\n");
+    bench.feed(a, "rest\n");
+    assert!(bench.take() == format!("[0]:{most}more\n[1]:between\n[0]:rest\n"));
+}
+
+#[test]
+fn progress_that_waits_for_the_line_of_another_is_held_up_to_a_lower_bound() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add(""), bench.add(""));
-    bench.feed(b, "open\r");
-    bench.at(50);
+    bench.feed(b, "open");
+    bench.at(500);
     bench.take();
-    let chunk = "x".repeat(HELD_LIMIT);
-    bench.feed(a, &chunk);
-    assert_eq!(bench.take().len(), 0);
-    bench.feed(a, "y");
-    assert_eq!(bench.take().len(), HELD_LIMIT + 2);
+    let chunk = "\r10%".repeat(BRIM / 5);
+    let held = (0..=PROGRESS_LIMIT / chunk.len()).take_while(|_| {
+        bench.feed(a, &chunk);
+        bench.out.is_empty()
+    });
+    assert_eq!(held.count(), PROGRESS_LIMIT / chunk.len());
+    assert!(bench.take().starts_with("\n\r10%"));
+}
+
+#[test]
+fn a_line_that_is_on_its_way_is_not_ended_by_others() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    let brim = "x".repeat(BRIM);
+    for millis in [0, 4_000, 8_000] {
+        bench.feed(a, &brim);
+        bench.at(millis + 4_000);
+        bench.feed(b, "between\n");
+        assert_eq!(bench.take(), "[1]:between\n", "its writer waited for room in the pipe");
+    }
+    bench.feed(a, "y\n");
+    assert_eq!(bench.take(), format!("[0]:{}y\n", brim.repeat(3)));
+
+    bench.feed(a, &brim);
+    bench.at(17_000);
+    assert_eq!(bench.take(), format!("[0]:{brim}"), "it does not wait for ever");
+}
+
+#[test]
+fn when_memory_is_short_the_longest_line_goes_on_alone() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.add(""), bench.add(""));
+    let half = "x".repeat(CROWD_LIMIT / 2);
+    bench.feed(a, &half);
+    bench.feed(b, &half);
+    assert_eq!(bench.screen.floor(), None);
+    bench.feed(b, "y");
+    assert_eq!(bench.screen.floor(), Some(b));
+    bench.feed(b, "\n");
+    assert_eq!(bench.screen.floor(), None);
 }
 
 /// What the speakers say, in chunks.
@@ -405,16 +461,16 @@ fn two_unfinished_lines_wait_for_each_other_where_nothing_can_be_taken_back() {
     let (one, other) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(one, "first-");
     bench.feed(other, "first-");
-    bench.at(60);
-    bench.at(300);
+    bench.at(500);
+    bench.at(900);
     assert_eq!(bench.take(), "[0]:first-", "rule 4 has no reason to end this line yet");
     bench.feed(one, "second\n");
     bench.feed(other, "second\n");
     assert_eq!(bench.take(), "second\n[1]:first-second\n");
 
     bench.feed(one, "prompt? ");
-    bench.at(360);
+    bench.at(1_400);
     bench.feed(other, "prompt? ");
-    bench.at(861);
+    bench.at(2_400);
     assert_eq!(bench.take(), "[0]:prompt? \n[1]:prompt? ", "nobody waits for ever");
 }

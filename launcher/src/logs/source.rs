@@ -1,0 +1,77 @@
+//! One captured stream of one worker: where its bytes come from, and who gets them beside the console.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use rankrun_contract::rank::Generation;
+
+use super::channel::Channel;
+use super::filter::Picker;
+use super::tail::Tail;
+use crate::reporter::console::Stream;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) channel: Channel,
+    pub(super) generation: Generation,
+    pub(super) stream: Stream,
+    pub(super) prefix: String,
+    pub(super) file: Option<LogFile>,
+    pub(super) picker: Option<Picker>,
+    pub(super) tail: Arc<Mutex<Tail>>,
+}
+
+/// A worker's log file.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+}
+
+/// What came of a read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// So many bytes; more may come.
+    Some(usize),
+    /// Nothing is there now.
+    Empty,
+    /// Nobody has the other end.
+    End,
+}
+
+impl Source {
+    /// Reads what is there.
+    pub(super) fn read(&self, buffer: &mut [u8]) -> Read {
+        match nix::unistd::read(&self.channel.reader, buffer) {
+            Ok(count) if count > 0 => Read::Some(count),
+            Err(Errno::EAGAIN | Errno::EINTR) => Read::Empty,
+            // A pseudo-terminal that nobody has open any more says EIO.
+            Ok(_) | Err(_) => Read::End,
+        }
+    }
+
+    /// Gives `bytes` to everybody but the console.
+    pub(super) fn keep(&mut self, bytes: &[u8]) {
+        if let Some(LogFile { file, path }) = &mut self.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot write the log file: it ends here");
+            self.file = None;
+        }
+        if let Some(picker) = &mut self.picker {
+            picker.feed(bytes);
+        }
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).feed(self.stream, bytes);
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn end(self) {
+        if let Some(picker) = self.picker {
+            picker.end();
+        }
+    }
+}
