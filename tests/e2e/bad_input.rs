@@ -1,9 +1,11 @@
 //! What cannot be done is said, with the value and a hint, before any worker starts.
 
+use std::ffi::OsString;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
-use harness::{Launch, Name, Outcome, Scratch, oracle};
+use harness::{Launch, Name, Outcome, Scratch, only_ours, oracle};
 
 /// A refusal: this status, the value in an `error:` line, and no worker.
 #[track_caller]
@@ -104,6 +106,12 @@ fn a_port_in_use() {
     let taken = TcpListener::bind(("0.0.0.0", 0)).expect("the machine has a free port");
     let port = taken.local_addr().expect("a bound socket has an address").port().to_string();
     refused(|name| Launch::new(name).args(["--master-port", &port]), 1, &port);
+    if only_ours() {
+        // torchrun takes whoever listens there for another agent's store, and waits for its answer.
+        let endpoint = format!("localhost:{port}");
+        let options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint];
+        refused(|name| Launch::new(name).args(options), 1, &port);
+    }
 }
 
 #[test]
@@ -117,4 +125,71 @@ fn a_log_folder_below_a_file() {
 fn a_log_folder_that_cannot_be_written() {
     // Root may write any folder of a plain file system, but nobody makes one here.
     refused(|name| Launch::standalone(name, 1).args(["--log-dir", "/proc/logs"]), 1, "/proc/logs");
+}
+
+#[test]
+fn maps_of_streams_that_are_none() {
+    for map in ["0:9", "a:1", "0:1,,"] {
+        refused(|name| Launch::standalone(name, 1).args(["--redirects", map]), 1, map);
+        refused(|name| Launch::standalone(name, 1).env("PET_TEE", map), 1, "PET_TEE");
+    }
+}
+
+#[test]
+fn a_filter_that_names_no_ranks() {
+    refused(|name| Launch::standalone(name, 1).args(["--local-ranks-filter", "0,x"]), 1, "0,x");
+}
+
+#[test]
+fn copies_of_lines_without_a_file() {
+    let options = ["--log-dir", "/dev/null", "--duplicate-stdout-filters", "a"];
+    refused(|name| Launch::standalone(name, 1).args(options), 1, "--duplicate-stdout-filters");
+}
+
+#[test]
+fn an_endpoint_that_is_none() {
+    for endpoint in ["tcp://localhost:7", "localhost:x", "localhost:65536", "localhost"] {
+        refused(|name| Launch::new(name).args(["--rdzv-endpoint", endpoint]), 1, endpoint);
+    }
+}
+
+#[test]
+fn settings_of_the_rendezvous_that_are_none() {
+    for conf in ["join_timeout=0.5", "read_timeout=0", "is_host=maybe", "a", "run_id=7"] {
+        let launch = |name| Launch::new(name).args(["--rdzv-backend", "c10d"]).args(["--rdzv-conf", conf]);
+        refused(launch, 1, conf);
+    }
+    refused(|name| Launch::new(name).args(["--master-port", "0"]).env("PET_RDZV_CONF", "timeout=x"), 1, "x");
+}
+
+#[test]
+fn plug_ins_written_in_python() {
+    refused(|name| Launch::standalone(name, 1).args(["--logs-specs", "mine"]), 1, "mine");
+    refused(|name| Launch::standalone(name, 1).args(["--event-log-handler", "mine"]), 1, "mine");
+    refused(|name| Launch::new(name).args(["--rdzv-backend", "mine"]), 1, "mine");
+}
+
+#[test]
+fn cpus_near_an_accelerator() {
+    refused(|name| Launch::standalone(name, 1).args(["--numa-binding", "node"]), 1, "--numa-binding");
+    refused(|name| Launch::standalone(name, 1).args(["--numa-binding", "near"]), 2, "near");
+}
+
+#[test]
+fn a_bad_variable_is_named() {
+    for (variable, value, code) in
+        [("PET_MAX_RESTARTS", "x", 2), ("PET_STANDALONE", "yes", 1), ("PET_NPROC_PER_NODE", "x", 1)]
+    {
+        refused(|name| Launch::new(name).env(variable, value), code, variable);
+    }
+}
+
+#[test]
+fn a_value_that_is_no_text() {
+    if only_ours() {
+        let role = OsString::from_vec(b"--role=a\xff".to_vec());
+        refused(|name| Launch::standalone(name, 1).args([role.clone()]), 1, "--role");
+        let port = OsString::from_vec(b"--master-port=\xff".to_vec());
+        refused(|name| Launch::standalone(name, 1).args([port.clone()]), 2, "--master-port");
+    }
 }

@@ -1,6 +1,9 @@
 //! torchrun's grammar as a user meets it: appendix A of the contract, "Command line".
 
-use harness::{Launch, Name, only_ours};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use harness::{Launch, Name, only_ours, oracle};
 
 #[test]
 fn help_is_on_stdout() {
@@ -134,7 +137,7 @@ fn auto_without_accelerators_counts_the_permitted_cpus() {
 
 #[test]
 fn settings_that_make_no_sense_are_exit_one() {
-    let cases: [&[&str]; 9] = [
+    let cases: [&[&str]; 14] = [
         &["--nnodes", "2:1"],
         &["--nnodes", "1:2:3"],
         &["--nnodes", "0"],
@@ -143,6 +146,11 @@ fn settings_that_make_no_sense_are_exit_one() {
         &["--nproc-per-node", "gpu"],
         &["-t", "4"],
         &["-t", "0:1,"],
+        &["-r", "0:9"],
+        &["-r", "a:1"],
+        &["-r", "0:1,,"],
+        &["--local-ranks-filter", "0,,1"],
+        &["--rdzv-conf", "join_timeout=soon"],
         &["-m"],
     ];
     for name in Name::both() {
@@ -197,11 +205,53 @@ fn what_is_not_built_yet_is_refused_aloud() {
     if !only_ours() {
         return;
     }
+    let cases: [&[&str]; 4] = [
+        &["--nnodes", "2"],
+        &["--rdzv-backend", "etcd"],
+        &["--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0"],
+        // An address for documentation, which no machine has.
+        &["--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:7"],
+    ];
     for name in Name::both() {
-        for option in ["--run-path", "--virtual-local-rank"] {
-            let outcome = Launch::standalone(*name, 1).args([option]).worker(["print=started"]).run();
-            outcome.complains(option).complains("not supported yet").never_says("started");
-            assert_ne!(outcome.status.code(), Some(0), "{outcome}");
+        for case in cases {
+            let outcome = Launch::new(*name).args(case.iter().copied()).worker(["print=started"]).run();
+            outcome.exits(1).complains("not supported yet").complains("hint:").never_says("started");
+        }
+    }
+}
+
+#[test]
+fn a_start_method_is_accepted() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).args(["--start-method", "forkserver"]);
+        let outcome = launch.shell("true").run();
+        outcome.exits(0);
+        if !oracle() {
+            outcome.complains("`--start-method` has no effect");
+        }
+    }
+}
+
+/// A byte that is no text, which a program can be given all the same.
+#[test]
+fn arguments_may_be_any_bytes() {
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 1).args(["--no-python", "printf", "%s|%s"]);
+        let odd = OsString::from_vec(b"a\xff".to_vec());
+        let outcome = launch.args([odd.clone(), odd]).run();
+        outcome.exits(0);
+        assert_eq!(outcome.out_bytes(), b"a\xff|a\xff", "{outcome}");
+    }
+}
+
+#[test]
+fn completion_scripts_are_printed() {
+    if only_ours() {
+        for (name, first) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
+            let outcome = Launch::new(name).args(["--print-completion", "bash"]).run();
+            outcome.exits(0).says(&format!("complete -o bashdefault -o default -F _{first} {first}\n"));
+            assert_eq!(outcome.err(), "");
+            Launch::new(name).args(["--print-completion", "fish"]).run().exits(2).complains("fish");
         }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{TcpListener, TcpStream};
 
 use harness::{Launch, Name, Outcome, free_port, only_ours, oracle};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
 type Variables = BTreeMap<String, String>;
 
@@ -77,7 +79,6 @@ fn every_variable_has_its_value() {
                 ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
                 ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT".into()),
                 ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()),
-                ("OMP_NUM_THREADS", "1".into()),
             ];
             for (variable, value) in expected {
                 assert_eq!(variables.get(variable), Some(&value), "{variable} of rank {rank}\n{outcome}");
@@ -148,12 +149,25 @@ fn other_variables_of_the_user_reach_the_workers() {
 }
 
 #[test]
-fn several_workers_get_one_openmp_thread_and_a_warning() {
-    for name in Name::both() {
-        let outcome = Launch::standalone(*name, 2).worker(["env"]).run();
-        outcome.exits(0).complains("OMP_NUM_THREADS");
-        assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], "1");
-    }
+fn under_torchruns_name_several_workers_get_one_openmp_thread() {
+    let outcome = Launch::standalone(Name::Torchrun, 2).worker(["env"]).run();
+    outcome.exits(0).complains("Setting OMP_NUM_THREADS environment variable for each process to be 1 in");
+    assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], "1");
+}
+
+#[test]
+fn under_our_own_name_several_workers_share_the_cpus() {
+    let mask = sched_getaffinity(Pid::this()).expect("a process may ask for its own CPUs");
+    let cpus = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true)).count();
+    let outcome = Launch::standalone(Name::Rankrun, 2).worker(["env"]).run();
+    let threads = (cpus / 2).max(1).to_string();
+    assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], threads);
+    outcome.exits(0).complains(&format!("`OMP_NUM_THREADS={threads}`: {cpus} CPU"));
+
+    let one_cpu = Launch::standalone(Name::Rankrun, 2).under(["taskset", "--cpu-list", "0"]);
+    let outcome = one_cpu.worker(["env"]).run();
+    outcome.exits(0).complains("`OMP_NUM_THREADS=1`: 1 CPU for 2 workers");
+    assert_eq!(of_rank(&outcome, 0)["OMP_NUM_THREADS"], "1");
 }
 
 #[test]

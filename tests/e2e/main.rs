@@ -11,6 +11,7 @@ mod executables;
 mod exits;
 mod locked_down;
 mod logs;
+mod options;
 mod orphans;
 mod pid_one;
 mod restarts;

@@ -26,7 +26,7 @@ fn connect(address: &str) -> TcpStream {
 
 /// The store still serves a client that behaves.
 #[track_caller]
-fn serves(address: &str) {
+pub(super) fn serves(address: &str) {
     let mut client = connect(address);
     client.write_all(&VALIDATE).and_then(|()| client.write_all(&[13, 1, 2, 3, 4])).expect("the store reads");
     let mut answer = [0; 4];

@@ -1,7 +1,5 @@
 //! The syntax of `--rdzv-endpoint` (contract 1.8).
 
-use super::python_text::parse_int;
-
 /// Host and port, as torch reads them; no port where none is written.
 ///
 /// `None` for what torch cannot read. A bare IPv6 address is misread as torch misreads it: `::1` is port 1 of `:`.
@@ -27,7 +25,7 @@ pub(super) fn parse_host(text: &str) -> Option<String> {
 /// One to five digits.
 fn parse_port(text: &str) -> Option<u16> {
     let digits = (1..=5).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
-    parse_int(text).filter(|_| digits).and_then(|port| u16::try_from(port).ok())
+    text.parse().ok().filter(|_| digits)
 }
 
 #[cfg(test)]

@@ -1,0 +1,109 @@
+//! Options that decide how the workers run and are heard, and values that are no text.
+
+use std::os::unix::ffi::OsStringExt;
+
+use super::*;
+
+#[test]
+fn who_is_heard_and_how() {
+    let logs = |line: &str, environment: &[(&str, &str)]| launch(line, environment).spec.logs;
+    let heard = |filter: &str| {
+        let ranks = logs("torchrun x.py", &[("PET_LOCAL_RANKS_FILTER", filter)]).console?;
+        Some(ranks.into_iter().map(|rank| rank.0).collect::<Vec<_>>())
+    };
+    assert_eq!(heard(""), None);
+    assert_eq!(heard("0"), Some(vec![0]));
+    assert_eq!(heard(" 2 , 0,2,1_0"), Some(vec![0, 2, 10]));
+    assert_eq!(heard("-1"), Some(vec![]));
+    for filter in ["0,,1", ",", "a", "0;1", "1.5"] {
+        let message = format!("`--local-ranks-filter` is `{filter}`, which is not a list of local ranks");
+        let (code, text) = refusal(&format!("rankrun --local-ranks-filter {filter} x.py"), &[]);
+        assert!(code == 1 && text.starts_with(&message), "{text}");
+    }
+
+    let variable = [("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${rank}")];
+    let prefix = |line: &str| logs(line, &variable).prefix;
+    assert_eq!(prefix("torchrun x.py").as_deref(), Some("${rank}"));
+    assert_eq!(prefix("torchrun --log-line-prefix-template= x.py").as_deref(), Some("${rank}"));
+    assert_eq!(prefix("torchrun --log-line-prefix-template $x: x.py").as_deref(), Some("$x:"));
+    let empty = [("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")];
+    assert_eq!(logs("rankrun x.py", &empty).prefix, None);
+}
+
+#[test]
+fn lines_are_copied_to_a_file_where_there_is_one() {
+    let line = "torchrun --duplicate-stdout-filters a,,b,c --log-dir=/logs x.py";
+    let duplicates = launch(line, &[("PET_DUPLICATE_STDERR_FILTERS", "")]).spec.logs.duplicates;
+    assert_eq!((duplicates.stdout, duplicates.stderr), (vec!["a,b".into(), "c".into()], vec![String::new()]));
+    for name in ["rankrun", "torchrun"] {
+        let line = format!("{name} --log-dir /dev/null x.py");
+        let (code, text) = refusal(&line, &[("PET_DUPLICATE_STDERR_FILTERS", "a")]);
+        assert_eq!(code, 1);
+        assert_eq!(
+            text,
+            "`PET_DUPLICATE_STDERR_FILTERS` copies lines to a file, and `--log-dir /dev/null` makes none"
+        );
+    }
+    // The file is worth a place where it is found.
+    let with_memory = world().folder("/dev/shm");
+    let dir = launch_in(with_memory, "rankrun --duplicate-stdout-filters a x.py", &[]).spec.logs.dir;
+    assert_eq!(dir, LogDir::Temporary(PathBuf::from("/tmp")));
+}
+
+#[test]
+fn a_run_path_wins_over_the_other_ways() {
+    let python = PathBuf::from("/usr/bin/python3");
+    let script = |script: &str| Entrypoint::RunPath { python: python.clone(), script: script.into() };
+    for name in ["rankrun", "torchrun"] {
+        let plain = launch(&format!("{name} --run-path x.py a"), &[]);
+        assert_eq!((plain.spec.entrypoint, plain.notices), (script("x.py"), vec![]));
+        let all = launch(&format!("{name} --run-path -m x.py"), &[("PET_NO_PYTHON", "1")]);
+        assert_eq!(all.spec.entrypoint, script("x.py"));
+        assert_eq!(
+            said(&all),
+            [
+                "`PET_NO_PYTHON` has no effect: `--run-path` says how the script runs",
+                "`--module` has no effect: `--run-path` says how the script runs"
+            ]
+        );
+        for missing in ["y.py", "-", "env"] {
+            let (code, text) = refusal(&format!("{name} {missing}"), &[("PET_RUN_PATH", "1")]);
+            assert_eq!(code, 1);
+            assert!(text.starts_with(&format!("the entrypoint `{missing}` does not exist")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn values_that_are_no_text_are_refused_and_arguments_are_not() {
+    let odd = || OsString::from_vec(b"a\xff".to_vec());
+    let facts = |name: &str| {
+        let environment = vec![("PATH".into(), "/usr/bin".into()), (name.into(), odd())];
+        crate::facts::Facts::new(environment, Box::new(world()))
+    };
+    let line = |words: &[&OsString]| words.iter().map(|word| (*word).clone()).collect::<Vec<_>>();
+    let (name, script) = (OsString::from("torchrun"), OsString::from("x.py"));
+    for (row, code) in [
+        ("PET_ROLE", 1),
+        ("PET_TEE", 1),
+        ("PET_NPROC_PER_NODE", 1),
+        ("PET_SIGNALS_TO_HANDLE", 1),
+        ("PET_LOCAL_RANKS_FILTER", 1),
+        ("PET_RDZV_ENDPOINT", 1),
+        ("PET_STANDALONE", 1),
+        ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", 1),
+        ("PET_MASTER_PORT", 2),
+        ("PET_MONITOR_INTERVAL", 2),
+    ] {
+        let error = interpret(&line(&[&name, &script]), &facts(row)).unwrap_err();
+        assert_eq!(error.exit_code(), code, "{row}: {error}");
+        assert!(error.to_string().contains(row), "{row}: {error}");
+    }
+    let glued = OsString::from_vec(b"--role=\xff".to_vec());
+    let error = interpret(&line(&[&name, &glued, &script]), &facts("X")).unwrap_err();
+    assert_eq!(error.to_string(), "`--role` is not valid UTF-8: `\u{fffd}`");
+
+    let answer = interpret(&line(&[&name, &script, &odd()]), &facts("HIP_VISIBLE_DEVICES"));
+    let Ok(Command::Launch(launch)) = answer else { panic!("{answer:?}") };
+    assert_eq!(launch.spec.args, [odd()]);
+}
