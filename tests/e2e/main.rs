@@ -12,6 +12,7 @@ mod exits;
 mod locked_down;
 mod logs;
 mod orphans;
+mod output;
 mod pid_one;
 mod restarts;
 mod rust_examples;
