@@ -13,6 +13,7 @@ mod locked_down;
 mod logs;
 mod options;
 mod orphans;
+mod output;
 mod pid_one;
 mod restarts;
 mod rust_examples;

@@ -12,6 +12,7 @@ mod gate;
 mod job;
 mod launch;
 mod outcome;
+pub mod payload;
 mod place;
 mod processes;
 mod settings;

@@ -38,6 +38,12 @@ impl Outcome {
         &self.text.out
     }
 
+    /// The bytes of standard error.
+    #[must_use]
+    pub fn err_bytes(&self) -> &[u8] {
+        &self.text.err
+    }
+
     /// Standard output.
     #[must_use]
     pub fn out(&self) -> String {

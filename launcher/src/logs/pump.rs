@@ -185,7 +185,8 @@ impl Pump {
 
     /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
     fn give_floor(&mut self) {
-        let floor = self.screen.floor();
+        // Where nobody reads, nothing more is held.
+        let floor = self.screen.floor().filter(|_| self.health != Health::Gone);
         if floor == self.floor {
             return;
         }

@@ -11,7 +11,7 @@
 //!    erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner goes
 //!    on in a new line. So is a line that has stood for a while and is no progress (it has no carriage return): it
 //!    may be a prompt, whose answer the terminal itself echoes, so that we cannot know what stands behind it.
-//! 5. Memory is bounded: by [`CROWD_LIMIT`] and one line of [`LINE_LIMIT`] if [`Screen::floor`] is respected.
+//! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::floor`] is respected.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ mod tests;
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);
 /// The same where the line cannot be taken back and others may speak: it would be ended in its middle.
-const PATIENCE_IN_A_CROWD: Duration = Duration::from_millis(500);
+const PATIENCE_IN_A_CROWD: Duration = Duration::from_secs(1);
 /// The same where it would end another's unfinished line itself.
-const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(1);
+const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(2);
 /// The same where the line would be ended by the next one, since others speak all the time, or where its rest is on
 /// its way. A machine with too much to do may stop a worker in the middle of its line for long.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);

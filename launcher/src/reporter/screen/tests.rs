@@ -147,9 +147,9 @@ fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "loading");
-    bench.at(499);
+    bench.at(999);
     assert_eq!(bench.take(), "", "others may speak");
-    bench.at(500);
+    bench.at(1_000);
     bench.feed(b, "hello\n");
     bench.feed(a, " done\n");
     bench.message("launcher");
@@ -217,7 +217,7 @@ fn a_line_that_does_not_fit_in_a_row_is_ended() {
     let (a, b) = (bench.add(""), bench.add(""));
     let long = "x".repeat(40);
     bench.feed(a, &long);
-    bench.at(500);
+    bench.at(1_000);
     bench.feed(b, "hello\n");
     bench.feed(a, "end\n");
     assert_eq!(bench.rows(), [long.as_str(), "hello", "end", ""]);
@@ -255,9 +255,9 @@ fn progress_in_a_pipe_keeps_its_returns_and_does_not_end_the_line_of_another() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "\r10%");
-    bench.at(500);
+    bench.at(1_000);
     bench.feed(b, "\r11%");
-    bench.at(550);
+    bench.at(1_050);
     bench.feed(a, "\r20%");
     bench.feed(b, "\r22%");
     bench.at(9_000);
@@ -310,7 +310,7 @@ fn progress_that_waits_for_the_line_of_another_is_held_up_to_a_lower_bound() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(b, "open");
-    bench.at(500);
+    bench.at(1_000);
     bench.take();
     let chunk = "\r10%".repeat(BRIM / 5);
     let held = (0..=PROGRESS_LIMIT / chunk.len()).take_while(|_| {
@@ -461,16 +461,16 @@ fn two_unfinished_lines_wait_for_each_other_where_nothing_can_be_taken_back() {
     let (one, other) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(one, "first-");
     bench.feed(other, "first-");
-    bench.at(500);
-    bench.at(900);
+    bench.at(1_000);
+    bench.at(1_900);
     assert_eq!(bench.take(), "[0]:first-", "rule 4 has no reason to end this line yet");
     bench.feed(one, "second\n");
     bench.feed(other, "second\n");
     assert_eq!(bench.take(), "second\n[1]:first-second\n");
 
     bench.feed(one, "prompt? ");
-    bench.at(1_400);
+    bench.at(2_900);
     bench.feed(other, "prompt? ");
-    bench.at(2_400);
+    bench.at(4_900);
     assert_eq!(bench.take(), "[0]:prompt? \n[1]:prompt? ", "nobody waits for ever");
 }

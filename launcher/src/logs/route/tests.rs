@@ -1,0 +1,130 @@
+use super::*;
+use crate::spec::Duplicates;
+use std::collections::BTreeSet;
+
+const NONE: Streams = Streams { stdout: false, stderr: false };
+const OUT: Streams = Streams { stdout: true, stderr: false };
+const BOTH: Streams = Streams { stdout: true, stderr: true };
+
+fn spec(redirects: Streams, tee: Streams) -> LogSpec {
+    let dir = LogDir::Temporary("/tmp".into());
+    LogSpec {
+        dir,
+        redirects: StreamMap::All(redirects),
+        tee: StreamMap::All(tee),
+        console: None,
+        prefix: None,
+        duplicates: Duplicates::default(),
+    }
+}
+
+fn of(spec: &LogSpec, persona: Persona, folder: Option<&str>) -> Routes {
+    let (rank, local_rank) = (Rank(9), LocalRank(1));
+    let hostname = || panic!("no prefix asked for it");
+    let speaker = Speaker { persona, role: "trn", rank, local_rank, hostname };
+    routes(spec, speaker, folder.map(Path::new))
+}
+
+fn heard(ranks: &[u32]) -> Option<BTreeSet<LocalRank>> {
+    Some(ranks.iter().copied().map(LocalRank).collect())
+}
+
+fn captured(file: Option<&str>, prefix: Option<&str>) -> Route {
+    Route::Capture { file: file.map(PathBuf::from), prefix: prefix.map(str::to_owned) }
+}
+
+#[test]
+fn a_stream_that_nobody_named_is_inherited_only_by_torchrun() {
+    let spec = spec(NONE, NONE);
+    assert_eq!(of(&spec, Persona::Torchrun, Some("/l/1")).stdout, Route::Inherit);
+    assert_eq!(of(&spec, Persona::Rankrun, Some("/l/1")).stdout, captured(None, None));
+}
+
+#[test]
+fn redirects_go_to_files_and_tee_to_both() {
+    for persona in [Persona::Torchrun, Persona::Rankrun] {
+        let both = of(&spec(BOTH, OUT), persona, Some("/l/1"));
+        assert_eq!(both.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
+        assert_eq!(both.stderr, Route::File("/l/1/stderr.log".into()));
+    }
+}
+
+#[test]
+fn a_rank_is_looked_up_in_the_list_and_the_last_choice_counts() {
+    let ranks = vec![(LocalRank(1), BOTH), (LocalRank(0), BOTH), (LocalRank(1), OUT)];
+    let spec = LogSpec { redirects: StreamMap::Ranks(ranks), ..spec(NONE, NONE) };
+    let routes = of(&spec, Persona::Torchrun, Some("/l/1"));
+    assert_eq!(routes.stdout, Route::File("/l/1/stdout.log".into()));
+    assert_eq!(routes.stderr, Route::Inherit);
+}
+
+#[test]
+fn without_a_log_dir_torchrun_ignores_both_options() {
+    let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
+    let routes = of(&spec, Persona::Torchrun, None);
+    assert_eq!((routes.stdout, routes.stderr), (Route::Inherit, Route::Inherit));
+}
+
+#[test]
+fn without_a_log_dir_we_redirect_to_nowhere() {
+    let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
+    let routes = of(&spec, Persona::Rankrun, None);
+    assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
+    assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
+}
+
+#[test]
+fn where_no_tree_could_be_made_nothing_is_lost() {
+    let routes = of(&spec(BOTH, OUT), Persona::Torchrun, None);
+    assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
+    assert_eq!(routes.stderr, Route::Inherit);
+}
+
+#[test]
+fn a_rank_that_is_not_heard_writes_to_its_files_alone() {
+    for persona in [Persona::Torchrun, Persona::Rankrun] {
+        for others in [&[0, 2][..], &[], &[17]] {
+            let spec = |redirects, tee| LogSpec { console: heard(others), ..spec(redirects, tee) };
+            let teed = of(&spec(NONE, OUT), persona, Some("/l/1"));
+            assert_eq!(teed.stdout, Route::File("/l/1/stdout.log".into()));
+            assert_eq!(teed.stderr, Route::File(NOWHERE.into()));
+            let redirected = of(&spec(BOTH, NONE), persona, Some("/l/1"));
+            assert_eq!(redirected.stderr, Route::File("/l/1/stderr.log".into()));
+        }
+        let spec = LogSpec { console: heard(&[1]), ..spec(NONE, OUT) };
+        let routes = of(&spec, persona, Some("/l/1"));
+        assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
+        assert_ne!(routes.stderr, Route::File(NOWHERE.into()));
+    }
+}
+
+#[test]
+fn without_a_log_dir_torchrun_hears_everybody() {
+    let spec = LogSpec { dir: LogDir::Off, console: heard(&[0]), ..spec(BOTH, OUT) };
+    assert_eq!(of(&spec, Persona::Torchrun, None).stdout, Route::Inherit);
+    assert_eq!(of(&spec, Persona::Rankrun, None).stdout, Route::File(NOWHERE.into()));
+}
+
+#[test]
+fn where_no_tree_could_be_made_even_a_silenced_rank_loses_nothing() {
+    let spec = LogSpec { console: heard(&[0]), ..spec(NONE, OUT) };
+    let routes = of(&spec, Persona::Torchrun, None);
+    assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
+    assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
+}
+
+#[test]
+fn a_prefix_is_filled_in() {
+    let (persona, rank, local_rank) = (Persona::Torchrun, Rank(9), LocalRank(1));
+    let hostname = || "node7".to_owned();
+    let speaker = Speaker { persona, role: "trn", rank, local_rank, hostname };
+    for (template, expected) in [
+        ("${hostname}:${rank}/$local_rank ", "node7:9/1 "),
+        ("$role_name $$ ${world_size}:", "trn $ ${world_size}:"),
+        ("", ""),
+    ] {
+        let spec = LogSpec { prefix: Some(template.to_owned()), ..spec(NONE, OUT) };
+        let routes = routes(&spec, speaker, Some(Path::new("/l/1")));
+        assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some(expected)));
+    }
+}
