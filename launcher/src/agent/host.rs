@@ -110,12 +110,11 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 /// Null, or a list of C strings that ends with null.
 unsafe fn texts(mut list: *const *mut c_char) -> Vec<String> {
     let mut texts = Vec::new();
-    // SAFETY: the caller says so.
-    while !list.is_null()
-        && let Some(text) = unsafe { text(*list) }
-    {
+    while !list.is_null() {
+        // SAFETY: the caller says so, and the entry before was not the last.
+        let Some(text) = (unsafe { text(*list) }) else { break };
         texts.push(text);
-        // SAFETY: the entry before was not the last.
+        // SAFETY: the list goes on behind what is not null.
         list = unsafe { list.add(1) };
     }
     texts
