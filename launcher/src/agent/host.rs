@@ -111,10 +111,10 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 unsafe fn texts(mut list: *const *mut c_char) -> Vec<String> {
     let mut texts = Vec::new();
     while !list.is_null() {
-        // SAFETY: the caller says so, and no entry before this one was the last.
+        // SAFETY: the caller says so, and the entry before was not the last.
         let Some(text) = (unsafe { text(*list) }) else { break };
         texts.push(text);
-        // SAFETY: this entry is not the last.
+        // SAFETY: the list goes on behind what is not null.
         list = unsafe { list.add(1) };
     }
     texts

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 
-use rankrun_contract::report::{ErrorFile, ErrorReport};
+use rankrun_contract::report::{ErrorFile, ErrorReport, MessageForm};
 
 use crate::agent::failure::Failure;
 use crate::agent::message::JobEnd;
@@ -80,6 +80,11 @@ impl LastWords {
     ) {
         let cause = end.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
+        if let Some(((file, path), _)) = &told
+            && file.form == MessageForm::Text
+        {
+            voice.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
+        }
         match (&self.parent_file, told, died_of) {
             (Some(path), Some(((file, _), exit)), _) => pass_on(path, file, exit, voice),
             (Some(path), None, Some(died_of)) => record(path, died_of, voice),

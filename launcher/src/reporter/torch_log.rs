@@ -222,6 +222,14 @@ pub fn no_parent_file(error_file: &str) -> LogLine {
     LogLine { level: Level::Error, source: Source::torch(ERROR_HANDLER, 194), text }
 }
 
+/// An error file whose message is a plain text has no place for the exit code.
+#[must_use]
+pub fn no_place_for_code(error_file: &str) -> LogLine {
+    let text =
+        format!("child error file ({error_file}) has a new message format. \nskipping error code override");
+    LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 154), text }
+}
+
 /// The file that whoever started us asked for was there already.
 #[must_use]
 pub fn replaced(path: &str, contents: &str) -> LogLine {
