@@ -137,7 +137,9 @@ fn expand_macro(text: &OsStr, local_rank: LocalRank) -> OsString {
     OsString::from_vec(out)
 }
 
-fn variables(
+/// What the launcher sets or changes for this worker, in a fixed order.
+#[must_use]
+pub fn variables(
     spec: &LaunchSpec,
     round: &Round,
     placement: &Placement,

@@ -104,13 +104,13 @@ pub enum SettingError {
         /// The path as it was given.
         path: PathBuf,
     },
-    /// `--stdin` names a worker that does not exist.
+    /// A worker is named that does not exist.
     #[error("{origin} is `{rank}`, but the local ranks are 0 to {}", workers - 1)]
     NoSuchRank {
         /// Where it came from.
         origin: Origin,
         /// The rank.
-        rank: u32,
+        rank: i128,
         /// Workers on this node.
         workers: u32,
     },
