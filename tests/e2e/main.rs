@@ -9,6 +9,8 @@ mod console;
 mod environment;
 mod executables;
 mod exits;
+mod explain;
+mod leave_out;
 mod locked_down;
 mod logs;
 mod orphans;
