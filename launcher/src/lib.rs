@@ -110,7 +110,7 @@ fn explain(question: &Explain, facts: &Facts) -> ExitCode {
 
 /// The wrapper of a worker that a person starts.
 fn be_attached(attach: &Attach) -> ExitCode {
-    match process::attach::attach(attach, reporter::tell_by_hand) {
+    match process::attach::attach(&attach.socket, &attach.command, reporter::tell_by_hand) {
         Ok(status) => end(status),
         Err(error) => reporter::not_attached(&error),
     }

@@ -18,7 +18,6 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::unistd::{Pid, getpid, getppid};
 
-use crate::cli::Attach;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::by_hand::{Received, knock, receive, tell, tell_exit};
@@ -80,9 +79,9 @@ impl AttachError {
 ///
 /// # Errors
 /// The worker did not run.
-pub fn attach(attach: &Attach, say: impl Fn(&str)) -> Result<ExitStatus, AttachError> {
-    let (program, args) = attach.command.split_first().ok_or(AttachError::NoCommand)?;
-    let agent = knock(&attach.socket).map_err(|source| AttachError::NobodyWaits { source })?;
+pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<ExitStatus, AttachError> {
+    let (program, args) = command.split_first().ok_or(AttachError::NoCommand)?;
+    let agent = knock(socket).map_err(|source| AttachError::NobodyWaits { source })?;
     match receive(agent.as_fd()) {
         Received::Record(b'w', _) => {}
         Received::Record(_, why) => return Err(AttachError::Refused { why }),

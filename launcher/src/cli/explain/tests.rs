@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use rankrun_contract::rank::RunId;
 
 use super::*;
@@ -159,4 +160,20 @@ fn a_script_calls_us_under_every_name() {
         assert_eq!(attach.command, ["gdb", "--args", "x"]);
     }
     assert!(launched("rankrun x.py --rankrun-attach=a").spec.rendezvous.run_id() != &RunId(String::new()));
+}
+
+proptest! {
+    #[test]
+    fn no_words_behind_it_panic(
+        line in prop::collection::vec(
+            prop_oneof![
+                "[-=a-z0-9]{0,6}",
+                prop::sample::select(vec!["--json", "--script", "--script=", "1", "-1", "torchrun", "rankrun", "run",
+                    "explain", "--leave-out", "x.py", "--nproc-per-node", "2"]).prop_map(str::to_owned),
+            ],
+            0..7,
+        ),
+    ) {
+        let _ = ask(&format!("rankrun explain {}", line.join(" ")), &[]).map_err(|error| error.render());
+    }
 }
