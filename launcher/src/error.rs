@@ -50,6 +50,14 @@ pub enum LaunchError {
         /// Which text.
         source: NulByte,
     },
+    /// The script of the worker that is left out could not be written.
+    #[error("cannot write the script `{}` of the worker that is left out", path.display())]
+    Script {
+        /// The script.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// A worker could not be started.
     #[error("cannot start rank {rank}: `{}`", program.display())]
     Spawn {
@@ -73,6 +81,7 @@ impl LaunchError {
                 Some("name this machine, or leave the option out: one node needs no address")
             }
             Self::ForeignEndpoint { .. } => Some("name this machine, or give `--standalone`"),
+            Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::Spawn { source, .. } => spawn_hint(source),
             Self::Setup { .. } | Self::Command { .. } => None,
         }

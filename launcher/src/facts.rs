@@ -133,6 +133,13 @@ impl World for System {
     }
 }
 
+/// The name of this machine, without its domain.
+#[must_use]
+pub fn short_hostname() -> String {
+    nix::unistd::gethostname()
+        .map_or_else(|_| "localhost".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
 /// The environment as it was at the start, and the world to ask for the rest.
 pub struct Facts {
     environment: Vec<(OsString, OsString)>,

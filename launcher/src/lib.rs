@@ -3,6 +3,7 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
+//! | [`explain`] | what a launch would do, without doing it |
 //! | [`placement`] | who sits where |
 //! | [`store`] | the workers' key-value store |
 //! | [`process`] | the only place that forks, signals and waits |
@@ -14,6 +15,7 @@ pub mod agent;
 pub mod cli;
 pub mod error;
 pub mod exit_code;
+pub mod explain;
 pub mod facts;
 pub mod logs;
 pub mod placement;
@@ -34,10 +36,11 @@ use rankrun_contract::env::ERROR_FILE;
 use rankrun_contract::rank::JobId;
 
 use crate::agent::Setup;
-use crate::cli::{Command, Launch};
+use crate::cli::{Attach, Command, Explain, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
-use crate::facts::Facts;
+use crate::explain::Style;
+use crate::facts::{Facts, StandardStream};
 use crate::process::descendants::can_walk;
 use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::inherited;
@@ -61,8 +64,14 @@ pub fn main() -> ExitCode {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
             run(*launch, &facts, foreign_python)
         }
-        Ok(Command::Print(text)) => reporter::print(&text),
-        Err(error) => reporter::refuse(&error, facts.filled_variable(ERROR_FILE).map(Path::new)),
+        Ok(Command::Explain(question)) => explain(&question, &facts),
+        Ok(Command::Attach(attach)) => be_attached(&attach),
+        Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
+        Err(error) => {
+            // Who only asks hears of it here alone.
+            let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
+            reporter::refuse(&error, parent_file.map(Path::new))
+        }
     }
 }
 
@@ -84,6 +93,27 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>) -> ExitC
             let error = LaunchError::Setup { what: "start the agent", source };
             reporter::failed_to_start(&error, launch.spec.parent_error_file.as_deref())
         }
+    }
+}
+
+fn explain(question: &Explain, facts: &Facts) -> ExitCode {
+    let spec = &question.launch.spec;
+    let handled = HandledSignals::of(&spec.signals, spec.persona);
+    let is_terminal = facts.world().is_terminal(StandardStream::Output);
+    let colours =
+        is_terminal && cursor(facts) == Cursor::Moves && facts.filled_variable("NO_COLOR").is_none();
+    let style = if colours { Style::Coloured } else { Style::Plain };
+    match explain::explain(question, facts, &handled) {
+        Ok(explanation) => reporter::print(&explain::render(&explanation, question, style)),
+        Err(error) => reporter::failed_to_start(&error, None),
+    }
+}
+
+/// The wrapper of a worker that a person starts.
+fn be_attached(attach: &Attach) -> ExitCode {
+    match process::attach::attach(&attach.socket, &attach.command, reporter::tell_by_hand) {
+        Ok(status) => end(status),
+        Err(error) => reporter::not_attached(&error),
     }
 }
 

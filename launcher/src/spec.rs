@@ -9,6 +9,9 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
+/// Where the workers meet unless the user named another address.
+pub const LOOPBACK: &str = "127.0.0.1";
+
 /// The name we go by: it decides grammar details, console, and exit statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persona {
@@ -137,6 +140,40 @@ impl RendezvousSpec {
             }
         }
     }
+
+    /// Where the workers meet: on the loopback, unless the user named another address.
+    #[must_use]
+    pub fn store(&self) -> StorePlan<'_> {
+        match self {
+            Self::Standalone { local_addr, worker_store, .. }
+            | Self::C10d { local_addr, worker_store, .. } => StorePlan {
+                addr: local_addr.as_deref().unwrap_or(LOOPBACK),
+                port: 0,
+                host: if *worker_store { StoreHost::Worker } else { StoreHost::Agent },
+            },
+            Self::Static { addr, port, .. } => StorePlan { addr, port: *port, host: StoreHost::Agent },
+        }
+    }
+}
+
+/// Where the workers meet, as far as it is decided before the launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StorePlan<'a> {
+    /// What the workers are told as host.
+    pub addr: &'a str,
+    /// 0 is any free port.
+    pub port: u16,
+    /// Who opens it.
+    pub host: StoreHost,
+}
+
+/// Who opens the workers' store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreHost {
+    /// The agent, once for all generations.
+    Agent,
+    /// Worker rank 0, in each generation anew (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+    Worker,
 }
 
 /// How a worker group is stopped: a signal to each process group, then SIGKILL after the grace.

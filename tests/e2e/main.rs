@@ -10,6 +10,8 @@ mod environment;
 mod events;
 mod executables;
 mod exits;
+mod explain;
+mod leave_out;
 mod locked_down;
 mod logs;
 mod options;

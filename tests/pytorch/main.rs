@@ -1,4 +1,5 @@
 //! Real PyTorch under the real launcher.
 
+mod by_hand;
 mod ddp;
 mod restart;

@@ -13,6 +13,7 @@ use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
+use crate::facts::short_hostname;
 use crate::logs::tree::Attempt;
 use crate::placement::{Device, Placement};
 use crate::reporter::local_time::LocalTime;
@@ -57,7 +58,7 @@ impl Evidence<'_> {
             local_rank: first.local_rank,
             pid: first.pid,
             device: self.seat(first.local_rank).map_or(Device::Cpu(first.local_rank.0), |seat| seat.device),
-            host: host::short_name(),
+            host: short_hostname(),
             exit: first.exit,
             manner: failure.manner,
             started: self.started,

@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::facts::short_hostname;
+
 /// A name server that does not answer holds up nothing for longer.
 const AT_MOST: Duration = Duration::from_secs(1);
 /// For a host's names and addresses.
@@ -28,17 +30,10 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The host's short name.
-#[must_use]
-pub(super) fn short_name() -> String {
-    nix::unistd::gethostname()
-        .map_or_else(|_| "localhost".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
 /// The host's full name; the short one where it cannot be found out within a second.
 #[must_use]
 pub(super) fn full_name() -> String {
-    let short = short_name();
+    let short = short_hostname();
     let (answer, answered) = mpsc::sync_channel(1);
     let asked = short.clone();
     // A thread of its own, since the resolver cannot be interrupted. It is left behind if it takes too long.

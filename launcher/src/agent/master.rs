@@ -6,10 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
-use crate::spec::RendezvousSpec;
+use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::{StoreError, StoreServer};
-
-const LOOPBACK: &str = "127.0.0.1";
 
 /// Every store that is open for the life of the agent.
 #[derive(Debug)]
@@ -38,25 +36,19 @@ enum StoreOwner {
 }
 
 impl Meeting {
-    /// Opens what the job needs. A loopback address, unless the user named another one.
+    /// Opens what the job needs. The agents' store of a c10d endpoint is another issue's: nobody can ask for it yet.
     ///
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
     pub(super) fn open(rendezvous: &RendezvousSpec) -> Result<Self, LaunchError> {
-        let (agents, local_addr, worker_store) = match rendezvous {
-            RendezvousSpec::Static { addr, port, .. } => {
-                return Ok(Self { workers: StoreOwner::agent_store(addr, *port)?, _agents: None });
-            }
-            RendezvousSpec::Standalone { local_addr, worker_store, .. } => (None, local_addr, worker_store),
-            RendezvousSpec::C10d { host, port, local_addr, worker_store, .. } => {
-                (Some(bind_endpoint(host, *port)?), local_addr, worker_store)
-            }
+        let agents = match rendezvous {
+            RendezvousSpec::C10d { host, port, .. } => Some(bind_endpoint(host, *port)?),
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::Static { .. } => None,
         };
-        let addr = local_addr.as_deref().unwrap_or(LOOPBACK);
-        let workers = if *worker_store {
-            StoreOwner::Worker { addr: addr.to_owned() }
-        } else {
-            StoreOwner::agent_store(addr, 0)?
+        let StorePlan { addr, port, host } = rendezvous.store();
+        let workers = match host {
+            StoreHost::Worker => StoreOwner::Worker { addr: addr.to_owned() },
+            StoreHost::Agent => StoreOwner::agent_store(addr, port)?,
         };
         Ok(Self { workers, _agents: agents })
     }
@@ -162,6 +154,7 @@ mod tests {
     use rankrun_contract::rank::RunId;
 
     use super::*;
+    use crate::spec::LOOPBACK;
 
     fn c10d(host: &str, port: u16, worker_store: bool) -> RendezvousSpec {
         let (run_id, host) = (RunId("job".to_owned()), host.to_owned());

@@ -31,6 +31,15 @@ pub enum Input {
         /// How it ended.
         end: WorkerEnd,
     },
+    /// The worker that was left to a person runs.
+    StartedByHand {
+        /// Which life of the group it belongs to.
+        generation: Generation,
+        /// Which worker.
+        local_rank: LocalRank,
+        /// Its pid.
+        pid: Pid,
+    },
     /// The launcher was told to stop.
     StopRequested {
         /// By which signal.
@@ -97,6 +106,11 @@ pub enum Action {
         /// Which workers of it.
         local_ranks: Vec<LocalRank>,
     },
+    /// Tell the worker that was left to a person, running or not, that nobody waits for it any more.
+    Release {
+        /// Why.
+        because: Released,
+    },
     /// Kill what the workers of the ended generation left behind.
     KillLeftovers {
         /// Which life of the group is over.
@@ -106,6 +120,17 @@ pub enum Action {
     Say(Happening),
     /// The job is over.
     Finish(JobEnd),
+}
+
+/// Why nobody waits any more for the worker that was left to a person.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// Another worker failed.
+    Failed(WorkerEnd),
+    /// The launcher was told to stop.
+    Stopped,
+    /// Another worker could not be started.
+    NotStarted,
 }
 
 /// What people are told while the job runs.
@@ -133,6 +158,13 @@ pub enum Happening {
     GroupFailed {
         /// The end that was the cause.
         cause: WorkerEnd,
+    },
+    /// The worker that was left to a person runs.
+    StartedByHand {
+        /// Which worker.
+        local_rank: LocalRank,
+        /// Its pid.
+        pid: Pid,
     },
     /// The launcher was told to stop.
     Stopping {

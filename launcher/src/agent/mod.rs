@@ -9,6 +9,7 @@ mod events;
 pub mod failure;
 mod host;
 mod last_words;
+mod left_out;
 mod master;
 pub mod message;
 pub mod rules;
@@ -41,8 +42,8 @@ use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
-use crate::reporter::parent_file;
 use crate::reporter::voice::Voice;
+use crate::reporter::{happening, parent_file};
 use crate::spec::{LaunchSpec, Persona};
 
 /// Even with a grace of 0 the last words, the workers' and ours, have this long to get out.
@@ -150,13 +151,16 @@ impl<'a> Agent<'a> {
                     }
                 }
             }
-            wait(&[self.link.as_fd(), self.inbox.as_fd()], self.state.deadline())?;
+            let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
+            readers.extend(self.workers.left_out_fds());
+            wait(&readers, self.state.deadline())?;
             self.collect(&mut inputs)?;
         }
     }
 
     /// Everything that has happened, as inputs for the state.
     fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
+        inputs.extend(self.workers.by_hand(SystemTime::now()));
         while let Some(signal) = self.inbox.next().map_err(Interrupted::Blind)? {
             if signal == libc::SIGCHLD {
                 let at = SystemTime::now();
@@ -215,13 +219,23 @@ impl<'a> Agent<'a> {
     fn perform(&mut self, action: Action) -> Option<Input> {
         match action {
             Action::Start { generation, restart_count } => {
-                let failed = self.workers.start(generation, restart_count, SystemTime::now()).err()?;
-                self.voice.error(&failed.error, failed.error.hint());
-                self.died_of = Some(died_of(&failed.error));
-                return Some(Input::StartFailed { generation, failed: failed.at });
+                if let Err(failed) = self.workers.start(generation, restart_count, SystemTime::now()) {
+                    self.voice.error(&failed.error, failed.error.hint());
+                    self.died_of = Some(died_of(&failed.error));
+                    return Some(Input::StartFailed { generation, failed: failed.at });
+                }
+                if let Some(left_out) = self.workers.left_out() {
+                    // Whatever the log level: nothing goes on without it.
+                    self.voice.print(&left_out.hint());
+                }
             }
             Action::Signal { generation, local_ranks, signal } => {
                 self.workers.signal(generation, &local_ranks, signal);
+            }
+            Action::Release { because } => {
+                if let Some(left_out) = self.workers.left_out() {
+                    left_out.release(&happening::released(&because));
+                }
             }
             Action::KillLeftovers { generation } => {
                 self.workers.ended(generation);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use rankrun_contract::rank::{LocalWorldSize, RestartCount};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use crate::spec::{LaunchSpec, Persona};
 
@@ -20,6 +20,8 @@ pub struct Rules {
     /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
     /// workers get SIGTERM.
     pub(super) interrupt: Interrupt,
+    /// This worker is a person's: it is waited for, and never signalled.
+    pub(super) left_out: Option<LocalRank>,
 }
 
 /// Whether SIGINT is one of the signals to handle.
@@ -41,6 +43,7 @@ impl Rules {
             grace: spec.stop.grace,
             stuck_limit: spec.stuck_limit,
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
+            left_out: spec.left_out,
         }
     }
 

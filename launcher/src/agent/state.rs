@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
-use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, Released, WorkerEnd};
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
@@ -102,6 +102,11 @@ impl State {
             Input::Ready => self.ready(now),
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
+            Input::StartedByHand { generation, local_rank, pid } => {
+                let is_current = generation == self.generation && matches!(self.phase, Phase::Running { .. });
+                let said = is_current.then_some(Happening::StartedByHand { local_rank, pid });
+                said.map(Action::Say).into_iter().collect()
+            }
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
             Input::SignalPassed { signal } => self.pass(signal),
             Input::Looked { generation, at, asleep } if generation == self.generation => {
@@ -176,7 +181,7 @@ impl State {
     }
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
-        let said = Action::Say(Happening::WorkerFailed { end, others: live.iter().copied().collect() });
+        let said = Action::Say(Happening::WorkerFailed { end, others: self.ours(&live) });
         let failure = self.failure(end, Manner::Ended);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         // Told at once, but not before those who run are told to stop.
@@ -197,8 +202,7 @@ impl State {
             asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let live_ranks = live.iter().copied().collect();
-        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: live_ranks });
+        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: self.ours(&live) });
         let failure = self.failure(asleep.not_yet_ended(at), Manner::Stuck { dwell });
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         with_at(actions, 1, said)
@@ -246,7 +250,7 @@ impl State {
 
     fn stopping(&self, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
         let told = self.rules.for_workers(signal);
-        Action::Say(Happening::Stopping { signal, told, live: live.iter().copied().collect() })
+        Action::Say(Happening::Stopping { signal, told, live: self.ours(live) })
     }
 
     /// A signal that stops nothing goes to whoever is alive.
@@ -277,7 +281,7 @@ impl State {
                 [said].into_iter().chain(ended).chain([finish]).collect()
             }
             Phase::Running { live } => {
-                let local_ranks = live.iter().copied().collect();
+                let local_ranks = self.ours(&live);
                 self.phase = Phase::Running { live };
                 if let Some(watch) = &mut self.watch {
                     watch.look(now);
@@ -299,13 +303,16 @@ impl State {
         cause: StopCause,
         signal: Signal,
     ) -> Vec<Action> {
+        let mut live = live;
+        let left_out = self.rules.left_out.filter(|local_rank| live.remove(local_rank));
+        let released = left_out.map(|_| Action::Release { because: cause.released() });
         if live.is_empty() {
-            return self.stopped(now, cause);
+            return released.into_iter().chain(self.stopped(now, cause)).collect();
         }
         let told = self.signal(&live, signal);
         let stage = Stage::Asked { signal, kill_at: now + self.rules.grace };
         self.phase = Phase::Stopping { live, cause, stage };
-        vec![told]
+        [told].into_iter().chain(released).collect()
     }
 
     fn kill(
@@ -323,7 +330,12 @@ impl State {
     }
 
     fn signal(&self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
-        Action::Signal { generation: self.generation, local_ranks: live.iter().copied().collect(), signal }
+        Action::Signal { generation: self.generation, local_ranks: self.ours(live), signal }
+    }
+
+    /// Without the one that is a person's.
+    fn ours(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
+        live.iter().copied().filter(|local_rank| self.rules.left_out != Some(*local_rank)).collect()
     }
 
     /// The last worker of a stopped generation was reaped.
@@ -372,6 +384,14 @@ impl State {
 }
 
 impl StopCause {
+    const fn released(&self) -> Released {
+        match self {
+            Self::Failure(failure) => Released::Failed(failure.first),
+            Self::User => Released::Stopped,
+            Self::NotStarted => Released::NotStarted,
+        }
+    }
+
     fn into_failure(self) -> Option<Failure> {
         match self {
             Self::Failure(failure) => Some(failure),

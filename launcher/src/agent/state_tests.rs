@@ -9,6 +9,9 @@ use super::*;
 use crate::agent::rules::Interrupt;
 use rankrun_contract::rank::LocalWorldSize;
 
+#[path = "left_out_tests.rs"]
+mod left_out;
+
 const GRACE: Duration = Duration::from_secs(30);
 
 fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
@@ -19,6 +22,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         grace: GRACE,
         stuck_limit: None,
         interrupt: Interrupt::Listed,
+        left_out: None,
     })
 }
 

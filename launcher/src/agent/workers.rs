@@ -19,15 +19,17 @@ use crate::agent::Setup;
 use crate::agent::card::{self, Evidence};
 use crate::agent::events::{self, EventSink};
 use crate::agent::failure::{Failure, Testimony};
-use crate::agent::host;
+use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
-use crate::agent::message::JobEnd;
+use crate::agent::message::{Input, JobEnd, WorkerEnd};
 use crate::agent::stuck::{Asleep, sits_in_the_kernel};
 use crate::error::LaunchError;
+use crate::facts::short_hostname;
 use crate::logs::route::{Speaker, routes};
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
+use crate::process::by_hand::Reported;
 use crate::process::child::{Children, WorkerExit};
 use crate::process::command::{self, Round};
 use crate::process::spawn::{Original, Stdio};
@@ -51,6 +53,8 @@ pub(super) struct Workers {
     attempt: Option<Attempt>,
     /// Standard input of the workers that may not read ours.
     no_input: Option<File>,
+    /// The worker of this generation that a person starts.
+    left_out: Option<LeftOut>,
     started: SystemTime,
     /// The workers of the generation that was started last, dead ones too.
     pids: BTreeMap<LocalRank, Pid>,
@@ -101,6 +105,7 @@ impl Workers {
             meeting,
             children: Children::default(),
             no_input,
+            left_out: None,
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
             error_files: BTreeMap::new(),
@@ -177,12 +182,17 @@ impl Workers {
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
         let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
+        let worker = WorkerId { generation: round.generation, local_rank };
+        if self.spec.left_out == Some(local_rank) {
+            let script = self.script_path(local_rank);
+            self.left_out = Some(LeftOut::prepare(worker, &self.job, &command, &script)?);
+            return Ok(());
+        }
 
         let (persona, role) = (self.spec.persona, &*self.spec.role);
-        let speaker = Speaker { persona, role, rank, local_rank, hostname: host::short_name };
+        let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
-        let worker = WorkerId { generation: round.generation, local_rank };
         let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {
             stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
@@ -198,6 +208,46 @@ impl Workers {
         tracing::info!("rank {rank} on {device} is pid {pid}");
         tracing::debug!("rank {rank} runs {:?}", command.argv);
         Ok(())
+    }
+
+    /// Where the script of the worker goes that is left out.
+    fn script_path(&self, local_rank: LocalRank) -> PathBuf {
+        let temporary = || {
+            let named = self.environment.iter().find(|(name, value)| name == "TMPDIR" && !value.is_empty());
+            named.map_or_else(|| PathBuf::from("/tmp"), |(_, folder)| PathBuf::from(folder))
+        };
+        match &self.attempt {
+            Some(attempt) => attempt.folder().join(format!("rank{local_rank}.sh")),
+            None => temporary().join(format!("rankrun-{}-rank{local_rank}.sh", self.job)),
+        }
+    }
+
+    /// What the worker did that a person starts.
+    pub(super) fn by_hand(&mut self, at: SystemTime) -> Vec<Input> {
+        let Some(left_out) = &mut self.left_out else { return Vec::new() };
+        let (worker, reported) = (left_out.worker(), left_out.receive());
+        let WorkerId { generation, local_rank } = worker;
+        let input = |reported| match reported {
+            Reported::Started(pid) => {
+                self.pids.insert(local_rank, pid);
+                Input::StartedByHand { generation, local_rank, pid }
+            }
+            Reported::Ended { pid, exit } => {
+                let testimony = self.testimony(&WorkerExit { worker, pid, exit });
+                Input::Exited { generation, end: WorkerEnd { local_rank, pid, exit, at, testimony } }
+            }
+        };
+        reported.into_iter().map(input).collect()
+    }
+
+    /// The worker that a person starts, while its generation lives.
+    pub(super) const fn left_out(&mut self) -> Option<&mut LeftOut> {
+        self.left_out.as_mut()
+    }
+
+    /// What becomes readable when the worker that is left out does something.
+    pub(super) fn left_out_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.left_out.iter().flat_map(LeftOut::as_fds)
     }
 
     /// What is known of a failure of the last generation; after [`Self::drain`].
@@ -263,7 +313,8 @@ impl Workers {
     }
 
     /// The generation is over and reaped: its streams end, whoever still holds them.
-    pub(super) fn ended(&self, generation: Generation) {
+    pub(super) fn ended(&mut self, generation: Generation) {
+        self.left_out = None;
         drop(self.logs.generation_ended(generation));
     }
 
@@ -278,7 +329,8 @@ impl Workers {
     }
 
     /// Removes what stayed empty.
-    pub(super) fn close(self) {
+    pub(super) fn close(mut self) {
+        self.left_out = None;
         if let Some(tree) = self.tree {
             tree.remove_empty();
         }

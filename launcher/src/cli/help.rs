@@ -8,8 +8,9 @@ use crate::spec::Persona;
 
 const WIDTH: usize = 100;
 const ABOUT: &str = "Start N workers of a training program on this node, watch them, restart them together";
-const USAGE: &str =
-    "rankrun [OPTIONS] ENTRYPOINT [ARGS]...\n       rankrun run [OPTIONS] ENTRYPOINT [ARGS]...";
+const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
+       rankrun run [OPTIONS] ENTRYPOINT [ARGS]...
+       rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
      to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
 
@@ -32,12 +33,26 @@ SIGUSR1 and SIGUSR2 go on to the workers and stop nothing, unless --signals-to-h
 Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
+/// What is no launch, and the one option that needs more than a sentence.
+const BY_HAND: &str = "
+`rankrun explain` starts nothing. It prints what a launch by the words behind it would start: the
+exact command and environment of each worker, where each setting was said, log files, signals.
+--json prints one JSON object with the same, --script RANK a shell script that runs this worker by
+hand. `rankrun explain torchrun ...` explains what the name torchrun would do.
+
+With --leave-out RANK all the others are started and wait, without any limit of ours. The launcher
+prints the command that starts the missing one in another terminal, as in `sh SCRIPT gdb --args`,
+anew after each restart. How it ends counts as for any worker; it is never signalled, only told.
+";
+
 const EXAMPLES: &str = "
 Examples:
   rankrun --nproc-per-node 4 train.py --epochs 3
   rankrun --nproc-per-node cpu --max-restarts 2 -m package.train
   rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
   rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
+  rankrun explain --nproc-per-node 2 train.py
+  rankrun --leave-out 1 --nproc-per-node 2 train.py
 
 Exit status:
   0        every worker exited 0
@@ -75,7 +90,7 @@ pub(super) fn help(persona: Persona) -> String {
     match persona {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
-            .after_help(format!("{BEHIND}{PROGRAMS}{SIGNALS}{EXAMPLES}"))
+            .after_help(format!("{BEHIND}{PROGRAMS}{SIGNALS}{BY_HAND}{EXAMPLES}"))
             .render_help()
             .to_string(),
         Persona::Torchrun => {

@@ -10,9 +10,11 @@ pub mod notice;
 pub mod option;
 pub mod python;
 
+mod by_hand;
 mod completion;
 mod endpoint;
 mod entrypoint;
+mod explain;
 mod grammar;
 mod help;
 mod logs;
@@ -29,7 +31,9 @@ mod virtual_devices;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-pub use error::{CliError, SettingError, UsageError};
+pub use by_hand::{ATTACH, Attach};
+pub use error::{CliError, Origin, SettingError, UsageError};
+pub use explain::{Explain, Form, Origins, RunIdLife};
 pub use notice::Notice;
 
 use crate::facts::Facts;
@@ -41,6 +45,10 @@ use grammar::{Parsed, parse};
 pub enum Command {
     /// Start workers.
     Launch(Box<Launch>),
+    /// Say what would be launched.
+    Explain(Box<Explain>),
+    /// Be the wrapper of a worker that was started by hand.
+    Attach(Attach),
     /// Print this on stdout and exit 0.
     Print(String),
 }
@@ -89,6 +97,23 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
         None => (OsStr::new(""), argv),
     };
     let persona = persona(argv0);
+    if let Some(attach) = by_hand::parse_attach(words) {
+        return Ok(Command::Attach(attach));
+    }
+    match words {
+        [_, rest @ ..] if asks(argv) => explain::interpret(argv0, rest, facts),
+        _ => command(persona, argv0, words, facts),
+    }
+}
+
+/// Whether the words only ask what would be: whatever comes of it, nothing is launched.
+#[must_use]
+pub fn asks(argv: &[OsString]) -> bool {
+    matches!(argv, [argv0, first, ..] if persona(argv0) == Persona::Rankrun && first == explain::WORD)
+}
+
+/// What a command line of that name asks for; not an explanation.
+fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
     let words = match words.split_first() {
         Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
         _ => words,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use super::by_hand::resolve_left_out;
 use super::entrypoint::resolve_entrypoint;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
@@ -64,6 +65,7 @@ pub(super) fn resolve(
     let workers = resolve_workers(&settings)?;
     let virtual_devices = resolve_virtual_devices(&settings, workers)?;
     let stdin = resolve_stdin(&settings, workers)?;
+    let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, workers, &mut notices);
@@ -96,7 +98,7 @@ pub(super) fn resolve(
         virtual_devices,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
-        left_out: None,
+        left_out,
     };
     Ok(Launch { spec, verbosity, notices })
 }
@@ -257,7 +259,7 @@ fn resolve_stdin(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Std
     match settings.typed(&STDIN, parse)? {
         None => Ok(StdinPolicy::All),
         Some(Setting { origin, value: StdinPolicy::Only(LocalRank(rank)) }) if rank >= workers.get() => {
-            Err(SettingError::NoSuchRank { origin, rank, workers: workers.get() }.into())
+            Err(SettingError::NoSuchRank { origin, rank: rank.into(), workers: workers.get() }.into())
         }
         Some(policy) => Ok(policy.value),
     }

@@ -21,8 +21,14 @@ pub(super) static VERBOSE: OptionRow = OptionRow::flag(
 )
 .short(b'v')
 .family(Family::Rankrun);
+pub(super) static LEAVE_OUT: OptionRow = OptionRow::int(
+    "leave-out",
+    "RANK",
+    "Start all workers but this local rank, and say how to start that one by hand, as in a debugger",
+)
+.family(Family::Rankrun);
 pub(super) static VERSION: OptionRow =
     OptionRow::flag("version", "Print the version and exit").family(Family::None);
 
 /// Every option that torchrun does not know.
-pub(super) const TABLE: &[&OptionRow] = &[&STDIN, &GRACE, &VERBOSE, &VERSION];
+pub(super) const TABLE: &[&OptionRow] = &[&STDIN, &GRACE, &VERBOSE, &LEAVE_OUT, &VERSION];

@@ -63,7 +63,7 @@ mod tests {
             Ok(Command::Launch(launch)) => {
                 launch.spec.virtual_devices.map(|found| (found.hip, found.devices)).ok_or((0, String::new()))
             }
-            Ok(Command::Print(text)) => panic!("printed {text}"),
+            Ok(other) => panic!("{other:?}"),
             Err(error) => Err((error.exit_code(), error.to_string())),
         }
     }

@@ -17,6 +17,10 @@ use crate::spec::LogDir;
 
 /// Of the longest name of a file (255 bytes) some are left for the random end.
 const NAME_LIMIT: usize = 200;
+/// The base in the temporary folder.
+const TEMPORARY: &str = "torchelastic";
+/// What [`random_end`] gives, as a shell pattern.
+const ANY_END: &str = "????????";
 
 /// The folders of one launch.
 #[derive(Debug)]
@@ -46,6 +50,20 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// The folders that a launch would make for its first generation, as a shell pattern: `*` stands for a run id
+    /// that is not given, and each `?` for a random character.
+    #[must_use]
+    pub fn planned(dir: &LogDir, run_id: Option<&RunId>, workers: LocalWorldSize) -> Option<Self> {
+        let base = match dir {
+            LogDir::Temporary(parent) => unique(parent, TEMPORARY, ANY_END),
+            LogDir::At(base) => base.clone(),
+            LogDir::Off => return None,
+        };
+        let name = run_id.map_or_else(|| "*".to_owned(), folder_name);
+        let folder = unique(&base, &name, ANY_END).join(attempt_name(RestartCount(0)));
+        Some(Self { folder, workers })
+    }
+
     /// The folder of the generation.
     #[must_use]
     pub fn folder(&self) -> &Path {
@@ -99,7 +117,7 @@ impl LogTree {
     }
 
     fn make_temporary(parent: &Path, name: &str) -> io::Result<Self> {
-        let base = make_unique(parent, "torchelastic")?;
+        let base = make_unique(parent, TEMPORARY)?;
         let run = make_unique(&base, name)?;
         Ok(Self { temporary: Some(base), run, attempts: Vec::new() })
     }
@@ -109,7 +127,7 @@ impl LogTree {
     /// # Errors
     /// The tree is no longer writable, or has no room.
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
-        let folder = self.run.join(format!("attempt_{restarts}"));
+        let folder = self.run.join(attempt_name(restarts));
         let attempt = Attempt { folder, workers };
         let made = match std::fs::create_dir(&attempt.folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -155,10 +173,18 @@ fn folder_name(run_id: &RunId) -> String {
     name
 }
 
+fn attempt_name(restarts: RestartCount) -> String {
+    format!("attempt_{restarts}")
+}
+
+fn unique(parent: &Path, name: &str, end: &str) -> PathBuf {
+    parent.join(format!("{name}_{end}"))
+}
+
 /// Makes `<parent>/<name>_XXXXXXXX`, for our user alone.
 fn make_unique(parent: &Path, name: &str) -> io::Result<PathBuf> {
     loop {
-        let path = parent.join(format!("{name}_{}", random_end()));
+        let path = unique(parent, name, &random_end());
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -117,7 +117,9 @@ fn expand_macro(text: &OsStr, local_rank: LocalRank) -> OsString {
     OsString::from_vec(template::substitute(text.as_bytes(), value))
 }
 
-fn variables(
+/// What the launcher sets or changes for this worker, in a fixed order.
+#[must_use]
+pub fn variables(
     spec: &LaunchSpec,
     round: &Round,
     placement: &Placement,

@@ -6,9 +6,14 @@
 //!    └─ worker 0 … n-1                    session leaders; SIGKILLed by the kernel when the agent dies
 //! ```
 //!
+//! A worker that `--leave-out` leaves to a person is none of these: it is a child of its own wrapper ([`attach`]),
+//! in the person's terminal, which reports to the agent through a socket ([`by_hand`]).
+//!
 //! Guard and agent are both child subreapers, so no process of the job can leave their tree. When either ends
 //! uncleanly the other kills what is left and reaps it.
 
+pub mod attach;
+pub mod by_hand;
 pub mod child;
 pub mod command;
 pub mod descendants;

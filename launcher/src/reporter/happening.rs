@@ -1,8 +1,10 @@
 //! What people are told while the job runs, one line each. Pure.
 
+use nix::unistd::Pid;
+
 use rankrun_contract::rank::LocalRank;
 
-use crate::agent::message::{Happening, Impatience};
+use crate::agent::message::{Happening, Impatience, Released};
 use crate::process::signal_name;
 use crate::spec::LaunchSpec;
 
@@ -34,6 +36,10 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             live.len(),
             plural(live.len())
         ),
+        Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
+        Happening::Stopping { signal, live, .. } if live.is_empty() => {
+            format!("{signal}: nothing of ours runs any more")
+        }
         Happening::Stopping { signal, live, .. } => format!(
             "{signal}: waiting up to {grace} s for {} worker{} to stop; a second signal kills",
             live.len(),
@@ -55,6 +61,23 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             format!("starting all workers again (restart {used} of {})", spec.max_restarts)
         }
     })
+}
+
+/// What the launcher says when the worker runs that was left to a person.
+#[must_use]
+pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
+    format!("local rank {local_rank} was started by hand (pid {pid})")
+}
+
+/// What the person is told whose worker nobody waits for any more. That worker is left alone.
+#[must_use]
+pub fn released(because: &Released) -> String {
+    let what = match because {
+        Released::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
+        Released::Stopped => "it was told to stop".to_owned(),
+        Released::NotStarted => "another worker could not be started".to_owned(),
+    };
+    format!("{what}; nobody waits for this worker any more")
 }
 
 const fn plural(count: usize) -> &'static str {

@@ -28,6 +28,7 @@ use tracing::Level;
 use crate::cli::{CliError, Verbosity};
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
+use crate::process::attach::AttachError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::torch_trace::TorchFormat;
@@ -38,10 +39,35 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Answers a question, such as `--help`.
 #[must_use]
-pub fn print(text: &str) -> ExitCode {
-    // A reader that has seen enough, such as `head`, is no failure.
-    let _ = io::stdout().write_all(text.as_bytes());
-    ExitCode::SUCCESS
+pub fn print(text: &[u8]) -> ExitCode {
+    let mut stdout = io::stdout();
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        // A reader that has seen enough, such as `head`, is no failure.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            complain(&format!("error: cannot write the answer\n  caused by: {error}\n"));
+            ExitCode::from(LAUNCHER_FAILED)
+        }
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
+}
+
+/// What the launcher says to the person who started a worker by hand.
+pub fn tell_by_hand(text: &str) {
+    complain(&format!("rankrun: {text}\n"));
+}
+
+/// A worker that was started by hand does not run.
+#[must_use]
+pub fn not_attached(error: &AttachError) -> ExitCode {
+    let mut text = format!("error: {error}\n");
+    if let Some(source) = std::error::Error::source(error) {
+        text.push_str(&format!("  caused by: {source}\n"));
+    }
+    if let Some(hint) = error.hint() {
+        text.push_str(&format!("\nhint: {hint}\n"));
+    }
+    complain(&text);
+    ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// Sends the launcher's own log to the console, down to `verbosity`; under the name torchrun in its form, with the

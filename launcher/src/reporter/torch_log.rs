@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::program;
+use super::{happening, program};
 use crate::agent::message::{Happening, Impatience, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
@@ -124,6 +124,10 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     match happening {
         Happening::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
         Happening::GroupFailed { cause } => vec![failed(cause, group)],
+        Happening::StartedByHand { local_rank, pid } => {
+            let text = happening::started_by_hand(*local_rank, *pid);
+            vec![LogLine::of_ours(Level::Warning, Location::caller(), text)]
+        }
         Happening::Stuck { live, .. } => {
             let said = stuck(happening, group);
             said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()

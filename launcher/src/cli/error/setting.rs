@@ -104,13 +104,13 @@ pub enum SettingError {
         /// The path as it was given.
         path: PathBuf,
     },
-    /// `--stdin` names a worker that does not exist.
+    /// A worker is named that does not exist.
     #[error("{origin} is `{rank}`, but the local ranks are 0 to {}", workers - 1)]
     NoSuchRank {
         /// Where it came from.
         origin: Origin,
         /// The rank.
-        rank: u32,
+        rank: i128,
         /// Workers on this node.
         workers: u32,
     },
@@ -339,8 +339,10 @@ fn not_supported_hint(origin: &Origin) -> Option<String> {
 
 fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<String> {
     match problem {
-        EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. } if entrypoint == "run" => {
-            Some("the word `run` must stand first; a file of that name is `./run`".to_owned())
+        EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. }
+            if matches!(entrypoint, "run" | "explain") =>
+        {
+            Some(format!("the word `{entrypoint}` must stand first; a file of that name is `./{entrypoint}`"))
         }
         EntrypointProblem::Missing { .. } => Some("check the path; for a module give `-m`".to_owned()),
         EntrypointProblem::NotInPath { .. } => Some("give its path, as in `./NAME`".to_owned()),

@@ -1,0 +1,133 @@
+//! Transcripts of jobs with a worker that is left to a person: here always local rank 1.
+
+use super::*;
+
+fn state(workers: u32, max_restarts: u32) -> State {
+    let mut job = super::state(workers, max_restarts, Persona::Rankrun);
+    job.rules.left_out = Some(LocalRank(1));
+    job
+}
+
+fn started_by_hand(generation: u32) -> Input {
+    let (local_rank, pid) = (LocalRank(1), Pid::from_raw(7));
+    Input::StartedByHand { generation: Generation(generation), local_rank, pid }
+}
+
+fn released(actions: &[Action]) -> Option<Released> {
+    actions.iter().find_map(|action| match action {
+        Action::Release { because } => Some(*because),
+        _ => None,
+    })
+}
+
+#[test]
+fn it_is_waited_for_without_end() {
+    let at = clock();
+    let mut job = state(2, 0);
+    assert_eq!(started(&job.handle(at(0), Input::Ready)), Some(0));
+    assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(0))), []);
+    assert_eq!(job.deadline(), None);
+    let said = job.handle(at(90_000), started_by_hand(0));
+    assert!(matches!(said[..], [Action::Say(Happening::StartedByHand { .. })]), "{said:?}");
+    let actions = job.handle(at(100_000), exited(0, 1, Exit::Code(0)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
+}
+
+#[test]
+fn its_failure_stops_the_others() {
+    let at = clock();
+    let mut job = state(3, 0);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), started_by_hand(0));
+    let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
+    assert_eq!(signals(&actions), [(vec![0, 2], Signal::SIGTERM)]);
+    assert_eq!(released(&actions), None, "it has ended");
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
+    let end = end(&actions).unwrap();
+    assert_eq!(end.status, ExitStatus::Code(7));
+    assert_eq!(end.failure.as_ref().unwrap().first.local_rank, LocalRank(1));
+}
+
+#[test]
+fn the_failure_of_another_is_told_to_it_and_nobody_waits_for_it() {
+    let at = clock();
+    let mut job = state(3, 1);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), started_by_hand(0));
+    let actions = job.handle(at(2), exited(0, 0, Exit::Code(5)));
+    assert_eq!(signals(&actions), [(vec![2], Signal::SIGTERM)], "it is the person's");
+    let Action::Say(Happening::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
+    assert_eq!(others, &[LocalRank(2)]);
+    assert!(matches!(released(&actions), Some(Released::Failed(end)) if end.local_rank == LocalRank(0)));
+    let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
+    assert_eq!(started(&actions), Some(1), "it may still run");
+    assert_eq!(job.handle(at(4), started_by_hand(0)), [], "of the old generation");
+    assert_eq!(job.handle(at(4), exited(0, 1, Exit::Code(1))), [], "of the old generation");
+}
+
+#[test]
+fn what_it_ended_of_counts_while_the_others_stop() {
+    let at = clock();
+    let mut job = state(3, 0);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), started_by_hand(0));
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));
+    let _ = job.handle(at(2), exited(0, 1, killed_by(11)));
+    let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 11), "it crashed, and rank 0 lost it");
+}
+
+#[test]
+fn a_signal_stops_the_others_and_is_told_to_it() {
+    let at = clock();
+    let mut job = state(2, 5);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), started_by_hand(0));
+    let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
+    assert_eq!(signals(&job.handle(at(1), passed)), [(vec![0], Signal::SIGUSR1)]);
+    let actions = job.handle(at(2), stop(Signal::SIGINT, false));
+    assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
+    let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
+    assert!(actions.contains(&Action::Say(Happening::Stopping { signal, told: signal, live })));
+    assert_eq!(released(&actions), Some(Released::Stopped));
+    let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));
+}
+
+#[test]
+fn a_signal_ends_the_job_at_once_where_only_it_is_left() {
+    let at = clock();
+    let mut job = state(2, 0);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(0)));
+    let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
+    assert_eq!(released(&actions), Some(Released::Stopped));
+    assert_eq!(signals(&actions), []);
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
+}
+
+#[test]
+fn a_start_that_fails_is_told_to_it() {
+    let at = clock();
+    let mut job = state(3, 0);
+    let _ = job.handle(at(0), Input::Ready);
+    let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
+    let actions = job.handle(at(0), input);
+    assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
+    assert_eq!(released(&actions), Some(Released::NotStarted));
+}
+
+proptest! {
+    /// Whatever happens: no signal names it, and the job ends with its last other worker once it is stopped.
+    #[test]
+    fn it_is_never_signalled(inputs in prop::collection::vec(any_input(), 0..60)) {
+        let at = clock();
+        let mut job = state(3, 2);
+        for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
+            let actions = job.handle(at(second), input);
+            let named = signals(&actions).iter().any(|(ranks, _)| ranks.contains(&1) || ranks.is_empty());
+            prop_assert!(!named, "{actions:?}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Workers that a person starts: `--leave-out`, and the words by which the script of such a worker calls us.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
+
+use super::error::{CliError, Origin, SettingError};
+use super::run::LEAVE_OUT;
+use super::settings::{Setting, Settings};
+
+/// Stands first on the command line of a script that `--leave-out` made, glued to the name of the launcher's
+/// socket. For scripts alone, hence valid under every name and in no help: neither grammar has such an option.
+pub const ATTACH: &str = "--rankrun-attach=";
+
+/// What the wrapper of a worker that was started by hand is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attach {
+    /// Where the launcher waits for it.
+    pub socket: String,
+    /// What the worker runs.
+    pub command: Vec<OsString>,
+}
+
+pub(super) fn parse_attach(words: &[OsString]) -> Option<Attach> {
+    let (first, command) = words.split_first()?;
+    let socket = first.as_bytes().strip_prefix(ATTACH.as_bytes())?;
+    Some(Attach { socket: OsStr::from_bytes(socket).to_str()?.to_owned(), command: command.to_vec() })
+}
+
+/// The worker that is not to be started.
+pub(super) fn resolve_left_out(
+    settings: &Settings<'_>,
+    workers: LocalWorldSize,
+) -> Result<Option<LocalRank>, CliError> {
+    let Some(Setting { origin, value }) = settings.int(&LEAVE_OUT)? else { return Ok(None) };
+    Ok(Some(local_rank_in(origin, value, workers)?))
+}
+
+/// A number as one of the workers' local ranks.
+pub(super) fn local_rank_in(
+    origin: Origin,
+    rank: i128,
+    workers: LocalWorldSize,
+) -> Result<LocalRank, SettingError> {
+    let exists = u32::try_from(rank).ok().filter(|rank| *rank < workers.get());
+    exists.map(LocalRank).ok_or(SettingError::NoSuchRank { origin, rank, workers: workers.get() })
+}

@@ -1,0 +1,183 @@
+//! `rankrun explain` and its own options, which stand before the command line that is explained; and where each
+//! setting of that one was said.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::by_hand::local_rank_in;
+use super::error::{CliError, Origin, UsageError};
+use super::grammar::{Given, Parsed, parse, tables};
+use super::option::{Kind, OptionRow};
+use super::python_text::parse_int;
+use super::settings::{Setting, Settings};
+use super::torchrun::ROLE;
+use super::{Command, Launch, command};
+use crate::facts::Facts;
+use crate::spec::Persona;
+
+/// The word that asks for an explanation, only in the first place and only under our own name.
+pub(super) const WORD: &str = "explain";
+
+static SCRIPT: OptionRow = OptionRow::int("script", "RANK", "A script that runs this worker by hand");
+
+/// A launch that is only to be explained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explain {
+    /// What would be launched.
+    pub launch: Launch,
+    /// Where its settings were said.
+    pub origins: Origins,
+    /// Whether its run id is another one at each launch.
+    pub run_id: RunIdLife,
+    /// How the answer is given.
+    pub form: Form,
+}
+
+/// How an explanation is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// `--json`
+    Json,
+    /// `--script`: a shell script that runs this worker.
+    Script(LocalRank),
+}
+
+/// Whether two launches by the same command line have the same run id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunIdLife {
+    /// It was given, or is torch's `none`.
+    Fixed,
+    /// It is made up at each launch.
+    Fresh,
+}
+
+/// Where options were said, by their long names; the rest has its default.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Origins {
+    typed: Vec<&'static str>,
+    by_variable: Vec<(&'static str, String)>,
+}
+
+impl Origins {
+    fn of(persona: Persona, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
+        let settings = Settings { persona, given, facts };
+        let mut by_variable = Vec::new();
+        for row in tables(persona) {
+            if row.kind == Kind::Flag && !settings.flag(row)? {
+                continue;
+            }
+            if let Some(Setting { origin: Origin::Variable(name), value }) = settings.find(row)
+                && says_something(row, &value)
+            {
+                by_variable.push((row.long, name));
+            }
+        }
+        let typed = given.iter().filter(|given| says_something(given.row, &given.value));
+        Ok(Self { typed: typed.map(|given| given.row.long).collect(), by_variable })
+    }
+
+    /// Where a setting that several options say was said: by the one typed last, else by the first that has its
+    /// variable.
+    #[must_use]
+    pub fn of_setting(&self, options: &[&str]) -> Option<Origin> {
+        let typed = self.typed.iter().rev().find(|typed| options.contains(*typed));
+        let variable = || {
+            let of = |option: &&str| self.by_variable.iter().find(|(long, _)| long == option);
+            options.iter().find_map(of).map(|(_, name)| Origin::Variable(name.clone()))
+        };
+        typed.map(|typed| Origin::Option(typed)).or_else(variable)
+    }
+}
+
+/// An empty text is as good as none, but for a name.
+fn says_something(row: &OptionRow, value: &OsStr) -> bool {
+    row.kind == Kind::Flag || !value.is_empty() || row == &ROLE
+}
+
+/// Reads what stands behind the word: our own options, then a command line as it would be launched, with or
+/// without the name of the command.
+pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
+    let (asked, words) =
+        read_own(words).map_err(|error| CliError::Usage { persona: Persona::Rankrun, error })?;
+    let (persona, argv0, words) = match words.split_first() {
+        Some((name, rest)) if is_called(name, "torchrun") => (Persona::Torchrun, name.as_os_str(), rest),
+        Some((name, rest)) if is_called(name, "rankrun") => (Persona::Rankrun, name.as_os_str(), rest),
+        _ => (Persona::Rankrun, argv0, words),
+    };
+    let launch = match command(persona, argv0, words, facts)? {
+        Command::Launch(launch) => *launch,
+        answer => return Ok(answer),
+    };
+    // What differs in a second reading of the same words is made up, at each launch anew.
+    let again = match command(persona, argv0, words, facts)? {
+        Command::Launch(launch) => *launch,
+        answer => return Ok(answer),
+    };
+    let fresh = launch.spec.rendezvous.run_id() != again.spec.rendezvous.run_id();
+    let launch = Launch {
+        notices: launch.notices.into_iter().filter(|notice| again.notices.contains(notice)).collect(),
+        ..launch
+    };
+    let form = match asked {
+        Asked::Text => Form::Text,
+        Asked::Json => Form::Json,
+        Asked::Script(rank) => {
+            let origin = Origin::Option(SCRIPT.long);
+            Form::Script(local_rank_in(origin, rank, launch.spec.workers)?)
+        }
+    };
+    let run_id = if fresh { RunIdLife::Fresh } else { RunIdLife::Fixed };
+    let origins = origins(persona, words, facts)?;
+    Ok(Command::Explain(Box::new(Explain { launch, origins, run_id, form })))
+}
+
+fn is_called(word: &OsStr, name: &str) -> bool {
+    Path::new(word).file_name().is_some_and(|file| file == name)
+}
+
+fn origins(persona: Persona, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
+    match parse(persona, words).map_err(|error| CliError::Usage { persona, error })? {
+        Parsed::Launch(request) => Origins::of(persona, &request.given, facts),
+        _ => Ok(Origins::default()),
+    }
+}
+
+/// The form, before it is known which ranks there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Text,
+    Json,
+    Script(i128),
+}
+
+fn read_own(words: &[OsString]) -> Result<(Asked, &[OsString]), UsageError> {
+    let (mut asked, mut rest) = (Asked::Text, words);
+    while let Some((word, behind)) = rest.split_first() {
+        let (value, behind) = match (word.as_bytes(), behind.split_first()) {
+            (b"--json", _) => {
+                (asked, rest) = (Asked::Json, behind);
+                continue;
+            }
+            (b"--script", Some((value, behind))) => (value.as_os_str(), behind),
+            (b"--script", None) => return Err(UsageError::MissingValue { option: &SCRIPT }),
+            (word, _) => match word.strip_prefix(b"--script=") {
+                Some(value) => (OsStr::from_bytes(value), behind),
+                None => break,
+            },
+        };
+        let Some(rank) = value.to_str().and_then(parse_int) else {
+            let value = value.to_string_lossy().into_owned();
+            return Err(UsageError::BadValue { option: &SCRIPT, origin: Origin::Option(SCRIPT.long), value });
+        };
+        (asked, rest) = (Asked::Script(rank), behind);
+    }
+    Ok((asked, rest))
+}
+
+#[cfg(test)]
+mod tests;

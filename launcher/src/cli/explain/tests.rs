@@ -1,0 +1,179 @@
+use proptest::prelude::*;
+use rankrun_contract::rank::RunId;
+
+use super::*;
+use crate::cli::CliError;
+use crate::facts::fake::FakeWorld;
+
+fn world() -> FakeWorld {
+    let world = FakeWorld::new().file("/job/x.py", b"impo").file("/job/explain", b"impo");
+    world.program("/usr/bin/python3")
+}
+
+fn ask(line: &str, environment: &[(&str, &str)]) -> Result<Command, CliError> {
+    let mut environment = environment.to_vec();
+    environment.push(("PATH", "/usr/bin"));
+    let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+    crate::cli::interpret(&argv, &world().facts(&environment))
+}
+
+fn explained(line: &str, environment: &[(&str, &str)]) -> Explain {
+    match ask(line, environment) {
+        Ok(Command::Explain(explain)) => *explain,
+        other => panic!("`{line}`: {other:?}"),
+    }
+}
+
+fn launched(line: &str) -> Launch {
+    match ask(line, &[]) {
+        Ok(Command::Launch(launch)) => *launch,
+        other => panic!("`{line}`: {other:?}"),
+    }
+}
+
+#[test]
+fn the_explained_launch_is_the_launch() {
+    for (explain, launch) in [
+        ("rankrun explain --nproc-per-node 2 x.py --a", "rankrun --nproc-per-node 2 x.py --a"),
+        ("rankrun explain run --max-restarts 3 x.py", "rankrun run --max-restarts 3 x.py"),
+        ("rankrun explain rankrun -r 3 x.py", "rankrun -r 3 x.py"),
+        ("rankrun explain torchrun -r 3 x.py", "torchrun -r 3 x.py"),
+        ("rankrun explain ./torchrun x.py", "./torchrun x.py"),
+        ("rankrun explain x.py --json --script 1", "rankrun x.py --json --script 1"),
+        ("rankrun explain explain", "rankrun run explain"),
+    ] {
+        assert_eq!(explained(explain, &[]).launch, launched(launch), "{explain}");
+    }
+}
+
+#[test]
+fn the_word_counts_only_in_the_first_place_and_under_our_name() {
+    assert_eq!(launched("torchrun explain x.py").spec.args, ["x.py"]);
+    assert_eq!(launched("rankrun --nproc-per-node 1 explain x.py").spec.args, ["x.py"]);
+    assert_eq!(launched("rankrun run explain x.py").spec.args, ["x.py"]);
+    assert_eq!(launched("rankrun ./explain x.py").spec.args, ["x.py"]);
+}
+
+#[test]
+fn our_own_options_stand_first() {
+    for (line, form) in [
+        ("rankrun explain x.py", Form::Text),
+        ("rankrun explain --json x.py", Form::Json),
+        ("rankrun explain --json torchrun x.py", Form::Json),
+        ("rankrun explain --script 1 --nproc-per-node 2 x.py", Form::Script(LocalRank(1))),
+        ("rankrun explain --script=0 x.py", Form::Script(LocalRank(0))),
+    ] {
+        assert_eq!(explained(line, &[]).form, form, "{line}");
+    }
+}
+
+#[test]
+fn bad_lines_are_refused_as_the_launch_refuses_them() {
+    for words in [
+        "x.py --nproc-per-node",
+        "--nproc-per-node two x.py",
+        "--nproc-per-node 0 x.py",
+        "--nope x.py",
+        "missing.py",
+        "--leave-out 1 x.py",
+        "--leave-out x x.py",
+        "",
+    ] {
+        for (explain, launch) in [("rankrun explain", "rankrun"), ("rankrun explain torchrun", "torchrun")] {
+            let [explain, launch] = [explain, launch].map(|name| format!("{name} {words}").trim().to_owned());
+            let said = |line: &str| ask(line, &[]).map_err(|error| (error.exit_code(), error.render())).err();
+            assert_eq!(said(&explain), said(&launch), "{explain}");
+        }
+    }
+}
+
+#[test]
+fn a_script_is_for_a_rank_that_exists() {
+    for (line, code, message) in [
+        ("rankrun explain --script", 2, "`--script` needs a value"),
+        ("rankrun explain --script x x.py", 2, "`--script` is `x`, which is not a whole number"),
+        ("rankrun explain --script 1 x.py", 1, "`--script` is `1`, but the local ranks are 0 to 0"),
+        ("rankrun explain --script -1 x.py", 1, "`--script` is `-1`, but the local ranks are 0 to 0"),
+    ] {
+        let error = ask(line, &[]).expect_err(line);
+        assert_eq!((error.exit_code(), error.to_string().as_str()), (code, message));
+    }
+}
+
+/// The world of the other tests always makes up the same.
+#[test]
+fn what_is_made_up_is_known_as_such() {
+    let run_id = |line: &str| {
+        let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let environment = vec![("PATH".into(), "/bin:/usr/bin".into())];
+        let facts = Facts::new(environment, Box::new(crate::facts::System));
+        match crate::cli::interpret(&argv, &facts).unwrap() {
+            Command::Explain(explain) => (explain.run_id, explain.launch.notices.len()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(run_id("rankrun explain sh"), (RunIdLife::Fresh, 0));
+    assert_eq!(run_id("rankrun explain --rdzv-id 7 sh"), (RunIdLife::Fixed, 0));
+    assert_eq!(run_id("rankrun explain torchrun --rdzv-id 7 --no-python sh"), (RunIdLife::Fresh, 1));
+    assert_eq!(run_id("rankrun explain --master-port 2 sh"), (RunIdLife::Fixed, 0));
+    // The notice would name an id that no launch will have.
+    assert_eq!(run_id("rankrun explain --master-port 2 --rdzv-id= sh"), (RunIdLife::Fresh, 0));
+}
+
+#[test]
+fn an_option_comes_from_the_line_else_from_its_variable() {
+    let environment = [("PET_ROLE", "a"), ("RANKRUN_GRACE", "1"), ("PET_STANDALONE", "0")];
+    let origins = explained("rankrun explain --max-restarts 1 x.py", &environment).origins;
+    let variable = |name: &str| Some(Origin::Variable(name.to_owned()));
+    assert_eq!(origins.of_setting(&["max-restarts"]), Some(Origin::Option("max-restarts")));
+    assert_eq!(origins.of_setting(&["role"]), variable("PET_ROLE"));
+    assert_eq!(origins.of_setting(&["grace", "shutdown-timeout"]), variable("RANKRUN_GRACE"));
+    assert_eq!(origins.of_setting(&["standalone"]), None, "0 is off");
+    assert_eq!(origins.of_setting(&["nproc-per-node"]), None);
+    let origins =
+        explained("rankrun explain --role b --grace 2 --shutdown-timeout 3 x.py", &environment).origins;
+    assert_eq!(origins.of_setting(&["role"]), Some(Origin::Option("role")));
+    let last = origins.of_setting(&["grace", "shutdown-timeout"]);
+    assert_eq!(last, Some(Origin::Option("shutdown-timeout")), "the last one typed");
+}
+
+#[test]
+fn a_worker_that_exists_may_be_left_out() {
+    let left_out = |line: &str, environment| explained(line, environment).launch.spec.left_out;
+    let line = "rankrun explain --nproc-per-node 2 --leave-out 1 x.py";
+    assert_eq!(left_out(line, &[][..]), Some(LocalRank(1)));
+    let line = "rankrun explain torchrun --nproc-per-node 2 x.py";
+    assert_eq!(left_out(line, &[("RANKRUN_LEAVE_OUT", "0")][..]), Some(LocalRank(0)));
+    assert_eq!(left_out("rankrun explain x.py", &[][..]), None);
+    let error = ask("rankrun --nproc-per-node 2 --leave-out 2 x.py", &[]).expect_err("there is no rank 2");
+    assert_eq!(error.to_string(), "`--leave-out` is `2`, but the local ranks are 0 to 1");
+}
+
+#[test]
+fn a_script_calls_us_under_every_name() {
+    for name in ["rankrun", "torchrun"] {
+        let Ok(Command::Attach(attach)) = ask(&format!("{name} --rankrun-attach=a/0/1 gdb --args x"), &[])
+        else {
+            panic!("{name}");
+        };
+        assert_eq!(attach.socket, "a/0/1");
+        assert_eq!(attach.command, ["gdb", "--args", "x"]);
+    }
+    assert!(launched("rankrun x.py --rankrun-attach=a").spec.rendezvous.run_id() != &RunId(String::new()));
+}
+
+proptest! {
+    #[test]
+    fn no_words_behind_it_panic(
+        line in prop::collection::vec(
+            prop_oneof![
+                "[-=a-z0-9]{0,6}",
+                prop::sample::select(vec!["--json", "--script", "--script=", "1", "-1", "torchrun", "rankrun", "run",
+                    "explain", "--leave-out", "x.py", "--nproc-per-node", "2"]).prop_map(str::to_owned),
+            ],
+            0..7,
+        ),
+    ) {
+        let _ = ask(&format!("rankrun explain {}", line.join(" ")), &[]).map_err(|error| error.render());
+    }
+}

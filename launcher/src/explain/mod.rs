@@ -1,0 +1,415 @@
+//! What a launch would do, without doing any of it. Pure: spec + facts → [`Explanation`] → text, JSON or a script.
+//!
+//! The way is that of a launch: the same spec, the same placement, the same builder of commands. What is only
+//! known at launch has a [`Value`] that says so. Nothing here guesses: what cannot be said is left out.
+
+mod json;
+pub mod quote;
+pub mod script;
+mod settings;
+mod text;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::Signal;
+use serde::Serialize;
+
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, Master, RUN_ID};
+use rankrun_contract::rank::{Generation, JobId, RestartCount};
+
+use crate::cli::{Explain, Form, RunIdLife};
+use crate::error::LaunchError;
+use crate::facts::{Facts, short_hostname};
+use crate::logs::route::{Route, Speaker, routes};
+use crate::logs::tree::Attempt;
+use crate::placement::{self, Placement};
+use crate::process::command::{self, Command, Round};
+use crate::process::signal::HandledSignals;
+use crate::spec::{LaunchSpec, Persona, RendezvousSpec, StdinPolicy, StoreHost};
+use settings::Sources;
+pub use settings::{Setting, Source};
+pub use text::Style;
+
+/// The shape of the JSON. It grows without a new number; a field that is there keeps its name and meaning.
+const VERSION: u32 = 1;
+
+/// Everything that a launch would start, and why so. As JSON this is one object with these names.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The shape of this object.
+    pub version: u32,
+    /// The name whose rules hold: `rankrun` or `torchrun`.
+    pub name: &'static str,
+    /// Where the workers start.
+    pub working_folder: Text,
+    /// What was decided, and where each value was said.
+    pub settings: Vec<Setting>,
+    /// The run id.
+    pub run_id: Value,
+    /// Where the workers meet.
+    pub store: Store,
+    /// What ends the job.
+    pub signals: Signals,
+    /// How often the workers are started again.
+    pub max_restarts: u32,
+    /// The folder of the first generation's logs and error files, if there is one.
+    pub log_folder: Option<Value>,
+    /// The local rank that `--leave-out` leaves to a person.
+    pub left_out: Option<u32>,
+    /// What the launcher would say before it starts anything.
+    pub warnings: Vec<String>,
+    /// The workers of this node, by local rank.
+    pub ranks: Vec<Worker>,
+}
+
+/// Bytes that are most often text: in JSON a string, or `{"bytes": […]}` where they are no UTF-8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text(pub OsString);
+
+/// What may be known only at launch. In JSON a [`Text`], or `{"at_launch": …}` with what it will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Exactly this.
+    Known(OsString),
+    /// Not known yet.
+    AtLaunch(Pending),
+}
+
+/// What is known only at launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pending {
+    /// A port that is free then.
+    FreePort,
+    /// A run id that is made up then.
+    RunId,
+    /// The mark of the job.
+    Mark,
+    /// A path in a folder with a random name, as a shell pattern.
+    Path(PathBuf),
+}
+
+/// Where the workers meet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Store {
+    /// `MASTER_ADDR`.
+    pub host: String,
+    /// `MASTER_PORT`.
+    pub port: Value,
+    /// `agent`, or `rank 0` where the workers open their own.
+    pub opened_by: &'static str,
+    /// The rendezvous endpoint, where that is another one.
+    pub endpoint: Option<Endpoint>,
+}
+
+/// Where agents meet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Endpoint {
+    /// Its host.
+    pub host: String,
+    /// Its port.
+    pub port: Value,
+}
+
+/// What ends the job, and how.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Signals {
+    /// These stop the job: the workers get the same one.
+    pub stop: Vec<&'static str>,
+    /// These go on to the workers, and nothing else happens.
+    pub forward: Vec<&'static str>,
+    /// From a stop to SIGKILL.
+    pub grace_seconds: f64,
+    /// A worker that sits in the kernel for longer has failed.
+    pub stuck_seconds: Option<f64>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Worker {
+    /// Its index in the job.
+    pub rank: u32,
+    /// Its index on the node.
+    pub local_rank: u32,
+    /// What it computes on.
+    pub device: String,
+    /// The file that is executed.
+    pub program: Text,
+    /// Its arguments, the name first.
+    pub argv: Vec<Text>,
+    /// `launcher` where it reads what the launcher reads, `terminal` where a person starts it, else `nothing`.
+    pub stdin: &'static str,
+    /// Where its standard output goes.
+    pub stdout: Stream,
+    /// Where its standard error goes.
+    pub stderr: Stream,
+    /// Where it writes what it died of.
+    pub error_file: Option<Value>,
+    /// The variables that the launcher sets or changes.
+    pub variables: Vec<Variable>,
+    /// The whole environment.
+    pub environment: Vec<Entry>,
+}
+
+/// Where a stream goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "to", rename_all = "snake_case")]
+pub enum Stream {
+    /// The worker has the launcher's own.
+    Launcher,
+    /// The worker has that of the person who starts it.
+    Terminal,
+    /// Only to this file.
+    File {
+        /// Which one.
+        file: Value,
+    },
+    /// Through the launcher, which keeps lines whole.
+    Console {
+        /// What each line begins with.
+        prefix: Option<String>,
+        /// A copy.
+        file: Option<Value>,
+    },
+}
+
+/// A variable that the launcher sets or changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value for this worker.
+    pub value: Value,
+    /// Where the value was said.
+    pub source: Source,
+    /// The value in the launcher's own environment, where that is another one.
+    pub was: Option<Text>,
+}
+
+/// One variable of an environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Its name.
+    pub name: Text,
+    /// Its value.
+    pub value: Value,
+}
+
+/// Says what would be launched; `handled` is what the launcher would make of the signals here.
+///
+/// # Errors
+/// An argument or variable that no program can be given, as at launch.
+pub fn explain(
+    question: &Explain,
+    facts: &Facts,
+    handled: &HandledSignals,
+) -> Result<Explanation, LaunchError> {
+    let spec = &question.launch.spec;
+    let sources = Sources { spec, origins: &question.origins, facts };
+    let run_id = spec.rendezvous.run_id();
+    let known_run_id = (question.run_id == RunIdLife::Fixed).then_some(run_id);
+    let plan = Plan {
+        spec,
+        facts,
+        sources: &sources,
+        round: round_of(spec),
+        attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
+        run_id: question.run_id,
+    };
+    let ranks =
+        placement::assign(spec.workers).iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
+    Ok(Explanation {
+        version: VERSION,
+        name: match spec.persona {
+            Persona::Rankrun => "rankrun",
+            Persona::Torchrun => "torchrun",
+        },
+        working_folder: Text(facts.working_folder().into_os_string()),
+        settings: sources.settings(question.run_id),
+        run_id: plan.value(RUN_ID, OsStr::new(&run_id.0)),
+        store: store_of(&spec.rendezvous),
+        signals: signals_of(spec, handled),
+        max_restarts: spec.max_restarts.0,
+        log_folder: plan.attempt.as_ref().map(|attempt| pattern(attempt.folder())),
+        left_out: spec.left_out.map(|local_rank| local_rank.0),
+        warnings: question.launch.notices.iter().map(ToString::to_string).collect(),
+        ranks,
+    })
+}
+
+/// The answer, in the form that was asked for.
+#[must_use]
+pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Vec<u8> {
+    match question.form {
+        Form::Text => text::render(explanation, style).into_bytes(),
+        Form::Json => json::render(explanation),
+        Form::Script(local_rank) => script::by_hand(explanation, local_rank).render(),
+    }
+}
+
+/// The first generation of a job that does not exist.
+fn round_of(spec: &LaunchSpec) -> Round {
+    let store = spec.rendezvous.store();
+    Round {
+        generation: Generation(0),
+        restart_count: RestartCount(0),
+        master: Master {
+            addr: store.addr.to_owned(),
+            port: store.port,
+            agent_store: store.host == StoreHost::Agent,
+        },
+        job: JobId(String::new()),
+    }
+}
+
+fn store_of(rendezvous: &RendezvousSpec) -> Store {
+    let store = rendezvous.store();
+    Store {
+        host: store.addr.to_owned(),
+        port: port(store.port),
+        opened_by: match store.host {
+            StoreHost::Agent => "agent",
+            StoreHost::Worker => "rank 0",
+        },
+        endpoint: match rendezvous {
+            RendezvousSpec::C10d { host, port: number, .. } => {
+                Some(Endpoint { host: host.clone(), port: port(*number) })
+            }
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::Static { .. } => None,
+        },
+    }
+}
+
+fn port(number: u16) -> Value {
+    match number {
+        0 => Value::AtLaunch(Pending::FreePort),
+        number => Value::Known(number.to_string().into()),
+    }
+}
+
+fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
+    let (stop, forward): (Vec<Signal>, Vec<Signal>) =
+        handled.iter().partition(|signal| handled.stops(*signal as i32));
+    let names = |signals: Vec<Signal>| signals.into_iter().map(Signal::as_str).collect();
+    Signals {
+        stop: names(stop),
+        forward: names(forward),
+        grace_seconds: spec.stop.grace.as_secs_f64(),
+        stuck_seconds: spec.stuck_limit.map(|limit| limit.as_secs_f64()),
+    }
+}
+
+fn pattern(path: &Path) -> Value {
+    Value::AtLaunch(Pending::Path(path.to_owned()))
+}
+
+/// The launch that would be.
+struct Plan<'a> {
+    spec: &'a LaunchSpec,
+    facts: &'a Facts,
+    sources: &'a Sources<'a>,
+    round: Round,
+    attempt: Option<Attempt>,
+    run_id: RunIdLife,
+}
+
+impl Plan<'_> {
+    fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
+        let Placement { rank, local_rank, device } = *seat;
+        let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
+        let inherited = self.facts.environment();
+        let command = command::build(self.spec, &self.round, seat, inherited, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
+        let variables = command::variables(self.spec, &self.round, seat, error_file.as_deref());
+        let (persona, role) = (self.spec.persona, &*self.spec.role);
+        let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
+        let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
+        let routes = routes(&self.spec.logs, speaker, folder.as_deref());
+        let by_hand = self.spec.left_out == Some(local_rank);
+        Ok(Worker {
+            rank: rank.0,
+            local_rank: local_rank.0,
+            device: device.to_string(),
+            program: text(command.path.as_bytes()),
+            argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),
+            stdin: match self.spec.stdin {
+                _ if by_hand => "terminal",
+                StdinPolicy::Only(reader) if reader != local_rank => "nothing",
+                StdinPolicy::None => "nothing",
+                StdinPolicy::All | StdinPolicy::Only(_) => "launcher",
+            },
+            stdout: if by_hand { Stream::Terminal } else { self.stream(&routes.stdout) },
+            stderr: if by_hand { Stream::Terminal } else { self.stream(&routes.stderr) },
+            error_file: error_file.as_deref().map(pattern),
+            variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
+            environment: self.environment(&command, variables.len()),
+        })
+    }
+
+    fn variable(&self, name: &'static str, value: &OsStr) -> Variable {
+        let was = self.facts.variable(name).filter(|was| *was != value);
+        Variable {
+            name,
+            value: self.value(name, value),
+            source: self.sources.of_variable(name),
+            was: was.map(|was| Text(was.to_owned())),
+        }
+    }
+
+    /// The last `ours` variables are the launcher's, the others are inherited as they stand.
+    fn environment(&self, command: &Command, ours: usize) -> Vec<Entry> {
+        let inherited = command.envp.len().saturating_sub(ours);
+        let entry = |(at, entry): (usize, &std::ffi::CString)| {
+            let (name, value) = split(entry.as_bytes());
+            let value = match name.to_str() {
+                Some(name) if at >= inherited => self.value(name, value),
+                _ => Value::Known(value.to_owned()),
+            };
+            Entry { name: Text(name.to_owned()), value }
+        };
+        command.envp.iter().enumerate().map(entry).collect()
+    }
+
+    /// The value of a variable that the launcher sets.
+    fn value(&self, name: &str, value: &OsStr) -> Value {
+        match name {
+            MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
+            RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
+            JOB => Value::AtLaunch(Pending::Mark),
+            ERROR_FILE if !value.is_empty() => pattern(Path::new(value)),
+            _ => Value::Known(value.to_owned()),
+        }
+    }
+
+    fn stream(&self, route: &Route) -> Stream {
+        match route {
+            Route::Inherit => Stream::Launcher,
+            Route::File(path) => Stream::File { file: self.file(path) },
+            Route::Capture { file, prefix } => {
+                Stream::Console { prefix: prefix.clone(), file: file.as_deref().map(|path| self.file(path)) }
+            }
+        }
+    }
+
+    fn file(&self, path: &Path) -> Value {
+        match &self.attempt {
+            Some(attempt) if path.starts_with(attempt.folder()) => pattern(path),
+            _ => Value::Known(path.as_os_str().to_owned()),
+        }
+    }
+}
+
+/// `NAME=value` at its first `=`; a name may begin with one.
+pub(crate) fn split(entry: &[u8]) -> (&OsStr, &OsStr) {
+    let at = entry.iter().skip(1).position(|byte| *byte == b'=').map_or(entry.len(), |at| at + 1);
+    let value = entry.get(at + 1..).unwrap_or_default();
+    (OsStr::from_bytes(&entry[..at]), OsStr::from_bytes(value))
+}
+
+fn text(bytes: &[u8]) -> Text {
+    Text(OsStr::from_bytes(bytes).to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! One worker as a shell script, to be run by hand. Pure.
+//!
+//! `exec env -i NAME=value … PROGRAM args…`, after `cd`: the worker gets exactly the environment of a launch,
+//! whatever the shell at hand has, and shells have no say in it (`export UID=0` is an error in some). Only what
+//! describes the terminal is taken from there. Words that are given to the script stand before the command, as in
+//! `sh r1.sh gdb --args`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rankrun_contract::env::{ERROR_FILE, JOB};
+use rankrun_contract::rank::LocalRank;
+
+use super::quote::for_shell;
+use super::{Explanation, Pending, Store, Value};
+
+/// What the terminal at hand knows better.
+const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
+
+/// A worker as a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// What a reader should know, a line each.
+    pub comment: Vec<String>,
+    /// Where it starts; empty where that has no name.
+    pub folder: OsString,
+    /// Its environment, in order.
+    pub environment: Vec<(OsString, Word)>,
+    /// What stands before everything, also before the words that are given to the script.
+    pub wrapper: Vec<OsString>,
+    /// What is run.
+    pub command: Vec<OsString>,
+}
+
+/// The value of a variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// This one.
+    Exactly(OsString),
+    /// That of the variable of the same name, which must be set; what it is.
+    Demanded(&'static str),
+    /// That of the variable of the same name, else this.
+    Asked(&'static str),
+}
+
+/// The script for one of the workers that would be launched.
+#[must_use]
+pub fn by_hand(explanation: &Explanation, local_rank: LocalRank) -> Script {
+    let worker = explanation.ranks.get(local_rank.index());
+    let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
+    let environment = entries.iter().map(|entry| (entry.name.0.clone(), word(&entry.name.0, &entry.value)));
+    let mut command: Vec<OsString> = Vec::new();
+    if let Some(worker) = worker {
+        command.push(worker.program.0.clone());
+        command.extend(worker.argv.iter().skip(1).map(|argument| argument.0.clone()));
+    }
+    Script {
+        comment: comment(explanation, local_rank),
+        folder: explanation.working_folder.0.clone(),
+        environment: environment.collect(),
+        wrapper: Vec::new(),
+        command,
+    }
+}
+
+fn word(name: &OsStr, value: &Value) -> Word {
+    match value {
+        Value::Known(text) => Word::Exactly(text.clone()),
+        Value::AtLaunch(Pending::FreePort) => {
+            Word::Demanded("the port of the store, which a launch chooses; `--master-port` fixes it")
+        }
+        Value::AtLaunch(Pending::RunId) => {
+            Word::Demanded("the run id, which a launch makes up; `--rdzv-id` fixes it")
+        }
+        // Nobody but the launcher looks for the mark, and a worker can do without the file.
+        Value::AtLaunch(Pending::Mark | Pending::Path(_)) if name == JOB => Word::Asked("by-hand"),
+        Value::AtLaunch(Pending::Mark | Pending::Path(_)) => Word::Asked(""),
+    }
+}
+
+fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
+    let Store { host, port, opened_by, .. } = &explanation.store;
+    let place = match port {
+        Value::Known(port) => format!("{host}:{}", port.to_string_lossy()),
+        Value::AtLaunch(_) => format!("{host}:$MASTER_PORT"),
+    };
+    vec![
+        format!(
+            "Runs local rank {local_rank} of {} as {} would start it.",
+            explanation.ranks.len(),
+            explanation.name
+        ),
+        format!("It expects the store at {place}, opened by {opened_by} of the job."),
+        "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
+        "It holds the whole environment of the launch: mind who reads it.".to_owned(),
+        format!("{ERROR_FILE} and {JOB} may be set, to those of a running job."),
+    ]
+}
+
+impl Script {
+    /// The script's bytes, for any POSIX shell.
+    #[must_use]
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = b"#!/bin/sh\n".to_vec();
+        for line in &self.comment {
+            text.extend_from_slice(format!("# {}\n", line.replace(char::is_control, " ")).as_bytes());
+        }
+        text.push(b'\n');
+        for (name, value) in &self.environment {
+            if let Word::Demanded(what) = value {
+                demand(&mut text, &name.to_string_lossy(), what);
+            }
+        }
+        if !self.folder.is_empty() {
+            text.extend_from_slice(b"cd ");
+            text.extend_from_slice(&for_shell(&self.folder));
+            text.extend_from_slice(b" || exit 1\n");
+        }
+        text.extend_from_slice(b"exec env -i");
+        for (at, (name, value)) in self.environment.iter().enumerate() {
+            // Of two equal names a program sees the first, and `env` would keep the last.
+            let is_first = !self.environment[..at].iter().any(|(earlier, _)| earlier == name);
+            if is_first && !OF_THE_TERMINAL.iter().any(|own| name == own) {
+                push_line(&mut text, &assignment(name, value));
+            }
+        }
+        for name in OF_THE_TERMINAL {
+            push_line(&mut text, format!("${{{name}+\"{name}=${name}\"}}").as_bytes());
+        }
+        if !self.wrapper.is_empty() {
+            push_line(&mut text, &words(&self.wrapper));
+        }
+        push_line(&mut text, b"\"$@\"");
+        push_line(&mut text, &words(&self.command));
+        text.push(b'\n');
+        text
+    }
+}
+
+/// Ends the script early where a variable is missing.
+fn demand(text: &mut Vec<u8>, name: &str, what: &str) {
+    let message = for_shell(OsStr::new(&format!("error: `{name}` is not set: {what}")));
+    text.extend_from_slice(format!("if [ -z \"${{{name}-}}\" ]; then\n    echo ").as_bytes());
+    text.extend_from_slice(&message);
+    text.extend_from_slice(b" >&2\n    exit 2\nfi\n");
+}
+
+fn push_line(text: &mut Vec<u8>, line: &[u8]) {
+    text.extend_from_slice(b" \\\n    ");
+    text.extend_from_slice(line);
+}
+
+/// One operand of `env`.
+fn assignment(name: &OsStr, value: &Word) -> Vec<u8> {
+    let shown = name.to_string_lossy();
+    match value {
+        Word::Exactly(value) => {
+            for_shell(&OsString::from_vec([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        }
+        Word::Demanded(_) => format!("\"{shown}=${shown}\"").into_bytes(),
+        Word::Asked(default) => format!("\"{shown}=${{{shown}-{default}}}\"").into_bytes(),
+    }
+}
+
+/// A program whose path has a `=` in it would be a variable to `env`.
+fn words(words: &[OsString]) -> Vec<u8> {
+    let is_variable = words.first().is_some_and(|program| program.as_bytes().contains(&b'='));
+    let shell: &[&str] = if is_variable { &["/bin/sh", "-c", "exec \"$@\"", "sh"] } else { &[] };
+    let all = shell.iter().map(OsStr::new).chain(words.iter().map(OsString::as_os_str));
+    all.map(for_shell).collect::<Vec<_>>().join(&b' ')
+}
+
+#[cfg(test)]
+mod tests;

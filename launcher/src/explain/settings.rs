@@ -1,0 +1,296 @@
+//! What was decided, and where it was said: the command line, a variable, or nowhere. Pure.
+//!
+//! The launch resolves its settings in `cli`; here stands only which options and variables say a thing, so that
+//! its origin can be looked up. That both agree is tested.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use rankrun_contract::env::{
+    ERROR_FILE, GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS, ROLE_NAME,
+    ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
+};
+
+use super::{Pending, Value, port};
+use crate::cli::{Origin, Origins, RunIdLife};
+use crate::facts::Facts;
+use crate::spec::{
+    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
+};
+
+/// One thing that was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// What is decided: the option that says it, without dashes, else a word of ours.
+    pub name: &'static str,
+    /// The value that counts; `null` for none.
+    pub value: Option<Value>,
+    /// Where it was said.
+    pub source: Source,
+}
+
+/// Where a value was said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Source {
+    /// By this option of the command line.
+    Option {
+        /// With its dashes.
+        name: String,
+    },
+    /// By this variable.
+    Variable {
+        /// Its name.
+        name: String,
+    },
+    /// Nowhere.
+    Default,
+    /// It is the launcher's business: who sits where, which job this is.
+    Launcher,
+}
+
+impl From<Origin> for Source {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Option(name) => Self::Option { name: format!("--{name}") },
+            Origin::Variable(name) => Self::Variable { name },
+        }
+    }
+}
+
+/// Who can be asked for a value's origin.
+pub(super) struct Sources<'a> {
+    pub(super) spec: &'a LaunchSpec,
+    pub(super) origins: &'a Origins,
+    pub(super) facts: &'a Facts,
+}
+
+const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+
+fn setting(name: &'static str, value: Option<String>, source: Source) -> Setting {
+    Setting { name, value: value.map(|value| Value::Known(value.into())), source }
+}
+
+impl Sources<'_> {
+    /// The one of these options that was said, else the first of these variables that is set and not empty.
+    fn said(&self, options: &[&str], variables: &[&str]) -> Source {
+        if let Some(origin) = self.origins.of_setting(options) {
+            return origin.into();
+        }
+        let set = variables.iter().find(|name| self.facts.filled_variable(name).is_some());
+        set.map_or(Source::Default, |name| Source::Variable { name: (*name).to_owned() })
+    }
+
+    /// Where the value of a variable that the launcher sets was said.
+    pub(super) fn of_variable(&self, name: &str) -> Source {
+        match name {
+            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.said(&["nproc-per-node"], &[]),
+            GROUP_WORLD_SIZE => self.said(&["nnodes"], &[]),
+            ROLE_NAME => self.said(&["role"], &[]),
+            MASTER_ADDR => self.address(),
+            MASTER_PORT => self.port(),
+            MAX_RESTARTS => self.said(&["max-restarts"], &[]),
+            RUN_ID => self.said(&["rdzv-id"], &[]),
+            USE_AGENT_STORE => self.store_host(),
+            ERROR_FILE => self.log_dir(),
+            SIGNALS_TO_HANDLE => self.said(&["signals-to-handle"], &[]),
+            "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES" => self.said(&["virtual-local-rank"], &[]),
+            "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => Source::Default,
+            _ => Source::Launcher,
+        }
+    }
+
+    fn address(&self) -> Source {
+        match &self.spec.rendezvous {
+            RendezvousSpec::Static { .. } => self.of_static("master-addr"),
+            RendezvousSpec::Standalone { local_addr: None, .. }
+            | RendezvousSpec::C10d { local_addr: None, .. } => Source::Default,
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
+                self.said(&["local-addr"], &[])
+            }
+        }
+    }
+
+    fn port(&self) -> Source {
+        match &self.spec.rendezvous {
+            RendezvousSpec::Static { .. } => self.of_static("master-port"),
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => Source::Default,
+        }
+    }
+
+    /// An endpoint says both parts of a static rendezvous.
+    fn of_static(&self, part: &str) -> Source {
+        match self.origins.of_setting(&["rdzv-endpoint"]) {
+            Some(endpoint) => endpoint.into(),
+            None => self.said(&[part], &[]),
+        }
+    }
+
+    fn store_host(&self) -> Source {
+        match self.spec.rendezvous.store().host {
+            StoreHost::Agent => Source::Default,
+            StoreHost::Worker => self.said(&[], &[WORKER_STORE]),
+        }
+    }
+
+    fn log_dir(&self) -> Source {
+        match &self.spec.logs.dir {
+            LogDir::At(_) | LogDir::Off => self.said(&["log-dir"], &[]),
+            LogDir::Temporary(parent) => {
+                let names = |name: &&str| self.facts.filled_variable(name).map(Path::new) == Some(parent);
+                let variable = ["TMPDIR", "TEMP", "TMP"].into_iter().find(names);
+                variable.map_or(Source::Default, |name| Source::Variable { name: name.to_owned() })
+            }
+        }
+    }
+
+    /// Everything that is worth a line, also where nobody said it.
+    pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<Setting> {
+        let spec = self.spec;
+        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let run_id = match run_id {
+            RunIdLife::Fixed => option("rdzv-id", Some(spec.rendezvous.run_id().0.clone())),
+            RunIdLife::Fresh => Setting {
+                name: "rdzv-id",
+                value: Some(Value::AtLaunch(Pending::RunId)),
+                source: Source::Default,
+            },
+        };
+        let mut settings = vec![
+            option("nproc-per-node", Some(spec.workers.to_string())),
+            option("max-restarts", Some(spec.max_restarts.to_string())),
+            option("role", Some(spec.role.clone())),
+            run_id,
+        ];
+        settings.extend(self.of_the_store());
+        settings.extend(self.of_the_logs());
+        settings.extend(self.of_the_end());
+        settings.extend([
+            option("stdin", Some(stdin(spec.stdin))),
+            option("virtual-local-rank", Some(yes_or_no(spec.virtual_devices.is_some()))),
+            option("leave-out", spec.left_out.map(|local_rank| local_rank.to_string())),
+        ]);
+        settings.extend(self.parent_error_file());
+        settings.extend(self.python());
+        settings
+    }
+
+    fn of_the_store(&self) -> [Setting; 4] {
+        let (kind, said) = match &self.spec.rendezvous {
+            RendezvousSpec::Standalone { .. } => ("standalone", self.said(&["standalone"], &[])),
+            RendezvousSpec::C10d { .. } => ("c10d", self.said(&["rdzv-backend"], &[])),
+            RendezvousSpec::Static { .. } => ("static", self.of_static("master-port")),
+        };
+        let store = self.spec.rendezvous.store();
+        let opened_by = match store.host {
+            StoreHost::Agent => "agent",
+            StoreHost::Worker => "rank 0",
+        };
+        [
+            setting("rendezvous", Some(kind.to_owned()), said),
+            setting("master-addr", Some(store.addr.to_owned()), self.address()),
+            Setting { name: "master-port", value: Some(port(store.port)), source: self.port() },
+            setting("store", Some(opened_by.to_owned()), self.store_host()),
+        ]
+    }
+
+    fn of_the_logs(&self) -> Vec<Setting> {
+        let logs = &self.spec.logs;
+        let dir = match &logs.dir {
+            LogDir::Temporary(path) | LogDir::At(path) => path.display().to_string(),
+            LogDir::Off => "/dev/null".to_owned(),
+        };
+        let console = logs.console.as_ref().map(|ranks| {
+            let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+            ranks.join(",")
+        });
+        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let mut settings = vec![
+            setting("log-dir", Some(dir), self.log_dir()),
+            option("redirects", Some(streams(&logs.redirects))),
+            option("tee", Some(streams(&logs.tee))),
+            option("local-ranks-filter", console),
+            setting("log-line-prefix-template", logs.prefix.clone(), self.prefix()),
+        ];
+        for (name, texts) in [
+            ("duplicate-stdout-filters", &logs.duplicates.stdout),
+            ("duplicate-stderr-filters", &logs.duplicates.stderr),
+        ] {
+            settings.push(option(name, (!texts.is_empty()).then(|| texts.join(","))));
+        }
+        settings
+    }
+
+    fn prefix(&self) -> Source {
+        match &self.spec.logs.prefix {
+            None => Source::Default,
+            Some(_) => self.said(&["log-line-prefix-template"], &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"]),
+        }
+    }
+
+    fn of_the_end(&self) -> [Setting; 4] {
+        let spec = self.spec;
+        let grace = spec.stop.grace.as_secs_f64().to_string();
+        let events = match spec.events {
+            EventLog::Off => "null",
+            EventLog::Console => "console",
+        };
+        let stuck = match spec.stuck_limit {
+            Some(_) => Source::Variable { name: STUCK_LIMIT.to_owned() },
+            None => Source::Default,
+        };
+        let limit = spec.stuck_limit.map(|limit| limit.as_secs_f64().to_string());
+        let of_grace = self.said(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
+        let option = |name, value| setting(name, Some(value), self.said(&[name], &[]));
+        [
+            setting("grace", Some(grace), of_grace),
+            setting("stuck-limit", limit, stuck),
+            option("signals-to-handle", spec.signals.text.clone()),
+            option("event-log-handler", events.to_owned()),
+        ]
+    }
+
+    fn parent_error_file(&self) -> Option<Setting> {
+        let path = self.spec.parent_error_file.as_ref()?;
+        let source = Source::Variable { name: ERROR_FILE.to_owned() };
+        Some(setting("own-error-file", Some(path.display().to_string()), source))
+    }
+
+    fn python(&self) -> Option<Setting> {
+        let python = match &self.spec.entrypoint {
+            Entrypoint::Script { python, .. }
+            | Entrypoint::Module { python, .. }
+            | Entrypoint::RunPath { python, .. } => python,
+            Entrypoint::Program { .. } => return None,
+        };
+        let value = Some(python.display().to_string());
+        Some(setting("python", value, self.said(&[], &["PYTHON_EXEC"])))
+    }
+}
+
+fn yes_or_no(yes: bool) -> String {
+    if yes { "yes" } else { "no" }.to_owned()
+}
+
+fn stdin(policy: StdinPolicy) -> String {
+    match policy {
+        StdinPolicy::All => "all".to_owned(),
+        StdinPolicy::Only(local_rank) => local_rank.to_string(),
+        StdinPolicy::None => "none".to_owned(),
+    }
+}
+
+/// As the option is written.
+fn streams(map: &StreamMap) -> String {
+    let bits = |streams: &Streams| u8::from(streams.stdout) + 2 * u8::from(streams.stderr);
+    match map {
+        StreamMap::All(streams) => bits(streams).to_string(),
+        StreamMap::Ranks(ranks) => {
+            let items: Vec<String> =
+                ranks.iter().map(|(rank, streams)| format!("{rank}:{}", bits(streams))).collect();
+            items.join(",")
+        }
+    }
+}

@@ -1,0 +1,263 @@
+use std::time::Duration;
+
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, RunId};
+
+use super::*;
+use crate::cli::{Command as Answer, Notice, interpret};
+use crate::facts::fake::FakeWorld;
+use crate::spec::SignalSpec;
+
+fn question(line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
+    let world =
+        FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/tool");
+    let mut environment = environment.to_vec();
+    environment.push(("PATH", "/usr/bin"));
+    let facts = world.facts(&environment);
+    let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+    match interpret(&argv, &facts) {
+        Ok(Answer::Explain(question)) => (*question, facts),
+        other => panic!("`{line}`: {other:?}"),
+    }
+}
+
+fn of(question: &Explain, facts: &Facts) -> Explanation {
+    let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Torchrun);
+    explain(question, facts, &handled).unwrap()
+}
+
+fn explained(line: &str, environment: &[(&str, &str)]) -> Explanation {
+    let (question, facts) = question(line, environment);
+    of(&question, &facts)
+}
+
+/// A variable of the first worker.
+fn variable(explanation: &Explanation, name: &str) -> Variable {
+    explanation.ranks[0].variables.iter().find(|variable| variable.name == name).unwrap().clone()
+}
+
+fn known(text: &str) -> Value {
+    Value::Known(text.into())
+}
+
+fn option(name: &str) -> Source {
+    Source::Option { name: name.to_owned() }
+}
+
+fn by_variable(name: &str) -> Source {
+    Source::Variable { name: name.to_owned() }
+}
+
+#[test]
+fn each_value_has_its_source() {
+    let environment = [("PET_ROLE", "actor"), ("RANK", "9"), ("TMPDIR", "/tmp")];
+    let line = "rankrun explain --nproc-per-node 2 --max-restarts 3 --master-port 29511 x.py";
+    let explanation = explained(line, &environment);
+    for (name, value, source) in [
+        ("RANK", "0", Source::Launcher),
+        ("WORLD_SIZE", "2", option("--nproc-per-node")),
+        ("ROLE_NAME", "actor", by_variable("PET_ROLE")),
+        ("TORCHELASTIC_MAX_RESTARTS", "3", option("--max-restarts")),
+        ("MASTER_ADDR", "127.0.0.1", Source::Default),
+        ("MASTER_PORT", "29511", option("--master-port")),
+        ("TORCHELASTIC_RUN_ID", "none", Source::Default),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True", Source::Default),
+        ("OMP_NUM_THREADS", "1", Source::Default),
+    ] {
+        let found = variable(&explanation, name);
+        assert_eq!((found.value, found.source), (known(value), source), "{name}");
+    }
+    assert_eq!(variable(&explanation, "RANK").was, Some(Text("9".into())));
+    assert_eq!(variable(&explanation, "TORCHELASTIC_ERROR_FILE").source, by_variable("TMPDIR"));
+    assert_eq!(variable(&explanation, "WORLD_SIZE").was, None);
+}
+
+/// A table of ours says who decides; here the launch itself is asked.
+#[test]
+fn the_sources_are_those_that_decide() {
+    for (name, words, environment, value, source) in [
+        ("grace", "--grace 1.5", None, "1.5", option("--grace")),
+        ("grace", "--grace 1 --shutdown-timeout 2", None, "2", option("--shutdown-timeout")),
+        ("grace", "", Some(("RANKRUN_GRACE", "3")), "3", by_variable("RANKRUN_GRACE")),
+        ("grace", "", Some(("PET_SHUTDOWN_TIMEOUT", "4")), "4", by_variable("PET_SHUTDOWN_TIMEOUT")),
+        (
+            "grace",
+            "",
+            Some(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")),
+            "5",
+            by_variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        ),
+        ("grace", "", None, "30", Source::Default),
+        (
+            "store",
+            "",
+            Some(("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")),
+            "rank 0",
+            by_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+        ),
+        ("store", "", Some(("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")), "agent", Source::Default),
+        ("log-dir", "--log-dir logs", None, "/job/logs", option("--log-dir")),
+        ("log-dir", "--log-dir=", None, "/tmp", Source::Default),
+        ("log-dir", "", Some(("TMP", "/tmp")), "/tmp", by_variable("TMP")),
+        ("master-addr", "--local-addr h", None, "h", option("--local-addr")),
+        ("master-addr", "--local-addr=", None, "127.0.0.1", Source::Default),
+        ("master-addr", "--master-addr h", None, "127.0.0.1", Source::Default),
+        ("master-addr", "--master-addr h --master-port 1", None, "h", option("--master-addr")),
+        ("tee", "-t 0:3", None, "0:3", option("--tee")),
+        ("stdin", "", Some(("RANKRUN_STDIN", "none")), "none", by_variable("RANKRUN_STDIN")),
+        (
+            "python",
+            "",
+            Some(("PYTHON_EXEC", "/usr/bin/python3")),
+            "/usr/bin/python3",
+            by_variable("PYTHON_EXEC"),
+        ),
+        ("python", "", None, "/usr/bin/python3", Source::Default),
+        ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
+    ] {
+        let line = format!("rankrun explain {words} x.py").replace("  ", " ");
+        let environment: Vec<_> = environment.into_iter().collect();
+        let explanation = explained(&line, &environment);
+        let setting = explanation.settings.iter().find(|setting| setting.name == name).unwrap();
+        assert_eq!(
+            (&setting.value, &setting.source),
+            (&Some(known(value)), &source),
+            "{name}: {line} {environment:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_known_only_at_launch_is_said_so() {
+    let (mut question, facts) = question("rankrun explain -r 1 x.py", &[]);
+    question.run_id = RunIdLife::Fresh;
+    let explanation = of(&question, &facts);
+    let pattern = |file: &str| {
+        let folder = PathBuf::from("/tmp/torchelastic_????????/*_????????/attempt_0");
+        Value::AtLaunch(Pending::Path(if file.is_empty() { folder } else { folder.join(file) }))
+    };
+    for (name, value) in [
+        ("MASTER_PORT", Value::AtLaunch(Pending::FreePort)),
+        ("TORCHELASTIC_RUN_ID", Value::AtLaunch(Pending::RunId)),
+        ("RANKRUN_JOB", Value::AtLaunch(Pending::Mark)),
+        ("TORCHELASTIC_ERROR_FILE", pattern("0/error.json")),
+    ] {
+        assert_eq!(variable(&explanation, name).value, value, "{name}");
+        let entry = explanation.ranks[0].environment.iter().find(|entry| entry.name.0 == name);
+        assert_eq!(entry.map(|entry| &entry.value), Some(&value), "{name}");
+    }
+    assert_eq!(explanation.log_folder, Some(pattern("")));
+    assert_eq!(explanation.ranks[0].stdout, Stream::File { file: pattern("0/stdout.log") });
+    assert_eq!(explanation.ranks[0].stderr, Stream::Console { prefix: None, file: None });
+}
+
+#[test]
+fn a_given_run_id_is_in_the_folder_and_no_log_tree_is_none() {
+    let explanation = explained("rankrun explain --rdzv-id a/b --log-dir /l x.py", &[]);
+    let folder = PathBuf::from("/l/a_b_????????/attempt_0");
+    assert_eq!(explanation.log_folder, Some(Value::AtLaunch(Pending::Path(folder))));
+    let explanation = explained("rankrun explain --log-dir /dev/null -r 3 x.py", &[]);
+    assert_eq!(explanation.log_folder, None);
+    assert_eq!(variable(&explanation, "TORCHELASTIC_ERROR_FILE").value, known(""));
+    assert_eq!(explanation.ranks[0].stdout, Stream::File { file: known("/dev/null") });
+}
+
+#[test]
+fn the_environment_is_the_whole_one_in_the_order_of_a_launch() {
+    let explanation = explained("rankrun explain x.py", &[("RANK", "9"), ("A", "1"), ("A", "2")]);
+    let names: Vec<&str> =
+        explanation.ranks[0].environment.iter().map(|entry| entry.name.0.to_str().unwrap()).collect();
+    assert_eq!(names[..4], ["A", "A", "PATH", "LOCAL_RANK"]);
+    assert_eq!(names.iter().filter(|name| **name == "RANK").count(), 1);
+}
+
+#[test]
+fn every_kind_of_rendezvous_is_told() {
+    let (mut question, facts) = question("rankrun explain x.py", &[]);
+    question.launch.spec.rendezvous = RendezvousSpec::C10d {
+        run_id: RunId("7".to_owned()),
+        host: "h".to_owned(),
+        port: 29400,
+        local_addr: None,
+        worker_store: false,
+    };
+    let store = of(&question, &facts).store;
+    assert_eq!(store.port, Value::AtLaunch(Pending::FreePort));
+    assert_eq!(store.endpoint, Some(Endpoint { host: "h".to_owned(), port: known("29400") }));
+}
+
+#[test]
+fn entries_are_split_at_their_first_equals_sign() {
+    for (entry, parts) in
+        [("A=1=2", ("A", "1=2")), ("A=", ("A", "")), ("A", ("A", "")), ("=C:=x", ("=C:", "x"))]
+    {
+        assert_eq!(split(entry.as_bytes()), (OsStr::new(parts.0), OsStr::new(parts.1)));
+    }
+}
+
+#[test]
+fn json_is_one_object_of_this_shape() {
+    let (mut question, facts) = question("rankrun explain --nproc-per-node 2 --stdin 1 tool", &[("B", "1")]);
+    question.launch.spec.stop.grace = Duration::from_millis(1500);
+    question.launch.spec.args = vec![OsStr::from_bytes(b"\xff").to_owned()];
+    question.form = Form::Json;
+    let json: serde_json::Value =
+        serde_json::from_slice(&render(&of(&question, &facts), &question, Style::Plain)).unwrap();
+    assert_eq!(json["version"], 1);
+    assert_eq!(json["name"], "rankrun");
+    assert_eq!(json["working_folder"], "/job");
+    assert_eq!(json["signals"]["grace_seconds"], 1.5);
+    assert_eq!(json["store"]["port"]["at_launch"], "free_port");
+    let worker = &json["ranks"][0];
+    assert_eq!(worker["program"], "/usr/bin/tool");
+    assert_eq!(worker["argv"][0], "tool");
+    assert_eq!(worker["argv"][1]["bytes"], serde_json::json!([255]));
+    assert_eq!((&worker["stdin"], &json["ranks"][1]["stdin"]), (&"nothing".into(), &"launcher".into()));
+    assert_eq!(worker["stdout"], serde_json::json!({"to": "console", "prefix": null, "file": null}));
+    assert_eq!(
+        worker["error_file"]["pattern"].as_str().map(|text| text.ends_with("/0/error.json")),
+        Some(true)
+    );
+    assert_eq!(worker["environment"][0], serde_json::json!({"name": "B", "value": "1"}));
+    let source = serde_json::json!({"kind": "option", "name": "--nproc-per-node"});
+    let world_size = worker["variables"].as_array().unwrap().iter().find(|row| row["name"] == "WORLD_SIZE");
+    assert_eq!(world_size.unwrap()["source"], source);
+}
+
+#[test]
+fn the_text_is_for_people() {
+    let line = "rankrun explain --nproc-per-node 2 --leave-out 1 --master-port 29511 -t 1 x.py";
+    let (mut question, facts) = question(line, &[("ROLE_NAME", "x")]);
+    question.launch.spec.args.push("it's".into());
+    question.launch.notices = vec![Notice::SingleOmpThread];
+    let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
+    assert!(text.contains("\nwarning: Setting OMP_NUM_THREADS "), "{text}");
+    for line in [
+        "rankrun would start 2 workers on this node; nothing was started",
+        "  nproc-per-node            2                              command line",
+        "  store           127.0.0.1, port 29511, opened by agent",
+        "  SIGKILL         30 s after a stop began",
+        "  ROLE_NAME                        default                        default, was x",
+        "  WORLD_SIZE                       2                              --nproc-per-node",
+        "rank 1 (local rank 1, cpu:1, started by hand)",
+        r"  runs        /usr/bin/python3 -u x.py 'it'\''s'",
+        "  stderr      console",
+        "  stderr      the terminal of whoever starts it",
+        "  RANK                     1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");
+    }
+    assert!(!text.contains('\x1b'));
+    let coloured = render(&of(&question, &facts), &question, Style::Coloured);
+    assert!(String::from_utf8(coloured).unwrap().contains("\x1b[1;33mwarning:\x1b[0m"));
+}
+
+#[test]
+fn one_worker_has_everything_in_its_own_part() {
+    let (question, facts) = question("rankrun explain x.py", &[]);
+    let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
+    assert!(text.starts_with("rankrun would start 1 worker on"), "{text}");
+    assert!(!text.contains("every rank"), "{text}");
+    let workers = LocalWorldSize::new(1).unwrap();
+    assert_eq!(question.launch.spec.workers, workers);
+    assert_eq!(question.launch.spec.left_out, None::<LocalRank>);
+}

@@ -1,0 +1,208 @@
+//! The explanation for people. Pure.
+
+use std::fmt::Write as _;
+
+use super::quote::for_people;
+use super::{Explanation, Pending, Source, Stream, Text, Value, Variable, Worker};
+
+/// Whether colours help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Only text.
+    Plain,
+    /// For a terminal.
+    Coloured,
+}
+
+/// Wider values do not push the origins of the others away.
+const WIDEST: usize = 44;
+const BY_HAND: &str = "the terminal of whoever starts it";
+
+/// The whole text, each line ended.
+pub(super) fn render(explanation: &Explanation, style: Style) -> String {
+    let mut page = Page { style, text: String::new() };
+    let count = explanation.ranks.len();
+    let workers = if count == 1 { "1 worker".to_owned() } else { format!("{count} workers") };
+    let name = explanation.name;
+    page.heading(&format!("{name} would start {workers} on this node; nothing was started"));
+    for warning in &explanation.warnings {
+        page.warning(warning);
+    }
+    page.section("settings");
+    page.table(explanation.settings.iter().map(|setting| {
+        let value = setting.value.as_ref().map_or_else(|| "-".to_owned(), shown);
+        [setting.name.to_owned(), value, origin(&setting.source, setting.name)]
+    }));
+    page.section("job");
+    page.table(job(explanation));
+    let common = common_variables(&explanation.ranks);
+    if !common.is_empty() {
+        page.section("every rank has these variables from the launcher");
+        page.table(common.iter().map(|variable| row(variable)));
+    }
+    for worker in &explanation.ranks {
+        let hand = if explanation.left_out == Some(worker.local_rank) { ", started by hand" } else { "" };
+        page.section(&format!(
+            "rank {} (local rank {}, {}{hand})",
+            worker.rank, worker.local_rank, worker.device
+        ));
+        page.table(facts_of(worker));
+        let own = worker.variables.iter().filter(|variable| !common.contains(variable));
+        page.table(own.map(row));
+    }
+    page.text.push_str("\n`?`, `*` and what is in parentheses is only known at launch.\n");
+    page.text
+}
+
+fn job(explanation: &Explanation) -> Vec<[String; 3]> {
+    let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
+    let store = &explanation.store;
+    let signals = &explanation.signals;
+    let mut rows = vec![
+        plain("working folder", for_people(&explanation.working_folder.0)),
+        plain("run id", shown(&explanation.run_id)),
+        plain("store", format!("{}, port {}, opened by {}", store.host, shown(&store.port), store.opened_by)),
+    ];
+    if let Some(endpoint) = &store.endpoint {
+        rows.push(plain("agents meet at", format!("{}, port {}", endpoint.host, shown(&endpoint.port))));
+    }
+    rows.push(plain("stop the job", signals.stop.join(", ")));
+    if !signals.forward.is_empty() {
+        rows.push(plain("go to workers", signals.forward.join(", ")));
+    }
+    rows.push(plain("SIGKILL", format!("{} s after a stop began", signals.grace_seconds)));
+    if let Some(limit) = signals.stuck_seconds {
+        rows.push(plain("stuck", format!("a worker that sits in the kernel for {limit} s has failed")));
+    }
+    rows.push(plain("restarts", explanation.max_restarts.to_string()));
+    let logs = explanation.log_folder.as_ref().map_or_else(|| "none".to_owned(), shown);
+    rows.push(plain("log folder", logs));
+    rows
+}
+
+fn facts_of(worker: &Worker) -> Vec<[String; 3]> {
+    let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
+    let words: Vec<String> = worker.argv.iter().map(|word| for_people(&word.0)).collect();
+    let mut rows = vec![plain("runs", words.join(" "))];
+    if worker.argv.first() != Some(&worker.program) {
+        rows.push(plain("program", for_people(&worker.program.0)));
+    }
+    let stdin = match worker.stdin {
+        "launcher" => "the launcher's",
+        "terminal" => BY_HAND,
+        nothing => nothing,
+    };
+    rows.push(plain("stdin", stdin.to_owned()));
+    rows.push(plain("stdout", stream(&worker.stdout)));
+    rows.push(plain("stderr", stream(&worker.stderr)));
+    let error_file = worker.error_file.as_ref().map_or_else(|| "none".to_owned(), shown);
+    rows.push(plain("error file", error_file));
+    rows
+}
+
+fn stream(stream: &Stream) -> String {
+    let behind = |file: &Option<Value>| {
+        file.as_ref().map_or_else(String::new, |file| format!(", and {}", shown(file)))
+    };
+    match stream {
+        Stream::Launcher => "the launcher's".to_owned(),
+        Stream::Terminal => BY_HAND.to_owned(),
+        Stream::File { file } => shown(file),
+        Stream::Console { prefix: None, file } => format!("console{}", behind(file)),
+        Stream::Console { prefix: Some(prefix), file } => {
+            format!("console behind {}{}", for_people(prefix.as_ref()), behind(file))
+        }
+    }
+}
+
+/// What is the same for all; nothing where there is only one.
+fn common_variables(workers: &[Worker]) -> Vec<&Variable> {
+    let [first, others @ ..] = workers else { return Vec::new() };
+    if others.is_empty() {
+        return Vec::new();
+    }
+    let is_common = |variable: &&Variable| others.iter().all(|other| other.variables.contains(variable));
+    first.variables.iter().filter(is_common).collect()
+}
+
+fn row(variable: &Variable) -> [String; 3] {
+    let mut origin = match &variable.source {
+        Source::Option { name } | Source::Variable { name } => name.clone(),
+        Source::Default => "default".to_owned(),
+        Source::Launcher => String::new(),
+    };
+    if let Some(Text(was)) = &variable.was {
+        let comma = if origin.is_empty() { "" } else { ", " };
+        origin.push_str(&format!("{comma}was {}", for_people(was)));
+    }
+    [variable.name.to_owned(), shown(&variable.value), origin]
+}
+
+fn origin(source: &Source, setting: &str) -> String {
+    match source {
+        Source::Option { name } if name.strip_prefix("--") == Some(setting) => "command line".to_owned(),
+        Source::Option { name } => format!("command line, {name}"),
+        Source::Variable { name } => name.clone(),
+        Source::Default | Source::Launcher => "default".to_owned(),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Known(text) => for_people(text),
+        Value::AtLaunch(Pending::FreePort) => "(free at launch)".to_owned(),
+        Value::AtLaunch(Pending::RunId | Pending::Mark) => "(fresh at launch)".to_owned(),
+        Value::AtLaunch(Pending::Path(pattern)) => match pattern.to_str() {
+            Some(pattern) if !pattern.chars().any(char::is_control) => pattern.to_owned(),
+            _ => for_people(pattern.as_os_str()),
+        },
+    }
+}
+
+struct Page {
+    style: Style,
+    text: String,
+}
+
+impl Page {
+    fn paint(&self, codes: &str, text: &str) -> String {
+        match self.style {
+            Style::Coloured if !text.is_empty() => format!("\x1b[{codes}m{text}\x1b[0m"),
+            Style::Plain | Style::Coloured => text.to_owned(),
+        }
+    }
+
+    fn heading(&mut self, text: &str) {
+        let line = self.paint("1", text);
+        let _ = writeln!(self.text, "{line}");
+    }
+
+    fn section(&mut self, text: &str) {
+        self.text.push('\n');
+        self.heading(text);
+    }
+
+    fn warning(&mut self, text: &str) {
+        let label = self.paint("1;33", "warning:");
+        let _ = writeln!(self.text, "{label} {text}");
+    }
+
+    /// Name, value and origin in three columns.
+    fn table(&mut self, rows: impl IntoIterator<Item = [String; 3]>) {
+        let rows: Vec<[String; 3]> = rows.into_iter().collect();
+        let widest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let (names, values) = (widest(0), widest(1).min(WIDEST));
+        for [name, value, origin] in &rows {
+            let line = format!("  {name:<names$}  {value:<values$}");
+            match origin.as_str() {
+                "" => self.text.push_str(line.trim_end()),
+                origin => {
+                    self.text.push_str(&line);
+                    self.text.push_str("  ");
+                    self.text.push_str(&self.paint("2", origin));
+                }
+            }
+            self.text.push('\n');
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The wrapper of a worker that a person starts: runs it in the person's terminal, reports its end to the agent
+//! that left it out, and passes on what that has to say. The person's shell sees the worker's own exit status.
+#![expect(
+    unsafe_code,
+    reason = "the worker's signal mask and parent-death signal are set between fork and exec"
+)]
+#![expect(clippy::disallowed_methods, reason = "this room starts programs")]
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::exit_code::ExitStatus;
+use crate::process::Exit;
+use crate::process::by_hand::{Received, knock, receive, tell, tell_exit};
+use crate::process::child::{Reaped, wait_for_any};
+use crate::process::signal::{HandledSignals, SignalInbox, block};
+use crate::spec::{Persona, SignalSpec};
+
+/// Why the worker was not run, or its end was not seen.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Nobody waits at the socket.
+    #[error("no launcher waits for this worker")]
+    NobodyWaits {
+        /// The kernel's words.
+        source: io::Error,
+    },
+    /// The launcher is there and does not want it.
+    #[error("the launcher does not wait for this worker: {why}")]
+    Refused {
+        /// In its words.
+        why: String,
+    },
+    /// There is nothing to run.
+    #[error("there is no command to run")]
+    NoCommand,
+    /// The command could not be started.
+    #[error("cannot start `{program}`")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// The kernel's refusal.
+        source: io::Error,
+    },
+    /// The kernel does not let us wait.
+    #[error("cannot wait for the worker")]
+    Wait {
+        /// Its refusal.
+        #[from]
+        source: io::Error,
+    },
+}
+
+impl AttachError {
+    /// One thing to do about it.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NobodyWaits { .. } | Self::Refused { .. } => {
+                Some("each launch with `--leave-out`, and each restart, names a script of its own: run that")
+            }
+            Self::NoCommand => Some("run the script that the launcher named; this is a part of it"),
+            Self::Spawn { .. } => Some("the worker may still be started: run the script again"),
+            Self::Wait { .. } => None,
+        }
+    }
+}
+
+/// Runs the worker until its end; `say` tells the person what the launcher says.
+///
+/// # Errors
+/// The worker did not run.
+pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<ExitStatus, AttachError> {
+    let (program, args) = command.split_first().ok_or(AttachError::NoCommand)?;
+    let agent = knock(socket).map_err(|source| AttachError::NobodyWaits { source })?;
+    match receive(agent.as_fd()) {
+        Received::Record(b'w', _) => {}
+        Received::Record(_, why) => return Err(AttachError::Refused { why }),
+        Received::Nothing | Received::Closed => {
+            return Err(AttachError::Refused { why: "it has just ended".to_owned() });
+        }
+    }
+    let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Rankrun);
+    let mask = block(&handled)?;
+    let inbox = SignalInbox::open(&handled)?;
+    let child = spawn(program, args, mask).map_err(|source| {
+        let program = program.to_string_lossy().into_owned();
+        AttachError::Spawn { program, source }
+    })?;
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap_or_default());
+    tell(&agent, b's', &pid.to_string());
+    let exit = wait(pid, &agent, &inbox, say)?;
+    Ok(match exit {
+        Exit::Code(code) => ExitStatus::Code(u8::try_from(code).unwrap_or(1)),
+        Exit::Signal { number, .. } => ExitStatus::of_signal(number),
+    })
+}
+
+/// In the person's own session and process group, so that the terminal's keys reach it and a debugger can take the
+/// terminal. It dies with the wrapper: an end that nobody reports would be taken for none.
+fn spawn(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> {
+    let wrapper = getpid();
+    let become_worker = move || {
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        if getppid() != wrapper {
+            return Err(Errno::ESRCH.into());
+        }
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?;
+        Ok(())
+    };
+    let mut command = Command::new(program);
+    // SAFETY: only system calls that are async-signal-safe.
+    unsafe { command.args(args).pre_exec(become_worker) }.spawn()
+}
+
+fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> io::Result<Exit> {
+    let mut agent_speaks = true;
+    loop {
+        while let Some(number) = inbox.next()? {
+            // The terminal has sent its own keys' signals to the worker too.
+            if let Ok(signal @ (Signal::SIGTERM | Signal::SIGHUP)) = Signal::try_from(number) {
+                let _ = kill(pid, signal);
+            }
+        }
+        while let Reaped::Child { pid: ended, exit } = wait_for_any() {
+            if ended == pid {
+                tell_exit(agent, exit);
+                return Ok(exit);
+            }
+        }
+        let mut inputs = vec![PollFd::new(inbox.as_fd(), PollFlags::POLLIN)];
+        if agent_speaks {
+            inputs.push(PollFd::new(agent.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut inputs, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if inputs.get(1).and_then(PollFd::any) == Some(true) {
+            match receive(agent.as_fd()) {
+                Received::Record(_, text) => {
+                    say(&text);
+                    agent_speaks = false;
+                }
+                Received::Nothing => {}
+                Received::Closed => {
+                    say("the launcher is gone; this worker is left alone");
+                    agent_speaks = false;
+                }
+            }
+        }
+    }
+}

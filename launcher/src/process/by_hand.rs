@@ -1,0 +1,350 @@
+//! The socket between the agent and the wrapper of the worker that a person starts.
+//!
+//! A socket of records with an abstract name (unix(7)): nothing stays in the file system, and a name of any length
+//! of log folder fits. The agent takes one caller at a time, of its own user. The connection ends with the
+//! wrapper, however that dies, so no end goes unseen.
+//!
+//! ```text
+//! wrapper                          agent
+//!                    ◄──  w  ───   welcome: start it now           or  r TEXT: refused
+//!            ───  s PID  ──►       it was started
+//!            ───  e EXIT  ──►      it has ended: `code N` or `signal N`, with `core` behind it for a core file
+//!                    ◄── x TEXT    nobody waits for it any more
+//! ```
+
+#![expect(unsafe_code, reason = "nix's accept4 returns a bare number")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
+    listen, recv, send, socket,
+};
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::JobId;
+
+use crate::placement::WorkerId;
+use crate::process::Exit;
+
+/// The longest record: a line of text.
+const LONGEST: usize = 1024;
+
+/// What the worker that was left to a person did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// It was started.
+    Started(Pid),
+    /// It has ended.
+    Ended {
+        /// Its pid.
+        pid: Pid,
+        /// How.
+        exit: Exit,
+    },
+}
+
+/// The agent's side.
+#[derive(Debug)]
+pub struct Door {
+    /// Gone where the kernel lets nobody in any more.
+    listener: Option<OwnedFd>,
+    caller: Caller,
+    /// Why nobody is let in any more.
+    closed: Option<String>,
+}
+
+#[derive(Debug)]
+enum Caller {
+    /// Not yet.
+    Nobody,
+    /// A wrapper that has not started its worker yet.
+    Expected(OwnedFd),
+    /// A wrapper whose worker runs.
+    Running(OwnedFd, Pid),
+    /// The worker has run.
+    Done,
+}
+
+/// Where the wrapper of a worker calls: another name for each generation.
+#[must_use]
+pub fn socket_name(job: &JobId, worker: WorkerId) -> String {
+    format!("rankrun/{job}/{}/{}", worker.generation, worker.local_rank)
+}
+
+impl Door {
+    /// Waits for a wrapper from now on.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let listener = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        bind(listener.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+        listen(&listener, Backlog::new(4)?)?;
+        let listener = Some(listener);
+        Ok(Self { listener, caller: Caller::Nobody, closed: None })
+    }
+
+    /// Readable when [`Self::receive`] has something to do.
+    pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let caller = match &self.caller {
+            Caller::Expected(caller) | Caller::Running(caller, _) => Some(caller.as_fd()),
+            Caller::Nobody | Caller::Done => None,
+        };
+        self.listener.iter().map(AsFd::as_fd).chain(caller)
+    }
+
+    /// Whoever knocks is let in or told why not; what the worker did, in order. Never waits.
+    pub fn receive(&mut self) -> Vec<Reported> {
+        let mut reported = Vec::new();
+        // First, so that who comes after the end of another one is told so.
+        while let Some(report) = self.next_report() {
+            reported.push(report);
+        }
+        while let Some(caller) = self.accept() {
+            self.answer(caller);
+        }
+        reported
+    }
+
+    fn accept(&mut self) -> Option<OwnedFd> {
+        loop {
+            let listener = self.listener.as_ref()?;
+            match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK) {
+                // SAFETY: the kernel has just opened this descriptor for us.
+                Ok(caller) => return Some(unsafe { OwnedFd::from_raw_fd(caller) }),
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                Err(Errno::EAGAIN) => return None,
+                Err(errno) => {
+                    tracing::warn!("nobody can start the worker that is left out any more: {errno}");
+                    self.listener = None;
+                }
+            }
+        }
+    }
+
+    /// Tells whoever is there, now or later, that nobody waits for this worker any more. What it still reports is
+    /// taken in.
+    pub fn release(&mut self, why: &str) {
+        match &self.caller {
+            Caller::Expected(caller) => tell(caller, b'r', why),
+            Caller::Running(caller, _) => tell(caller, b'x', why),
+            Caller::Nobody | Caller::Done => {}
+        }
+        self.closed = Some(why.to_owned());
+    }
+
+    fn answer(&mut self, caller: OwnedFd) {
+        let is_ours = getsockopt(&caller, PeerCredentials).is_ok_and(|peer| {
+            let uid = peer.uid();
+            uid == rustix::process::getuid().as_raw() || uid == 0
+        });
+        let refusal = match (&self.closed, &self.caller) {
+            _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
+            (Some(why), _) => Some(why.clone()),
+            (None, Caller::Nobody) => None,
+            (None, Caller::Expected(_)) => Some("somebody else starts this worker at the moment".to_owned()),
+            (None, Caller::Running(_, pid)) => Some(format!("this worker runs already, as pid {pid}")),
+            (None, Caller::Done) => Some("this worker has run already".to_owned()),
+        };
+        match refusal {
+            Some(why) => tell(&caller, b'r', &why),
+            None => {
+                tell(&caller, b'w', "");
+                self.caller = Caller::Expected(caller);
+            }
+        }
+    }
+
+    fn next_report(&mut self) -> Option<Reported> {
+        match std::mem::replace(&mut self.caller, Caller::Nobody) {
+            Caller::Expected(caller) => match receive(caller.as_fd()) {
+                Received::Record(b's', text) => {
+                    let pid = Pid::from_raw(text.parse().unwrap_or_default());
+                    self.caller = Caller::Running(caller, pid);
+                    Some(Reported::Started(pid))
+                }
+                Received::Nothing => {
+                    self.caller = Caller::Expected(caller);
+                    None
+                }
+                // It could not start its worker: somebody may try again.
+                Received::Record(..) | Received::Closed => None,
+            },
+            Caller::Running(caller, pid) => {
+                let exit = match receive(caller.as_fd()) {
+                    Received::Nothing => {
+                        self.caller = Caller::Running(caller, pid);
+                        return None;
+                    }
+                    Received::Record(b'e', text) => parse_exit(&text).unwrap_or(Exit::Code(1)),
+                    // The wrapper was killed, and its worker was with it.
+                    Received::Record(..) | Received::Closed => {
+                        Exit::Signal { number: libc::SIGKILL, core_dumped: false }
+                    }
+                };
+                self.caller = Caller::Done;
+                Some(Reported::Ended { pid, exit })
+            }
+            caller @ (Caller::Nobody | Caller::Done) => {
+                self.caller = caller;
+                None
+            }
+        }
+    }
+}
+
+/// What a look at the connection gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Received {
+    /// Its kind, and its text.
+    Record(u8, String),
+    /// Nothing at present.
+    Nothing,
+    /// The other side is gone.
+    Closed,
+}
+
+/// The wrapper's side: the agent that waits at `name`.
+///
+/// # Errors
+/// Nobody waits there.
+pub(super) fn knock(name: &str) -> io::Result<OwnedFd> {
+    let agent = new_socket(SockFlag::empty())?;
+    connect(agent.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    Ok(agent)
+}
+
+/// The wrapper's side: how its worker ended.
+pub(super) fn tell_exit(agent: &impl AsFd, exit: Exit) {
+    let text = match exit {
+        Exit::Code(code) => format!("code {code}"),
+        Exit::Signal { number, core_dumped: false } => format!("signal {number}"),
+        Exit::Signal { number, core_dumped: true } => format!("signal {number} core"),
+    };
+    tell(agent, b'e', &text);
+}
+
+fn parse_exit(text: &str) -> Option<Exit> {
+    let words: Vec<&str> = text.split(' ').collect();
+    match words.as_slice() {
+        ["code", code] => Some(Exit::Code(code.parse().ok()?)),
+        ["signal", number] => Some(Exit::Signal { number: number.parse().ok()?, core_dumped: false }),
+        ["signal", number, "core"] => Some(Exit::Signal { number: number.parse().ok()?, core_dumped: true }),
+        _ => None,
+    }
+}
+
+/// The next record, waiting for it where the socket is one that waits.
+pub(super) fn receive(from: BorrowedFd<'_>) -> Received {
+    let mut record = [0; LONGEST];
+    loop {
+        return match recv(from.as_raw_fd(), &mut record, MsgFlags::empty()) {
+            Ok(length @ 1..) => {
+                Received::Record(record[0], String::from_utf8_lossy(&record[1..length]).into_owned())
+            }
+            Err(Errno::EINTR) => continue,
+            Err(Errno::EAGAIN) => Received::Nothing,
+            Ok(_) | Err(_) => Received::Closed,
+        };
+    }
+}
+
+/// One record; a side that is gone is noticed by the next look.
+pub(super) fn tell(to: &impl AsFd, kind: u8, text: &str) {
+    let end = text.floor_char_boundary(LONGEST - 1);
+    let record = [&[kind], &text.as_bytes()[..end]].concat();
+    let _ = send(to.as_fd().as_raw_fd(), &record, MsgFlags::MSG_NOSIGNAL);
+}
+
+fn new_socket(flags: SockFlag) -> io::Result<OwnedFd> {
+    let flags = flags | SockFlag::SOCK_CLOEXEC;
+    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_contract::rank::{Generation, LocalRank};
+
+    /// A door of this test alone.
+    fn door(test: u32) -> (Door, String) {
+        let worker = WorkerId { generation: Generation(test), local_rank: LocalRank(1) };
+        let name = socket_name(&JobId(std::process::id().to_string()), worker);
+        (Door::open(&name).unwrap(), name)
+    }
+
+    /// Knocks, and gives what the agent answered.
+    fn call(door: &mut Door, name: &str) -> (OwnedFd, Received) {
+        let wrapper = knock(name).unwrap();
+        assert_eq!(door.receive(), []);
+        let answer = receive(wrapper.as_fd());
+        (wrapper, answer)
+    }
+
+    const PID: Pid = Pid::from_raw(42);
+
+    #[test]
+    fn a_worker_is_started_and_ends() {
+        let (mut door, name) = door(0);
+        let (wrapper, answer) = call(&mut door, &name);
+        assert_eq!(answer, Received::Record(b'w', String::new()));
+        tell(&wrapper, b's', "42");
+        tell_exit(&wrapper, Exit::Code(3));
+        let ended = Reported::Ended { pid: PID, exit: Exit::Code(3) };
+        assert_eq!(door.receive(), [Reported::Started(PID), ended]);
+        assert!(matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("has run")));
+    }
+
+    #[test]
+    fn a_wrapper_that_is_killed_is_an_end() {
+        let (mut door, name) = door(1);
+        let (wrapper, _) = call(&mut door, &name);
+        tell(&wrapper, b's', "42");
+        assert_eq!(door.receive(), [Reported::Started(PID)]);
+        drop(wrapper);
+        let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        assert_eq!(door.receive(), [Reported::Ended { pid: PID, exit }]);
+        assert_eq!(door.receive(), []);
+    }
+
+    #[test]
+    fn a_start_that_failed_may_be_tried_again() {
+        let (mut door, name) = door(2);
+        let (wrapper, _) = call(&mut door, &name);
+        drop(wrapper);
+        assert_eq!(call(&mut door, &name).1, Received::Record(b'w', String::new()));
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let (mut door, name) = door(3);
+        let (wrapper, _) = call(&mut door, &name);
+        assert!(
+            matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("somebody"))
+        );
+        tell(&wrapper, b's', "42");
+        assert_eq!(door.receive(), [Reported::Started(PID)]);
+        assert!(matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("pid 42")));
+    }
+
+    #[test]
+    fn who_is_released_is_told_and_still_heard() {
+        let (mut door, name) = door(4);
+        let (wrapper, _) = call(&mut door, &name);
+        tell(&wrapper, b's', "42");
+        assert_eq!(door.receive(), [Reported::Started(PID)]);
+        door.release("rank 0 failed");
+        assert_eq!(receive(wrapper.as_fd()), Received::Record(b'x', "rank 0 failed".to_owned()));
+        let exit = Exit::Signal { number: libc::SIGSEGV, core_dumped: true };
+        tell_exit(&wrapper, exit);
+        assert_eq!(door.receive(), [Reported::Ended { pid: PID, exit }]);
+        let refused = Received::Record(b'r', "rank 0 failed".to_owned());
+        assert_eq!(call(&mut door, &name).1, refused);
+        drop(door);
+        assert!(knock(&name).is_err());
+    }
+}

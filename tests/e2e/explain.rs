@@ -1,0 +1,304 @@
+//! `rankrun explain`: it starts nothing, and what it says is what a launch does.
+#![expect(clippy::disallowed_methods, reason = "the scripts that it prints are run by a shell")]
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::{Command, Output};
+
+use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, only_ours};
+use serde_json::Value;
+
+/// A launch whose environment is the same each time, but for the mark of the harness.
+fn launch(scratch: &Scratch, name: Name) -> Launch {
+    Launch::new(name).env("TMPDIR", scratch.folder("tmp", 0o777)).env("HOME", scratch.folder("home", 0o777))
+}
+
+/// The explanation of what `name` would do.
+fn explanation(scratch: &Scratch, own: &[&str], name: Name) -> Launch {
+    let words: &[&str] = if name == Name::Torchrun { &["torchrun"] } else { &[] };
+    launch(scratch, Name::Rankrun).args(["explain"]).args(own.iter().copied()).args(words.iter().copied())
+}
+
+#[track_caller]
+fn json(outcome: &Outcome) -> Value {
+    outcome.exits(0);
+    serde_json::from_slice(outcome.out_bytes()).unwrap_or_else(|error| panic!("no JSON: {error}\n{outcome}"))
+}
+
+fn text_of(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+/// Whether the text is one that the shell pattern describes; of patterns only `*` and `?`.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut letters = text.chars();
+    match pattern.chars().next() {
+        None => text.is_empty(),
+        Some('*') => {
+            let rest = &pattern[1..];
+            text.char_indices().map(|(at, _)| at).chain([text.len()]).any(|at| matches(rest, &text[at..]))
+        }
+        Some(expected) => {
+            let fits = letters.next().is_some_and(|letter| expected == '?' || letter == expected);
+            fits && matches(&pattern[expected.len_utf8()..], letters.as_str())
+        }
+    }
+}
+
+#[test]
+fn it_starts_nothing_and_makes_nothing() {
+    let scratch = Scratch::new();
+    let (logs, touched) = (scratch.at("logs"), scratch.at("touched"));
+    let calls = if cfg!(target_arch = "x86_64") { "mkdir," } else { "" };
+    let calls = format!("{calls}clone,clone3,mkdirat,socket");
+    for form in ["--json", "--script=1", "run"] {
+        let wrapper = fixture("seccomp-exec").into_os_string();
+        let launch = launch(&scratch, Name::Rankrun).under([wrapper, "KILL".into(), calls.clone().into()]);
+        let launch =
+            launch.args(["explain", form, "--nproc-per-node", "2", "--tee", "3", "--log-dir", &logs]);
+        let outcome = launch.worker([format!("touch={touched}")]).run();
+        outcome.exits(0).says("RANKRUN_JOB");
+        assert_eq!(outcome.err(), "", "{outcome}");
+        for folder in ["tmp", "home"] {
+            assert_eq!(fs::read_dir(scratch.at(folder)).expect("it is there").count(), 0, "{folder}");
+        }
+        assert!(!fs::exists(&logs).expect("a plain path"), "the log folder was made");
+        assert!(!fs::exists(&touched).expect("a plain path"), "a worker ran");
+    }
+}
+
+/// Compares each worker's whole environment with the explanation's.
+#[track_caller]
+fn assert_environment(explained: &Value, real: &Outcome, rank: usize) {
+    let prefix = format!("env{rank} ");
+    let mut lines: Vec<String> =
+        real.out_lines().iter().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect();
+    lines.retain(|line| !line.starts_with("RANKRUN_E2E_MARK="));
+    assert!(!lines.is_empty(), "rank {rank} said nothing\n{real}");
+    let entries = explained["ranks"][rank]["environment"].as_array().expect("a list");
+    let entries: Vec<&Value> = entries.iter().filter(|entry| entry["name"] != "RANKRUN_E2E_MARK").collect();
+    assert_eq!(lines.len(), entries.len(), "{lines:#?}\n{entries:#?}");
+    for (line, entry) in lines.iter().zip(entries) {
+        let (name, value) = line.split_once('=').expect("a variable");
+        assert_eq!(entry["name"], name);
+        let explained = &entry["value"];
+        let fits = match (explained["at_launch"].as_str(), text_of(explained)) {
+            (Some("free_port"), _) => value.parse::<u16>().is_ok_and(|port| port > 0),
+            (Some("run_id" | "mark"), _) => value.split('-').map(str::len).eq([8, 4, 4, 4, 12]),
+            (Some("path"), _) => matches(explained["pattern"].as_str().expect("a pattern"), value),
+            (_, text) => text.as_deref() == Some(value),
+        };
+        assert!(fits, "{name} is `{value}`, and was to be {explained}");
+    }
+}
+
+#[test]
+fn its_environment_is_the_workers() {
+    if !only_ours() {
+        return;
+    }
+    let port = free_port().to_string();
+    let scratch = Scratch::new();
+    let logs = scratch.at("logs");
+    for name in [Name::Rankrun, Name::Torchrun] {
+        let lines: [&[&str]; 5] = [
+            &["--nproc-per-node", "2", "--max-restarts", "3", "--role", "it's $a"],
+            &["--nproc-per-node", "1", "--rdzv-id", "7"],
+            &["--master-port", &port, "--nproc-per-node", "2"],
+            &["--log-dir", &logs, "--standalone", "--local-addr", "localhost"],
+            &["--log-dir", "/dev/null", "--nproc-per-node", "2"],
+        ];
+        for line in lines {
+            let with = |launch: Launch| {
+                let launch =
+                    launch.env("RANK", "9").env("PET_ROLE", "of the variable").env("MY_DATA", "a b=c");
+                launch.args(line.iter().copied()).worker(["env"]).run()
+            };
+            let explained = json(&with(explanation(&scratch, &["--json"], name)));
+            let real = with(launch(&scratch, name));
+            real.exits(0);
+            assert_eq!(explained["name"], if name == Name::Torchrun { "torchrun" } else { "rankrun" });
+            let ranks = explained["ranks"].as_array().expect("a list").len();
+            (0..ranks).for_each(|rank| assert_environment(&explained, &real, rank));
+            for warning in explained["warnings"].as_array().expect("a list") {
+                real.complains(warning.as_str().expect("a text"));
+            }
+        }
+    }
+}
+
+/// A shell that prints its own command line, and arguments that are easily spoilt.
+fn awkward() -> Vec<OsString> {
+    let mut line: Vec<OsString> =
+        ["--no-python", "sh", "-c", "cat /proc/$$$$/cmdline; true", "sh"].map(Into::into).into();
+    for argument in
+        ["it's", "a\nb", "$HOME `id`", "$${x}", "rank=${local_rank}", "", "*", "\\", "\"", "größe", "-n"]
+    {
+        line.push(argument.into());
+    }
+    line.push(OsStr::from_bytes(b"\xff\x01\xc3").to_owned());
+    line
+}
+
+#[test]
+fn its_arguments_are_the_workers() {
+    let scratch = Scratch::new();
+    let real = launch(&scratch, Name::Rankrun).args(awkward()).run();
+    real.exits(0);
+    let explained = json(&explanation(&scratch, &["--json"], Name::Rankrun).args(awkward()).run());
+    let mut bytes = Vec::new();
+    for argument in explained["ranks"][0]["argv"].as_array().expect("a list") {
+        match argument["bytes"].as_array() {
+            Some(list) => {
+                bytes.extend(
+                    list.iter().map(|byte| u8::try_from(byte.as_u64().expect("a byte")).expect("a byte")),
+                );
+            }
+            None => bytes.extend_from_slice(argument.as_str().expect("a text").as_bytes()),
+        }
+        bytes.push(0);
+    }
+    assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(real.out_bytes()));
+    assert_eq!(bytes, real.out_bytes());
+}
+
+/// Runs a script with this environment and nothing else.
+#[track_caller]
+fn run(shell: &str, script: &Outcome, environment: &[(&str, &str)]) -> Output {
+    script.exits(0);
+    let scratch = Scratch::new();
+    let path = scratch.at("script");
+    fs::write(&path, script.out_bytes()).expect("the scratch folder is writable");
+    let mut command = Command::new(shell);
+    command.arg(&path).env_clear().env("PATH", "/usr/bin:/bin").envs(environment.iter().copied());
+    command.output().expect("there is a shell")
+}
+
+#[test]
+fn a_script_gives_the_arguments_byte_for_byte() {
+    let scratch = Scratch::new();
+    let port = free_port().to_string();
+    let script = explanation(&scratch, &["--script", "0"], Name::Rankrun);
+    let script = script.args(["--master-port", &port]).args(awkward()).run();
+    let real = launch(&scratch, Name::Rankrun).args(awkward()).run();
+    for shell in ["sh", "bash"] {
+        let output = run(shell, &script, &[("LANG", "C.UTF-8")]);
+        // A script cannot say `argv[0]`: it is the program's path.
+        let argv0 = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0).unwrap_or_default();
+        let (given, expected) = (&output.stdout[argv0(&output.stdout)..], &real.out_bytes()[2..]);
+        assert_eq!(String::from_utf8_lossy(given), String::from_utf8_lossy(expected), "{shell}: {output:?}");
+        assert_eq!(given, expected);
+    }
+}
+
+#[test]
+fn a_script_with_a_port_gives_the_environment_of_a_launch() {
+    let scratch = Scratch::new();
+    let port = free_port().to_string();
+    let with = |launch: Launch| {
+        let line = ["--master-port", &port, "--nproc-per-node", "2", "--log-dir", "/dev/null"];
+        let odd = OsString::from_vec(b"it's\n\xff $x".to_vec());
+        let launch =
+            launch.env("UID", "7").env("BASH_FUNC_f%%", "() { :; }").env("MY_DATA", odd).env("IFS", "x");
+        launch.args(line).worker(["env"]).run()
+    };
+    let real = with(launch(&scratch, Name::Rankrun));
+    let script = with(explanation(&scratch, &["--script", "1"], Name::Rankrun));
+    // Its own environment is nothing to the worker, but for the terminal.
+    let output = run("sh", &script, &[("RANK", "5"), ("MY_OWN", "1"), ("TERM", "xterm")]);
+    let lines = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let foreign = |line: &&str| {
+            let names = ["env0", "env1 RANKRUN_JOB=", "env1 RANKRUN_E2E_MARK="];
+            !names.iter().any(|name| line.starts_with(name))
+        };
+        let mut lines: Vec<String> = text.lines().filter(foreign).map(str::to_owned).collect();
+        lines.sort();
+        // The odd value has two lines, and each of two workers prints both.
+        lines.dedup();
+        lines
+    };
+    assert_eq!(lines(&output.stdout), lines(real.out_bytes()), "{output:?}");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_script_asks_for_what_only_a_launch_knows() {
+    let scratch = Scratch::new();
+    let script = explanation(&scratch, &["--script", "0"], Name::Rankrun).worker(["env"]).run();
+    for (environment, missing) in [(&[][..], "MASTER_PORT"), (&[("MASTER_PORT", "1")], "TORCHELASTIC_RUN_ID")]
+    {
+        let output = run("sh", &script, environment);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.starts_with(&format!("error: `{missing}` is not set: ")), "{said}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+    let output =
+        run("sh", &script, &[("MASTER_PORT", "1"), ("TORCHELASTIC_RUN_ID", "a b"), ("RANKRUN_JOB", "j")]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for line in ["MASTER_PORT=1", "TORCHELASTIC_RUN_ID=a b", "RANKRUN_JOB=j", "TORCHELASTIC_ERROR_FILE="] {
+        assert!(said.lines().any(|found| found == format!("env0 {line}")), "no {line} in {said}");
+    }
+}
+
+#[test]
+fn words_given_to_a_script_stand_before_its_command() {
+    let scratch = Scratch::new();
+    let port = free_port().to_string();
+    let launch = explanation(&scratch, &["--script", "0"], Name::Rankrun).args(["--master-port", &port]);
+    let script = launch.args(["--no-python", "echo", "the worker"]).run();
+    let path = scratch.at("script");
+    fs::write(&path, script.out_bytes()).expect("the scratch folder is writable");
+    let output = Command::new("sh").args([&path, "echo", "a  b"]).output().expect("there is a shell");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.starts_with("a  b ") && said.ends_with("/echo the worker\n"), "{output:?}");
+}
+
+#[test]
+fn a_bad_line_is_refused_as_the_launch_refuses_it() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for name in [Name::Rankrun, Name::Torchrun] {
+        for line in [&["--nproc-per-node", "two"][..], &["--nproc-per-nod"], &[], &["missing.py"], &["-h"]] {
+            let launched = launch(&scratch, name).args(line.iter().copied()).run();
+            let explained = explanation(&scratch, &["--json"], name).args(line.iter().copied()).run();
+            assert_eq!(explained.status.code(), launched.status.code(), "{line:?}\n{explained}{launched}");
+            assert_eq!((explained.out(), explained.err()), (launched.out(), launched.err()), "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn under_torchruns_name_the_word_is_a_script() {
+    if !only_ours() {
+        return;
+    }
+    let outcome = Launch::new(Name::Torchrun).args(["explain", "--json"]).run();
+    outcome.exits(1).complains("explain").never_says("settings");
+}
+
+#[test]
+fn a_script_that_cannot_be_written_is_a_failure() {
+    let scratch = Scratch::new();
+    let launch = explanation(&scratch, &["--script", "0"], Name::Rankrun);
+    let launch = launch.under(["sh", "-c", "exec \"$@\" > /dev/full", "sh"]);
+    launch.worker(["env"]).run().exits(1).complains("error: cannot write the answer");
+}
+
+#[test]
+fn colours_are_for_a_terminal() {
+    let scratch = Scratch::new();
+    let on_terminal = || explanation(&scratch, &[], Name::Rankrun).terminal();
+    on_terminal().worker(["env"]).run().exits(0).says("\x1b[1msettings");
+    on_terminal().env("NO_COLOR", "1").worker(["env"]).run().exits(0).never_says("\x1b[");
+    explanation(&scratch, &[], Name::Rankrun)
+        .worker(["env"])
+        .run()
+        .exits(0)
+        .says("settings")
+        .never_says("\x1b[");
+}
