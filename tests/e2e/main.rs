@@ -6,6 +6,7 @@
 mod bad_input;
 mod command_line;
 mod console;
+mod contract;
 mod environment;
 mod executables;
 mod exits;
@@ -13,6 +14,7 @@ mod locked_down;
 mod logs;
 mod orphans;
 mod pid_one;
+mod ports_and_names;
 mod restarts;
 mod rust_examples;
 mod signals;
