@@ -6,6 +6,7 @@
 mod bad_input;
 mod command_line;
 mod console;
+mod contract;
 mod environment;
 mod events;
 mod executables;
@@ -18,6 +19,7 @@ mod options;
 mod orphans;
 mod output;
 mod pid_one;
+mod ports_and_names;
 mod reports;
 mod restarts;
 mod root_cause;

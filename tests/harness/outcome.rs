@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -18,8 +19,7 @@ pub struct Outcome {
     /// From the start to that end.
     pub took: Duration,
     text: Text,
-    /// Kept for the test's look at the log tree.
-    _scratch: Option<Scratch>,
+    scratch: Option<Scratch>,
 }
 
 impl Outcome {
@@ -29,7 +29,16 @@ impl Outcome {
         took: Duration,
         scratch: Option<Scratch>,
     ) -> Self {
-        Self { status, took, text, _scratch: scratch }
+        Self { status, took, text, scratch }
+    }
+
+    /// The temporary folder that the launcher saw, with what it left there. It goes with the outcome.
+    ///
+    /// # Panics
+    /// Never: a job that ended hands its folder on.
+    #[must_use]
+    pub fn temporary(&self) -> PathBuf {
+        self.scratch.as_ref().expect("a job that ended hands its folder on").path().join("tmp")
     }
 
     /// The bytes of standard output.

@@ -1,0 +1,285 @@
+//! Appendix A, "Environment".
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use harness::{Gate, Job, Launch, Name, Outcome, Scratch, free_port};
+
+use super::pair::Pair;
+use super::report::below_run;
+
+type Variables = BTreeMap<String, String>;
+
+/// What [`Launch`] gives to every launcher, and what Python adds where there is no locale.
+const GIVEN: [&str; 8] =
+    ["PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "TERM", "RUST_BACKTRACE", "RANKRUN_E2E_MARK", "LC_CTYPE"];
+
+/// Section 2.1 of the contract: what a worker of a plain job of several finds.
+const OF_TORCHRUN: [&str; 19] = [
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "WORLD_SIZE",
+];
+
+/// All that a launcher laid over the environment of this rank. Ours adds `RANKRUN_*` under every name.
+#[track_caller]
+fn variables(outcome: &Outcome, rank: usize) -> Variables {
+    let prefix = format!("env{rank} ");
+    let lines = outcome.out_lines();
+    let all = lines.iter().filter_map(|line| line.strip_prefix(&prefix)?.split_once('='));
+    let laid = all.filter(|(name, _)| !GIVEN.contains(name) && !name.starts_with("RANKRUN_"));
+    let laid: Variables = laid.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    assert!(!laid.is_empty(), "rank {rank} said nothing\n{outcome}");
+    laid
+}
+
+/// The variables with a word for each value that is another one in each run. The address is a name of the machine
+/// with torchrun, and 127.0.0.1 with ours.
+#[track_caller]
+fn stable(outcome: &Outcome, rank: usize) -> Variables {
+    let mut variables = variables(outcome, rank);
+    for (name, value) in &mut variables {
+        match name.as_str() {
+            "MASTER_ADDR" => "ADDRESS".clone_into(value),
+            "MASTER_PORT" if value.parse().is_ok_and(|port: u16| port > 0 && port != 29_500) => {
+                "PORT".clone_into(value);
+            }
+            "TORCHELASTIC_RUN_ID" if is_uuid(value) => "UUID".clone_into(value),
+            "TORCHELASTIC_ERROR_FILE" if !value.is_empty() => *value = below_run(value),
+            _ => {}
+        }
+    }
+    variables
+}
+
+fn is_uuid(text: &str) -> bool {
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    lengths == [8, 4, 4, 4, 12] && text.chars().all(|letter| letter == '-' || letter.is_ascii_hexdigit())
+}
+
+#[track_caller]
+fn of(launch: impl Fn(Name) -> Launch + Sync) -> Pair {
+    Pair::of(|name| {
+        let outcome = launch(name).worker(["env", "ids"]).run();
+        outcome.exits(0);
+        outcome
+    })
+}
+
+/// Two workers without any wish.
+pub(super) fn two_workers() -> &'static Pair {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    PAIR.get_or_init(|| of(|name| Launch::standalone(name, 2)))
+}
+
+/// A launch without any option.
+fn no_option() -> &'static Pair {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    PAIR.get_or_init(|| of(Launch::new))
+}
+
+/// Two workers under a launcher whose environment has some of the variables already.
+fn users_own() -> &'static Pair {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    PAIR.get_or_init(|| {
+        of(|name| {
+            let launch = Launch::standalone(name, 2).env("RANK", "9").env("MASTER_ADDR", "z.invalid");
+            let launch = launch.env("TORCHELASTIC_USE_AGENT_STORE", "False").env("OMP_NUM_THREADS", "5");
+            launch.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        })
+    })
+}
+
+#[test]
+fn env_complete() {
+    let ranks = two_workers().agree(|outcome| [0, 1].map(|rank| stable(outcome, rank)));
+    for (rank, found) in ranks.iter().enumerate() {
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, OF_TORCHRUN);
+        let own = ["RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"];
+        let shared = found.iter().filter(|(name, _)| !own.contains(&name.as_str()));
+        assert!(shared.clone().all(|(name, value)| ranks[0][name] == *value), "{ranks:?}");
+        for name in &own[..3] {
+            assert_eq!(found[*name], rank.to_string());
+        }
+        assert_eq!(found["TORCHELASTIC_ERROR_FILE"], format!("attempt_0/{rank}/error.json"));
+        assert_eq!((found["WORLD_SIZE"].as_str(), found["LOCAL_WORLD_SIZE"].as_str()), ("2", "2"));
+        assert_eq!(found["TORCHELASTIC_USE_AGENT_STORE"], "True");
+        assert_eq!((found["MASTER_PORT"].as_str(), found["TORCHELASTIC_RUN_ID"].as_str()), ("PORT", "UUID"));
+    }
+    for outcome in [&two_workers().ours, &two_workers().theirs] {
+        let of = |name: &str| [0, 1].map(|rank| variables(outcome, rank)[name].clone());
+        for name in ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"] {
+            let [first, second] = of(name);
+            assert_eq!(first, second, "{name} differs between the ranks\n{outcome}");
+        }
+    }
+}
+
+#[test]
+fn env_overwrites() {
+    let first = users_own().agree(|outcome| stable(outcome, 0));
+    assert_eq!((first["RANK"].as_str(), first["TORCHELASTIC_USE_AGENT_STORE"].as_str()), ("0", "True"));
+    for outcome in [&users_own().ours, &users_own().theirs] {
+        outcome.never_says("z.invalid");
+    }
+}
+
+/// Whether the launcher speaks of the variable that it sets.
+fn warns(outcome: &Outcome) -> bool {
+    outcome.err().contains("OMP_NUM_THREADS")
+}
+
+#[test]
+fn omp_default() {
+    let seen =
+        two_workers().agree(|outcome| (variables(outcome, 1)["OMP_NUM_THREADS"].clone(), warns(outcome)));
+    assert_eq!(seen, ("1".to_owned(), true));
+    let seen =
+        no_option().agree(|outcome| (variables(outcome, 0).contains_key("OMP_NUM_THREADS"), warns(outcome)));
+    assert_eq!(seen, (false, false));
+}
+
+#[test]
+fn omp_kept() {
+    let seen =
+        users_own().agree(|outcome| (variables(outcome, 1)["OMP_NUM_THREADS"].clone(), warns(outcome)));
+    assert_eq!(seen, ("5".to_owned(), false));
+}
+
+#[test]
+fn nccl_async() {
+    let value = |outcome: &Outcome| variables(outcome, 0)["TORCH_NCCL_ASYNC_ERROR_HANDLING"].clone();
+    assert_eq!(two_workers().agree(value), "1");
+    assert_eq!(users_own().agree(value), "0");
+}
+
+#[test]
+fn static_master() {
+    let port = [free_port(), free_port()].map(|port| port.to_string());
+    let mine = |name| if name == Name::Reference { &port[0] } else { &port[1] };
+    let pair = of(|name| Launch::new(name).args(["--master-port", mine(name)]));
+    for (outcome, port) in [(&pair.ours, &port[1]), (&pair.theirs, &port[0])] {
+        let found = variables(outcome, 0);
+        assert_eq!((&found["MASTER_PORT"], found["MASTER_ADDR"].as_str()), (port, "127.0.0.1"));
+    }
+    assert_eq!(pair.agree(|outcome| stable(outcome, 0))["TORCHELASTIC_RUN_ID"], "none");
+}
+
+#[test]
+fn implicit_standalone() {
+    let found = no_option().agree(|outcome| stable(outcome, 0));
+    assert_eq!((found["MASTER_PORT"].as_str(), found["TORCHELASTIC_RUN_ID"].as_str()), ("PORT", "UUID"));
+}
+
+/// Where a worker says that its store is.
+#[track_caller]
+fn port_told(job: &Job) -> u16 {
+    let line = job.line(" MASTER_PORT=");
+    line.rsplit('=').next().and_then(|port| port.parse().ok()).expect("a port is a number")
+}
+
+/// Whether a store answers there as section 6.2 of the contract says.
+#[track_caller]
+fn is_store(port: u16) -> bool {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("somebody listens");
+    // Where no name server answers, torch's store looks up our address for 10 s first.
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket takes a timeout");
+    stream.write_all(b"\x00\xCE\xF7\x85\x3C").expect("the store reads");
+    stream.write_all(b"\x0D\x39\x05\x00\x00").expect("the store reads");
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).is_ok() && answer == *b"\x39\x05\x00\x00"
+}
+
+#[test]
+fn c10d_master() {
+    let pair = Pair::of(|name| {
+        let (scratch, endpoint) = (Scratch::new(), free_port());
+        let gate = Gate::new(&scratch, "gate");
+        let launch = Launch::new(name).args(["--rdzv-backend", "c10d", "--rdzv-id", "J"]);
+        let launch = launch.args(["--rdzv-endpoint", &format!("localhost:{endpoint}")]);
+        let job = launch.worker(["env", &gate.step()]).start();
+        let master = port_told(&job);
+        assert_ne!(master, endpoint, "workers have a store of their own\n{job}");
+        assert!(is_store(endpoint) && is_store(master), "no store answers\n{job}");
+        gate.open(1);
+        job.wait()
+    });
+    let (code, found) = pair.agree(|outcome| (outcome.status.code(), stable(outcome, 0)));
+    assert_eq!((code, found["TORCHELASTIC_RUN_ID"].as_str()), (Some(0), "J"));
+}
+
+#[test]
+fn no_share() {
+    let pair = Pair::of(|name| {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let launch = Launch::standalone(name, 1).env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+        let job = launch.worker(["env", &gate.step()]).start();
+        // Where the worker of rank 0 would open its store.
+        TcpListener::bind(("0.0.0.0", port_told(&job))).expect("the port is free");
+        gate.open(1);
+        job.wait()
+    });
+    let (code, found) = pair.agree(|outcome| (outcome.status.code(), stable(outcome, 0)));
+    assert_eq!((code, found["TORCHELASTIC_USE_AGENT_STORE"].as_str()), (Some(0), "False"));
+}
+
+#[test]
+fn local_addr() {
+    let pair = of(|name| {
+        let launch = Launch::new(name).args(["--rdzv-backend", "c10d", "--rdzv-id", "J"]);
+        let launch = launch.args(["--rdzv-endpoint", &format!("localhost:{}", free_port())]);
+        // Not 127.0.0.1, which is what ours would say anyway.
+        launch.args(["--local-addr", "127.0.0.2"])
+    });
+    assert_eq!(pair.agree(|outcome| variables(outcome, 0)["MASTER_ADDR"].clone()), "127.0.0.2");
+}
+
+#[test]
+fn r#virtual() {
+    let pair = of(|name| {
+        let launch = Launch::standalone(name, 2).env("CUDA_VISIBLE_DEVICES", "3,5");
+        launch.args(["--virtual-local-rank"])
+    });
+    let ranks = pair.agree(|outcome| [0, 1].map(|rank| stable(outcome, rank)));
+    for (rank, device) in [(0, "3"), (1, "5")] {
+        let found = &ranks[rank];
+        assert_eq!((found["LOCAL_RANK"].as_str(), found["CUDA_VISIBLE_DEVICES"].as_str()), ("0", device));
+        assert_eq!(found["TORCHELASTIC_ERROR_FILE"], format!("attempt_0/{rank}/error.json"));
+    }
+}
+
+#[test]
+fn virtual_short() {
+    let pair = Pair::of(|name| {
+        let launch = Launch::standalone(name, 2).env("CUDA_VISIBLE_DEVICES", "3");
+        launch.args(["--virtual-local-rank"]).worker(["env"]).run()
+    });
+    assert_eq!(pair.agree(|outcome| outcome.status.code()), Some(1));
+}
+
+#[test]
+fn devnull_log() {
+    let pair = of(|name| Launch::standalone(name, 1).args(["--log-dir", "/dev/null"]));
+    assert_eq!(pair.agree(|outcome| stable(outcome, 0))["TORCHELASTIC_ERROR_FILE"], "");
+}

@@ -1,0 +1,53 @@
+//! The same command under both launchers, and what they must agree on.
+
+use std::fmt::Debug;
+use std::panic::resume_unwind;
+use std::thread;
+
+use harness::{Name, Outcome};
+
+/// What ours did under the name torchrun, and what PyTorch's own did.
+pub(super) struct Pair {
+    /// Ours.
+    pub(super) ours: Outcome,
+    /// PyTorch's.
+    pub(super) theirs: Outcome,
+}
+
+impl Pair {
+    /// Runs it for both at the same time.
+    pub(super) fn of(run: impl Fn(Name) -> Outcome + Sync) -> Self {
+        thread::scope(|scope| {
+            let ours = scope.spawn(|| run(Name::Torchrun));
+            let theirs = scope.spawn(|| run(Name::Reference));
+            let [ours, theirs] =
+                [ours.join(), theirs.join()].map(|end| end.unwrap_or_else(|why| resume_unwind(why)));
+            Self { ours, theirs }
+        })
+    }
+
+    /// What both show of themselves; fails unless it is the same.
+    #[track_caller]
+    pub(super) fn agree<T: PartialEq + Debug>(&self, look: impl Fn(&Outcome) -> T) -> T {
+        let (ours, theirs) = (look(&self.ours), look(&self.theirs));
+        assert_eq!(
+            ours, theirs,
+            "ours differs from torchrun\nours: {}\ntorchrun: {}",
+            self.ours, self.theirs
+        );
+        theirs
+    }
+}
+
+/// The exit status, and the lines of standard output in alphabetical order, since ranks speak at the same time.
+pub(super) fn status_and_out(outcome: &Outcome) -> (Option<i32>, Vec<String>) {
+    let mut lines = outcome.out_lines();
+    lines.sort();
+    (outcome.status.code(), lines)
+}
+
+/// The exit status, standard output, and the last line of standard error.
+pub(super) fn complaint(outcome: &Outcome) -> (Option<i32>, String, String) {
+    let last = outcome.err().trim_end().lines().last().unwrap_or_default().to_owned();
+    (outcome.status.code(), outcome.out(), last)
+}

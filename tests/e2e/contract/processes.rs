@@ -1,0 +1,342 @@
+//! Appendix A, "Processes and signals".
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, only_ours};
+use nix::sys::signal::Signal;
+
+use super::environment::two_workers;
+use super::pair::{Pair, status_and_out};
+use super::report::{NO_TRACEBACK, blocks, report};
+
+/// Far above any grace that a row sets, far below torchrun's default of 30 s.
+const PROMPT: Duration = Duration::from_secs(20);
+
+#[test]
+fn own_session() {
+    let lines = two_workers().agree(|outcome| {
+        let leads = |line: &String| {
+            let of = |key| field(line, key);
+            of("pid") == of("group") && of("pid") == of("session")
+        };
+        outcome.lines_with("ids rank=").iter().map(leads).collect::<Vec<bool>>()
+    });
+    assert_eq!(lines, [true, true]);
+}
+
+#[test]
+fn stdin_shared() {
+    let pair = Pair::of(|name| {
+        let mut job = Launch::standalone(name, 2).stdin_open().worker(["read"]).start();
+        job.type_text("a\n");
+        job.line("text=<a>");
+        job.type_text("b\n");
+        job.wait()
+    });
+    // Whoever comes first reads `a`.
+    let (code, texts) = pair.agree(|outcome| {
+        let (code, lines) = status_and_out(outcome);
+        let texts: BTreeSet<_> =
+            lines.iter().filter_map(|line| field(line, "text")).map(str::to_owned).collect();
+        (code, texts)
+    });
+    assert_eq!((code, texts), (Some(0), ["<a>", "<b>"].map(str::to_owned).into()));
+}
+
+#[test]
+fn ok() {
+    let pair = Pair::of(|name| Launch::standalone(name, 2).args(["--no-python", "true"]).run());
+    assert_eq!(pair.agree(status_and_out), (Some(0), Vec::new()));
+}
+
+/// A job whose only worker exits 3.
+pub(super) fn exits_three() -> &'static Pair {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    PAIR.get_or_init(|| Pair::of(|name| Launch::standalone(name, 1).shell("exit 3").run()))
+}
+
+fn status_and_report(outcome: &Outcome) -> (Option<i32>, Vec<String>) {
+    (outcome.status.code(), report(outcome))
+}
+
+#[test]
+fn fail() {
+    let (code, report) = exits_three().agree(status_and_report);
+    assert_eq!(code, Some(1));
+    let told = blocks("3 (pid: PID) ", NO_TRACEBACK, 0);
+    assert!(report.windows(told.len()).any(|lines| lines == told), "{report:#?}");
+}
+
+#[test]
+fn fail_signal() {
+    let pair = Pair::of(|name| Launch::standalone(name, 1).shell("kill -9 $$$$").run());
+    let (code, report) = pair.agree(status_and_report);
+    assert_eq!(code, Some(1));
+    let told = blocks("-9 (pid: PID)  (SIGKILL)", "Signal 9 (SIGKILL) received by PID PID", 0);
+    assert!(report.windows(told.len()).any(|lines| lines == told), "{report:#?}");
+}
+
+#[test]
+fn fail_stops_peers() {
+    let pair = Pair::of(|name| {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let steps =
+            ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
+        let job = Launch::standalone(name, 2).worker(steps).start();
+        job.line("alive rank=0");
+        gate.open(1);
+        job.wait()
+    });
+    let (code, got, report) = pair
+        .agree(|outcome| (outcome.status.code(), outcome.lines_with("got SIGTERM rank="), report(outcome)));
+    assert_eq!((code, got), (Some(1), vec!["got SIGTERM rank=0".to_owned()]));
+    // A peer that ends well when it is stopped has not failed.
+    assert!(report.contains(&"  <NO_OTHER_FAILURES>".to_owned()), "{report:#?}");
+}
+
+/// All that any row sends.
+const SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1";
+
+/// Ranks 0 and 1 end with the last step, once the launcher watches them: it has reaped a third that ended at once.
+/// (A signal that reaches torchrun while it still starts its workers reaches none of them.)
+#[track_caller]
+fn watched(name: Name, options: &[&str], last: &str) -> Job {
+    let launch = Launch::standalone(name, 3).args(options.iter().copied());
+    let job = launch.worker([&format!("catch={SIGNALS}"), "alive", "rank2:exit=0", last]).start();
+    let third = job.lines("alive rank=", 3).into_iter().find(|line| line.contains("rank=2"));
+    let pid = third.and_then(|line| field(&line, "pid")?.parse().ok()).expect("rank 2 said its pid");
+    if let Some(third) = Process::open(pid) {
+        assert!(third.reaped_within(PROMPT / 2), "rank 2 is still a zombie\n{job}");
+    }
+    job
+}
+
+/// Sends the signal to a launcher of two workers: both must get it, and the launcher must exit 1.
+#[track_caller]
+fn is_forwarded(signal: Signal, options: &[&str]) {
+    let pair = Pair::of(|name| {
+        let job = watched(name, options, &format!("signal={SIGNALS}"));
+        job.signal(signal);
+        job.wait()
+    });
+    let (code, got) = pair.agree(|outcome| {
+        let mut got = outcome.lines_with("got SIG");
+        got.sort();
+        (outcome.status.code(), got)
+    });
+    assert_eq!((code, got), (Some(1), vec![format!("got {signal} rank=0"), format!("got {signal} rank=1")]));
+}
+
+#[test]
+fn term() {
+    is_forwarded(Signal::SIGTERM, &[]);
+}
+
+#[test]
+fn int() {
+    is_forwarded(Signal::SIGINT, &[]);
+}
+
+#[test]
+fn hup() {
+    is_forwarded(Signal::SIGHUP, &[]);
+}
+
+#[test]
+fn quit() {
+    is_forwarded(Signal::SIGQUIT, &[]);
+}
+
+#[test]
+fn usr1_listed() {
+    is_forwarded(Signal::SIGUSR1, &["--signals-to-handle", "SIGTERM,SIGUSR1"]);
+}
+
+/// How long a job of stubborn workers lasts after SIGTERM, with this grace.
+#[track_caller]
+fn stopped_after(name: Name, grace: &str) -> (Outcome, Duration) {
+    let job = watched(name, &["--shutdown-timeout", grace], "forever");
+    let told = job.elapsed();
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    let took = outcome.took - told;
+    assert!(took < PROMPT, "the kill came after {took:?}\n{outcome}");
+    (outcome, took)
+}
+
+#[test]
+fn grace() {
+    let pair = Pair::of(|name| {
+        let (outcome, took) = stopped_after(name, "3");
+        assert!(took >= Duration::from_millis(2_950), "the grace was only {took:?}\n{outcome}");
+        outcome
+    });
+    assert_eq!(pair.agree(|outcome| outcome.status.code()), Some(1));
+}
+
+#[test]
+fn grace_zero() {
+    let pair = Pair::of(|name| stopped_after(name, "0").0);
+    assert_eq!(pair.agree(|outcome| outcome.status.code()), Some(1));
+}
+
+#[test]
+fn grace_on_failure() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]).stdin_open();
+        let mut job =
+            launch.worker(["rank0:catch", "rank0:alive", "rank0:forever", "read", "exit=3"]).start();
+        job.line("alive rank=0");
+        let told = job.elapsed();
+        job.close_stdin();
+        let outcome = job.wait();
+        outcome.exits(name.code(3));
+        assert!(outcome.took - told < PROMPT, "{outcome}");
+    }
+}
+
+#[test]
+fn double_term() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        // The grace is longer than the test may last.
+        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
+        let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
+        job.lines("alive rank=", 2);
+        job.signal(Signal::SIGTERM);
+        job.lines("got SIGTERM", 2);
+        job.signal(Signal::SIGTERM);
+        job.wait().exits(name.code(143));
+    }
+}
+
+#[test]
+fn kill_agent() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let job = Launch::standalone(*name, 2).worker(["catch", "alive", "forever"]).start();
+        job.lines("alive rank=", 2);
+        job.signal(Signal::SIGKILL);
+        // `orphans` measures how long it takes.
+        job.leaves_nothing_within(Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn spawn_half() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        // Enough to begin, not enough for all.
+        let launch = Launch::standalone(*name, 64).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
+        let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]);
+        let outcome = launch.worker([gate.step()]).run();
+        outcome.exits(1).complains("error:").never_says("panicked");
+    }
+}
+
+#[test]
+fn group_of_dead() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        for helper in ["plain", "daemon"] {
+            let launch = Launch::standalone(*name, 1).stdin_open();
+            let mut job = launch.worker([&format!("helper={helper}"), "read", "exit=3"]).start();
+            let line = job.line(&format!("who={helper}"));
+            let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the helper said its pid");
+            let left = Process::open(pid).expect("the helper lives");
+            job.close_stdin();
+            job.outlived_by_none(&[left], Duration::from_secs(30));
+            job.wait().exits(name.code(3));
+        }
+    }
+}
+
+#[test]
+fn missing_program() {
+    let pair = Pair::of(|name| Launch::standalone(name, 2).args(["--no-python", "/nonexistent"]).run());
+    assert_eq!(pair.agree(status_and_out), (Some(1), Vec::new()));
+    for outcome in [&pair.ours, &pair.theirs] {
+        outcome.complains("/nonexistent");
+    }
+}
+
+/// The `alive` lines without the pids.
+fn lives(outcome: &Outcome) -> Vec<String> {
+    let lines = outcome.lines_with("alive rank=");
+    let mut lives: Vec<_> =
+        lines.iter().filter_map(|line| line.split_once(" pid=")).map(|(life, _)| life.to_owned()).collect();
+    lives.sort();
+    lives
+}
+
+#[test]
+fn restart() {
+    let pair = Pair::of(|name| {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let launch = Launch::standalone(name, 2).args(["--max-restarts", "3", "-r", "2"]);
+        let logs = launch.temporary().join("logs");
+        let failure = format!("rank1:life<2:{}", gate.step());
+        let steps = ["alive", &failure, "rank1:life<2:exit=4", "life<2:forever"];
+        let job = launch.args(["--log-dir".into(), logs]).worker(steps).start();
+        for life in 0..2 {
+            job.lines(&format!("life={life} pid="), 2);
+            gate.open(1);
+        }
+        job.wait()
+    });
+    let seen = pair.agree(|outcome| {
+        let runs = fs::read_dir(outcome.temporary().join("logs")).expect("the log folder exists");
+        let runs: Vec<_> = runs.map(|run| run.expect("it can be listed").path()).collect();
+        let attempts = runs.iter().flat_map(|run| fs::read_dir(run).expect("it is a folder"));
+        let attempts = attempts.map(|attempt| attempt.expect("it can be listed").file_name());
+        let attempts: BTreeSet<String> = attempts.map(|name| name.to_string_lossy().into_owned()).collect();
+        (outcome.status.code(), lives(outcome), runs.len(), attempts)
+    });
+    let all = [0, 1].map(|rank| [0, 1, 2].map(|life| format!("alive rank={rank} life={life}"))).concat();
+    let attempts = [0, 1, 2].map(|life| format!("attempt_{life}"));
+    assert_eq!(seen, (Some(0), all, 1, attempts.into()));
+}
+
+#[test]
+fn restart_exhausted() {
+    let pair = Pair::of(|name| {
+        Launch::standalone(name, 1).args(["--max-restarts", "1"]).worker(["alive", "exit=4"]).run()
+    });
+    let (code, lives, report) =
+        pair.agree(|outcome| (outcome.status.code(), lives(outcome), report(outcome)));
+    assert_eq!((code, lives), (Some(1), vec!["alive rank=0 life=0".into(), "alive rank=0 life=1".into()]));
+    assert!(report.contains(&"  exitcode  : 4 (pid: PID) ".to_owned()), "{report:#?}");
+}
+
+#[test]
+fn state_d() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "2");
+        let launch = launch.args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
+        let outcome = launch.worker(["alive", "rank0:stuck", "forever"]).run();
+        outcome.exits(1).never_says("life=1");
+        assert!(outcome.took >= Duration::from_secs(2), "it was stopped too early\n{outcome}");
+        assert!(outcome.took < PROMPT, "it was stopped too late\n{outcome}");
+    }
+}

@@ -1,0 +1,248 @@
+//! The rows of appendix A, and the proof that each has a test: here, in another test binary, or not yet.
+#![expect(clippy::disallowed_methods, reason = "a test binary is asked for its own tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+use harness::tell;
+
+/// Where a row is tested.
+#[derive(Debug, Clone, Copy)]
+enum Tested {
+    /// By the function of this binary that has the row's name, in the module of its table.
+    Here,
+    /// By a function of another test binary.
+    By { file: &'static str, test: &'static str },
+    /// With the work that this names.
+    Later(&'static str),
+}
+
+use Tested::{By, Here, Later};
+
+/// Rows of several agents, which need a rendezvous between nodes.
+const NODES: Tested = Later("several nodes");
+
+/// Section 3.10 of the contract: the timers that workers write into a FIFO. It has no row of its own.
+const WATCHDOG: Tested = Later("watchdog");
+
+const COMMAND_LINE: [&str; 20] = [
+    "help",
+    "no-script",
+    "unknown-option",
+    "underscore",
+    "mixed-spelling",
+    "prefix-ok",
+    "script-args-verbatim",
+    "dashdash-before",
+    "dashdash-after",
+    "pet-default",
+    "pet-loses",
+    "pet-flag",
+    "pet-bad-int",
+    "bad-nnodes",
+    "bad-nproc",
+    "auto-no-gpu",
+    "bad-tee",
+    "no-python-module",
+    "macro",
+    "python-exec",
+];
+
+const ENVIRONMENT: [(&str, Tested); 14] = [
+    ("env-complete", Here),
+    ("env-overwrites", Here),
+    ("omp-default", Here),
+    ("omp-kept", Here),
+    ("nccl-async", Here),
+    ("static-master", Here),
+    ("implicit-standalone", Here),
+    ("c10d-master", Here),
+    ("no-share", Here),
+    ("local-addr", Here),
+    ("hetero", NODES),
+    ("virtual", Here),
+    ("virtual-short", Here),
+    ("devnull-log", Here),
+];
+
+const PROCESSES: [(&str, Tested); 25] = [
+    ("own-session", Here),
+    ("stdin-shared", Here),
+    ("ok", Here),
+    ("fail", Here),
+    ("fail-signal", Here),
+    ("fail-stops-peers", Here),
+    ("term", Here),
+    ("int", Here),
+    ("hup", Here),
+    ("quit", Here),
+    ("usr1-listed", Here),
+    ("term-early", NODES),
+    ("grace", Here),
+    ("grace-zero", Here),
+    ("grace-on-failure", Here),
+    ("double-term", Here),
+    ("kill-agent", Here),
+    ("spawn-half", Here),
+    ("group-of-dead", Here),
+    ("missing-program", Here),
+    ("restart", Here),
+    ("restart-exhausted", Here),
+    ("restart-gloo", By { file: "tests/pytorch/restart.rs", test: "two_workers" }),
+    ("state-d", Here),
+    ("watchdog", WATCHDOG),
+];
+
+const LOGS: [&str; 15] = [
+    "tree",
+    "raw-bytes",
+    "prefix",
+    "template",
+    "map",
+    "filter",
+    "duplicate",
+    "tee-latency",
+    "tee-whole-lines",
+    "record",
+    "parent-file",
+    "text-message",
+    "bad-json",
+    "no-others",
+    "events",
+];
+
+/// All of several agents.
+const RENDEZVOUS: [&str; 18] = [
+    "two-nodes",
+    "same-machine-host",
+    "node-order",
+    "elastic-min",
+    "elastic-max",
+    "join-timeout",
+    "no-store",
+    "static-two",
+    "static-no-peer",
+    "spare",
+    "spare-takes-over",
+    "closed",
+    "fail-restarts-all",
+    "scale-up",
+    "replace",
+    "peer-fails",
+    "clock-skew",
+    "mixed",
+];
+
+const CONFORMANCE: &str = "launcher/src/store/tests/conformance.rs";
+const TORCHS_CLIENTS: &str = "tests/pytorch/store.rs";
+
+/// Driven from outside the launcher: with raw bytes, and with torch's own clients.
+const STORE: [(&str, Tested); 17] = [
+    (
+        "all-codes",
+        By { file: TORCHS_CLIENTS, test: "every_operation_of_torchs_clients_ends_as_with_torchs_own_server" },
+    ),
+    ("pipelined", By { file: CONFORMANCE, test: "pipelined_requests_are_answered_in_order" }),
+    ("bytewise", By { file: CONFORMANCE, test: "bytes_may_come_one_by_one" }),
+    ("limits", By { file: CONFORMANCE, test: "lengths_and_counts_above_their_limits_close_the_connection" }),
+    ("get-absent", By { file: CONFORMANCE, test: "get_of_an_absent_key_is_empty" }),
+    ("wait-multi", By { file: CONFORMANCE, test: "wait_for_several_keys_is_answered_once_all_are_there" }),
+    ("wait-duplicate", By { file: CONFORMANCE, test: "a_key_named_twice_is_satisfied_by_one_appearance" }),
+    ("wait-timeout", By { file: CONFORMANCE, test: "after_a_cancelled_wait_the_connection_is_usable" }),
+    (
+        "wait-crossing",
+        By { file: CONFORMANCE, test: "a_cancel_that_crosses_the_answer_is_answered_after_it" },
+    ),
+    ("cancel-idle", By { file: CONFORMANCE, test: "a_cancel_without_a_wait_is_answered" }),
+    ("compare-set", By { file: CONFORMANCE, test: "compare_set_has_four_cases" }),
+    ("add-text", By { file: CONFORMANCE, test: "add_reads_text_as_torch_does" }),
+    ("queue-wake-one", By { file: CONFORMANCE, test: "one_push_wakes_one_of_two" }),
+    ("barrier-late", By { file: CONFORMANCE, test: "a_barrier_is_opened_by_its_last_and_stays_open" }),
+    ("unknown-code", By { file: CONFORMANCE, test: "unknown_codes_close_the_connection" }),
+    ("gloo", By { file: TORCHS_CLIENTS, test: "two_gloo_workers_train_over_the_store_again_and_again" }),
+    (
+        "many",
+        By {
+            file: "launcher/src/store/tests/abuse.rs",
+            test: "a_thousand_clients_at_once_are_answered_within_two_seconds",
+        },
+    ),
+];
+
+/// Every row as (table, name, where it is tested).
+fn rows() -> Vec<(&'static str, &'static str, Tested)> {
+    let all_here = |table, names: &'static [&'static str]| names.iter().map(move |name| (table, *name, Here));
+    let mut rows: Vec<_> = all_here("command_line", &COMMAND_LINE).chain(all_here("logs", &LOGS)).collect();
+    rows.extend(ENVIRONMENT.map(|(name, tested)| ("environment", name, tested)));
+    rows.extend(PROCESSES.map(|(name, tested)| ("processes", name, tested)));
+    rows.extend(RENDEZVOUS.map(|name| ("rendezvous", name, NODES)));
+    rows.extend(STORE.map(|(name, tested)| ("store", name, tested)));
+    rows
+}
+
+/// The tests of this binary, as paths.
+fn tests_here() -> Vec<String> {
+    let own = env::current_exe().expect("a process knows its own program");
+    let output = Command::new(own).args(["--list", "--format", "terse"]).output().expect("it starts again");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("names are text");
+    // A name that is a word of Rust's has its `r#` in the list.
+    text.lines().filter_map(|line| line.strip_suffix(": test")).map(|path| path.replace("r#", "")).collect()
+}
+
+/// The tests that appendix A asks for in this binary.
+fn expected_here() -> Vec<String> {
+    let here = rows().into_iter().filter(|(.., tested)| matches!(tested, Here));
+    let mut paths: Vec<_> =
+        here.map(|(table, row, _)| format!("contract::{table}::{}", row.replace('-', "_"))).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn every_row_has_its_test_and_every_test_its_row() {
+    let of_rows = |path: &String| path.starts_with("contract::") && !path.starts_with("contract::rows::");
+    let mut found: Vec<_> = tests_here().into_iter().filter(of_rows).collect();
+    found.sort();
+    let expected = expected_here();
+    let missing: Vec<_> = expected.iter().filter(|path| !found.contains(path)).collect();
+    let unknown: Vec<_> = found.iter().filter(|path| !expected.contains(path)).collect();
+    assert!(missing.is_empty(), "rows without a test: {missing:#?}");
+    assert!(unknown.is_empty(), "tests that are no row: {unknown:#?}");
+    assert_eq!(found, expected, "a name is there twice");
+}
+
+#[test]
+fn what_is_tested_elsewhere_is_there() {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
+    for (table, row, tested) in rows() {
+        if let By { file, test } = tested {
+            let text = fs::read_to_string(checkout.join(file)).unwrap_or_else(|why| panic!("{file}: {why}"));
+            let is_there = text.contains(&format!("\nfn {test}() {{"));
+            assert!(is_there, "{table} {row}: {file} has no test `{test}`");
+        }
+    }
+}
+
+#[test]
+fn what_has_no_test_yet_has_a_reason() {
+    let mut waiting: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (_, row, tested) in rows() {
+        if let Later(work) = tested {
+            waiting.entry(work).or_default().push(row);
+        }
+    }
+    for (work, rows) in waiting {
+        tell(&format!("not tested before `{work}`: {}", rows.join(", ")));
+    }
+}
+
+#[test]
+fn no_row_is_there_twice() {
+    let mut names = BTreeSet::new();
+    for (table, row, _) in rows() {
+        assert!(names.insert((table, row)), "{table} has two rows `{row}`");
+    }
+}

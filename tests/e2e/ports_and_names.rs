@@ -1,0 +1,105 @@
+//! What a launch with default options needs of its machine: no port of its own, and no name that can be resolved.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use harness::{Gate, Launch, Name, Outcome, Scratch, namespaces, only_ours};
+
+const LAUNCHES: usize = 20;
+
+#[test]
+fn twenty_launches_at_once_have_twenty_ports() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let start = || Launch::new(*name).worker(["env", &gate.step()]).start();
+        let jobs: Vec<_> = (0..LAUNCHES).map(|_| start()).collect();
+        // Each worker speaks while all the others wait, or are about to.
+        let ports: BTreeSet<String> = jobs.iter().map(|job| job.line(" MASTER_PORT=")).collect();
+        assert_eq!(ports.len(), LAUNCHES, "{ports:?}");
+        gate.open(LAUNCHES);
+        for job in jobs {
+            job.wait().exits(0);
+        }
+    }
+}
+
+/// A mount and host name namespace whose machine has a name that no file knows, and whose only name server is `$1`.
+const UNKNOWN_NAME: &str = r#"
+    set -e
+    echo nowhere >/proc/sys/kernel/hostname
+    echo '127.0.0.1 localhost' >"$TMPDIR/hosts"
+    echo 'hosts: files dns' >"$TMPDIR/nsswitch"
+    printf 'nameserver %s\noptions timeout:30 attempts:5\n' "$1" >"$TMPDIR/resolv"
+    shift
+    for file in hosts:hosts nsswitch:nsswitch.conf resolv:resolv.conf; do
+        [ ! -e "/etc/${file#*:}" ] || mount --bind "$TMPDIR/${file%:*}" "/etc/${file#*:}"
+    done
+    exec "$@""#;
+
+/// A name server that never answers. It hears of every lookup.
+struct Silent {
+    socket: UdpSocket,
+}
+
+impl Silent {
+    /// The address of this test's own name server: nobody else's loopback address.
+    const ADDRESS: &str = "127.53.53.53";
+
+    fn new() -> Self {
+        let socket = UdpSocket::bind((Self::ADDRESS, 53)).expect("the port of name servers is free there");
+        Self { socket }
+    }
+
+    /// Whether anybody has asked it for a name since.
+    fn was_asked(&self, patience: Duration) -> bool {
+        self.socket.set_read_timeout(Some(patience)).expect("a socket takes a timeout");
+        match self.socket.recv(&mut [0; 512]) {
+            Ok(_) => true,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => false,
+            Err(error) => panic!("the name server cannot listen: {error}"),
+        }
+    }
+}
+
+#[track_caller]
+fn without_a_name(launch: Launch) -> Launch {
+    let namespace =
+        ["unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", UNKNOWN_NAME, "sh"];
+    launch.under(namespace).under([Silent::ADDRESS])
+}
+
+/// What the launcher told, once it is sure that nobody was asked for a name.
+#[track_caller]
+fn asks_nobody(server: &Silent, launch: Launch) -> Outcome {
+    let outcome = without_a_name(launch).run();
+    // What was sent is there as soon as the sender has ended.
+    assert!(!server.was_asked(Duration::from_millis(1)), "a name was looked up\n{outcome}");
+    outcome
+}
+
+/// One test, since the name server is one.
+#[test]
+fn no_name_is_looked_up() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let server = Silent::new();
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).worker(["env", "exit=0"]);
+        asks_nobody(&server, launch).exits(0).says(" MASTER_ADDR=127.0.0.1\n");
+        let launch = Launch::new(*name).worker(["env", "exit=0"]);
+        asks_nobody(&server, launch).exits(0).says(" MASTER_ADDR=127.0.0.1\n");
+        // Nor for the report of a failure, or for a restart.
+        let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]).worker(["rank1:exit=3"]);
+        asks_nobody(&server, launch).exits(name.code(3));
+    }
+    // The trap works: whoever asks is heard.
+    let asking = without_a_name(Launch::new(Name::Rankrun))
+        .args(["--no-python", "getent", "hosts", "nowhere"])
+        .start();
+    assert!(server.was_asked(Duration::from_secs(60)), "the name server hears nothing\n{asking}");
+    asking.signal(nix::sys::signal::Signal::SIGKILL);
+}
