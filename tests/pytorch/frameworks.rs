@@ -2,18 +2,12 @@
 
 use harness::{Launch, Name, Scratch, frameworks};
 
-use crate::programs::{script, told_alike};
+use crate::programs::{number_after, script, told_alike};
 
 /// The script, with the frameworks and without the network.
 fn framework(name: Name, program: &str, scratch: &Scratch) -> Launch {
     let launch = script(name, program).args([scratch.at("output")]);
     launch.env("PYTHONPATH", frameworks()).env("HF_HUB_OFFLINE", "1")
-}
-
-/// The loss in a line like `…: loss 1.25, …`.
-fn loss(line: &str) -> f64 {
-    let text = line.split("loss ").nth(1).and_then(|rest| rest.split(',').next());
-    text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no loss in `{line}`"))
 }
 
 #[test]
@@ -23,7 +17,7 @@ fn a_hugging_face_trainer_trains_on_both_ranks() {
     let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
     assert!(line.starts_with("distributed, world size 2: loss "), "{line}");
     // It begins near ln 16 = 2.77; this is the mean over the training.
-    assert!(loss(line) < 2.5, "{line}");
+    assert!(number_after(line, "loss ") < 2.5, "{line}");
 }
 
 #[test]
@@ -32,5 +26,5 @@ fn lightning_takes_the_workers_as_torchruns() {
     let told = told_alike(": loss ", |name| framework(name, "lightning_ddp.py", &scratch));
     let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
     assert!(line.starts_with("TorchElasticEnvironment, world size 2: loss "), "{line}");
-    assert!(loss(line) < 1.0, "{line}");
+    assert!(number_after(line, "loss ") < 1.0, "{line}");
 }
