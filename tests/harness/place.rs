@@ -150,15 +150,50 @@ pub fn python() -> PathBuf {
     if let Some(chosen) = env::var_os("RANKRUN_TEST_PYTHON") {
         return PathBuf::from(chosen);
     }
-    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache");
-    let python = cache.unwrap_or_else(home).join("rankrun/venv-torch-2.15.0/bin/python");
+    let python = cache().join("venv-torch-2.15.0/bin/python");
     assert!(
         python.is_file(),
         "no PyTorch at {}: run `tests/run` once, or name a Python that has it in RANKRUN_TEST_PYTHON",
         python.display()
     );
     python
+}
+
+/// The value of `PYTHONPATH` that adds the frameworks of `tests/pytorch/frameworks.txt` to that Python:
+/// `RANKRUN_TEST_FRAMEWORKS`, else the folder that `tests/run` installs.
+///
+/// # Panics
+/// When they are not there.
+#[must_use]
+pub fn frameworks() -> PathBuf {
+    let folder = env::var_os("RANKRUN_TEST_FRAMEWORKS").map_or_else(installed_frameworks, PathBuf::from);
+    assert!(
+        folder.join("transformers").is_dir() && folder.join("pytorch_lightning").is_dir(),
+        "no transformers and pytorch_lightning in {}: run `tests/run` once, or name a folder that has them in \
+         RANKRUN_TEST_FRAMEWORKS",
+        folder.display()
+    );
+    folder
+}
+
+/// Compiled packages fit one version of Python, so that the folder is named after it too.
+fn installed_frameworks() -> PathBuf {
+    let pins = include_str!("../pytorch/frameworks.txt");
+    let pinned = |package: &str| pins.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix("=="));
+    let version = |package: &str| pinned(package).unwrap_or_else(|| panic!("`{package}` is not pinned"));
+    let tag = Command::new(python())
+        .args(["-c", "import sys; print(sys.implementation.cache_tag, end='')"])
+        .output();
+    let tag = String::from_utf8(tag.expect("Python starts").stdout).expect("a tag is text");
+    let (transformers, lightning) = (version("transformers"), version("pytorch-lightning"));
+    cache().join(format!("frameworks-{transformers}-{lightning}-{tag}"))
+}
+
+/// Where `tests/run` installs.
+fn cache() -> PathBuf {
+    let chosen = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let usual = || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache");
+    chosen.unwrap_or_else(usual).join("rankrun")
 }
 
 /// A TCP port that nobody listened on a moment ago, and that nobody gets who asks the kernel for any: below the

@@ -2,4 +2,6 @@
 
 mod by_hand;
 mod ddp;
+mod frameworks;
+mod programs;
 mod restart;

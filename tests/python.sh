@@ -1,0 +1,63 @@
+# Sourced by `tests/run`: the Python that has PyTorch, and the frameworks on top of it.
+
+readonly torch_version=2.15.0
+readonly cache="${XDG_CACHE_HOME:-$HOME/.cache}/rankrun"
+readonly pins=tests/pytorch/frameworks.txt
+
+# FOLDER WHAT: until `unlock`, this is the only run that installs there.
+lock() {
+    mkdir -p "${1%/*}"
+    exec 9>"$1.lock"
+    flock -n 9 || {
+        say "waiting for another run that installs $2 ($1.lock)"
+        flock 9
+    }
+}
+
+unlock() { exec 9>&-; }
+
+# A virtual environment cannot be moved, so it is built in place under a lock, and a stamp says that it is complete.
+install_torch() {
+    local venv="$cache/venv-torch-$torch_version"
+    lock "$venv" PyTorch
+    if [[ ! -e $venv/.complete ]]; then
+        if ! has_torch "$venv/bin/python"; then
+            rm -rf "$venv"
+            python3 -m venv "$venv"
+            say "installing PyTorch $torch_version into $venv (3 GB to download on x86-64, some minutes)"
+            "$venv/bin/pip" install "torch==$torch_version" numpy >&2
+        fi
+        touch "$venv/.complete"
+    fi
+    unlock
+    RANKRUN_TEST_PYTHON="$venv/bin/python"
+}
+
+has_torch() {
+    [[ -x $1 ]] && "$1" -c "
+import sys, torch, numpy
+sys.exit(not torch.__version__.startswith('$torch_version'))" 2>/dev/null
+}
+
+# A folder for PYTHONPATH beside PyTorch's environment, which stays as it is: nothing but what is pinned gets in.
+install_frameworks() {
+    local folder tag
+    tag=$("$RANKRUN_TEST_PYTHON" -c 'import sys; print(sys.implementation.cache_tag)')
+    folder="$cache/frameworks-$(pinned transformers)-$(pinned pytorch-lightning)-$tag"
+    lock "$folder" "the frameworks"
+    if ! cmp -s "$pins" "$folder/pins.txt"; then
+        "$RANKRUN_TEST_PYTHON" -m pip --version >/dev/null 2>&1 ||
+            die "\`$RANKRUN_TEST_PYTHON\` has no pip to install the frameworks of $pins" \
+                "install pip there, or name a folder that has them in RANKRUN_TEST_FRAMEWORKS"
+        say "installing the frameworks into $folder (40 MB to download)"
+        rm -rf "$folder" "$folder.new"
+        "$RANKRUN_TEST_PYTHON" -m pip install --no-deps --target "$folder.new" --requirement "$pins" >&2
+        cp "$pins" "$folder.new/pins.txt"
+        mv "$folder.new" "$folder"
+    fi
+    unlock
+    RANKRUN_TEST_FRAMEWORKS="$folder"
+}
+
+# PACKAGE: its version.
+pinned() { sed -n "s/^$1==//p" "$pins"; }

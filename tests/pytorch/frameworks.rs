@@ -1,0 +1,30 @@
+//! Training frameworks that recognise torchrun by its environment, on two CPU ranks.
+
+use harness::{Launch, Name, Scratch, frameworks};
+
+use crate::programs::{number_after, script, told_alike};
+
+/// The script, with the frameworks and without the network.
+fn framework(name: Name, program: &str, scratch: &Scratch) -> Launch {
+    let launch = script(name, program).args([scratch.at("output")]);
+    launch.env("PYTHONPATH", frameworks()).env("HF_HUB_OFFLINE", "1")
+}
+
+#[test]
+fn a_hugging_face_trainer_trains_on_both_ranks() {
+    let scratch = Scratch::new();
+    let told = told_alike(": loss ", |name| framework(name, "hf_trainer.py", &scratch));
+    let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
+    assert!(line.starts_with("distributed, world size 2: loss "), "{line}");
+    // It begins near ln 16 = 2.77; this is the mean over the training.
+    assert!(number_after(line, "loss ") < 2.5, "{line}");
+}
+
+#[test]
+fn lightning_takes_the_workers_as_torchruns() {
+    let scratch = Scratch::new();
+    let told = told_alike(": loss ", |name| framework(name, "lightning_ddp.py", &scratch));
+    let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
+    assert!(line.starts_with("TorchElasticEnvironment, world size 2: loss "), "{line}");
+    assert!(number_after(line, "loss ") < 1.0, "{line}");
+}

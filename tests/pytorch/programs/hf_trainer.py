@@ -1,0 +1,47 @@
+"""A Hugging Face `Trainer` on two CPU ranks: a tiny GPT-2 from a config, data made on the spot, nothing downloaded."""
+
+import sys
+
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+VOCABULARY = 16
+LENGTH = 8
+
+
+class Counting(Dataset):
+    """Sequences that count upwards, each from another number."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = (torch.arange(LENGTH) + index) % VOCABULARY
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def main() -> None:
+    set_seed(0)
+    size = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **size))
+    args = TrainingArguments(
+        output_dir=sys.argv[1],
+        use_cpu=True,
+        max_steps=10,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=Counting())
+    result = trainer.train()
+    if trainer.is_world_process_zero():
+        place = f"{args.parallel_mode.value}, world size {args.world_size}"
+        print(f"{place}: loss {result.training_loss:.9f}, steps {result.global_step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
