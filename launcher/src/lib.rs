@@ -9,6 +9,7 @@
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | everything told to people |
+//! | [`shim`] | makes the torchrun of a Python environment ours, and back |
 
 pub mod agent;
 pub mod cli;
@@ -19,10 +20,11 @@ pub mod logs;
 pub mod placement;
 pub mod process;
 pub mod reporter;
+pub mod shim;
 pub mod spec;
 pub mod store;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::process::ExitCode;
 
@@ -53,7 +55,16 @@ pub fn main() -> ExitCode {
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(launch)) => run(*launch, &facts),
         Ok(Command::Print(text)) => reporter::print(&text),
-        Err(error) => reporter::refuse(&error),
+        Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
+        Err(error) => reporter::refuse(&error, facts.calling_python().map(|_| shim::WAY_OUT)),
+    }
+}
+
+fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
+    let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
+    match shim::run(words, argv0, program, facts) {
+        Ok(text) => reporter::print(&text),
+        Err(error) => reporter::refuse_shim(&error),
     }
 }
 

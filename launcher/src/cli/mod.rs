@@ -39,6 +39,8 @@ pub enum Command {
     Launch(Box<Launch>),
     /// Print this on stdout and exit 0.
     Print(String),
+    /// `rankrun shim` with these words behind it.
+    Shim(Vec<OsString>),
 }
 
 /// A launch, and what to say about it.
@@ -87,6 +89,9 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     let persona = persona(argv0);
     let words = match words.split_first() {
         Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
+        Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
+            return Ok(Command::Shim(rest.to_vec()));
+        }
         _ => words,
     };
     let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;

@@ -21,6 +21,7 @@ use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
+use crate::shim::ShimError;
 
 /// How long a reader that has stopped reading holds up our last words.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -46,10 +47,25 @@ pub fn trace_to(console: Console, verbosity: Verbosity) {
     let _ = tracing::subscriber::set_global_default(subscriber.with_writer(console).finish());
 }
 
-/// Refuses a command line.
+/// Refuses a command line; `way_out` is said of what we cannot do and torchrun can.
 #[must_use]
-pub fn refuse(error: &CliError) -> ExitCode {
-    complain(&error.render());
+pub fn refuse(error: &CliError, way_out: Option<&str>) -> ExitCode {
+    let way_out = way_out.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
+    complain(&(error.render() + &way_out.unwrap_or_default()));
+    ExitCode::from(error.exit_code())
+}
+
+/// The shim cannot be changed or read.
+#[must_use]
+pub fn refuse_shim(error: &ShimError) -> ExitCode {
+    let mut text = format!("error: {error}\n");
+    if let Some(source) = std::error::Error::source(error) {
+        text.push_str(&format!("  caused by: {source}\n"));
+    }
+    if let Some(hint) = error.hint() {
+        text.push_str(&format!("\nhint: {hint}\n"));
+    }
+    complain(&text);
     ExitCode::from(error.exit_code())
 }
 

@@ -12,7 +12,7 @@ fn try_launch(line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliErr
     environment.push(("PATH", "/usr/bin"));
     match interpret(&argv, &FakeWorld::new().program("/usr/bin/true").facts(&environment))? {
         Command::Launch(launch) => Ok(*launch),
-        Command::Print(text) => panic!("printed {text}"),
+        other => panic!("{other:?}"),
     }
 }
 
