@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{AccessFlags, Pid, access};
 
+/// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
+const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
 /// Where programs are looked for when `PATH` is not set, as Python does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
@@ -143,6 +145,7 @@ pub fn short_hostname() -> String {
 /// The environment as it was at the start, and the world to ask for the rest.
 pub struct Facts {
     environment: Vec<(OsString, OsString)>,
+    calling_python: Option<PathBuf>,
     world: Box<dyn World>,
 }
 
@@ -155,8 +158,16 @@ impl Facts {
 
     /// A given environment in a given world.
     #[must_use]
-    pub fn new(environment: Vec<(OsString, OsString)>, world: Box<dyn World>) -> Self {
-        Self { environment, world }
+    pub fn new(mut environment: Vec<(OsString, OsString)>, world: Box<dyn World>) -> Self {
+        let at = environment.iter().position(|(name, _)| name == CALLING_PYTHON);
+        let calling_python = at.map(|at| environment.remove(at).1.into());
+        Self { environment, calling_python, world }
+    }
+
+    /// The Python that was started as torchrun and became us, if the shim is there.
+    #[must_use]
+    pub fn calling_python(&self) -> Option<&Path> {
+        self.calling_python.as_deref()
     }
 
     /// The whole environment, in its order: what the workers inherit.
@@ -246,6 +257,14 @@ mod tests {
         assert_eq!(facts.variable("B"), Some(OsStr::new("")));
         assert_eq!(facts.filled_variable("B"), None);
         assert_eq!(facts.variable("C"), None);
+    }
+
+    #[test]
+    fn the_calling_python_is_no_variable_of_the_workers() {
+        let facts = FakeWorld::new().facts(&[("A", "1"), ("RANKRUN_SHIM_PYTHON", "/env/python"), ("B", "2")]);
+        assert_eq!(facts.calling_python(), Some(Path::new("/env/python")));
+        let names: Vec<_> = facts.environment().iter().map(|(name, _)| name.to_str().unwrap()).collect();
+        assert_eq!(names, ["A", "B"]);
     }
 
     #[test]

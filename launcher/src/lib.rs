@@ -10,6 +10,7 @@
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | everything told to people |
+//! | [`shim`] | makes the torchrun of a Python environment ours, and back |
 
 pub mod agent;
 pub mod cli;
@@ -21,11 +22,12 @@ pub mod logs;
 pub mod placement;
 pub mod process;
 pub mod reporter;
+pub mod shim;
 pub mod spec;
 pub mod store;
 pub mod template;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -67,11 +69,21 @@ pub fn main() -> ExitCode {
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Attach(attach)) => be_attached(&attach),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
+        Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
         Err(error) => {
             // Who only asks hears of it here alone.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            reporter::refuse(&error, parent_file.map(Path::new))
+            let way_out = facts.calling_python().map(|_| shim::WAY_OUT);
+            reporter::refuse(&error, way_out, parent_file.map(Path::new))
         }
+    }
+}
+
+fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
+    let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
+    match shim::run(words, argv0, program, facts) {
+        Ok(text) => reporter::print(text.as_bytes()),
+        Err(error) => reporter::refuse_shim(&error),
     }
 }
 

@@ -75,6 +75,13 @@ impl CliError {
         }
     }
 
+    /// Whether torchrun could do it and we cannot yet.
+    #[must_use]
+    pub const fn is_not_supported(&self) -> bool {
+        let Self::Setting(error) = self else { return false };
+        matches!(error, SettingError::NotSupported { .. } | SettingError::CountsAccelerators { .. })
+    }
+
     /// The usage text that stands before the message: only under the name `torchrun`.
     #[must_use]
     pub const fn usage(&self) -> Option<&'static str> {

@@ -51,6 +51,8 @@ pub enum Command {
     Attach(Attach),
     /// Print this on stdout and exit 0.
     Print(String),
+    /// `rankrun shim` with these words behind it.
+    Shim(Vec<OsString>),
 }
 
 /// A launch, and what to say about it.
@@ -116,6 +118,9 @@ pub fn asks(argv: &[OsString]) -> bool {
 fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
     let words = match words.split_first() {
         Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
+        Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
+            return Ok(Command::Shim(rest.to_vec()));
+        }
         _ => words,
     };
     let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;

@@ -1,7 +1,7 @@
 //! Which Python runs the workers.
 //!
-//! torchrun is itself run by one; we look where a user expects it, in this order: `PYTHON_EXEC`; the folder of
-//! the path by which we were called (a venv's `bin/`, whatever the environment says); `PATH`; `VIRTUAL_ENV` and
+//! torchrun is itself run by one; we look where a user expects it, in this order: `PYTHON_EXEC`; the Python that
+//! called us in torchrun's place (`rankrun shim`); the folder of the path by which we were called (a venv's `bin/`, whatever the environment says); `PATH`; `VIRTUAL_ENV` and
 //! `CONDA_PREFIX`. In a folder `python` comes before `python3`.
 
 use std::ffi::OsStr;
@@ -51,6 +51,9 @@ pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Op
     let mut candidates: Vec<(PythonSource, PathBuf)> = Vec::new();
     if let Some(value) = facts.filled_variable("PYTHON_EXEC") {
         candidates.push((PythonSource::PythonExec, python_exec(value, facts)?));
+    } else if let Some(python) = facts.calling_python().filter(|python| facts.is_executable(python)) {
+        // As torchrun's `sys.executable`: whoever chose it needs no word on the others.
+        return Ok((python.to_owned(), None));
     }
     if let Some(folder) = folder_of_launcher(argv0, facts) {
         // Only `python`, which every venv has. A `python3` beside us in `/usr/bin` is the system's, and must not
@@ -88,7 +91,7 @@ fn python_exec(value: &OsStr, facts: &Facts) -> Result<PathBuf, SettingError> {
 ///
 /// # Errors
 /// There is none, or it may not be run.
-pub(super) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, EntrypointProblem> {
+pub(crate) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, EntrypointProblem> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match facts.world().kind(&path) {
@@ -109,7 +112,7 @@ pub(super) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, Entry
 }
 
 /// The folder of the path by which we were called. Its links are kept: a link in a venv's `bin/` means the venv.
-fn folder_of_launcher(argv0: &OsStr, facts: &Facts) -> Option<PathBuf> {
+pub(crate) fn folder_of_launcher(argv0: &OsStr, facts: &Facts) -> Option<PathBuf> {
     let path =
         if argv0.as_bytes().contains(&b'/') { PathBuf::from(argv0) } else { facts.find_in_path(argv0)? };
     facts.absolute(&path).parent().map(Path::to_owned)

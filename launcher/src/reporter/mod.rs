@@ -32,6 +32,7 @@ use crate::process::attach::AttachError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::torch_trace::TorchFormat;
+use crate::shim::ShimError;
 use crate::spec::Persona;
 
 /// How long a reader that has stopped reading holds up our last words.
@@ -59,14 +60,7 @@ pub fn tell_by_hand(text: &str) {
 /// A worker that was started by hand does not run.
 #[must_use]
 pub fn not_attached(error: &AttachError) -> ExitCode {
-    let mut text = format!("error: {error}\n");
-    if let Some(source) = std::error::Error::source(error) {
-        text.push_str(&format!("  caused by: {source}\n"));
-    }
-    if let Some(hint) = error.hint() {
-        text.push_str(&format!("\nhint: {hint}\n"));
-    }
-    complain(&text);
+    complain(&with_cause(error, error.hint()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
@@ -90,24 +84,29 @@ pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pi
     };
 }
 
-/// Refuses a command line. Whoever started us hears of it in `parent_file`, but not of a wrong use.
+/// Refuses a command line; `way_out` is said of what we cannot do and torchrun can. Whoever started us hears of it
+/// in `parent_file`, but not of a wrong use.
 #[must_use]
-pub fn refuse(error: &CliError, parent_file: Option<&Path>) -> ExitCode {
-    complain(&error.render());
+pub fn refuse(error: &CliError, way_out: Option<&str>, parent_file: Option<&Path>) -> ExitCode {
+    let way_out = way_out.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
+    complain(&(error.render() + &way_out.unwrap_or_default()));
     if let CliError::Setting(error) = error {
         leave_word(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
     }
     ExitCode::from(error.exit_code())
 }
 
+/// The shim cannot be changed or read.
+#[must_use]
+pub fn refuse_shim(error: &ShimError) -> ExitCode {
+    complain(&with_cause(error, error.hint()));
+    ExitCode::from(error.exit_code())
+}
+
 /// The launcher could not split into guard and agent, or the guard cannot do its work.
 #[must_use]
 pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
-    let mut text = format!("error: {error}\n");
-    if let Some(source) = std::error::Error::source(error) {
-        text.push_str(&format!("  caused by: {source}\n"));
-    }
-    complain(&text);
+    complain(&with_cause(error, None));
     leave_word(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
@@ -131,6 +130,12 @@ pub fn agent_lost((exit, killed_for): (Exit, Option<i32>), left: &[Pid], parent_
     }
     complain(&text);
     leave_word(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
+}
+
+fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
+    let cause = error.source().map(|source| format!("  caused by: {source}\n")).unwrap_or_default();
+    let hint = hint.map(|hint| format!("\nhint: {hint}\n")).unwrap_or_default();
+    format!("error: {error}\n{cause}{hint}")
 }
 
 /// Tells whoever started us, where they asked for it.

@@ -93,3 +93,16 @@ fn a_missing_python_names_the_places() {
         "no `python` or `python3` to run the entrypoint with; looked in `/a/bin`, `/x`, `/y`, `/v/bin`"
     );
 }
+
+#[test]
+fn the_python_that_called_us_is_torchruns_own() {
+    let world = || venv(venv(system(), "/a"), "/b");
+    let calling = ("RANKRUN_SHIM_PYTHON", "/usr/bin/python3.11");
+    let path = ("PATH", "/b/bin");
+    let (python, notice) = choose(world(), "/a/bin/torchrun", &[calling, path]);
+    assert_eq!((python.as_str(), notice), ("/usr/bin/python3.11", None));
+    let exec = ("PYTHON_EXEC", "/b/bin/python");
+    assert_eq!(choose(world(), "/b/bin/torchrun", &[calling, path, exec]).0, "/b/bin/python");
+    let gone = ("RANKRUN_SHIM_PYTHON", "/gone/python");
+    assert_eq!(choose(world(), "/a/bin/torchrun", &[gone, path]).0, "/a/bin/python");
+}

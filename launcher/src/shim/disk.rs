@@ -1,0 +1,172 @@
+//! The environment's files: read as they are, changed all or none.
+//!
+//! Every new file is made complete beside its place first, where most of what can fail does. Then each takes its
+//! place by one rename, and what was there is held beside until the last of them has succeeded.
+
+use std::fs::{self, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::error::ShimError;
+use super::layout::{File, LONGEST_SCRIPT, Layout};
+use super::plan::{Change, Content, Room};
+use super::state::{Entry, Found, Target};
+
+/// Looks at everything that the shim may have made.
+///
+/// # Errors
+/// Something is there and cannot be read.
+pub(super) fn look(layout: &Layout, is_program: impl Fn(&Path) -> bool) -> Result<Found, ShimError> {
+    let link = fs::read_link(layout.link()).ok();
+    Ok(Found {
+        torchrun: read(&layout.torchrun)?,
+        kept: read(&layout.kept)?,
+        guard: read(&layout.guard)?,
+        hook: read(&layout.hook())?,
+        record: read(&layout.record())?,
+        link: link.map(|path| if is_program(&path) { Target::Works(path) } else { Target::Gone(path) }),
+    })
+}
+
+fn read(path: &Path) -> Result<Entry, ShimError> {
+    let fail = |source| ShimError::Read { path: path.to_owned(), source };
+    if !exists(path) {
+        return Ok(Entry::Missing);
+    }
+    let Ok(found) = fs::metadata(path) else { return Ok(Entry::Other) };
+    if !found.is_file() || found.len() > LONGEST_SCRIPT as u64 {
+        return Ok(Entry::Other);
+    }
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(LONGEST_SCRIPT as u64).read_to_end(&mut bytes));
+    read.map_err(fail)?;
+    Ok(Entry::File(File { bytes, mode: found.permissions().mode() & 0o7777 }))
+}
+
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// Keeps another shim away from the environment as long as the answer lives; where a folder cannot be locked,
+/// nothing does.
+#[must_use]
+pub(super) fn lock(folder: &Path) -> Option<fs::File> {
+    let folder = fs::File::open(folder).ok()?;
+    folder.lock().ok()?;
+    Some(folder)
+}
+
+/// Makes all the changes, or none.
+///
+/// # Errors
+/// The kernel's first refusal; then everything is as it was, unless the error says otherwise.
+pub(super) fn apply(changes: &[Change]) -> Result<(), ShimError> {
+    let result = stage_and_commit(changes);
+    for change in changes {
+        // What is still beside the places is of no use any more.
+        remove(&beside(&change.path, "new"));
+        if result.is_ok() {
+            remove(&beside(&change.path, "old"));
+        }
+    }
+    result
+}
+
+fn stage_and_commit(changes: &[Change]) -> Result<(), ShimError> {
+    let failed =
+        |change: &Change, source, lost| ShimError::Change { path: change.path.clone(), source, lost };
+    for change in changes {
+        stage(change).map_err(|source| failed(change, source, None))?;
+    }
+    for (done, change) in changes.iter().enumerate() {
+        if let Err(source) = commit(change) {
+            let old = beside(&change.path, "old");
+            let mut lost = exists(&old).then(|| (change.path.clone(), old));
+            for change in changes[..done].iter().rev() {
+                lost = undo(change).err().or(lost);
+            }
+            return Err(failed(change, source, lost));
+        }
+    }
+    Ok(())
+}
+
+fn stage(change: &Change) -> io::Result<()> {
+    let new = beside(&change.path, "new");
+    remove(&new);
+    match &change.to {
+        Content::Nothing => Ok(()),
+        Content::File(file) => write(&new, &file.bytes, file.mode),
+        // Not every file system knows hard links.
+        Content::SameAs(path) => fs::hard_link(path, &new).or_else(|_| fs::copy(path, &new).map(|_| ())),
+        Content::Room(room) => stage_room(&new, room),
+    }
+}
+
+fn stage_room(new: &Path, room: &Room) -> io::Result<()> {
+    fs::create_dir(new)?;
+    fs::set_permissions(new, Permissions::from_mode(0o755))?;
+    write(&new.join("__init__.py"), &room.hook, 0o644)?;
+    write(&new.join("record.json"), &serde_json::to_vec_pretty(&room.record)?, 0o644)?;
+    symlink(&room.rankrun, new.join("torchrun"))
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+fn commit(change: &Change) -> io::Result<()> {
+    let (path, new, old) = (&change.path, beside(&change.path, "new"), beside(&change.path, "old"));
+    remove(&old);
+    if exists(path) {
+        // A second name for the old file leaves no moment without one.
+        let replaced = change.to != Content::Nothing && fs::hard_link(path, &old).is_ok();
+        if !replaced {
+            fs::rename(path, &old)?;
+        }
+    }
+    if change.to == Content::Nothing {
+        return Ok(());
+    }
+    fs::rename(&new, path).inspect_err(|_| {
+        let _ = put_back(path, &old);
+    })
+}
+
+/// Brings back what was there; else says what is lost, and where it is.
+fn undo(change: &Change) -> Result<(), (PathBuf, PathBuf)> {
+    let (path, old) = (&change.path, beside(&change.path, "old"));
+    put_back(path, &old).map_err(|_| (path.clone(), old))
+}
+
+fn put_back(path: &Path, old: &Path) -> io::Result<()> {
+    if !exists(old) {
+        remove(path);
+        return Ok(());
+    }
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        remove(path);
+    }
+    fs::rename(old, path)?;
+    // Two names of one file: the rename has done nothing.
+    remove(old);
+    Ok(())
+}
+
+/// A hidden name in the same folder, which is the same file system.
+fn beside(path: &Path, what: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.rankrun-{what}"))
+}
+
+fn remove(path: &Path) {
+    let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    // It is only litter: what matters is done by renames, which say when they fail.
+    let _ = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+}
+
+#[cfg(test)]
+mod tests;

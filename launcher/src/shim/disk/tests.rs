@@ -1,0 +1,154 @@
+use super::*;
+use crate::shim::layout::{Original, Record};
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rankrun-shim-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        fs::write(self.at(name), text).unwrap();
+        self.at(name)
+    }
+
+    /// Every path with its text.
+    fn tree(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.0.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(&self.0).unwrap().display().to_string();
+                if path.is_symlink() {
+                    found.push(format!("{name} -> {}", fs::read_link(&path).unwrap().display()));
+                } else if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    found.push(format!("{name}: {}", fs::read_to_string(&path).unwrap()));
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn change(path: PathBuf, to: Content) -> Change {
+    Change { path, to }
+}
+
+fn text(text: &str) -> Content {
+    Content::File(File { bytes: text.into(), mode: 0o640 })
+}
+
+fn room() -> Content {
+    let original = Original::from(&File { bytes: b"pip".to_vec(), mode: 0o755 });
+    let record = Record { rankrun: "1".to_owned(), original: Some(original) };
+    Content::Room(Room { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
+}
+
+#[test]
+fn all_changes_are_made_and_nothing_is_left_beside() {
+    let scratch = Scratch::new("all");
+    let torchrun = scratch.file("torchrun", "pip");
+    let changes = [
+        change(scratch.at("room"), room()),
+        change(scratch.at("kept"), Content::SameAs(torchrun.clone())),
+        change(torchrun.clone(), text("shim")),
+        change(scratch.file("gone", "x"), Content::Nothing),
+        change(scratch.at("never"), Content::Nothing),
+    ];
+    // Twice: what is there already is replaced.
+    for _ in 0..2 {
+        apply(&changes[..1]).unwrap();
+    }
+    apply(&changes[1..]).unwrap();
+    let tree = scratch.tree();
+    assert_eq!(tree[0], "kept: pip");
+    assert_eq!(tree[1], "room/__init__.py: hook");
+    assert!(tree[2].starts_with("room/record.json: {"), "{tree:?}");
+    assert_eq!(tree[3..], ["room/torchrun -> /env/bin/rankrun", "torchrun: shim"]);
+    let mode = |name: &str| fs::metadata(scratch.at(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("torchrun"), mode("room"), mode("room/__init__.py")), (0o640, 0o755, 0o644));
+    // The very file comes back.
+    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(scratch.at(name)).unwrap());
+    let kept = inode("kept");
+    let changes = [
+        change(torchrun, Content::SameAs(scratch.at("kept"))),
+        change(scratch.at("kept"), Content::Nothing),
+        change(scratch.at("room"), Content::Nothing),
+    ];
+    apply(&changes).unwrap();
+    assert_eq!((inode("torchrun"), scratch.tree()), (kept, vec!["torchrun: pip".to_owned()]));
+}
+
+#[test]
+fn nothing_is_changed_where_one_file_cannot_be_made() {
+    let scratch = Scratch::new("stage");
+    let torchrun = scratch.file("torchrun", "pip");
+    let before = scratch.tree();
+    let changes = [
+        change(scratch.at("room"), room()),
+        change(torchrun, text("shim")),
+        change(scratch.at("no such folder/guard"), text("guard")),
+    ];
+    let error = apply(&changes).unwrap_err();
+    assert!(error.to_string().ends_with("guard`; nothing was changed"), "{error}");
+    assert_eq!(scratch.tree(), before);
+}
+
+#[test]
+fn everything_is_brought_back_where_one_change_fails_late() {
+    let scratch = Scratch::new("commit");
+    let torchrun = scratch.file("torchrun", "pip");
+    fs::create_dir(scratch.at("folder")).unwrap();
+    let guard = scratch.file("folder/guard", "old");
+    let before = scratch.tree();
+    let changes = [
+        change(scratch.at("room"), room()),
+        change(scratch.at("kept"), Content::SameAs(torchrun.clone())),
+        change(torchrun, text("shim")),
+        // With its folder the place of the last change goes away.
+        change(scratch.at("folder"), Content::Nothing),
+        change(guard, text("new")),
+    ];
+    let error = apply(&changes).unwrap_err();
+    assert!(error.to_string().ends_with("nothing was changed"), "{error}");
+    assert_eq!(scratch.tree(), before);
+}
+
+#[test]
+fn what_is_there_is_read_as_what_it_is() {
+    let scratch = Scratch::new("look");
+    let layout = Layout {
+        torchrun: scratch.at("torchrun"),
+        kept: scratch.at("kept"),
+        guard: scratch.at("guard"),
+        room: scratch.at("room"),
+    };
+    symlink("nowhere", scratch.at("torchrun")).unwrap();
+    fs::create_dir(scratch.at("kept")).unwrap();
+    fs::write(scratch.at("guard"), vec![b'x'; LONGEST_SCRIPT + 1]).unwrap();
+    let found = look(&layout, |_| false).unwrap();
+    assert_eq!([&found.torchrun, &found.kept, &found.guard], [&Entry::Other; 3]);
+    assert_eq!((&found.hook, &found.record, &found.link), (&Entry::Missing, &Entry::Missing, &None));
+    apply(&[change(layout.room.clone(), room())]).unwrap();
+    let found = look(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
+    assert_eq!(found.hook, Entry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
+    assert_eq!(found.link, Some(Target::Works("/env/bin/rankrun".into())));
+    assert_eq!(look(&layout, |_| false).unwrap().link, Some(Target::Gone("/env/bin/rankrun".into())));
+}

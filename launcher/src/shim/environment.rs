@@ -1,0 +1,181 @@
+//! Which Python environment is meant, and what its Python says about itself.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::error::ShimError;
+use crate::cli::python::{find_program, folder_of_launcher};
+use crate::facts::Facts;
+
+/// What the chosen Python is asked to run: it answers with words between NUL bytes.
+pub(super) const QUESTION: &str = include_str!("templates/probe.py");
+
+/// A Python environment: a venv, a conda environment, or what belongs to an installed Python.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Environment {
+    /// Its interpreter.
+    pub(super) python: PathBuf,
+    /// `sys.prefix`
+    pub(super) prefix: PathBuf,
+    /// Where installed commands go.
+    pub(super) scripts: PathBuf,
+    /// Where installed packages go, and what Python reads at each start.
+    pub(super) packages: PathBuf,
+    /// The PyTorch that it finds, wherever that is installed.
+    pub(super) torch: Option<Torch>,
+}
+
+/// An installed PyTorch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Torch {
+    /// The folder of the package `torch`.
+    pub(super) folder: PathBuf,
+    /// Its version, where the installation says it.
+    pub(super) version: String,
+}
+
+/// The Python whose environment is meant: the named one, else the one beside rankrun, else the active one.
+///
+/// # Errors
+/// There is none.
+pub(super) fn choose_python(
+    named: Option<&OsStr>,
+    argv0: &OsStr,
+    facts: &Facts,
+) -> Result<PathBuf, ShimError> {
+    if let Some(named) = named {
+        let found = find_program(named, facts);
+        return found.map(|python| facts.absolute(&python)).map_err(|problem| ShimError::NoSuchPython {
+            named: named.to_string_lossy().into_owned(),
+            problem,
+        });
+    }
+    // A `python3` beside us in `/usr/bin` is the system's, and must not win over the venv that is active.
+    let beside = folder_of_launcher(argv0, facts).map(|folder| (folder, &["python"][..]));
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|name| {
+        let prefix = facts.filled_variable(name)?;
+        Some((facts.absolute(Path::new(prefix)).join("bin"), &["python", "python3"][..]))
+    });
+    let mut looked = Vec::new();
+    for (folder, names) in beside.into_iter().chain(active) {
+        let mut pythons = names.iter().map(|name| folder.join(name));
+        if let Some(python) = pythons.find(|python| facts.is_executable(python)) {
+            return Ok(python);
+        }
+        looked.push(folder);
+    }
+    Err(ShimError::NoEnvironment { looked })
+}
+
+/// Reads Python's answer.
+///
+/// # Errors
+/// It is too old, or the answer is no answer.
+pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<Environment, ShimError> {
+    let words: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+    match words[..] {
+        [_, _, version] => Err(ShimError::PythonTooOld { python: asked.to_owned(), version: shown(version) }),
+        [python, prefix, _, scripts, packages, torch, version] => {
+            // An interpreter that does not know its own path is called by the one that we know.
+            let python = if python.is_empty() { asked } else { Path::new(python) };
+            let torch = (!torch.is_empty()).then(|| Torch { folder: torch.into(), version: shown(version) });
+            let [prefix, scripts, packages] = [prefix, scripts, packages].map(PathBuf::from);
+            Ok(Environment { python: python.to_owned(), prefix, scripts, packages, torch })
+        }
+        _ => Err(ShimError::PythonSilent {
+            python: asked.to_owned(),
+            said: String::from_utf8_lossy(answer).into_owned(),
+        }),
+    }
+}
+
+fn shown(word: &OsStr) -> String {
+    word.to_string_lossy().into_owned()
+}
+
+/// A path that a shell script and a Python source can hold between single quotes.
+///
+/// # Errors
+/// It has a quote, a backslash or a control character.
+pub(super) fn quotable(path: &Path) -> Result<&[u8], ShimError> {
+    let bytes = path.as_os_str().as_bytes();
+    let plain = |byte: &u8| !matches!(byte, b'\'' | b'\\') && !byte.is_ascii_control();
+    if bytes.iter().all(plain) { Ok(bytes) } else { Err(ShimError::Unquotable { path: path.to_owned() }) }
+}
+
+/// The path by which rankrun was called if that is this program, since it stays when a new version replaces the
+/// file; else the program's own.
+pub(super) fn own_path(argv0: &OsStr, program: PathBuf, facts: &Facts) -> PathBuf {
+    let name = Path::new(argv0).file_name().map(OsString::from).unwrap_or_default();
+    let called = folder_of_launcher(argv0, facts).map(|folder| folder.join(name));
+    let is_program = |path: &PathBuf| facts.world().resolve_links(path) == program;
+    called.filter(is_program).unwrap_or(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::fake::FakeWorld;
+
+    fn world() -> FakeWorld {
+        let programs =
+            ["/a/bin/python", "/a/bin/rankrun", "/b/bin/python3", "/c/bin/python", "/usr/bin/python3"];
+        programs.into_iter().fold(FakeWorld::new(), FakeWorld::program).program("/usr/bin/rankrun")
+    }
+
+    fn choose(named: Option<&str>, argv0: &str, environment: &[(&str, &str)]) -> Result<String, String> {
+        let facts = world().facts(environment);
+        let chosen = choose_python(named.map(OsStr::new), OsStr::new(argv0), &facts);
+        chosen.map(|python| python.display().to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_named_python_comes_first_then_the_one_beside_us_then_the_active_one() {
+        let active = [("VIRTUAL_ENV", "/b"), ("CONDA_PREFIX", "/c"), ("PATH", "/usr/bin")];
+        let path = [("PATH", "/a/bin:/usr/bin")];
+        for (named, argv0, environment, python) in [
+            (Some("/c/bin/python"), "/a/bin/rankrun", &active[..], "/c/bin/python"),
+            (Some("python3"), "/a/bin/rankrun", &active, "/usr/bin/python3"),
+            (None, "/a/bin/rankrun", &active, "/a/bin/python"),
+            (None, "rankrun", &path, "/a/bin/python"),
+            // Beside us is only `python3`, which is the system's.
+            (None, "/usr/bin/rankrun", &active, "/b/bin/python3"),
+            (None, "/usr/bin/rankrun", &active[1..], "/c/bin/python"),
+        ] {
+            assert_eq!(choose(named, argv0, environment).as_deref(), Ok(python), "{named:?} {argv0}");
+        }
+    }
+
+    #[test]
+    fn where_there_is_none_the_places_are_named() {
+        let error = choose(None, "/usr/bin/rankrun", &[("VIRTUAL_ENV", "/gone")]).unwrap_err();
+        assert!(error.ends_with("looked in `/usr/bin`, `/gone/bin`"), "{error}");
+        let error = choose(Some("/gone/python"), "/usr/bin/rankrun", &[]).unwrap_err();
+        assert!(error.contains("`/gone/python` does not exist"), "{error}");
+    }
+
+    #[test]
+    fn pythons_answer_is_read() {
+        let asked = Path::new("/env/bin/python");
+        let answer = b"/env/bin/python\0/env\x003.11\0/env/bin\0/env/lib/\xff\0/else/torch\x002.15.0";
+        let environment = parse(asked, answer).unwrap();
+        assert_eq!(environment.packages.as_os_str().as_bytes(), b"/env/lib/\xff");
+        assert_eq!(environment.torch.map(|torch| torch.version).as_deref(), Some("2.15.0"));
+        let environment = parse(asked, b"\0/env\x003.11\0/env/bin\0/env/lib\0\0").unwrap();
+        assert_eq!((environment.python.as_path(), environment.torch), (asked, None));
+        let error = parse(asked, b"/env/bin/python\0/env\x003.6").unwrap_err().to_string();
+        assert!(error.contains("is Python 3.6"), "{error}");
+        let error = parse(asked, b"hello").unwrap_err().to_string();
+        assert!(error.contains("hello"), "{error}");
+    }
+
+    #[test]
+    fn the_name_by_which_we_were_called_is_kept_where_it_is_us() {
+        let facts = world().link("/l/bin/rankrun", "/real/rankrun").facts(&[]);
+        let own = |argv0: &str| own_path(OsStr::new(argv0), "/real/rankrun".into(), &facts);
+        assert_eq!(own("/l/bin/rankrun"), Path::new("/l/bin/rankrun"));
+        assert_eq!(own("/a/bin/rankrun"), Path::new("/real/rankrun"));
+        assert_eq!(own(""), Path::new("/real/rankrun"));
+    }
+}

@@ -1,0 +1,197 @@
+//! What the shim puts where, and the text of each file.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::{Environment, quotable};
+use super::error::ShimError;
+
+/// The line that Python runs at each start: all that the shim costs other programs. The inner text is compiled only
+/// where `-m` or a script whose name ends in `run` was given; Python 3.8 and 3.9 do not know the whole command line.
+const GUARD: &str = include_str!("templates/guard.pth");
+const HOOK: &str = include_str!("templates/hook.py");
+const TORCHRUN: &str = include_str!("templates/torchrun");
+/// Stands in every torchrun that the shim has written.
+const MARK: &[u8] = b"# Made by `rankrun shim on`";
+/// One of them stands in every script that installers write for torchrun.
+const SIGNS: [&str; 2] = ["torch.distributed.run", "console_scripts"];
+/// Longer than any script that an installer writes.
+pub(super) const LONGEST_SCRIPT: usize = 1 << 16;
+
+/// The paths of all that the shim makes in an environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// The command itself.
+    pub(super) torchrun: PathBuf,
+    /// PyTorch's own command, kept.
+    pub(super) kept: PathBuf,
+    /// The line that Python runs at each start.
+    pub(super) guard: PathBuf,
+    /// A package of three files: the hook that the guard calls, the link to rankrun, the record.
+    pub(super) room: PathBuf,
+}
+
+impl Layout {
+    /// The places in this environment.
+    #[must_use]
+    pub(super) fn of(environment: &Environment) -> Self {
+        Self {
+            torchrun: environment.scripts.join("torchrun"),
+            kept: environment.scripts.join("torchrun.rankrun-original"),
+            guard: environment.packages.join("rankrun_shim.pth"),
+            room: environment.packages.join("_rankrun_shim"),
+        }
+    }
+
+    /// The hook's source.
+    #[must_use]
+    pub(super) fn hook(&self) -> PathBuf {
+        self.room.join("__init__.py")
+    }
+
+    /// The link to rankrun, whose name makes it torchrun.
+    #[must_use]
+    pub(super) fn link(&self) -> PathBuf {
+        self.room.join("torchrun")
+    }
+
+    /// What was there before.
+    #[must_use]
+    pub(super) fn record(&self) -> PathBuf {
+        self.room.join("record.json")
+    }
+}
+
+/// A whole file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct File {
+    /// What is in it.
+    pub(super) bytes: Vec<u8>,
+    /// Its permission bits.
+    pub(super) mode: u32,
+}
+
+/// What is kept in mind of the state before, so that it can be brought back to the byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The version that wrote it.
+    pub(super) rankrun: String,
+    /// The torchrun that was there.
+    pub(super) original: Option<Original>,
+}
+
+/// A script as JSON can hold it: one character per byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Original {
+    mode: u32,
+    script: String,
+}
+
+impl From<&File> for Original {
+    fn from(file: &File) -> Self {
+        Self { mode: file.mode, script: file.bytes.iter().copied().map(char::from).collect() }
+    }
+}
+
+impl Original {
+    /// The file; `None` if the record was tampered with.
+    #[must_use]
+    pub(super) fn file(&self) -> Option<File> {
+        let bytes: Result<_, _> = self.script.chars().map(u8::try_from).collect();
+        Some(File { bytes: bytes.ok()?, mode: self.mode & 0o7777 })
+    }
+}
+
+/// What the shim writes into an environment, whichever rankrun it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Texts {
+    /// `bin/torchrun`
+    pub(super) torchrun: Vec<u8>,
+    /// The hook.
+    pub(super) hook: Vec<u8>,
+    /// The guard.
+    pub(super) guard: Vec<u8>,
+}
+
+impl Texts {
+    /// The texts for this environment.
+    ///
+    /// # Errors
+    /// One of its paths cannot stand in a script.
+    pub(super) fn of(environment: &Environment, layout: &Layout) -> Result<Self, ShimError> {
+        let link = layout.link();
+        let torchrun = fill(
+            TORCHRUN,
+            &[
+                ("@RANKRUN@", quotable(&link)?),
+                ("@PYTHON@", quotable(&environment.python)?),
+                ("@KEPT@", python_bytes(quotable(&layout.kept)?).as_bytes()),
+            ],
+        );
+        let signs = SIGNS.map(|sign| format!("b\"{sign}\"")).join(", ");
+        let hook = fill(
+            HOOK,
+            &[
+                ("@PREFIX@", python_bytes(quotable(&environment.prefix)?).as_bytes()),
+                ("@TORCHRUN@", python_bytes(quotable(&layout.torchrun)?).as_bytes()),
+                ("@LONGEST@", LONGEST_SCRIPT.to_string().as_bytes()),
+                ("@SIGNS@", format!("({signs})").as_bytes()),
+            ],
+        );
+        Ok(Self { torchrun, hook, guard: GUARD.as_bytes().to_vec() })
+    }
+
+    /// Whether a hook, of whichever version, was written for the same environment.
+    #[must_use]
+    pub(super) fn are_of_the_place_of(&self, hook: &[u8]) -> bool {
+        let place = |hook: &[u8]| {
+            hook.split(|byte| *byte == b'\n').find(|line| line.starts_with(b"PREFIX = ")).map(<[u8]>::to_vec)
+        };
+        place(hook) == place(&self.hook)
+    }
+}
+
+/// Whether a `bin/torchrun` was written by the shim, of this or another version.
+#[must_use]
+pub(super) fn is_shim(script: &[u8]) -> bool {
+    script.windows(MARK.len()).any(|window| window == MARK)
+}
+
+/// Whether it is a script that an installer writes for PyTorch's torchrun.
+#[must_use]
+pub(super) fn is_original(script: &[u8]) -> bool {
+    let has = |sign: &str| script.windows(sign.len()).any(|window| window == sign.as_bytes());
+    script.starts_with(b"#!") && !is_shim(script) && SIGNS.into_iter().any(has)
+}
+
+/// Replaces each of the names, wherever it stands.
+fn fill(template: &str, values: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(at) = rest.find('@') {
+        text.extend_from_slice(&rest.as_bytes()[..at]);
+        rest = &rest[at..];
+        match values.iter().find(|(name, _)| rest.starts_with(name)) {
+            Some((name, value)) => {
+                text.extend_from_slice(value);
+                rest = &rest[name.len()..];
+            }
+            None => {
+                text.push(b'@');
+                rest = &rest[1..];
+            }
+        }
+    }
+    text.extend_from_slice(rest.as_bytes());
+    text
+}
+
+/// A Python literal of these bytes, in ASCII.
+fn python_bytes(bytes: &[u8]) -> String {
+    let escaped: String = bytes.iter().flat_map(|byte| byte.escape_ascii()).map(char::from).collect();
+    format!("b'{escaped}'")
+}
+
+#[cfg(test)]
+mod tests;

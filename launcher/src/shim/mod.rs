@@ -1,0 +1,120 @@
+//! `rankrun shim`: makes the `torchrun` of a Python environment ours, and back.
+//!
+//! There are three ways to call torchrun, and each has its own part:
+//!
+//! | call | what makes it ours |
+//! |---|---|
+//! | `torchrun` | `bin/torchrun` is a script that a shell and Python can both read; the shell runs us |
+//! | `python …/bin/torchrun` | the hook: a line in a `.pth` file, run at each start of that Python |
+//! | `python -m torch.distributed.run` | the hook |
+//!
+//! A script, and not a link to us, since a link would be broken when rankrun is uninstalled, and no Python could
+//! read it: the shell costs 0.7 ms. What Python reads of the script is PyTorch's own command. The hook also takes a
+//! `bin/torchrun` that an installer has written again.
+//!
+//! `words` reads the command line, `environment` says which environment is meant, `layout` what goes where,
+//! `state` what is there, `plan` what to change, `status` what would run: all pure. `probe` asks a Python, and
+//! `disk` reads and changes files.
+
+mod disk;
+mod environment;
+mod error;
+mod layout;
+mod plan;
+mod probe;
+mod state;
+mod status;
+mod words;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+pub use error::ShimError;
+
+use crate::facts::Facts;
+use environment::Environment;
+use layout::{Layout, Texts};
+use plan::{turn_off, turn_on};
+use state::{State, Torchrun};
+use status::{Outside, Status};
+use words::{Format, Request, Verb};
+
+/// Set to `off`, it makes the shim start PyTorch's own torchrun.
+const SWITCH: &str = "RANKRUN_SHIM";
+
+/// What to do about a refusal where the shim stands in torchrun's place.
+pub const WAY_OUT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";
+
+/// Does what the words behind `rankrun shim` say; `argv0` is the name by which we were called, `program` our own
+/// file. Answers with what to say about it.
+///
+/// # Errors
+/// It cannot be done; then nothing was changed.
+pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -> Result<String, ShimError> {
+    let (verb, python) = match words::parse(words)? {
+        Request::Help => return Ok(include_str!("help.txt").to_owned()),
+        Request::Act { verb, python } => (verb, python),
+    };
+    let python = environment::choose_python(python.as_deref(), argv0, facts)?;
+    let environment = environment::parse(&python, &probe::ask(&python)?)?;
+    let layout = Layout::of(&environment);
+    let texts = Texts::of(&environment, &layout)?;
+    let _lock = match verb {
+        Verb::On | Verb::Off => disk::lock(&environment.scripts),
+        Verb::Status(_) => None,
+    };
+    let state = State::of(disk::look(&layout, |path| facts.is_executable(path))?, &texts);
+    match verb {
+        Verb::On => {
+            let rankrun = environment::own_path(argv0, program, facts);
+            on(&environment, &layout, &texts, (&state, &rankrun))
+        }
+        Verb::Off => off(&environment, &layout, &state),
+        Verb::Status(format) => {
+            let status = Status::of(&environment, &layout, &state, outside(&layout, facts));
+            Ok(match format {
+                Format::Table => status.table(),
+                Format::Json => status.json(),
+            })
+        }
+    }
+}
+
+fn on(
+    environment: &Environment,
+    layout: &Layout,
+    texts: &Texts,
+    (state, rankrun): (&State, &Path),
+) -> Result<String, ShimError> {
+    if environment.torch.is_none() {
+        return Err(ShimError::NoTorch { prefix: environment.prefix.clone() });
+    }
+    if state.torchrun == Torchrun::Foreign {
+        return Err(ShimError::Foreign { path: layout.torchrun.clone() });
+    }
+    let changes = turn_on(state, layout, texts, rankrun);
+    disk::apply(&changes)?;
+    let already = if changes.is_empty() { "already " } else { "" };
+    Ok(format!(
+        "the shim is {already}on in `{}`: torchrun is rankrun there\nPyTorch's own runs once with \
+         `RANKRUN_SHIM=off torchrun …`, and comes back with `rankrun shim off`\n",
+        environment.prefix.display()
+    ))
+}
+
+fn off(environment: &Environment, layout: &Layout, state: &State) -> Result<String, ShimError> {
+    let changes = turn_off(state, layout, environment.torch.is_some());
+    disk::apply(&changes)?;
+    let already = if changes.is_empty() { "already " } else { "" };
+    Ok(format!("the shim is {already}off in `{}`\n", environment.prefix.display()))
+}
+
+fn outside(layout: &Layout, facts: &Facts) -> Outside {
+    let resolve = |path: &Path| facts.world().resolve_links(path);
+    let in_path = facts.find_in_path(OsStr::new("torchrun")).map(|path| facts.absolute(&path));
+    let ours = resolve(&layout.torchrun);
+    Outside {
+        other_in_path: in_path.filter(|path| resolve(path) != ours),
+        switched_off: facts.variable(SWITCH).is_some_and(|value| value == "off"),
+    }
+}

@@ -1,0 +1,116 @@
+//! What to change, in which order. At every moment between two changes each call still runs a torchrun.
+
+use std::path::{Path, PathBuf};
+
+use super::layout::{File, Layout, Original, Record, Texts};
+use super::state::{Age, State, Torchrun};
+
+/// One change of one path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Which.
+    pub(super) path: PathBuf,
+    /// What will be there.
+    pub(super) to: Content,
+}
+
+/// What will be at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing.
+    Nothing,
+    /// This file.
+    File(File),
+    /// The very file that is at another path now.
+    SameAs(PathBuf),
+    /// Our room.
+    Room(Room),
+}
+
+/// The package that the guard imports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Room {
+    /// The hook's source.
+    pub(super) hook: Vec<u8>,
+    /// The record.
+    pub(super) record: Record,
+    /// The program to run.
+    pub(super) rankrun: PathBuf,
+}
+
+/// The changes that make an environment's torchrun ours; none if it is already. A foreign `bin/torchrun` and an
+/// environment without PyTorch were refused before.
+#[must_use]
+pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &Path) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut change = |path: &Path, to: Content| changes.push(Change { path: path.to_owned(), to });
+    let record = Record {
+        rankrun: env!("CARGO_PKG_VERSION").to_owned(),
+        original: match &state.torchrun {
+            Torchrun::Original(file) => Some(file.into()),
+            // What an earlier `on` has found stays what `off` brings back.
+            Torchrun::Shim(_) | Torchrun::Missing | Torchrun::Foreign => before(state),
+        },
+    };
+    let same_link = state.link.as_ref().is_some_and(|link| link.path() == rankrun);
+    if state.hook != Some(Age::Current) || state.record.as_ref() != Some(&record) || !same_link {
+        let room = Room { hook: texts.hook.clone(), record, rankrun: rankrun.to_owned() };
+        change(&layout.room, Content::Room(room));
+    }
+    if let Torchrun::Original(_) = state.torchrun {
+        change(&layout.kept, Content::SameAs(layout.torchrun.clone()));
+    }
+    if state.torchrun != Torchrun::Shim(Age::Current) {
+        let file = File { bytes: texts.torchrun.clone(), mode: 0o755 };
+        change(&layout.torchrun, Content::File(file));
+    }
+    if state.hook != Some(Age::Current) {
+        change(&layout.guard, Content::File(File { bytes: texts.guard.clone(), mode: 0o644 }));
+    }
+    changes
+}
+
+/// The changes that bring back what was there; none if the shim is not there. `has_torch` says whether there is
+/// something that the old torchrun could start.
+#[must_use]
+pub(super) fn turn_off(state: &State, layout: &Layout, has_torch: bool) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut change = |path: &Path, to: Content| changes.push(Change { path: path.to_owned(), to });
+    if state.has_traces || state.link.is_some() || state.record.is_some() {
+        change(&layout.guard, Content::Nothing);
+        change(&layout.room, Content::Nothing);
+    }
+    match state.torchrun {
+        Torchrun::Shim(_) => change(&layout.torchrun, restored(state, layout)),
+        Torchrun::Missing if has_torch && before(state).is_some() => {
+            change(&layout.torchrun, restored(state, layout));
+        }
+        // A torchrun that came later stays.
+        Torchrun::Missing | Torchrun::Original(_) | Torchrun::Foreign => {}
+    }
+    if state.kept.is_some() {
+        change(&layout.kept, Content::Nothing);
+    }
+    changes
+}
+
+/// What was at `bin/torchrun` before: as the record says, else what is kept.
+fn before(state: &State) -> Option<Original> {
+    match &state.record {
+        Some(record) => record.original.clone(),
+        None => state.kept.as_ref().map(Original::from),
+    }
+}
+
+fn restored(state: &State, layout: &Layout) -> Content {
+    let Some(file) = before(state).and_then(|original| original.file()) else { return Content::Nothing };
+    // The very file has its owner and its time stamps too; one that was changed since is not it.
+    if state.kept.as_ref() == Some(&file) {
+        Content::SameAs(layout.kept.clone())
+    } else {
+        Content::File(file)
+    }
+}
+
+#[cfg(test)]
+mod tests;

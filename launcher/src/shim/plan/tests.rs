@@ -1,0 +1,163 @@
+use super::*;
+use crate::shim::state::Target;
+
+const RANKRUN: &str = "/env/bin/rankrun";
+
+fn layout() -> Layout {
+    Layout {
+        torchrun: "/env/bin/torchrun".into(),
+        kept: "/env/bin/torchrun.rankrun-original".into(),
+        guard: "/env/lib/rankrun_shim.pth".into(),
+        room: "/env/lib/_rankrun_shim".into(),
+    }
+}
+
+fn texts() -> Texts {
+    Texts { torchrun: b"shim".to_vec(), hook: b"hook".to_vec(), guard: b"guard".to_vec() }
+}
+
+fn script(text: &str) -> File {
+    File { bytes: text.into(), mode: 0o755 }
+}
+
+fn record(original: Option<&File>) -> Option<Record> {
+    Some(Record { rankrun: env!("CARGO_PKG_VERSION").to_owned(), original: original.map(Original::from) })
+}
+
+/// Nothing of ours.
+fn before(torchrun: Torchrun) -> State {
+    State { torchrun, kept: None, record: None, hook: None, has_traces: false, link: None }
+}
+
+/// All of ours, over pip's script.
+fn on() -> State {
+    State {
+        torchrun: Torchrun::Shim(Age::Current),
+        kept: Some(script("pip")),
+        record: record(Some(&script("pip"))),
+        hook: Some(Age::Current),
+        has_traces: true,
+        link: Some(Target::Works(RANKRUN.into())),
+    }
+}
+
+/// The changes as words, in their order.
+fn words(changes: &[Change]) -> Vec<String> {
+    let change = |change: &Change| {
+        let name = change.path.file_name().unwrap_or_default().to_string_lossy();
+        match &change.to {
+            Content::Nothing => format!("- {name}"),
+            Content::File(file) => format!("{name}: {}", String::from_utf8_lossy(&file.bytes)),
+            Content::SameAs(path) => format!("{name} = {}", path.file_name().unwrap().to_string_lossy()),
+            Content::Room(room) => {
+                let original = room.record.original.as_ref().and_then(Original::file);
+                let original = original.map(|file| String::from_utf8(file.bytes).unwrap());
+                format!("{name} for {} over {original:?}", room.rankrun.display())
+            }
+        }
+    };
+    changes.iter().map(change).collect()
+}
+
+fn turned_on(state: &State) -> Vec<String> {
+    words(&turn_on(state, &layout(), &texts(), Path::new(RANKRUN)))
+}
+
+fn turned_off(state: &State) -> Vec<String> {
+    words(&turn_off(state, &layout(), true))
+}
+
+#[test]
+fn on_keeps_the_original_before_it_replaces_it_and_the_guard_comes_last() {
+    assert_eq!(
+        turned_on(&before(Torchrun::Original(script("pip")))),
+        [
+            "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")",
+            "torchrun.rankrun-original = torchrun",
+            "torchrun: shim",
+            "rankrun_shim.pth: guard",
+        ]
+    );
+}
+
+#[test]
+fn on_makes_a_torchrun_where_there_is_none() {
+    assert_eq!(
+        turned_on(&before(Torchrun::Missing)),
+        ["_rankrun_shim for /env/bin/rankrun over None", "torchrun: shim", "rankrun_shim.pth: guard"]
+    );
+}
+
+#[test]
+fn what_is_on_needs_no_change() {
+    assert_eq!(turned_on(&on()), [""; 0]);
+}
+
+#[test]
+fn on_repairs_what_is_not_as_it_should_be() {
+    let room = "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")";
+    let reinstalled = State { torchrun: Torchrun::Original(script("new")), ..on() };
+    assert_eq!(
+        turned_on(&reinstalled),
+        [
+            "_rankrun_shim for /env/bin/rankrun over Some(\"new\")",
+            "torchrun.rankrun-original = torchrun",
+            "torchrun: shim"
+        ]
+    );
+    let old = State { torchrun: Torchrun::Shim(Age::Old), hook: Some(Age::Old), ..on() };
+    assert_eq!(turned_on(&old), [room, "torchrun: shim", "rankrun_shim.pth: guard"]);
+    let deleted = State { torchrun: Torchrun::Missing, ..on() };
+    assert_eq!(turned_on(&deleted), ["torchrun: shim"]);
+    let elsewhere = State { link: Some(Target::Gone("/old/rankrun".into())), ..on() };
+    assert_eq!(turned_on(&elsewhere), [room]);
+    // The room was deleted: what is kept says what was there.
+    let no_room = State { record: None, hook: None, link: None, ..on() };
+    assert_eq!(turned_on(&no_room), [room, "rankrun_shim.pth: guard"]);
+}
+
+#[test]
+fn off_takes_the_guard_away_first() {
+    assert_eq!(
+        turned_off(&on()),
+        [
+            "- rankrun_shim.pth",
+            "- _rankrun_shim",
+            "torchrun = torchrun.rankrun-original",
+            "- torchrun.rankrun-original"
+        ]
+    );
+}
+
+#[test]
+fn off_brings_back_what_the_record_says() {
+    let hooks = ["- rankrun_shim.pth", "- _rankrun_shim"];
+    let tampered = State { kept: Some(script("other")), ..on() };
+    assert_eq!(turned_off(&tampered)[2..], ["torchrun: pip", "- torchrun.rankrun-original"]);
+    let lost = State { kept: None, ..on() };
+    assert_eq!(turned_off(&lost), [hooks[0], hooks[1], "torchrun: pip"]);
+    let none_before = State { kept: None, record: record(None), ..on() };
+    assert_eq!(turned_off(&none_before), [hooks[0], hooks[1], "- torchrun"]);
+    let no_room = State { record: None, hook: None, has_traces: false, link: None, ..on() };
+    assert_eq!(turned_off(&no_room), ["torchrun = torchrun.rankrun-original", "- torchrun.rankrun-original"]);
+    let deleted = State { torchrun: Torchrun::Missing, ..on() };
+    assert_eq!(turned_off(&deleted)[2], "torchrun = torchrun.rankrun-original");
+}
+
+#[test]
+fn off_leaves_a_torchrun_that_came_later() {
+    let hooks = ["- rankrun_shim.pth", "- _rankrun_shim", "- torchrun.rankrun-original"];
+    for torchrun in [Torchrun::Original(script("new")), Torchrun::Foreign] {
+        assert_eq!(turned_off(&State { torchrun, ..on() }), hooks);
+    }
+    // PyTorch was uninstalled, and its torchrun with it.
+    let uninstalled = State { torchrun: Torchrun::Missing, ..on() };
+    assert_eq!(words(&turn_off(&uninstalled, &layout(), false)), hooks);
+}
+
+#[test]
+fn what_is_off_needs_no_change() {
+    for torchrun in [Torchrun::Original(script("pip")), Torchrun::Missing, Torchrun::Foreign] {
+        assert_eq!(turned_off(&before(torchrun)), [""; 0]);
+    }
+}

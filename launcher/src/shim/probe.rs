@@ -1,0 +1,26 @@
+//! Asks a Python where its environment is.
+#![expect(clippy::disallowed_methods, reason = "only that Python knows, and no job runs yet")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::environment::QUESTION;
+use super::error::ShimError;
+
+/// Its answer, unread.
+///
+/// # Errors
+/// It cannot be started, or it fails.
+pub(super) fn ask(python: &Path) -> Result<Vec<u8>, ShimError> {
+    let result = Command::new(python).arg("-c").arg(QUESTION).stdin(Stdio::null()).output();
+    let output = result.map_err(|source| ShimError::CannotAsk { python: python.to_owned(), source })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = errors
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+        .map_or_else(|| output.status.to_string(), |line| line.trim().to_owned());
+    Err(ShimError::PythonSilent { python: python.to_owned(), said })
+}

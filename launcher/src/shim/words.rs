@@ -1,0 +1,115 @@
+//! The words behind `rankrun shim`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use super::error::ShimError;
+
+/// What is asked of the shim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Request {
+    /// Explain the command.
+    Help,
+    /// Do it, for the environment of this Python or of the one that is found.
+    Act {
+        /// What.
+        verb: Verb,
+        /// `--python`
+        python: Option<OsString>,
+    },
+}
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    /// Make the environment's torchrun ours.
+    On,
+    /// Bring the old one back.
+    Off,
+    /// Say what would run.
+    Status(Format),
+}
+
+/// How the status is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Reads them.
+///
+/// # Errors
+/// A word that is none of ours, or one that is missing.
+pub(super) fn parse(words: &[OsString]) -> Result<Request, ShimError> {
+    let (mut verb, mut python, mut json) = (None, None, false);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let named = word.as_bytes().strip_prefix(b"--python=").map(|path| OsString::from_vec(path.to_vec()));
+        match word.to_str() {
+            Some("-h" | "--help") => return Ok(Request::Help),
+            Some("--json") => json = true,
+            Some("--python") => {
+                python = Some(words.next().cloned().ok_or(ShimError::PythonMissing)?);
+            }
+            _ if named.is_some() => python = named,
+            Some(name @ ("on" | "off" | "status")) if verb.is_none() => verb = Some(name),
+            _ => return Err(ShimError::UnknownWord { word: shown(word) }),
+        }
+    }
+    let verb = match (verb, json) {
+        (Some("on"), false) => Verb::On,
+        (Some("off"), false) => Verb::Off,
+        (Some("status"), false) => Verb::Status(Format::Table),
+        (Some("status"), true) => Verb::Status(Format::Json),
+        (Some(_), true) => return Err(ShimError::UnknownWord { word: "--json".to_owned() }),
+        (None | Some(_), _) => return Err(ShimError::VerbMissing),
+    };
+    Ok(Request::Act { verb, python })
+}
+
+fn shown(word: &OsStr) -> String {
+    word.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Request, String> {
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        parse(&words).map_err(|error| error.to_string())
+    }
+
+    fn act(verb: Verb, python: Option<&str>) -> Result<Request, String> {
+        Ok(Request::Act { verb, python: python.map(OsString::from) })
+    }
+
+    #[test]
+    fn the_words_may_stand_in_any_order() {
+        assert_eq!(read("on"), act(Verb::On, None));
+        assert_eq!(read("off --python /a/python"), act(Verb::Off, Some("/a/python")));
+        assert_eq!(read("--python=/a/python on"), act(Verb::On, Some("/a/python")));
+        assert_eq!(read("--json status"), act(Verb::Status(Format::Json), None));
+        assert_eq!(read("status"), act(Verb::Status(Format::Table), None));
+        assert_eq!(read("on --help"), Ok(Request::Help));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (line, part) in [
+            ("", "on, off or status"),
+            ("--json", "on, off or status"),
+            ("of", "`of`"),
+            ("on off", "`off`"),
+            ("on --json", "`--json`"),
+            ("on --python", "--python"),
+            ("status --jason", "`--jason`"),
+        ] {
+            let error = read(line).unwrap_err();
+            assert!(error.contains(part), "`{line}`: {error}");
+        }
+    }
+}
