@@ -92,6 +92,7 @@ fn nothing_is_lost_when_its_wrapper_is_killed() {
     let job = two(Name::Rankrun).worker(["catch", "alive", "forever"]).start();
     let hand = by_hand(&script(&job, 1), "").start();
     let line = hand.line("alive rank=1");
+    job.line("started by hand");
     hand.signal(Signal::SIGKILL);
     let outcome = job.wait();
     // The other one hears nothing but SIGKILL.

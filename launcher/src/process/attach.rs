@@ -92,7 +92,9 @@ pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<
     let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Rankrun);
     let mask = block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
+    tell(&agent, b'b', "");
     let child = spawn(program, args, mask).map_err(|source| {
+        tell(&agent, b'n', "");
         let program = program.to_string_lossy().into_owned();
         AttachError::Spawn { program, source }
     })?;

@@ -7,7 +7,8 @@
 //! ```text
 //! wrapper                          agent
 //!                    ◄──  w  ───   welcome: start it now           or  r TEXT: refused
-//!            ───  s PID  ──►       it was started
+//!            ───  b  ──►           it is about to be started
+//!            ───  s PID  ──►       it was started                  or  n: it cannot be
 //!            ───  e EXIT  ──►      it has ended: `code N` or `signal N`, with `core` behind it for a core file
 //!                    ◄── x TEXT    nobody waits for it any more
 //! ```
@@ -20,8 +21,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
-    listen, recv, send, socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials, accept4, bind, connect,
+    getsockopt, listen, recv, send, socket,
 };
 use nix::unistd::Pid;
 
@@ -63,6 +64,8 @@ enum Caller {
     Nobody,
     /// A wrapper that has not started its worker yet.
     Expected(OwnedFd),
+    /// A wrapper whose worker may run or not.
+    Starting(OwnedFd),
     /// A wrapper whose worker runs.
     Running(OwnedFd, Pid),
     /// The worker has run.
@@ -91,7 +94,9 @@ impl Door {
     /// Readable when [`Self::receive`] has something to do.
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let caller = match &self.caller {
-            Caller::Expected(caller) | Caller::Running(caller, _) => Some(caller.as_fd()),
+            Caller::Expected(caller) | Caller::Starting(caller) | Caller::Running(caller, _) => {
+                Some(caller.as_fd())
+            }
             Caller::Nobody | Caller::Done => None,
         };
         self.listener.iter().map(AsFd::as_fd).chain(caller)
@@ -131,22 +136,22 @@ impl Door {
     pub fn release(&mut self, why: &str) {
         match &self.caller {
             Caller::Expected(caller) => tell(caller, b'r', why),
-            Caller::Running(caller, _) => tell(caller, b'x', why),
+            Caller::Starting(caller) | Caller::Running(caller, _) => tell(caller, b'x', why),
             Caller::Nobody | Caller::Done => {}
         }
         self.closed = Some(why.to_owned());
     }
 
     fn answer(&mut self, caller: OwnedFd) {
-        let is_ours = getsockopt(&caller, PeerCredentials).is_ok_and(|peer| {
-            let uid = peer.uid();
-            uid == rustix::process::getuid().as_raw() || uid == 0
-        });
+        let own = rustix::process::getuid().as_raw();
+        let is_ours = peer(&caller).is_some_and(|peer| peer.uid() == own || peer.uid() == 0);
         let refusal = match (&self.closed, &self.caller) {
             _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
             (Some(why), _) => Some(why.clone()),
             (None, Caller::Nobody) => None,
-            (None, Caller::Expected(_)) => Some("somebody else starts this worker at the moment".to_owned()),
+            (None, Caller::Expected(_) | Caller::Starting(_)) => {
+                Some("somebody else starts this worker at the moment".to_owned())
+            }
             (None, Caller::Running(_, pid)) => Some(format!("this worker runs already, as pid {pid}")),
             (None, Caller::Done) => Some("this worker has run already".to_owned()),
         };
@@ -160,41 +165,52 @@ impl Door {
     }
 
     fn next_report(&mut self) -> Option<Reported> {
-        match std::mem::replace(&mut self.caller, Caller::Nobody) {
-            Caller::Expected(caller) => match receive(caller.as_fd()) {
-                Received::Record(b's', text) => {
-                    let pid = Pid::from_raw(text.parse().unwrap_or_default());
-                    self.caller = Caller::Running(caller, pid);
-                    Some(Reported::Started(pid))
+        loop {
+            let received = match &self.caller {
+                Caller::Expected(caller) | Caller::Starting(caller) | Caller::Running(caller, _) => {
+                    receive(caller.as_fd())
                 }
-                Received::Nothing => {
-                    self.caller = Caller::Expected(caller);
-                    None
-                }
-                // It could not start its worker: somebody may try again.
-                Received::Record(..) | Received::Closed => None,
-            },
-            Caller::Running(caller, pid) => {
-                let exit = match receive(caller.as_fd()) {
-                    Received::Nothing => {
-                        self.caller = Caller::Running(caller, pid);
-                        return None;
-                    }
-                    Received::Record(b'e', text) => parse_exit(&text).unwrap_or(Exit::Code(1)),
-                    // The wrapper was killed, and its worker was with it.
-                    Received::Record(..) | Received::Closed => {
-                        Exit::Signal { number: libc::SIGKILL, core_dumped: false }
-                    }
-                };
-                self.caller = Caller::Done;
-                Some(Reported::Ended { pid, exit })
+                Caller::Nobody | Caller::Done => return None,
+            };
+            if received == Received::Nothing {
+                return None;
             }
-            caller @ (Caller::Nobody | Caller::Done) => {
-                self.caller = caller;
-                None
+            let (caller, reported) = heard(std::mem::replace(&mut self.caller, Caller::Nobody), &received);
+            self.caller = caller;
+            if reported.is_some() {
+                return reported;
             }
         }
     }
+}
+
+/// What a caller is after it said something, or left.
+fn heard(caller: Caller, received: &Received) -> (Caller, Option<Reported>) {
+    // A wrapper that is killed takes its worker with it.
+    let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+    match (caller, received) {
+        (Caller::Expected(fd), Received::Record(b'b', _)) => (Caller::Starting(fd), None),
+        // Somebody may try again.
+        (Caller::Expected(_), _) | (Caller::Starting(_), Received::Record(b'n', _)) => (Caller::Nobody, None),
+        (Caller::Starting(fd), Received::Record(b's', text)) => {
+            let pid = Pid::from_raw(text.parse().unwrap_or_default());
+            (Caller::Running(fd, pid), Some(Reported::Started(pid)))
+        }
+        (Caller::Starting(fd), _) => {
+            let pid = Pid::from_raw(peer(&fd).map_or(0, |wrapper| wrapper.pid()));
+            (Caller::Done, Some(Reported::Ended { pid, exit: killed }))
+        }
+        (Caller::Running(_, pid), Received::Record(b'e', text)) => {
+            let exit = parse_exit(text).unwrap_or(Exit::Code(1));
+            (Caller::Done, Some(Reported::Ended { pid, exit }))
+        }
+        (Caller::Running(_, pid), _) => (Caller::Done, Some(Reported::Ended { pid, exit: killed })),
+        (caller @ (Caller::Nobody | Caller::Done), _) => (caller, None),
+    }
+}
+
+fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
+    getsockopt(caller, PeerCredentials).ok()
 }
 
 /// What a look at the connection gave.
@@ -292,6 +308,7 @@ mod tests {
         let (mut door, name) = door(0);
         let (wrapper, answer) = call(&mut door, &name);
         assert_eq!(answer, Received::Record(b'w', String::new()));
+        tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
         tell_exit(&wrapper, Exit::Code(3));
         let ended = Reported::Ended { pid: PID, exit: Exit::Code(3) };
@@ -303,6 +320,7 @@ mod tests {
     fn a_wrapper_that_is_killed_is_an_end() {
         let (mut door, name) = door(1);
         let (wrapper, _) = call(&mut door, &name);
+        tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
         assert_eq!(door.receive(), [Reported::Started(PID)]);
         drop(wrapper);
@@ -314,9 +332,24 @@ mod tests {
     #[test]
     fn a_start_that_failed_may_be_tried_again() {
         let (mut door, name) = door(2);
-        let (wrapper, _) = call(&mut door, &name);
-        drop(wrapper);
+        let (gone_before, _) = call(&mut door, &name);
+        drop(gone_before);
+        let (wrapper, answer) = call(&mut door, &name);
+        assert_eq!(answer, Received::Record(b'w', String::new()));
+        tell(&wrapper, b'b', "");
+        tell(&wrapper, b'n', "");
         assert_eq!(call(&mut door, &name).1, Received::Record(b'w', String::new()));
+    }
+
+    #[test]
+    fn a_wrapper_that_is_killed_within_the_start_may_have_started_it() {
+        let (mut door, name) = door(5);
+        let (wrapper, _) = call(&mut door, &name);
+        tell(&wrapper, b'b', "");
+        drop(wrapper);
+        let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        let pid = nix::unistd::getpid();
+        assert_eq!(door.receive(), [Reported::Ended { pid, exit }]);
     }
 
     #[test]
@@ -326,6 +359,7 @@ mod tests {
         assert!(
             matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("somebody"))
         );
+        tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
         assert_eq!(door.receive(), [Reported::Started(PID)]);
         assert!(matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("pid 42")));
@@ -335,6 +369,7 @@ mod tests {
     fn who_is_released_is_told_and_still_heard() {
         let (mut door, name) = door(4);
         let (wrapper, _) = call(&mut door, &name);
+        tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
         assert_eq!(door.receive(), [Reported::Started(PID)]);
         door.release("rank 0 failed");
