@@ -1,6 +1,7 @@
 """Uses the agent's store directly, as libraries beside torch's process groups do: keys, counters, barriers."""
 
 import os
+import sys
 
 import torch.distributed as dist
 from torch.distributed.elastic.utils import store as elastic
@@ -50,7 +51,9 @@ def facts(rank: int, world_size: int) -> dict[str, object]:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for name, value in facts(rank, world_size).items():
-        print(f"fact {rank} {name}: {value}", flush=True)
+        # `print` would write the line's end apart, and the other rank may write in between.
+        sys.stdout.write(f"fact {rank} {name}: {value}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

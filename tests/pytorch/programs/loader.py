@@ -33,7 +33,9 @@ class Numbers(Dataset):
 
 
 def tell(_reader: int) -> None:
-    print(f"reader pid={os.getpid()} rank={os.environ['RANK']}", flush=True)
+    # `print` would write the line's end apart, and another process may write in between.
+    sys.stdout.write(f"reader pid={os.getpid()} rank={os.environ['RANK']}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
