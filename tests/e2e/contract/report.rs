@@ -16,8 +16,8 @@ pub(super) fn report(outcome: &Outcome) -> Vec<String> {
     let text = outcome.err();
     let lines: Vec<&str> = text.lines().collect();
     let ends = |line: &&str| is_rule(line, '=');
-    let Some(first) = lines.iter().position(|line| ends(line)) else { return Vec::new() };
-    let last = lines.iter().rposition(|line| ends(line)).unwrap_or(first);
+    let Some(first) = lines.iter().position(&ends) else { return Vec::new() };
+    let last = lines.iter().rposition(ends).unwrap_or(first);
     let lines = &lines[first..=last];
     let longest = lines.iter().filter(|line| !is_any_rule(line)).map(|line| line.chars().count()).max();
     for rule in lines.iter().filter(|line| is_any_rule(line)) {
