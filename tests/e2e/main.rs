@@ -9,6 +9,7 @@ mod console;
 mod environment;
 mod executables;
 mod exits;
+mod install;
 mod locked_down;
 mod logs;
 mod orphans;
