@@ -12,6 +12,7 @@ mod events;
 mod executables;
 mod exits;
 mod explain;
+mod install;
 mod leave_out;
 mod locked_down;
 mod logs;

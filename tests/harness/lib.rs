@@ -22,7 +22,7 @@ pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};
 pub use outcome::Outcome;
-pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python};
+pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python, wheel};
 pub use processes::{Process, is_zombie_or_gone};
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
 pub use transcript::field;

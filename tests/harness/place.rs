@@ -12,6 +12,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::{env, process};
 
+use crate::settings::tell;
+
 /// A folder of one test, removed with all that is in it.
 #[derive(Debug)]
 pub struct Scratch {
@@ -157,6 +159,16 @@ pub fn python() -> PathBuf {
         python.display()
     );
     python
+}
+
+/// The wheel that `tests/run` builds: `RANKRUN_TEST_WHEEL`.
+#[must_use]
+pub fn wheel() -> Option<PathBuf> {
+    let wheel = env::var_os("RANKRUN_TEST_WHEEL").map(PathBuf::from);
+    if wheel.is_none() {
+        tell("skipped: no RANKRUN_TEST_WHEEL; `tests/run` builds one");
+    }
+    wheel
 }
 
 /// The value of `PYTHONPATH` that adds the frameworks of `tests/pytorch/frameworks.txt` to that Python:

@@ -1,0 +1,276 @@
+//! What is installed: the wheel, and `rankrun shim` in environments of its own.
+
+mod environment;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+use environment::Environment;
+
+/// The ways to call torchrun: plain, as Python's script, and as its module with options of the interpreter.
+fn calls(environment: &Environment) -> [String; 6] {
+    let torchrun = environment.bin("torchrun").display().to_string();
+    [
+        "torchrun".to_owned(),
+        format!("python {torchrun}"),
+        format!("python -I -X dev -W ignore {torchrun}"),
+        "python -m torch.distributed.run".to_owned(),
+        "python -um torch.distributed.run".to_owned(),
+        "python -I -X dev -mtorch.distributed.run".to_owned(),
+    ]
+}
+
+/// Fails unless every call starts our workers, and these run under the environment's Python.
+#[track_caller]
+fn every_call_is_ours(environment: &Environment) {
+    for call in calls(environment) {
+        let out = environment.out(&format!("{call} --nproc-per-node 1 worker.py 'a  b' '' é"));
+        let python = environment.bin("python");
+        assert_eq!(out, format!("worker of rankrun: {} ['a  b', '', 'é'] []\n", python.display()), "{call}");
+    }
+}
+
+/// Fails unless every call starts torch's own torchrun.
+#[track_caller]
+fn every_call_is_torchs(environment: &Environment, switch: &str) {
+    for call in calls(environment) {
+        let out = environment.out(&format!("{switch} {call} --nproc-per-node 1 worker.py 'a  b'"));
+        let name = if call.contains("distributed.run") { "run.py" } else { "torchrun" };
+        assert_eq!(
+            out,
+            format!("torch's own: {name} ['--nproc-per-node', '1', 'worker.py', 'a  b']\n"),
+            "{call}"
+        );
+    }
+}
+
+#[test]
+fn with_the_shim_every_call_is_ours_and_without_it_torchs() {
+    let environment = Environment::with_fake_torch();
+    every_call_is_torchs(&environment, "");
+    let before = environment.files();
+    let out = environment.out("rankrun shim on");
+    assert!(out.contains(&format!("the shim is on in `{}`", environment.prefix())), "{out}");
+    every_call_is_ours(&environment);
+    every_call_is_torchs(&environment, "RANKRUN_SHIM=off");
+    let status = environment.out("rankrun shim status --json");
+    assert!(status.contains(r#""shim":"on""#) && !status.contains(r#""runs":"torch""#), "{status}");
+    let out = environment.out("rankrun shim on");
+    assert!(out.contains("already on"), "{out}");
+    environment.out("rankrun shim off");
+    // The very files, and no other.
+    assert_eq!(environment.files(), before);
+    every_call_is_torchs(&environment, "");
+    let out = environment.out("rankrun shim off");
+    assert!(out.contains("already off"), "{out}");
+}
+
+#[test]
+fn a_python_that_was_not_started_as_torchrun_is_left_alone() {
+    let environment = Environment::with_fake_torch();
+    environment.out("rankrun shim on");
+    let _ = environment.file("look.py", "import sys; print('_rankrun_shim' in sys.modules, sys.argv)", 0o644);
+    let _ = environment.file("torchrun", "import sys; print(sys.argv)", 0o644);
+    let look = "import sys; print('_rankrun_shim' in sys.modules)";
+    assert_eq!(
+        environment.out("python -u look.py -m torch.distributed.run"),
+        "False ['look.py', '-m', 'torch.distributed.run']\n"
+    );
+    assert_eq!(environment.out("python -m look torch.distributed.run").split(' ').next(), Some("False"));
+    assert_eq!(environment.out(&format!("python -c \"{look}\" -m torch.distributed.run")), "False\n");
+    assert_eq!(environment.out(&format!("echo \"{look}\" | python")), "False\n");
+    // A script of that name that is not the environment's.
+    assert_eq!(environment.out("python torchrun -x"), "['torchrun', '-x']\n");
+    // Whoever wants an interpreter afterwards does not get a launcher.
+    let out = environment.out("python -i -m torch.distributed.run a </dev/null");
+    assert!(out.starts_with("torch's own: run.py ['a']"), "{out}");
+    // An environment that is built upon this one has a torchrun of its own.
+    let upon = format!("import site; site.addsitedir('{}')", environment.packages().display());
+    environment.out("python -m venv --without-pip upon");
+    environment.out(&format!("echo \"{upon}\" > $(echo upon/lib/python*/site-packages)/upon.pth"));
+    let out = environment.out("upon/bin/python -m torch.distributed.run a");
+    assert_eq!(out, "torch's own: run.py ['a']\n");
+}
+
+#[test]
+fn a_reinstalled_torchrun_stays_ours_and_is_what_off_brings_back() {
+    let environment = Environment::with_fake_torch();
+    environment.out("rankrun shim on");
+    environment.install_torchrun(" again");
+    every_call_is_ours(&environment);
+    every_call_is_torchs(&environment, "RANKRUN_SHIM=off");
+    let status = environment.out("rankrun shim status");
+    assert!(status.contains("partly on") && status.contains("reinstallation"), "{status}");
+    environment.out("rankrun shim on");
+    let status = environment.out("rankrun shim status");
+    assert!(status.contains("shim         on\n") && !status.contains("note:"), "{status}");
+    every_call_is_ours(&environment);
+    environment.out("rankrun shim off");
+    let script = fs::read_to_string(environment.bin("torchrun")).expect("it is there");
+    assert!(script.contains("utf-8 -*- again\n"), "{script}");
+    every_call_is_torchs(&environment, "");
+}
+
+#[test]
+fn without_the_program_every_call_is_torchs_again() {
+    let environment = Environment::with_fake_torch();
+    environment.out("rankrun shim on");
+    fs::remove_file(environment.bin("rankrun")).expect("it is there");
+    every_call_is_torchs(&environment, "");
+    environment.install_torchrun("");
+    every_call_is_torchs(&environment, "");
+    // It comes back, as with an upgrade.
+    environment.install_rankrun();
+    every_call_is_ours(&environment);
+}
+
+#[test]
+fn what_we_cannot_do_yet_names_the_way_out() {
+    let environment = Environment::with_fake_torch();
+    environment.out("rankrun shim on");
+    for call in ["torchrun", "python -m torch.distributed.run"] {
+        let said = environment.run(&format!("{call} --logs-specs some worker.py"));
+        assert_eq!(said.code, Some(1), "{said:#?}");
+        assert!(said.err.contains("RANKRUN_SHIM=off"), "{said:#?}");
+    }
+    let said = environment.run("rankrun --logs-specs some worker.py");
+    assert!(said.code == Some(1) && !said.err.contains("RANKRUN_SHIM"), "{said:#?}");
+}
+
+/// Fails unless the shim refuses with these words and leaves everything as it was.
+#[track_caller]
+fn is_refused(environment: &Environment, line: &str, words: &[&str]) {
+    let before = environment.files();
+    let said = environment.run(line);
+    assert_eq!(said.code, Some(1), "{said:#?}");
+    for word in words {
+        assert!(said.err.contains(word), "no `{word}` in {said:#?}");
+    }
+    assert_eq!(environment.files(), before);
+}
+
+#[test]
+fn what_cannot_be_replaced_is_refused() {
+    let environment = Environment::with_fake_torch();
+    let _ = environment.file("env/bin/torchrun", "#!/bin/sh\nexec srun torchrun\n", 0o755);
+    is_refused(&environment, "rankrun shim on", &["bin/torchrun` is not the script", "hint: move it away"]);
+    let status = environment.out("rankrun shim status");
+    assert!(status.contains("another program"), "{status}");
+    fs::remove_file(environment.bin("torchrun")).expect("it is there");
+    fs::rename(environment.packages().join("torch"), environment.packages().join("no_torch"))
+        .expect("it is there");
+    is_refused(&environment, "rankrun shim on", &["has no PyTorch", "hint: install PyTorch"]);
+    is_refused(&environment, "rankrun shim on --python /gone/python", &["`/gone/python` does not exist"]);
+    is_refused(&environment, "rankrun shim on --python /bin/false", &["does not say where its packages are"]);
+    let line = "cp -L env/bin/rankrun . && env -u VIRTUAL_ENV ./rankrun shim on";
+    is_refused(&environment, line, &["no Python environment is found", "--python"]);
+    assert_eq!(environment.run("rankrun shim").code, Some(2));
+    assert_eq!(environment.run("rankrun shim of").code, Some(2));
+}
+
+#[test]
+fn an_environment_that_may_not_be_written_stays_as_it_is() {
+    let environment = Environment::with_fake_torch();
+    // Root may write everywhere, unless this right is taken away.
+    let root = "$([ $(id -u) != 0 ] || echo setpriv --bounding-set=-dac_override)";
+    let closed = |folder: &Path, mode| {
+        fs::set_permissions(folder, Permissions::from_mode(mode)).expect("the environment is ours");
+    };
+    let (bin, packages) = (environment.bin(""), environment.packages().to_owned());
+    for folder in [&packages, &bin] {
+        closed(folder, 0o555);
+        let line = format!("{root} rankrun shim on");
+        is_refused(&environment, &line, &["nothing was changed", "Permission denied", "hint:", "--python"]);
+        closed(folder, 0o755);
+    }
+    environment.out("rankrun shim on");
+    for folder in [&packages, &bin] {
+        closed(folder, 0o555);
+        is_refused(&environment, &format!("{root} rankrun shim off"), &["nothing was changed", "hint:"]);
+        closed(folder, 0o755);
+    }
+    every_call_is_ours(&environment);
+}
+
+#[test]
+fn many_at_once_keep_the_original() {
+    let environment = Environment::with_fake_torch();
+    let original = fs::read(environment.bin("torchrun")).expect("it is there");
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| environment.out("rankrun shim on"));
+        }
+    });
+    every_call_is_ours(&environment);
+    environment.out("rankrun shim off");
+    assert_eq!(fs::read(environment.bin("torchrun")).expect("it is there"), original);
+}
+
+#[test]
+fn only_the_first_word_is_the_verb() {
+    let environment = Environment::with_fake_torch();
+    let _ = environment.file("shim", "#!/bin/sh\necho the script \"$@\"\n", 0o755);
+    assert_eq!(environment.out("rankrun ./shim on"), "the script on\n");
+    assert_eq!(environment.out("rankrun --nproc-per-node 1 shim on"), "the script on\n");
+    let out = environment.out("rankrun shim --help");
+    assert!(out.starts_with("usage: rankrun shim"), "{out}");
+}
+
+/// Two workers of PyTorch that meet.
+const TRAIN: &str = r#"
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+launcher = "rankrun" if "RANKRUN_JOB" in os.environ else "torch"
+print(f"rank {dist.get_rank()} of {launcher}: {int(total.item())}\n", end="", flush=True)
+dist.destroy_process_group()
+"#;
+
+/// Fails unless both workers of the job met, started by this launcher.
+#[track_caller]
+fn trains(environment: &Environment, call: &str, launcher: &str) {
+    let out = environment.out(&format!("{call} --nproc-per-node 2 train.py"));
+    for rank in 0..2 {
+        assert!(out.contains(&format!("rank {rank} of {launcher}: 2")), "{call}: {out}");
+    }
+}
+
+/// Installs the wheel with pip, and fails unless it is what it should be.
+#[track_caller]
+fn install_wheel(environment: &Environment, wheel: &Path) {
+    let name = wheel.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    assert!(name.contains("-py3-none-manylinux2014_") && name.contains(".manylinux_2_17_"), "{name}");
+    environment.out(&format!("python -m pip install --quiet --no-index '{}'", wheel.display()));
+    let facts = "import importlib.metadata as m; d = m.distribution('rankrun'); \
+                 print(d.requires, d.metadata['Requires-Python'], d.metadata['License-Expression'], \
+                 sorted(str(f) for f in d.files if 'dist-info' not in str(f)))";
+    let out = environment.out(&format!("python -c \"{facts}\""));
+    assert_eq!(out, "None >=3.8 Apache-2.0 OR MIT ['../../../bin/rankrun']\n");
+    let out = environment.out("rankrun --nproc-per-node 2 worker.py");
+    let line = format!("worker of rankrun: {} [] []\n", environment.bin("python").display());
+    assert_eq!(out, line.repeat(2));
+}
+
+#[test]
+fn pytorch_trains_under_the_shim_of_the_installed_wheel() {
+    let wheel = harness::wheel();
+    let environment = Environment::with_torch(if wheel.is_some() { &[] } else { &["--without-pip"] });
+    match &wheel {
+        Some(wheel) => install_wheel(&environment, wheel),
+        None => environment.install_rankrun(),
+    }
+    let _ = environment.file("train.py", TRAIN, 0o644);
+    environment.out("rankrun shim on");
+    for call in ["torchrun", "python $(which torchrun)", "python -m torch.distributed.run"] {
+        trains(&environment, call, "rankrun");
+    }
+    match &wheel {
+        // Without `off` before.
+        Some(_) => environment.out("python -m pip uninstall --quiet --yes rankrun"),
+        None => environment.out("rankrun shim off"),
+    };
+    trains(&environment, "torchrun --standalone", "torch");
+}
