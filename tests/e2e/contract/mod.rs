@@ -12,3 +12,5 @@ mod pair;
 mod processes;
 mod report;
 mod rows;
+
+pub(crate) use rows::tests_here;

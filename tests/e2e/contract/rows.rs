@@ -183,7 +183,7 @@ fn rows() -> Vec<(&'static str, &'static str, Tested)> {
 }
 
 /// The tests of this binary, as paths.
-fn tests_here() -> Vec<String> {
+pub(crate) fn tests_here() -> Vec<String> {
     let own = env::current_exe().expect("a process knows its own program");
     let output = Command::new(own).args(["--list", "--format", "terse"]).output().expect("it starts again");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
