@@ -152,7 +152,8 @@ fn a_script_that_does_not_exist_starts_nothing() {
 
 #[test]
 fn error_files_alone_are_kept_in_memory() {
-    for (name, folder) in [(Name::Rankrun, "/dev/shm/torchelastic_"), (Name::Torchrun, "/tmp/torchelastic_")] {
+    for (name, folder) in [(Name::Rankrun, "/dev/shm/torchelastic_"), (Name::Torchrun, "/tmp/torchelastic_")]
+    {
         let outcome = Launch::standalone(name, 1).without_env("TMPDIR").worker(["env"]).run();
         outcome.exits(0).says(&format!(" TORCHELASTIC_ERROR_FILE={folder}"));
     }
