@@ -13,11 +13,12 @@ pub fn flood_line(rank: u32, line: usize) -> String {
 /// Text of so many bytes without a newline, in which no part is like another.
 #[must_use]
 pub fn long_line(rank: u32, bytes: usize) -> String {
+    let filler = "_".repeat(1000);
     let mut text = format!("long rank={rank}");
     let mut number = 0;
     while text.len() < bytes {
         // Writing to a string cannot fail.
-        let _ = write!(text, " {number:_>1000}");
+        let _ = write!(text, " {number} {filler}");
         number += 1;
     }
     text.truncate(bytes);
