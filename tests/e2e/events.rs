@@ -1,5 +1,7 @@
 //! `--event-log-handler console`: torch's events, compared with those of torchrun itself.
 
+use std::time::Duration;
+
 use harness::{Gate, Launch, Name, Outcome, Scratch, only_ours, python};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -43,6 +45,8 @@ fn masked(mut event: Value) -> Value {
 fn both(run: impl Fn(Launch) -> Outcome) -> [Vec<Value>; 2] {
     [Name::Torchrun, Name::Reference].map(|name| {
         let launch = Launch::standalone(name, 2).args(["--event-log-handler", "console"]);
+        // torchrun takes its time on a busy machine.
+        let launch = launch.limit(Duration::from_secs(300));
         events(&run(launch))
     })
 }

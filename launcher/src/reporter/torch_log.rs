@@ -40,9 +40,7 @@ impl Level {
         }
     }
 
-    /// Whether a line of this level is wanted.
-    #[must_use]
-    pub fn is_shown(self, verbosity: Verbosity) -> bool {
+    fn is_shown(self, verbosity: Verbosity) -> bool {
         let least = match self {
             Self::Error => Verbosity::Error,
             Self::Warning => Verbosity::Warn,
@@ -90,6 +88,13 @@ impl LogLine {
     #[must_use]
     pub fn of_ours(level: Level, at: &Location<'static>, text: String) -> Self {
         Self { level, source: Source { file: our_file(at.file()), line: at.line() }, text }
+    }
+
+    /// Whether it is wanted. Two of torch's modules do not ask `LOGLEVEL`: they say warnings and errors always.
+    #[must_use]
+    pub fn is_shown(&self, verbosity: Verbosity) -> bool {
+        let asks = self.source.file != PROCESSES && self.source.file != ERROR_HANDLER;
+        self.level.is_shown(if asks { verbosity } else { Verbosity::Warn })
     }
 
     /// The message as it is written, each line with the same beginning; `stamp` as of
@@ -331,5 +336,7 @@ mod tests {
     fn a_level_hides_what_matters_less() {
         assert!(Level::Error.is_shown(Verbosity::Error) && !Level::Warning.is_shown(Verbosity::Error));
         assert!(Level::Warning.is_shown(Verbosity::Warn) && !Level::Info.is_shown(Verbosity::Warn));
+        assert!(no_parent_file("f").is_shown(Verbosity::Error), "its module does not ask");
+        assert!(!of_notice(&Notice::SingleOmpThread, Location::caller()).is_shown(Verbosity::Error));
     }
 }

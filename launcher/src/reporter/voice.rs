@@ -112,7 +112,7 @@ impl Voice {
     /// torchrun's log lines, together; under our own name nothing.
     pub fn log(&self, lines: &[LogLine]) {
         let Manner::Torch { pid, verbosity } = self.manner else { return };
-        let shown: Vec<&LogLine> = lines.iter().filter(|line| line.level.is_shown(verbosity)).collect();
+        let shown: Vec<&LogLine> = lines.iter().filter(|line| line.is_shown(verbosity)).collect();
         if !shown.is_empty() {
             let stamp = LocalTime::of(SystemTime::now()).log_stamp();
             let text: Vec<String> = shown.iter().map(|line| line.render(&stamp, pid)).collect();
