@@ -100,14 +100,17 @@ fn its_environment_is_the_workers() {
     }
     let port = free_port().to_string();
     let scratch = Scratch::new();
-    let logs = scratch.at("logs");
+    let (logs, endpoint) = (scratch.at("logs"), format!("localhost:{}", free_port()));
     for name in [Name::Rankrun, Name::Torchrun] {
-        let lines: [&[&str]; 5] = [
+        let lines: [&[&str]; 8] = [
             &["--nproc-per-node", "2", "--max-restarts", "3", "--role", "it's $a"],
             &["--nproc-per-node", "1", "--rdzv-id", "7"],
             &["--master-port", &port, "--nproc-per-node", "2"],
             &["--log-dir", &logs, "--standalone", "--local-addr", "localhost"],
             &["--log-dir", "/dev/null", "--nproc-per-node", "2"],
+            &["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "a/b"],
+            &["--virtual-local-rank", "--nproc-per-node", "2"],
+            &["--signals-to-handle", "SIGTERM,SIGUSR1", "--rdzv-endpoint", &endpoint],
         ];
         for line in lines {
             let with = |launch: Launch| {
@@ -270,6 +273,17 @@ fn a_bad_line_is_refused_as_the_launch_refuses_it() {
             assert_eq!((explained.out(), explained.err()), (launched.out(), launched.err()), "{line:?}");
         }
     }
+}
+
+#[test]
+fn whoever_started_us_hears_nothing_of_a_question() {
+    let scratch = Scratch::new();
+    let file = scratch.at("error.json");
+    let with = |launch: Launch| launch.env("TORCHELASTIC_ERROR_FILE", &*file).args(["missing.py"]).run();
+    with(explanation(&scratch, &[], Name::Rankrun)).exits(1);
+    assert!(!fs::exists(&file).expect("a plain path"), "a file was written");
+    with(launch(&scratch, Name::Rankrun)).exits(1);
+    assert!(fs::exists(&file).expect("a plain path"), "a launch writes it");
 }
 
 #[test]

@@ -218,6 +218,7 @@ impl Sources<'_> {
             ("duplicate-stdout-filters", &logs.duplicates.stdout),
             ("duplicate-stderr-filters", &logs.duplicates.stderr),
         ] {
+            let texts: Vec<String> = texts.iter().map(|text| text.replace(',', ",,")).collect();
             settings.push(option(name, (!texts.is_empty()).then(|| texts.join(","))));
         }
         settings
