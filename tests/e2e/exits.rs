@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, Scratch, field};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -56,26 +56,6 @@ fn an_early_success_does_not_end_the_job() {
         }
         gate.open(1);
         job.wait().exits(0).says("late");
-    }
-}
-
-#[test]
-fn what_a_dead_worker_left_is_ended_too() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        for helper in ["plain", "daemon"] {
-            let launch = Launch::standalone(*name, 1);
-            let job = launch.stdin_open().worker([&format!("helper={helper}"), "read", "exit=3"]).start();
-            let line = job.line(&format!("who={helper}"));
-            let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the helper said its pid");
-            let left = harness::Process::open(pid).expect("the helper lives");
-            let mut job = job;
-            job.close_stdin();
-            job.outlived_by_none(&[left], Duration::from_secs(30));
-            job.wait().exits(name.code(3));
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use harness::{Gate, Launch, Name, Scratch, only_ours};
+use harness::{Launch, Name, Scratch};
 
 /// A launch of two workers that logs below the scratch folder.
 fn logging(name: Name, scratch: &Scratch, options: &[&str]) -> Launch {
@@ -107,38 +107,6 @@ fn a_redirect_and_a_tee_are_a_tee() {
         let scratch = Scratch::new();
         let outcome = logging(*name, &scratch, &["-r", "1", "-t", "1"]).worker(["print=out of {rank}"]).run();
         outcome.exits(0).says("[default1]:out of 1\n");
-    }
-}
-
-#[test]
-fn teed_lines_come_while_the_worker_runs() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
-        let job = logging(*name, &scratch, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
-        job.lines("]:early", 2);
-        gate.open(2);
-        job.wait().exits(0);
-    }
-}
-
-#[test]
-fn a_line_in_two_pieces_has_one_prefix() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        let scratch = Scratch::new();
-        // The pause between the pieces is what is tested.
-        let steps = ["write=first-", "sleep-ms=300", "write=second\n"];
-        let outcome = logging(*name, &scratch, &["-t", "1"]).worker(steps).run();
-        outcome.exits(0);
-        let mut lines = outcome.out_lines();
-        lines.sort();
-        assert_eq!(lines, ["[default0]:first-second", "[default1]:first-second"], "{outcome}");
     }
 }
 

@@ -79,41 +79,6 @@ fn the_grace_can_come_from_the_environment() {
 }
 
 #[test]
-fn the_grace_holds_on_failure_too() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]).stdin_open();
-        let mut job =
-            launch.worker(["rank0:catch", "rank0:alive", "rank0:forever", "read", "exit=3"]).start();
-        job.line("alive rank=0");
-        let told = job.elapsed();
-        job.close_stdin();
-        let outcome = job.wait();
-        outcome.exits(name.code(3));
-        assert!(outcome.took - told < PROMPT, "{outcome}");
-    }
-}
-
-#[test]
-fn the_second_signal_kills() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        // The grace is longer than the test may last.
-        let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
-        let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
-        job.lines("alive rank=", 2);
-        job.signal(Signal::SIGTERM);
-        job.lines("got SIGTERM", 2);
-        job.signal(Signal::SIGTERM);
-        job.wait().exits(name.code(143));
-    }
-}
-
-#[test]
 fn the_second_signal_may_be_another_one() {
     if only_ours() {
         let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "3600"]);

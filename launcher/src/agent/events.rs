@@ -11,7 +11,9 @@ use crate::agent::host;
 use crate::agent::message::{JobEnd, WorkerEnd};
 use crate::process::Exit;
 use crate::reporter::console::{Console, Stream};
-use crate::reporter::events::{self, Event, JobFacts, Membership, Progress, Seat};
+use crate::reporter::events::{
+    self, ENDED_BY_CODE, ENDED_BY_SIGNAL, Event, JobFacts, Membership, Progress, Seat,
+};
 use crate::spec::{EventLog, LaunchSpec};
 
 /// The events of one job.
@@ -83,18 +85,28 @@ pub(super) fn of_end(
         let mut ends = [failure.first].into_iter().chain(others);
         ends.find(|end| end.local_rank == seat.local_rank && !end.exit.is_success())
     };
+    let without_file = |end: &WorkerEnd| !error_files.contains_key(&end.local_rank);
+    let exited = |end: WorkerEnd| matches!(end.exit, Exit::Code(_)) && without_file(&end);
+    // torch has one placeholder for all workers, and the first that exits marks it.
+    let placeholder =
+        if seats.iter().filter_map(bad_end).any(exited) { ENDED_BY_CODE } else { ENDED_BY_SIGNAL };
+    let raw_error = |end: &WorkerEnd| {
+        let file = error_files.get(&end.local_rank);
+        file.map_or_else(|| placeholder.to_owned(), ErrorFile::to_json)
+    };
     let workers = seats.iter().map(|seat| match (failure, bad_end(seat)) {
         (None, _) => Event::Succeeded(*seat),
         (Some(_), None) => Event::Terminated(*seat),
-        (Some(_), Some(end)) => failed(*seat, &end, error_files.get(&seat.local_rank)),
+        (Some(_), Some(end)) => {
+            Event::Failed { seat: *seat, exit_code: code(end.exit), raw_error: raw_error(&end) }
+        }
     });
     workers.chain([Event::AgentSucceeded]).collect()
 }
 
-fn failed(seat: Seat, end: &WorkerEnd, file: Option<&ErrorFile>) -> Event {
-    let exit_code = match end.exit {
+const fn code(exit: Exit) -> i32 {
+    match exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,
-    };
-    Event::Failed { seat, exit_code, raw_error: file.map(ErrorFile::to_json) }
+    }
 }

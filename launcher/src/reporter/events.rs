@@ -78,8 +78,8 @@ pub enum Event {
         seat: Seat,
         /// Its exit code, or the negated signal.
         exit_code: i32,
-        /// Its error file as JSON; torch writes a placeholder where there is none.
-        raw_error: Option<String>,
+        /// Its error file as JSON, or what torch writes in its place.
+        raw_error: String,
     },
     /// The agent has done its work, whatever the workers did.
     AgentSucceeded,
@@ -89,6 +89,11 @@ pub enum Event {
         raw_error: String,
     },
 }
+
+/// torch's placeholder for the error file of a worker that a signal ended.
+pub const ENDED_BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
+/// The same for one that exited.
+pub const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
 
 /// Which worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,15 +224,8 @@ const fn duration(event: &Event) -> Option<Duration> {
 }
 
 fn raw_error(event: &Event) -> Option<String> {
-    /// Without a file: beside an exit code torch writes the second form.
-    const BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
-    const BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
     match event {
-        Event::Failed { raw_error: Some(raw_error), .. } | Event::AgentFailed { raw_error } => {
-            Some(raw_error.clone())
-        }
-        Event::Failed { exit_code, .. } if *exit_code < 0 => Some(BY_SIGNAL.to_owned()),
-        Event::Failed { .. } => Some(BY_CODE.to_owned()),
+        Event::Failed { raw_error, .. } | Event::AgentFailed { raw_error } => Some(raw_error.clone()),
         _ => None,
     }
 }
@@ -268,7 +266,7 @@ mod tests {
             ..progress(Membership::Joined)
         };
         assert_eq!(
-            line(over, &Event::Failed { seat: seat(), exit_code: 3, raw_error: None }),
+            line(over, &Event::Failed { seat: seat(), exit_code: 3, raw_error: ENDED_BY_CODE.to_owned() }),
             r#"{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "FAILED", "total_run_time": 2, "rdzv_backend": "c10d", "raw_error": "{\"message\": \"<NONE>\", \"errorTraits\": {\"category\": \"system_terminated_error\", \"retryability\": \"False\"}}", "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [3], \"worker_pid\": [20257]}", "agent_restarts": 1, "duration_ms": null}}"#
         );
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, only_ours};
+use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, fixture, only_ours};
 use nix::sys::signal::Signal;
 
 use super::environment::two_workers;
@@ -333,9 +333,10 @@ fn state_d() {
     }
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "2");
-        let launch = launch.args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
-        let outcome = launch.worker(["alive", "rank0:stuck", "forever"]).run();
-        outcome.exits(1).never_says("life=1");
+        let launch = launch.args(["--shutdown-timeout", "1", "--max-restarts", "3", "--no-python"]);
+        // Rank 0 of them.
+        let outcome = launch.args([fixture("stuck").into_os_string(), "0".into()]).run();
+        outcome.exits(1).complains("error: rank 0 failed first: stuck in the kernel");
         assert!(outcome.took >= Duration::from_secs(2), "it was stopped too early\n{outcome}");
         assert!(outcome.took < PROMPT, "it was stopped too late\n{outcome}");
     }
