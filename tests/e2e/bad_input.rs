@@ -177,10 +177,17 @@ fn cpus_near_an_accelerator() {
 
 #[test]
 fn a_bad_variable_is_named() {
-    for (variable, value, code) in
-        [("PET_MAX_RESTARTS", "x", 2), ("PET_STANDALONE", "yes", 1), ("PET_NPROC_PER_NODE", "x", 1)]
-    {
-        refused(|name| Launch::new(name).env(variable, value), code, variable);
+    for name in Name::both() {
+        for (variable, value, code) in
+            [("PET_MAX_RESTARTS", "x", 2), ("PET_STANDALONE", "yes", 1), ("PET_NPROC_PER_NODE", "x", 1)]
+        {
+            let outcome = Launch::new(*name).env(variable, value).worker(["print=started"]).run();
+            complained(&outcome, code, value);
+            outcome.never_says("started");
+            if !oracle() {
+                outcome.complains(&format!("`{variable}` is `{value}`, which is not"));
+            }
+        }
     }
 }
 

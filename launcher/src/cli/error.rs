@@ -91,11 +91,25 @@ impl CliError {
         }
     }
 
+    /// The line above argparse's, which does not say that the value stood in a variable: whoever typed no such
+    /// value looks for it in vain.
+    fn variable_line(&self) -> String {
+        match self {
+            Self::Usage {
+                error: error @ UsageError::BadValue { origin: Origin::Variable(_), option, .. },
+                ..
+            } if option.family == Family::Pet => {
+                format!("{error}\n")
+            }
+            _ => String::new(),
+        }
+    }
+
     /// The whole text for stderr, ready to print.
     #[must_use]
     pub fn render(&self) -> String {
         match (self.usage(), self.hint()) {
-            (Some(usage), _) => format!("{usage}torchrun: error: {self}\n"),
+            (Some(usage), _) => format!("{usage}{}torchrun: error: {self}\n", self.variable_line()),
             (None, Some(hint)) => format!("error: {self}\n\nhint: {hint}\n"),
             (None, None) => format!("error: {self}\n"),
         }
@@ -168,14 +182,8 @@ impl UsageError {
             }
             // argparse has no words for what it does not know.
             Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
-            Self::BadValue { option, origin, value } => {
-                let text =
-                    format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value));
-                match origin {
-                    Origin::Option(_) => text,
-                    // argparse does not say so, and whoever typed no such value looks for it in vain.
-                    Origin::Variable(name) => format!("{text} (from `{name}`)"),
-                }
+            Self::BadValue { option, value, .. } => {
+                format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
             }
         }
     }

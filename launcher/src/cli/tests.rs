@@ -129,6 +129,11 @@ fn errors_are_rendered_for_the_name() {
     let text = render("torchrun --unknown x.py");
     assert!(text.starts_with("usage: torchrun [-h]"));
     assert!(text.ends_with("training_script ...\ntorchrun: error: unrecognized arguments: --unknown\n"));
+    let text = interpret_in(world(), "torchrun x.py", &[("PET_MAX_RESTARTS", "a")]).unwrap_err().render();
+    assert!(text.ends_with(
+        "`PET_MAX_RESTARTS` is `a`, which is not a whole number\n\
+         torchrun: error: argument --max-restarts/--max_restarts: invalid int value: 'a'\n"
+    ));
     assert_eq!(
         render("torchrun --no-python -m x"),
         "error: `--no-python` and `--module` exclude each other\n\nhint: drop one of them\n"

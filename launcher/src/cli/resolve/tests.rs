@@ -278,7 +278,7 @@ fn a_bad_variable_is_named_under_both_names() {
             ("PET_LOG_DIR", "x.py"),
         ] {
             let error = try_launch(world(), &format!("{name}|x.py"), &[(variable, value)]).unwrap_err();
-            assert!(error.to_string().contains(variable), "{name}: {error}");
+            assert!(error.render().contains(variable), "{name}: {error}");
         }
     }
 }

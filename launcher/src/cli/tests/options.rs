@@ -97,7 +97,7 @@ fn values_that_are_no_text_are_refused_and_arguments_are_not() {
     ] {
         let error = interpret(&line(&[&name, &script]), &facts(row)).unwrap_err();
         assert_eq!(error.exit_code(), code, "{row}: {error}");
-        assert!(error.to_string().contains(row), "{row}: {error}");
+        assert!(error.render().contains(row), "{row}: {error}");
     }
     let glued = OsString::from_vec(b"--role=\xff".to_vec());
     let error = interpret(&line(&[&name, &glued, &script]), &facts("X")).unwrap_err();
