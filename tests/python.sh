@@ -1,20 +1,7 @@
 # Sourced by `tests/run`: the Python that has PyTorch, and the frameworks on top of it.
 
 readonly torch_version=2.15.0
-readonly cache="${XDG_CACHE_HOME:-$HOME/.cache}/rankrun"
 readonly pins=tests/pytorch/frameworks.txt
-
-# FOLDER WHAT: until `unlock`, this is the only run that installs there.
-lock() {
-    mkdir -p "${1%/*}"
-    exec 9>"$1.lock"
-    flock -n 9 || {
-        say "waiting for another run that installs $2 ($1.lock)"
-        flock 9
-    }
-}
-
-unlock() { exec 9>&-; }
 
 # A virtual environment cannot be moved, so it is built in place under a lock, and a stamp says that it is complete.
 install_torch() {

@@ -75,11 +75,17 @@ impl CliError {
         }
     }
 
-    /// Whether torchrun could do it and we cannot yet.
+    /// Whether torchrun may be able to do it and we are not.
     #[must_use]
     pub const fn is_not_supported(&self) -> bool {
         let Self::Setting(error) = self else { return false };
-        matches!(error, SettingError::NotSupported { .. } | SettingError::CountsAccelerators { .. })
+        matches!(
+            error,
+            SettingError::NotSupported { .. }
+                | SettingError::PythonPlugin { .. }
+                | SettingError::NeedsAccelerator { .. }
+                | SettingError::CountsAccelerators { .. }
+        )
     }
 
     /// The usage text that stands before the message: only under the name `torchrun`.

@@ -1,8 +1,9 @@
 //! Which Python runs the workers.
 //!
 //! torchrun is itself run by one; we look where a user expects it, in this order: `PYTHON_EXEC`; the Python that
-//! called us in torchrun's place (`rankrun shim`); the folder of the path by which we were called (a venv's `bin/`, whatever the environment says); `PATH`; `VIRTUAL_ENV` and
-//! `CONDA_PREFIX`. In a folder `python` comes before `python3`.
+//! called us in torchrun's place (`rankrun shim`); the folder of the path by which we were called (a venv's `bin/`,
+//! whatever the environment says); `PATH`; `VIRTUAL_ENV` and `CONDA_PREFIX`. In a folder `python` comes before
+//! `python3`.
 
 use std::ffi::OsStr;
 use std::fmt;

@@ -10,11 +10,14 @@ use crate::spec::{Entrypoint, LaunchSpec};
 /// The function that torchrun runs a script by under `--run-path`.
 const RUN_PATH: &str = "run_script_path";
 
-/// `PYTHON_EXEC`, if there is a Python beside the launcher and it is another one. Like torchrun, this looks at the
-/// names only; `argv0` is the one by which we were called.
+/// `PYTHON_EXEC`, if there is a Python that called us or stands beside the launcher, and it is another one. Like
+/// torchrun, this looks at the names only; `argv0` is the one by which we were called.
 #[must_use]
 pub fn foreign_python(argv0: &OsStr, facts: &Facts) -> Option<OsString> {
     let python = facts.filled_variable("PYTHON_EXEC")?;
+    if let Some(own) = facts.calling_python() {
+        return (own.as_os_str() != python).then(|| python.to_owned());
+    }
     let launcher =
         if argv0.as_bytes().contains(&b'/') { PathBuf::from(argv0) } else { facts.find_in_path(argv0)? };
     let beside = ["python", "python3"].map(|name| facts.absolute(&launcher).with_file_name(name));
@@ -121,6 +124,17 @@ mod tests {
         assert_eq!(foreign("torchrun", Some("/venv/bin/python3"), venv()), None, "the one beside us");
         assert_eq!(foreign("torchrun", Some("/usr/bin/python3"), bare()), None, "there is none beside us");
         assert_eq!(foreign("torchrun", None, venv()), None);
+    }
+
+    #[test]
+    fn a_foreign_python_is_not_the_one_that_called_us() {
+        for (python, foreign) in
+            [("/env/python", None), ("/usr/bin/python3", Some("/usr/bin/python3".into()))]
+        {
+            let facts =
+                FakeWorld::new().facts(&[("RANKRUN_SHIM_PYTHON", "/env/python"), ("PYTHON_EXEC", python)]);
+            assert_eq!(foreign_python(OsStr::new("/lib/torchrun"), &facts), foreign);
+        }
     }
 
     #[test]
