@@ -1,5 +1,5 @@
 //! Workers that sit in the kernel and cannot be interrupted (state `D` of proc(5)): a hung device or file server.
-//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure, but for [`sits_in_the_kernel`].
+//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure, but for `sits_in_the_kernel`.
 
 use std::collections::BTreeMap;
 use std::fs;
