@@ -128,6 +128,15 @@ pub enum UsageError {
     /// Nothing to run.
     #[error("there is no entrypoint to run")]
     MissingEntrypoint,
+    /// A line that launches nothing, so there is nothing to explain.
+    #[error("`explain` explains a launch, and `{word}` is none")]
+    NoLaunch {
+        /// The subcommand.
+        word: &'static str,
+    },
+    /// `explain` in two forms at once.
+    #[error("`--json` and `--script` exclude each other")]
+    TwoForms,
     /// Words that look like options and are none.
     #[error("unknown option {}", backticked(words))]
     Unknown {
@@ -187,6 +196,7 @@ impl UsageError {
                 format!("argument {}: ignored explicit argument '{value}'", option.argparse_name())
             }
             // argparse has no words for what it does not know.
+            Self::NoLaunch { .. } | Self::TwoForms => self.to_string(),
             Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
                 format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
@@ -204,6 +214,8 @@ impl UsageError {
                     None => "see `rankrun --help`; the program's own options stand behind it".to_owned(),
                 })
             }
+            Self::NoLaunch { word } => Some(format!("a program of that name is `./{word}`")),
+            Self::TwoForms => Some("drop one of them".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
             Self::MissingValue { option } if option.kind == Kind::Text => {

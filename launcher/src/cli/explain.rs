@@ -111,6 +111,13 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
     };
     let launch = match command(persona, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
+        // Who only asks changes nothing.
+        Command::Shim(_) => {
+            return Err(CliError::Usage {
+                persona: Persona::Rankrun,
+                error: UsageError::NoLaunch { word: "shim" },
+            });
+        }
         answer => return Ok(answer),
     };
     // What differs in a second reading of the same words is made up, at each launch anew.
@@ -156,11 +163,11 @@ enum Asked {
 }
 
 fn read_own(words: &[OsString]) -> Result<(Asked, &[OsString]), UsageError> {
-    let (mut asked, mut rest) = (Asked::Text, words);
+    let (mut json, mut script, mut rest) = (false, None, words);
     while let Some((word, behind)) = rest.split_first() {
         let (value, behind) = match (word.as_bytes(), behind.split_first()) {
             (b"--json", _) => {
-                (asked, rest) = (Asked::Json, behind);
+                (json, rest) = (true, behind);
                 continue;
             }
             (b"--script", Some((value, behind))) => (value.as_os_str(), behind),
@@ -174,8 +181,14 @@ fn read_own(words: &[OsString]) -> Result<(Asked, &[OsString]), UsageError> {
             let value = value.to_string_lossy().into_owned();
             return Err(UsageError::BadValue { option: &SCRIPT, origin: Origin::Option(SCRIPT.long), value });
         };
-        (asked, rest) = (Asked::Script(rank), behind);
+        (script, rest) = (Some(rank), behind);
     }
+    let asked = match (json, script) {
+        (false, None) => Asked::Text,
+        (true, None) => Asked::Json,
+        (false, Some(rank)) => Asked::Script(rank),
+        (true, Some(_)) => return Err(UsageError::TwoForms),
+    };
     Ok((asked, rest))
 }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use memchr::memrchr_iter;
 
 use crate::reporter::console::Stream;
+use crate::reporter::plain::plain;
 
 /// Lines that are kept.
 const LINES: usize = 20;
@@ -68,7 +69,10 @@ impl Tail {
     pub(super) fn lines(&self) -> Vec<String> {
         let partials = [&self.stdout, &self.stderr].into_iter().map(|partial| &partial.text);
         let all: Vec<&Vec<u8>> = self.lines.iter().chain(partials.filter(|text| !text.is_empty())).collect();
-        all[all.len().saturating_sub(LINES)..].iter().map(|line| plain(line)).collect()
+        all[all.len().saturating_sub(LINES)..]
+            .iter()
+            .map(|line| plain(&String::from_utf8_lossy(line)))
+            .collect()
     }
 }
 
@@ -84,30 +88,6 @@ pub(super) fn join(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<S
     lines.extend(lines_of(stderr));
     lines.drain(..lines.len().saturating_sub(LINES));
     lines
-}
-
-/// Text without escape sequences and control characters, so that a report cannot disturb a terminal.
-fn plain(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let mut plain = String::with_capacity(text.len());
-    let mut chars = text.chars().peekable();
-    while let Some(char) = chars.next() {
-        match char {
-            '\x1b' => match chars.next() {
-                Some('[') => {
-                    chars.find(|char| ('@'..='~').contains(char));
-                }
-                Some(']') => {
-                    chars.find(|&char| char == '\x07' || char == '\\');
-                }
-                _ => {}
-            },
-            '\t' => plain.push('\t'),
-            char if char.is_control() => {}
-            char => plain.push(char),
-        }
-    }
-    plain
 }
 
 #[cfg(test)]

@@ -72,7 +72,8 @@ pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
     let unwritten = |source| Unwritten { path: path.to_owned(), source };
     let is_plain = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let old = is_plain.then(|| start_of(path)).flatten();
-    if is_plain {
+    // A link, such as `/dev/stdout`, is not ours to remove: what it names is written.
+    if is_plain && !path.is_symlink() {
         // As torch does; where the folder does not permit it, the file is emptied instead.
         let _ = fs::remove_file(path);
     }
@@ -110,6 +111,18 @@ mod tests {
         assert_eq!(replace(&path, "first").unwrap(), None);
         assert_eq!(replace(&path, "second").unwrap().as_deref(), Some("first"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_link_stays_and_what_it_names_is_written() {
+        let folder = scratch("link");
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        fs::write(&file, "a longer first").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(replace(&link, "second").unwrap().as_deref(), Some("a longer first"));
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "second");
         fs::remove_dir_all(folder).unwrap();
     }
 

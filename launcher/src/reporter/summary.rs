@@ -12,6 +12,7 @@ use rankrun_contract::report::ErrorReport;
 use crate::agent::failure::Manner;
 use crate::placement::Device;
 use crate::process::{Exit, signal_name};
+use crate::reporter::plain::plain;
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
@@ -91,10 +92,9 @@ pub fn render(card: &FailureCard) -> String {
         lines.push("  what it reported:".to_owned());
         let text = report.callstack.as_deref().filter(|text| text.contains(&report.message));
         if text.is_none() {
-            lines.push(format!("    | {}", report.message));
+            lines.extend(quoted(&report.message));
         }
-        let stack = report.callstack.as_deref().unwrap_or_default();
-        lines.extend(stack.trim_end().lines().map(|line| format!("    | {line}")));
+        lines.extend(quoted(report.callstack.as_deref().unwrap_or_default()));
     }
     if !card.tail.is_empty() {
         lines.push("  its last lines:".to_owned());
@@ -104,6 +104,11 @@ pub fn render(card: &FailureCard) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
         text
     })
+}
+
+/// A worker's text, which may hold anything.
+fn quoted(text: &str) -> impl Iterator<Item = String> {
+    text.trim_end().lines().map(|line| format!("    | {}", plain(line)))
 }
 
 /// The one thing to do about it, where something can be said.
@@ -248,6 +253,16 @@ rank 1 failed first: killed by SIGKILL
         let any = FailureCard { program: ProgramKind::Any, ..silent };
         assert!(hint(&any).is_some_and(|hint| hint.contains("--tee 3")));
         assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
+    }
+
+    #[test]
+    fn what_was_reported_disturbs_no_terminal() {
+        let mut card = card();
+        let message = "\x1b[31mlost\nit\x1b[0m".to_owned();
+        card.report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
+        let text = render(&card);
+        assert!(text.contains("what it reported:\n    | lost\n    | it\n"), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
     }
 
     #[test]

@@ -100,6 +100,19 @@ fn a_script_is_for_a_rank_that_exists() {
     }
 }
 
+#[test]
+fn what_is_no_launch_is_not_done() {
+    for (line, message) in [
+        ("rankrun explain shim on", "`explain` explains a launch, and `shim` is none"),
+        ("rankrun explain --json rankrun shim off", "`explain` explains a launch, and `shim` is none"),
+        ("rankrun explain --json --script 0 x.py", "`--json` and `--script` exclude each other"),
+        ("rankrun explain --script=0 --json x.py", "`--json` and `--script` exclude each other"),
+    ] {
+        let error = ask(line, &[]).expect_err(line);
+        assert_eq!((error.exit_code(), error.to_string().as_str()), (2, message));
+    }
+}
+
 /// The world of the other tests always makes up the same.
 #[test]
 fn what_is_made_up_is_known_as_such() {
