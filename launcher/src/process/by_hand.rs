@@ -25,6 +25,7 @@ use nix::sys::socket::{
     getsockopt, listen, recv, send, socket,
 };
 use nix::unistd::Pid;
+use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;
 
@@ -72,10 +73,11 @@ enum Caller {
     Done,
 }
 
-/// Where the wrapper of a worker calls: another name for each generation.
+/// Where the wrapper of a worker calls: another name for each generation, which nobody can guess and take before,
+/// since every user of the machine sees the names that are in use.
 #[must_use]
 pub fn socket_name(job: &JobId, worker: WorkerId) -> String {
-    format!("rankrun/{job}/{}/{}", worker.generation, worker.local_rank)
+    format!("rankrun/{job}/{}/{}/{}", worker.generation, worker.local_rank, Uuid::new_v4().simple())
 }
 
 impl Door {
@@ -143,8 +145,7 @@ impl Door {
     }
 
     fn answer(&mut self, caller: OwnedFd) {
-        let own = rustix::process::getuid().as_raw();
-        let is_ours = peer(&caller).is_some_and(|peer| peer.uid() == own || peer.uid() == 0);
+        let is_ours = is_of_our_user(&caller);
         let refusal = match (&self.closed, &self.caller) {
             _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
             (Some(why), _) => Some(why.clone()),
@@ -209,6 +210,12 @@ fn heard(caller: Caller, received: &Received) -> (Caller, Option<Reported>) {
     }
 }
 
+/// Whether the other side is our user's, or root's.
+fn is_of_our_user(other: &OwnedFd) -> bool {
+    let own = rustix::process::getuid().as_raw();
+    peer(other).is_some_and(|peer| peer.uid() == own || peer.uid() == 0)
+}
+
 fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
     getsockopt(caller, PeerCredentials).ok()
 }
@@ -227,10 +234,14 @@ pub(super) enum Received {
 /// The wrapper's side: the agent that waits at `name`.
 ///
 /// # Errors
-/// Nobody waits there.
+/// Nobody waits there, or another user does: a name is free for everybody when its agent has ended.
 pub(super) fn knock(name: &str) -> io::Result<OwnedFd> {
     let agent = new_socket(SockFlag::empty())?;
     connect(agent.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    // Root may start anybody's worker.
+    if !is_of_our_user(&agent) && !rustix::process::getuid().is_root() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     Ok(agent)
 }
 
@@ -350,6 +361,13 @@ mod tests {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         let pid = nix::unistd::getpid();
         assert_eq!(door.receive(), [Reported::Ended { pid, exit }]);
+    }
+
+    #[test]
+    fn no_name_can_be_guessed() {
+        let worker = WorkerId { generation: Generation(1), local_rank: LocalRank(0) };
+        let name = || socket_name(&JobId("job".to_owned()), worker);
+        assert_ne!(name(), name());
     }
 
     #[test]
