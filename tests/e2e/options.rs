@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use harness::{Job, Launch, Name, Scratch, free_port, only_ours, oracle};
+use harness::{Job, Launch, Name, Scratch, field, free_port, is_zombie_or_gone, only_ours, oracle};
 use nix::sys::signal::Signal;
 
 use crate::store_abuse::serves;
@@ -239,6 +239,27 @@ fn under_our_own_name_other_signals_go_on_to_the_workers() {
     let outcome = job.wait();
     outcome.exits(0);
     assert_eq!(outcome.lines_with("trained").len(), 2, "{outcome}");
+}
+
+#[test]
+fn a_signal_for_the_workers_reaches_nobody_whom_they_have_started() {
+    let signals = ["catch=SIGUSR1", "helper=plain", "alive", "signal=SIGUSR1", "read", "exit=3"];
+    let mut job = Launch::standalone(Name::Rankrun, 1).stdin_open().worker(signals).start();
+    let line = job.line("who=plain");
+    let helper = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
+    job.line("alive rank=0");
+    job.signal(Signal::SIGUSR1);
+    job.line("got SIGUSR1 rank=0");
+    assert!(!is_zombie_or_gone(helper), "{job}");
+    job.close_stdin();
+    job.wait().exits(3);
+}
+
+#[test]
+fn options_that_name_a_worker_are_of_this_launch_alone() {
+    let launch = Launch::standalone(Name::Rankrun, 1).env("RANKRUN_STDIN", "0").env("RANKRUN_GRACE", "3");
+    let outcome = launch.worker(["env"]).run();
+    outcome.exits(0).says(" RANKRUN_GRACE=3").never_says("RANKRUN_STDIN");
 }
 
 /// As SLURM does it: a warning, and the end right behind it.

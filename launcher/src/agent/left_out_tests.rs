@@ -85,7 +85,9 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), started_by_hand(0));
     let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
-    assert_eq!(signals(&job.handle(at(1), passed)), [(vec![0], Signal::SIGUSR1)]);
+    let told =
+        Action::Pass { generation: Generation(0), local_ranks: vec![LocalRank(0)], signal: Signal::SIGUSR1 };
+    assert_eq!(job.handle(at(1), passed), [told]);
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);

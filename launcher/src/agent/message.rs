@@ -99,6 +99,15 @@ pub enum Action {
         /// What to send.
         signal: Signal,
     },
+    /// Signal these workers themselves and nobody whom they have started.
+    Pass {
+        /// Which life of the group.
+        generation: Generation,
+        /// Which workers of it.
+        local_ranks: Vec<LocalRank>,
+        /// What to send.
+        signal: Signal,
+    },
     /// See who of these workers sits in the kernel.
     Look {
         /// Which life of the group.

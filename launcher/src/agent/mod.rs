@@ -229,6 +229,9 @@ impl<'a> Agent<'a> {
                     self.voice.print(&left_out.hint());
                 }
             }
+            Action::Pass { generation, local_ranks, signal } => {
+                self.workers.pass(generation, &local_ranks, signal);
+            }
             Action::Signal { generation, local_ranks, signal } => {
                 self.workers.signal(generation, &local_ranks, signal);
             }

@@ -253,11 +253,12 @@ impl State {
         Action::Say(Happening::Stopping { signal, told, live: self.ours(live) })
     }
 
-    /// A signal that stops nothing goes to whoever is alive.
+    /// A signal that stops nothing goes to whoever is alive, and not to their groups: a loader or a shell's helper
+    /// that does not expect it would die of it.
     fn pass(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
             Phase::Running { live } | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
-                vec![self.signal(live, signal)]
+                vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }
             Phase::Starting | Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished => {
                 Vec::new()

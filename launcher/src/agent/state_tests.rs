@@ -270,10 +270,15 @@ fn a_signal_for_the_workers_changes_nothing() {
     let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
     assert_eq!(job.handle(at(0), passed.clone()), []);
     let _ = job.handle(at(0), Input::Ready);
-    assert_eq!(signals(&job.handle(at(1), passed.clone())), [(vec![0, 1], Signal::SIGUSR1)]);
+    let told = Action::Pass {
+        generation: Generation(0),
+        local_ranks: vec![LocalRank(0), LocalRank(1)],
+        signal: Signal::SIGUSR1,
+    };
+    assert_eq!(job.handle(at(1), passed.clone()), std::slice::from_ref(&told));
     assert_eq!(job.deadline(), None);
     let _ = job.handle(at(2), stop(Signal::SIGTERM, false));
-    assert_eq!(signals(&job.handle(at(2), passed.clone())), [(vec![0, 1], Signal::SIGUSR1)]);
+    assert_eq!(job.handle(at(2), passed.clone()), [told]);
     let _ = job.handle(at(3), stop(Signal::SIGTERM, true));
     assert_eq!(job.handle(at(3), passed), []);
 }

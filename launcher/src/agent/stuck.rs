@@ -15,6 +15,9 @@ use crate::process::Exit;
 /// As often as torchrun looks. A sleep that ended and began again between two looks counts as one.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// However short the limit is.
+const LEAST: Duration = Duration::from_millis(10);
+
 /// A worker that was found in state `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asleep {
@@ -53,7 +56,7 @@ impl Watch {
 
     /// A look is taken now.
     pub(super) fn look(&mut self, now: Instant) {
-        self.next_look = now + LOOK_EVERY.min(self.limit);
+        self.next_look = now + self.limit.clamp(LEAST, LOOK_EVERY);
     }
 
     /// Takes in who was found asleep, and says who has slept for too long and how long.

@@ -341,10 +341,16 @@ impl Workers {
     }
 
     pub(super) fn signal(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
-        let workers: Vec<WorkerId> =
-            local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect();
-        self.children.signal_groups(&workers, signal);
+        self.children.signal_groups(&of_generation(generation, local_ranks), signal);
     }
+
+    pub(super) fn pass(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
+        self.children.signal_alone(&of_generation(generation, local_ranks), signal);
+    }
+}
+
+fn of_generation(generation: Generation, local_ranks: &[LocalRank]) -> Vec<WorkerId> {
+    local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect()
 }
 
 fn descriptor(end: &ChildEnd) -> Option<BorrowedFd<'_>> {

@@ -108,13 +108,16 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
 }
 
 fn may_be_in_path(typed: &OsStr) -> bool {
-    !typed.is_empty() && typed != "-" && !typed.as_bytes().iter().any(|byte| matches!(byte, b'/' | b'$'))
+    !typed.is_empty()
+        && typed != "-"
+        && typed != "--"
+        && !typed.as_bytes().iter().any(|byte| matches!(byte, b'/' | b'$'))
 }
 
 /// What Python would trip over, said before the workers start.
 fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), EntrypointProblem> {
     // `-` is Python's standard input; a `$` may be the `${local_rank}` macro, and then each worker has its own.
-    if typed == "-" || typed.as_bytes().contains(&b'$') {
+    if typed == "-" || typed == "--" || typed.as_bytes().contains(&b'$') {
         return Ok(());
     }
     let path = Path::new(typed);

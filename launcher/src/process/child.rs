@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::placement::WorkerId;
@@ -79,11 +79,18 @@ impl Children {
     ///
     /// The leader being unreaped, the group's number cannot have been taken over by another one.
     pub fn signal_groups(&self, workers: &[WorkerId], signal: Signal) {
-        for (pid, child) in &self.by_pid {
-            if workers.contains(&child.worker)
-                && let Err(error) = killpg(*pid, signal)
-            {
-                tracing::debug!(pid = pid.as_raw(), %signal, %error, "group not signalled");
+        self.signal_each(workers, signal, killpg);
+    }
+
+    /// Signals the workers themselves.
+    pub fn signal_alone(&self, workers: &[WorkerId], signal: Signal) {
+        self.signal_each(workers, signal, kill);
+    }
+
+    fn signal_each(&self, workers: &[WorkerId], signal: Signal, send: fn(Pid, Signal) -> nix::Result<()>) {
+        for (pid, _) in self.by_pid.iter().filter(|(_, child)| workers.contains(&child.worker)) {
+            if let Err(error) = send(*pid, signal) {
+                tracing::debug!(pid = pid.as_raw(), %signal, %error, "not signalled");
             }
         }
     }

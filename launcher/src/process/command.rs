@@ -40,6 +40,9 @@ except ImportError:
 record(run_script_path)()
 ";
 
+/// Options that name one worker of this launch: a launcher that a worker starts has others.
+const OF_THIS_LAUNCH: [&str; 2] = ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN"];
+
 /// A program ready for `execve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
@@ -72,7 +75,9 @@ pub fn build(
 ) -> Result<Command, NulByte> {
     let (path, argv) = command_line(spec, placement.local_rank);
     let vars = variables(spec, round, placement, error_file);
-    let is_ours = |name: &OsStr| vars.iter().any(|(ours, _)| OsStr::new(ours) == name);
+    let is_ours = |name: &OsStr| {
+        vars.iter().map(|(ours, _)| *ours).chain(OF_THIS_LAUNCH).any(|ours| OsStr::new(ours) == name)
+    };
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
     let envp = kept
         .map(|(name, value)| (name.as_os_str(), value.as_os_str()))

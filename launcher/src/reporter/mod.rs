@@ -5,6 +5,7 @@ pub mod console;
 pub mod events;
 pub mod happening;
 pub mod local_time;
+mod own_trace;
 pub mod parent_file;
 pub mod plain;
 pub mod program;
@@ -32,6 +33,7 @@ use crate::exit_code::LAUNCHER_FAILED;
 use crate::process::attach::AttachError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
+use crate::reporter::own_trace::OwnFormat;
 use crate::reporter::torch_trace::TorchFormat;
 use crate::shim::ShimError;
 use crate::spec::Persona;
@@ -65,8 +67,9 @@ pub fn not_attached(error: &AttachError) -> ExitCode {
     ExitCode::from(LAUNCHER_FAILED)
 }
 
-/// Sends the launcher's own log to the console, down to `verbosity`; under the name torchrun in its form, with the
-/// `pid` of the process that the user started.
+/// Sends the launcher's own log to the console, down to `verbosity`: warnings like all else that we say, with times
+/// and levels only where more was asked for; under the name torchrun in its form, with the `pid` of the process that
+/// the user started.
 pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pid: Pid) {
     let level = match verbosity {
         Verbosity::Error => Level::ERROR,
@@ -77,6 +80,10 @@ pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pi
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     // Only a test that launches twice in one process has set one before.
     let _ = match persona {
+        Persona::Rankrun if verbosity <= Verbosity::Warn => {
+            let subscriber = subscriber.event_format(OwnFormat).with_writer(console);
+            tracing::subscriber::set_global_default(subscriber.finish())
+        }
         Persona::Rankrun => tracing::subscriber::set_global_default(subscriber.with_writer(console).finish()),
         Persona::Torchrun => {
             let subscriber = subscriber.event_format(TorchFormat { pid }).with_writer(console);
