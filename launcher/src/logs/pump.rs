@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,6 +28,9 @@ use crate::reporter::screen::{Screen, SpeakerId};
 const FLUSH: usize = 64 * 1024;
 /// For so many milliseconds small writes are gathered.
 const GATHER: u8 = 1;
+/// After so many rounds of small writes without a pause. Before that each is passed on as it comes, so that lines which
+/// workers write in turn stand in the order in which they were written.
+const LIVELY: u32 = 16;
 /// What may be left in a pipe, at most, when its worker has ended; what comes later is not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;
 /// The token of the wake-up descriptor; sources count from 0.
@@ -104,6 +107,8 @@ struct Pump {
     out: Vec<u8>,
     health: Health,
     pace: Pace,
+    /// Rounds of small writes since the last pause of a millisecond.
+    rounds: u32,
     /// Who alone is read.
     floor: Option<SpeakerId>,
 }
@@ -139,6 +144,7 @@ impl Pump {
             out: unwritten,
             health: Health::Good,
             pace: Pace::Idle,
+            rounds: 0,
             floor: None,
         }
     }
@@ -146,7 +152,11 @@ impl Pump {
     fn run(mut self) {
         let mut events = [EpollEvent::empty(); 64];
         let finished = loop {
+            let asked = Instant::now();
             let count = self.ends.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
+            if asked.elapsed() >= Duration::from_millis(u64::from(GATHER)) {
+                self.rounds = 0;
+            }
             self.pace = Pace::Idle;
             for event in &events[..count] {
                 if event.data() == WAKE {
@@ -168,7 +178,10 @@ impl Pump {
             }
             self.give_floor();
             if self.pace == Pace::Trickle {
-                self.gather();
+                self.rounds = self.rounds.saturating_add(1);
+                if self.rounds > LIVELY {
+                    self.gather();
+                }
             }
         };
         self.ends.output.detach(self.screen);
