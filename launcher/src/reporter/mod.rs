@@ -5,7 +5,6 @@ pub mod console;
 pub mod events;
 pub mod happening;
 pub mod local_time;
-mod own_trace;
 pub mod parent_file;
 pub mod plain;
 pub mod program;
@@ -14,7 +13,7 @@ pub mod screen;
 pub mod summary;
 pub mod torch_log;
 pub mod torch_report;
-mod torch_trace;
+mod trace;
 pub mod voice;
 
 use std::io::{self, Write};
@@ -33,8 +32,7 @@ use crate::exit_code::LAUNCHER_FAILED;
 use crate::process::attach::AttachError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
-use crate::reporter::own_trace::OwnFormat;
-use crate::reporter::torch_trace::TorchFormat;
+use crate::reporter::trace::TraceFormat;
 use crate::shim::ShimError;
 use crate::spec::Persona;
 
@@ -80,13 +78,12 @@ pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pi
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     // Only a test that launches twice in one process has set one before.
     let _ = match persona {
-        Persona::Rankrun if verbosity <= Verbosity::Warn => {
-            let subscriber = subscriber.event_format(OwnFormat).with_writer(console);
-            tracing::subscriber::set_global_default(subscriber.finish())
+        Persona::Rankrun if verbosity > Verbosity::Warn => {
+            tracing::subscriber::set_global_default(subscriber.with_writer(console).finish())
         }
-        Persona::Rankrun => tracing::subscriber::set_global_default(subscriber.with_writer(console).finish()),
-        Persona::Torchrun => {
-            let subscriber = subscriber.event_format(TorchFormat { pid }).with_writer(console);
+        Persona::Rankrun | Persona::Torchrun => {
+            let form = if persona == Persona::Torchrun { TraceFormat::Torch(pid) } else { TraceFormat::Own };
+            let subscriber = subscriber.event_format(form).with_writer(console);
             tracing::subscriber::set_global_default(subscriber.finish())
         }
     };

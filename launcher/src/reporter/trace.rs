@@ -1,4 +1,4 @@
-//! The launcher's own log in the form of torchrun's log lines.
+//! The form of the launcher's own log.
 #![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
 
 use std::fmt;
@@ -13,13 +13,16 @@ use tracing_subscriber::registry::LookupSpan;
 use super::local_time::LocalTime;
 use super::torch_log::{Level, LogLine, Source, our_file};
 
-/// Writes log events for the launcher that the user knows by this pid.
+/// In whose form a log event is written.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TorchFormat {
-    pub(super) pid: Pid,
+pub(super) enum TraceFormat {
+    /// As all else that we say under our own name.
+    Own,
+    /// As torchrun's, for the launcher that the user knows by this pid.
+    Torch(Pid),
 }
 
-impl<S, N> FormatEvent<S, N> for TorchFormat
+impl<S, N> FormatEvent<S, N> for TraceFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -32,6 +35,7 @@ where
     ) -> fmt::Result {
         let mut text = String::new();
         context.format_fields(Writer::new(&mut text), event)?;
+        let Self::Torch(pid) = *self else { return writeln!(writer, "rankrun: {text}") };
         let metadata = event.metadata();
         let level = match *metadata.level() {
             tracing::Level::ERROR => Level::Error,
@@ -44,6 +48,6 @@ where
             line: metadata.line().unwrap_or_default(),
         };
         let stamp = LocalTime::of(SystemTime::now()).log_stamp();
-        writeln!(writer, "{}", LogLine { level, source, text }.render(&stamp, self.pid))
+        writeln!(writer, "{}", LogLine { level, source, text }.render(&stamp, pid))
     }
 }
