@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
+use crate::facts::short_hostname;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::{StoreError, StoreServer};
 
@@ -84,7 +85,7 @@ impl StoreOwner {
 
 /// The store of the agents, which is ours to open where the endpoint is on this machine: where it can be bound.
 fn bind_endpoint(host: &str, port: u16) -> Result<StoreServer, LaunchError> {
-    let own_name = nix::unistd::gethostname().is_ok_and(|name| name == host);
+    let own_name = short_hostname() == host;
     let mut addresses = match resolve(host, port) {
         // A machine need not know an address of its own name, or one that it can bind.
         Err(_) if own_name => Vec::new(),

@@ -1,8 +1,7 @@
 //! Workers that sit in the kernel and cannot be interrupted (state `D` of proc(5)): a hung device or file server.
-//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure, but for `sits_in_the_kernel`.
+//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::unistd::Pid;
@@ -70,16 +69,6 @@ impl Watch {
     }
 }
 
-/// Whether the process is in uninterruptible sleep.
-pub(super) fn sits_in_the_kernel(pid: Pid) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state_letter(&stat) == Some('D'))
-}
-
-/// The name before it may hold anything, so count from its last `)`.
-fn state_letter(stat: &str) -> Option<char> {
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,12 +93,5 @@ mod tests {
             Some((asleep(0), limit)),
             "rank 0 slept from second 1 on"
         );
-    }
-
-    #[test]
-    fn the_letter_is_found_behind_any_name() {
-        assert_eq!(state_letter("12 (a) D 7 12 12 0"), Some('D'));
-        assert_eq!(state_letter("12 (a) R 3 (b) S 7 12"), Some('S'));
-        assert_eq!(state_letter("garbage"), None);
     }
 }

@@ -163,6 +163,12 @@ fn start_time(pid: Pid) -> Option<u64> {
     field(&stat, 22)?.parse().ok()
 }
 
+/// Whether the process is in uninterruptible sleep.
+#[must_use]
+pub fn sits_in_the_kernel(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| field(&stat, 3) == Some("D"))
+}
+
 /// A field of `/proc/PID/stat`, counted from 1 as in proc(5). The second, the name, may hold anything, so count
 /// from its last `)`.
 fn field(stat: &str, number: usize) -> Option<&str> {
@@ -189,5 +195,12 @@ mod tests {
         assert_eq!(parent_field("12 (a) S 7 12 12 0"), Some(Pid::from_raw(7)));
         assert_eq!(parent_field("12 (a) R 3 (b) S 7 12 12 0"), Some(Pid::from_raw(7)));
         assert_eq!(parent_field("garbage"), None);
+    }
+
+    #[test]
+    fn the_state_is_found_behind_any_name() {
+        assert_eq!(field("12 (a) D 7 12 12 0", 3), Some("D"));
+        assert_eq!(field("12 (a) R 3 (b) S 7 12", 3), Some("S"));
+        assert_eq!(field("garbage", 3), None);
     }
 }
