@@ -11,9 +11,13 @@ use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{AccessFlags, Pid, access};
+
+use crate::device::{Ask, CudaDevice, Machine};
+use crate::process::probe;
 
 /// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
@@ -73,6 +77,13 @@ pub trait World {
     fn is_terminal(&self, stream: StandardStream) -> bool;
     /// A fresh random UUID.
     fn fresh_uuid(&self) -> uuid::Uuid;
+    /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
+    /// [`Machine::troubles`].
+    fn discover(&self, ask: Ask, limit: Duration) -> Machine;
+    /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or why there is no answer.
+    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
+    /// The CPUs of this process's affinity mask, in ascending order.
+    fn affinity(&self) -> Vec<u32>;
 }
 
 /// This machine.
@@ -132,6 +143,20 @@ impl World for System {
 
     fn fresh_uuid(&self) -> uuid::Uuid {
         uuid::Uuid::new_v4()
+    }
+
+    fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+        probe::discover(ask, limit)
+    }
+
+    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
+        probe::cuda_order(limit)
+    }
+
+    fn affinity(&self) -> Vec<u32> {
+        let mask = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+        let own = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true));
+        own.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
     }
 }
 

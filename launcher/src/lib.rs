@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
 //! | [`explain`] | what a launch would do, without doing it |
+//! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | who sits where |
 //! | [`store`] | the workers' key-value store |
 //! | [`process`] | the only place that forks, signals and waits |
@@ -14,6 +15,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod device;
 pub mod error;
 pub mod exit_code;
 pub mod explain;

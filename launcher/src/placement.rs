@@ -1,26 +1,57 @@
-//! Who sits where: workers × devices → one seat for each worker. Pure.
+//! Who sits where: which rank has which of the node's seats. Pure.
 
 use std::fmt;
 
-use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
+use rankrun_contract::rank::{Generation, LocalRank, Rank};
+
+use crate::device::{DeviceType, PciAddress};
+use crate::spec::Seat;
 
 /// What a worker computes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// One of several CPU devices; the number tells replicas apart, it binds nothing.
-    Cpu(u32),
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// What it is.
+    pub kind: DeviceType,
+    /// The number under which the worker finds it among those that it sees. CPUs: tells replicas apart, binds nothing.
+    pub ordinal: u32,
+    /// Which of the node's devices it is, where that was found out.
+    pub card: Option<Card>,
+}
+
+/// One of the node's devices, in words for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
+    pub index: String,
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Where it is plugged in.
+    pub pci: Option<PciAddress>,
+    /// The NUMA node that it hangs on.
+    pub numa_node: Option<u32>,
+    /// How it was chosen, such as `--devices 3` or `CUDA_VISIBLE_DEVICES`.
+    pub how: String,
+}
+
+impl Device {
+    /// One of several CPU devices.
+    #[must_use]
+    pub const fn cpu(replica: u32) -> Self {
+        Self { kind: DeviceType::Cpu, ordinal: replica, card: None }
+    }
 }
 
 impl fmt::Display for Device {
+    /// As workers are told: `cuda:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu(index) => write!(f, "cpu:{index}"),
-        }
+        write!(f, "{}:{}", self.kind, self.ordinal)
     }
 }
 
 /// One worker's seat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// Index in the whole job.
     pub rank: Rank,
@@ -41,12 +72,13 @@ pub struct WorkerId {
 
 /// The seats of a job on one node, in local rank order.
 #[must_use]
-pub fn assign(workers: LocalWorldSize) -> Vec<Placement> {
-    (0..workers.get())
-        .map(|index| Placement {
+pub fn assign(seats: &[Seat]) -> Vec<Placement> {
+    (0..)
+        .zip(seats)
+        .map(|(index, seat)| Placement {
             rank: Rank(index),
             local_rank: LocalRank(index),
-            device: Device::Cpu(index),
+            device: seat.device.clone(),
         })
         .collect()
 }
@@ -58,7 +90,8 @@ mod tests {
     #[test]
     fn ranks_are_exactly_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
-            let seats = assign(LocalWorldSize::new(workers).unwrap());
+            let all: Vec<Seat> = (0..workers).map(|rank| Seat::cpu(LocalRank(rank))).collect();
+            let seats = assign(&all);
             let ranks: Vec<u32> = seats.iter().map(|seat| seat.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());
             assert!(seats.iter().all(|seat| seat.local_rank.0 == seat.rank.0));

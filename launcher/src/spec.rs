@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::device::Visibility;
+use crate::placement::Device;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
 /// Where the workers meet unless the user named another address.
@@ -50,8 +52,12 @@ pub struct LaunchSpec {
     pub stdin: StdinPolicy,
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
-    /// `--virtual-local-rank`: each worker sees one device and the local rank 0.
-    pub virtual_devices: Option<VirtualDevices>,
+    /// One for each worker, by local rank.
+    pub seats: Vec<Seat>,
+    /// What a worker sees of the chosen devices. With its own alone its `LOCAL_RANK` is 0.
+    pub visibility: Visibility,
+    /// `--check-devices`: after a failure too.
+    pub device_check: Option<DeviceCheck>,
     /// `--event-log-handler`
     pub events: EventLog,
     /// The launcher's own `TORCHELASTIC_ERROR_FILE`: whoever started it wants to know what it died of.
@@ -206,13 +212,41 @@ impl SignalSpec {
     }
 }
 
-/// The visible device of each worker under `--virtual-local-rank` (contract 1.12).
+/// What one worker sits on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VirtualDevices {
-    /// Whether the list came from `HIP_VISIBLE_DEVICES`, which then is set beside `CUDA_VISIBLE_DEVICES`.
-    pub hip: bool,
-    /// By local rank.
-    pub devices: Vec<OsString>,
+pub struct Seat {
+    /// What it computes on.
+    pub device: Device,
+    /// Variables that give it the device: to set, or with `None` to take away.
+    pub variables: Vec<(&'static str, Option<OsString>)>,
+    /// The CPUs that it is bound to (`--numa-binding`), in ascending order; by none it has the launcher's.
+    pub cpus: Option<Vec<u32>>,
+}
+
+impl Seat {
+    /// A worker on the CPUs; the number tells replicas apart, it binds nothing.
+    #[must_use]
+    pub const fn cpu(local_rank: LocalRank) -> Self {
+        Self { device: Device::cpu(local_rank.0), variables: Vec::new(), cpus: None }
+    }
+}
+
+/// How devices are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceCheck {
+    /// What a dead device means.
+    pub unhealthy: Unhealthy,
+    /// How long a vendor's library may take to answer.
+    pub limit: Duration,
+}
+
+/// What a dead device means for the launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unhealthy {
+    /// It is refused.
+    Refuse,
+    /// `--exclude-unhealthy`: it goes on without that device.
+    Exclude,
 }
 
 /// Where torch's events go (`--event-log-handler`).
@@ -329,7 +363,9 @@ pub(crate) fn example() -> LaunchSpec {
         },
         stdin: StdinPolicy::All,
         defaults: WorkerDefaults { omp_threads: None, nccl_async_error_handling: false },
-        virtual_devices: None,
+        seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),
+        visibility: Visibility::Whole,
+        device_check: None,
         events: EventLog::Off,
         parent_error_file: None,
         left_out: None,

@@ -57,7 +57,9 @@ impl Evidence<'_> {
             rank: self.rank(first.local_rank),
             local_rank: first.local_rank,
             pid: first.pid,
-            device: self.seat(first.local_rank).map_or(Device::Cpu(first.local_rank.0), |seat| seat.device),
+            device: self
+                .seat(first.local_rank)
+                .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
             host: short_hostname(),
             exit: first.exit,
             manner: failure.manner,

@@ -5,8 +5,8 @@ use nix::unistd::Pid;
 use super::*;
 use crate::placement;
 use crate::process::Exit;
-use crate::spec::example;
-use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
+use crate::spec::{Seat, example};
+use rankrun_contract::rank::{Generation, RestartCount};
 
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
@@ -29,7 +29,7 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let evidence = Evidence {
-        placements: &placement::assign(LocalWorldSize::new(4).unwrap()),
+        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| Seat::cpu(LocalRank(rank)))),
         started: UNIX_EPOCH,
         spec: &example(),
         attempt: None,

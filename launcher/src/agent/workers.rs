@@ -95,7 +95,7 @@ impl Workers {
         };
         Ok(Self {
             events: EventSink::open(&spec, &console),
-            placements: placement::assign(spec.workers),
+            placements: placement::assign(&spec.seats),
             logs: Logs::new(console, spec.persona),
             tree,
             attempt: None,
@@ -179,7 +179,8 @@ impl Workers {
 
     fn start_one(&mut self, round: &Round, placement: &Placement) -> Result<(), LaunchError> {
         let attempt = self.attempt.as_ref();
-        let Placement { rank, local_rank, device } = *placement;
+        let Placement { rank, local_rank, device } = placement;
+        let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
         let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;

@@ -24,7 +24,7 @@ use super::torchrun::{
 use super::virtual_devices::resolve_virtual_devices;
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::{LaunchSpec, Persona, StdinPolicy, StopPolicy, WorkerDefaults};
+use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, StopPolicy, WorkerDefaults};
 
 /// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
 const MOST_WORKERS: i128 = 4_194_304;
@@ -63,7 +63,8 @@ pub(super) fn resolve(
     refuse_logs_specs(&settings)?;
     refuse_numa_binding(&settings)?;
     let workers = resolve_workers(&settings)?;
-    let virtual_devices = resolve_virtual_devices(&settings, workers)?;
+    let mut seats: Vec<Seat> = (0..workers.get()).map(|rank| Seat::cpu(LocalRank(rank))).collect();
+    let visibility = resolve_virtual_devices(&settings, &mut seats)?;
     let stdin = resolve_stdin(&settings, workers)?;
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
@@ -95,7 +96,9 @@ pub(super) fn resolve(
             omp_threads,
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         },
-        virtual_devices,
+        seats,
+        visibility,
+        device_check: None,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         left_out,

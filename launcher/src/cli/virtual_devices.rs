@@ -3,12 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize};
+use rankrun_contract::rank::LocalRank;
 
 use super::error::{CliError, SettingError};
 use super::settings::Settings;
 use super::torchrun::VIRTUAL_LOCAL_RANK;
-use crate::spec::VirtualDevices;
+use crate::device::Visibility;
+use crate::spec::Seat;
 
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -19,29 +20,37 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 /// The list is too short.
 pub(super) fn resolve_virtual_devices(
     settings: &Settings<'_>,
-    workers: LocalWorldSize,
-) -> Result<Option<VirtualDevices>, CliError> {
+    seats: &mut [Seat],
+) -> Result<Visibility, CliError> {
     if !settings.flag(&VIRTUAL_LOCAL_RANK)? {
-        return Ok(None);
+        return Ok(Visibility::Whole);
     }
     let hip = settings.facts.filled_variable(HIP);
     let (variable, list) = match hip {
         Some(list) => (HIP, Some(list)),
         None => (CUDA, settings.facts.variable(CUDA)),
     };
-    let wanted = workers.get();
-    let Some(list) = list else {
-        let devices = (0..wanted).map(|rank| OsString::from(rank.to_string())).collect();
-        return Ok(Some(VirtualDevices { hip: false, devices }));
-    };
-    let devices: Vec<OsString> = split_list(list).take(LocalRank(wanted).index()).collect();
-    match u32::try_from(devices.len()) {
-        Ok(there) if there < wanted => {
-            let value = list.to_string_lossy().into_owned();
-            Err(SettingError::TooFewDevices { variable, value, local_rank: LocalRank(there) }.into())
+    let list: Option<Vec<OsString>> = list.map(|list| split_list(list).collect());
+    for (rank, seat) in (0..).zip(seats) {
+        let device = match &list {
+            None => OsString::from(rank.to_string()),
+            Some(list) => match list.get(LocalRank(rank).index()) {
+                Some(device) => device.clone(),
+                None => {
+                    let value = settings.facts.variable(variable).unwrap_or_default();
+                    let value = value.to_string_lossy().into_owned();
+                    return Err(
+                        SettingError::TooFewDevices { variable, value, local_rank: LocalRank(rank) }.into()
+                    );
+                }
+            },
+        };
+        seat.variables.push((CUDA, Some(device.clone())));
+        if hip.is_some() {
+            seat.variables.push((HIP, Some(device)));
         }
-        _ => Ok(Some(VirtualDevices { hip: hip.is_some(), devices })),
     }
+    Ok(Visibility::Own)
 }
 
 fn split_list(list: &OsStr) -> impl Iterator<Item = OsString> {
@@ -61,7 +70,11 @@ mod tests {
         let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
         match interpret(&line.map(OsString::from), &facts) {
             Ok(Command::Launch(launch)) => {
-                launch.spec.virtual_devices.map(|found| (found.hip, found.devices)).ok_or((0, String::new()))
+                let of = |name| {
+                    let variables = launch.spec.seats.iter().flat_map(|seat| seat.variables.clone());
+                    variables.filter(move |(set, _)| *set == name).filter_map(|(_, value)| value)
+                };
+                Ok((of(HIP).next().is_some(), of(CUDA).collect()))
             }
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err((error.exit_code(), error.to_string())),

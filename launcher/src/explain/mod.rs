@@ -219,7 +219,7 @@ pub fn explain(
         run_id: question.run_id,
     };
     let ranks =
-        placement::assign(spec.workers).iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
+        placement::assign(&spec.seats).iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,
         name: match spec.persona {

@@ -29,7 +29,8 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     pub(super) fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
-        let Placement { rank, local_rank, device } = *seat;
+        let Placement { rank, local_rank, device } = seat;
+        let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
         let command = command::build(self.spec, &self.round, seat, inherited, error_file.as_deref())

@@ -14,6 +14,7 @@ use rankrun_contract::env::{
 
 use super::{Pending, Value, port};
 use crate::cli::{Origin, Origins, RunIdLife};
+use crate::device::Visibility;
 use crate::facts::Facts;
 use crate::spec::{
     Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
@@ -169,7 +170,7 @@ impl Sources<'_> {
         settings.extend(self.of_the_end());
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
-            option("virtual-local-rank", Some(yes_or_no(spec.virtual_devices.is_some()))),
+            option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
             option("leave-out", spec.left_out.map(|local_rank| local_rank.to_string())),
         ]);
         settings.extend(self.parent_error_file());

@@ -19,11 +19,19 @@ pub(crate) struct Entry {
 pub(crate) struct FakeWorld {
     entries: BTreeMap<PathBuf, Entry>,
     cpus: usize,
+    machine: Machine,
+    cuda_order: Result<Vec<CudaDevice>, String>,
 }
 
 impl FakeWorld {
     pub(crate) fn new() -> Self {
-        Self { entries: BTreeMap::new(), cpus: 3 }.folder("/job").folder("/tmp")
+        let nothing = Self {
+            entries: BTreeMap::new(),
+            cpus: 3,
+            machine: Machine::default(),
+            cuda_order: Err("there is no driver".to_owned()),
+        };
+        nothing.folder("/job").folder("/tmp")
     }
 
     fn add(mut self, path: &str, kind: FileKind, executable: bool, bytes: &'static [u8]) -> Self {
@@ -71,6 +79,18 @@ impl FakeWorld {
 
     pub(crate) fn cpus(mut self, cpus: usize) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// What discovery finds.
+    pub(crate) fn machine(mut self, machine: Machine) -> Self {
+        self.machine = machine;
+        self
+    }
+
+    /// What the CUDA driver answers.
+    pub(crate) fn cuda_order(mut self, devices: Vec<CudaDevice>) -> Self {
+        self.cuda_order = Ok(devices);
         self
     }
 
@@ -125,5 +145,17 @@ impl World for FakeWorld {
 
     fn fresh_uuid(&self) -> uuid::Uuid {
         uuid::Uuid::from_u128(7)
+    }
+
+    fn discover(&self, _ask: Ask, _limit: Duration) -> Machine {
+        self.machine.clone()
+    }
+
+    fn cuda_order(&self, _limit: Duration) -> Result<Vec<CudaDevice>, String> {
+        self.cuda_order.clone()
+    }
+
+    fn affinity(&self) -> Vec<u32> {
+        (0..).take(self.cpus).collect()
     }
 }

@@ -9,6 +9,7 @@ use rankrun_contract::rank::{
     Generation, JobId, LocalRank, NodeCount, NodeRank, Rank, RestartCount, WorldSize,
 };
 
+use crate::device::Visibility;
 use crate::placement::Placement;
 use crate::spec::{Entrypoint, LaunchSpec};
 use crate::template;
@@ -75,9 +76,14 @@ pub fn build(
 ) -> Result<Command, NulByte> {
     let (path, argv) = command_line(spec, placement.local_rank);
     let vars = variables(spec, round, placement, error_file);
-    let is_ours = |name: &OsStr| {
-        vars.iter().map(|(ours, _)| *ours).chain(OF_THIS_LAUNCH).any(|ours| OsStr::new(ours) == name)
-    };
+    let of_seat = spec.seats.get(placement.local_rank.index()).into_iter().flat_map(|seat| &seat.variables);
+    let ours: Vec<&str> = vars
+        .iter()
+        .map(|(name, _)| *name)
+        .chain(of_seat.map(|(name, _)| *name))
+        .chain(OF_THIS_LAUNCH)
+        .collect();
+    let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
     let envp = kept
         .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
@@ -133,7 +139,10 @@ pub fn variables(
     let world_size = WorldSize(spec.workers.0);
     let env = WorkerEnv {
         rank: placement.rank,
-        local_rank: if spec.virtual_devices.is_some() { LocalRank(0) } else { placement.local_rank },
+        local_rank: match spec.visibility {
+            Visibility::Whole => placement.local_rank,
+            Visibility::Own => LocalRank(0),
+        },
         world_size,
         local_world_size: spec.workers,
         node_rank: NodeRank(0),
@@ -158,12 +167,10 @@ pub fn variables(
     if let Some(threads) = spec.defaults.omp_threads {
         vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
     }
-    if let Some(virtual_devices) = &spec.virtual_devices
-        && let Some(device) = virtual_devices.devices.get(placement.local_rank.index())
-    {
-        vars.push(("CUDA_VISIBLE_DEVICES", device.clone()));
-        if virtual_devices.hip {
-            vars.push(("HIP_VISIBLE_DEVICES", device.clone()));
+    let seat = spec.seats.get(placement.local_rank.index());
+    for (name, value) in seat.into_iter().flat_map(|seat| &seat.variables) {
+        if let Some(value) = value {
+            vars.push((name, value.clone()));
         }
     }
     vars

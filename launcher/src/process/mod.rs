@@ -20,6 +20,7 @@ pub mod descendants;
 pub mod guard;
 pub mod inherited;
 pub mod link;
+pub mod probe;
 pub mod signal;
 pub mod spawn;
 

@@ -186,7 +186,7 @@ mod tests {
             rank: Rank(1),
             local_rank: LocalRank(1),
             pid: Pid::from_raw(77),
-            device: Device::Cpu(1),
+            device: Device::cpu(1),
             host: "gpu-node-7".to_owned(),
             exit: Exit::Signal { number: 9, core_dumped: false },
             manner: Manner::Ended,

@@ -1,0 +1,116 @@
+//! The accelerators of this node: what they are, which are chosen, and how a worker is told its own.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `machine` | what discovery found, as data that travels from the probes |
+//! | [`probe`] | asks the vendors' libraries and the kernel; only in short-lived children |
+//! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
+//! | [`selector`] | the grammar of `--devices` (pure) |
+//! | [`order`] | `--device-order` (pure) |
+//! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
+//! | [`handover`] | chosen devices → the variables of each worker (pure) |
+//! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
+//! | [`health`] | what is wrong with a device, in words (pure) |
+//!
+//! The identity of a device is its UUID or PCI address; an index is only a way to say it. Nothing here opens a
+//! vendor's library in the launcher itself: what hangs, crashes or lies there does so in a child with a deadline.
+
+pub mod affinity;
+pub mod choice;
+pub mod handover;
+pub mod health;
+mod machine;
+pub mod order;
+pub mod probe;
+pub mod selector;
+pub mod visibility;
+
+pub use machine::{
+    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceProcess, Link, LinkKind, Machine, Memory, Nic,
+    NumaNode, Part, PciAddress, State, Throttle, Trouble, TroubleKind,
+};
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of device it is, in the words of `--device-type`, which are PyTorch's, but for `rocm`, which calls
+/// itself `cuda` there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceType {
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Rocm,
+    /// Intel GPUs.
+    Xpu,
+    /// Habana Gaudi.
+    Hpu,
+    /// Huawei Ascend.
+    Npu,
+    /// Apple.
+    Mps,
+    /// The processors.
+    Cpu,
+}
+
+impl DeviceType {
+    /// All of them, accelerators first, in the order in which `auto` looks for them.
+    pub const ALL: [Self; 7] =
+        [Self::Cuda, Self::Rocm, Self::Xpu, Self::Hpu, Self::Npu, Self::Mps, Self::Cpu];
+
+    /// The word of `--device-type`.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+            Self::Xpu => "xpu",
+            Self::Hpu => "hpu",
+            Self::Npu => "npu",
+            Self::Mps => "mps",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl fmt::Display for DeviceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// A word that is no device type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no device type has this name")]
+pub struct UnknownDeviceType;
+
+impl FromStr for DeviceType {
+    type Err = UnknownDeviceType;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|kind| kind.word() == text).ok_or(UnknownDeviceType)
+    }
+}
+
+/// What discovery finds out beyond which accelerators there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Ask {
+    /// [`Accelerator::state`]: temperature, power, errors, processes.
+    pub state: bool,
+    /// [`Machine::links`] and [`Machine::nics`].
+    pub links: bool,
+    /// [`Machine::cpus`].
+    pub cpus: bool,
+}
+
+/// How much a worker sees of the chosen devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Visibility {
+    /// The whole list, in order; it takes the one that `LOCAL_RANK` names, as under torchrun.
+    Whole,
+    /// Its own device only; `LOCAL_RANK` is 0, as in torch's `--virtual-local-rank`.
+    Own,
+}

@@ -1,0 +1,49 @@
+//! Asks the vendors' libraries and the kernel which accelerators there are.
+//!
+//! A probe is a child: this program itself, started with [`WORD`], which looks, writes JSON on its standard output and
+//! ends. So a library that hangs is killed at the deadline, one that crashes takes nothing with it, and the launcher
+//! never has a driver in its own memory.
+
+pub mod cuda_driver;
+pub mod kernel;
+pub mod merge;
+pub mod nvidia;
+
+use std::path::Path;
+
+use super::{Ask, CudaDevice, Machine};
+
+/// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
+pub const WORD: &str = "--rankrun-probe=";
+
+/// What one probe looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Probe {
+    /// NVIDIA's cards through NVML.
+    Nvidia(Ask),
+    /// Everything that the kernel shows by itself: other vendors' cards, CPUs, network cards, PCI paths.
+    Kernel(Ask),
+    /// The CUDA driver's order of its devices under `CUDA_DEVICE_ORDER=FASTEST_FIRST`.
+    CudaOrder,
+}
+
+/// What a probe answers.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Probe::Nvidia`] and [`Probe::Kernel`]: their part of the machine.
+    Machine(Machine),
+    /// To [`Probe::CudaOrder`]: the driver's devices, or its words.
+    CudaOrder(Result<Vec<CudaDevice>, String>),
+}
+
+/// Looks, in this process; called in the child alone.
+#[must_use]
+pub fn answer(probe: Probe) -> Answer {
+    match probe {
+        Probe::Nvidia(ask) => Answer::Machine(nvidia::look(ask)),
+        Probe::Kernel(ask) => Answer::Machine(kernel::look(Path::new("/"), ask)),
+        Probe::CudaOrder => Answer::CudaOrder(cuda_driver::order()),
+    }
+}
