@@ -1,11 +1,196 @@
 //! The CUDA driver: the only one who knows its own order of devices.
+//!
+//! Its library is found and loaded by cudarc. The functions are taken from it by name, with plain numbers for what
+//! they return: a function that an older driver lacks is then an error and no panic, and an error code that is newer
+//! than the bindings is a number and not an enum value that does not exist.
+#![expect(unsafe_code, reason = "calls into the driver's library")]
+
+use std::any::Any;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::panic;
+use std::ptr;
+
+use cudarc::driver::sys::{culib, is_culib_present};
+use uuid::Uuid;
 
 use crate::device::CudaDevice;
 
+/// More devices than any machine has; a count above it is no answer.
+const MOST_DEVICES: c_int = 256;
+
+/// Bytes for a name or an address, with the NUL.
+const TEXT: usize = 256;
+
 /// Its devices, in the order of its ordinals under this process's own environment.
 ///
+/// Nothing is set here: `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read by the driver when it initialises,
+/// and whoever starts the probe has set them.
+///
 /// # Errors
-/// Its words, or the loader's where there is no driver.
+/// Its words, or ours where there is no driver.
 pub fn order() -> Result<Vec<CudaDevice>, String> {
-    Err("there is no CUDA driver".to_owned())
+    quietly(|| {
+        // SAFETY: a driver's library may be loaded anywhere; what its constructors do happens in this probe alone.
+        if !unsafe { is_culib_present() } {
+            return Err("there is no CUDA driver: the loader finds no `libcuda.so.1`".to_owned());
+        }
+        let driver = Driver::load()?;
+        driver.init()?;
+        (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
+    })
+}
+
+/// The functions that are called. `CUdevice` and `CUresult` are C ints.
+struct Driver {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    /// `_v2` gives the UUID of a MIG device where there is one; drivers before R470 have only the older one.
+    uuid: unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int,
+    pci: Option<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>,
+    error: Option<unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int>,
+}
+
+impl Driver {
+    fn load() -> Result<Self, String> {
+        // SAFETY: each type is that of the driver's header for this name, with ints for its enums.
+        unsafe {
+            Ok(Self {
+                init: function("cuInit")?,
+                count: function("cuDeviceGetCount")?,
+                get: function("cuDeviceGet")?,
+                name: function("cuDeviceGetName")?,
+                uuid: function("cuDeviceGetUuid_v2").or_else(|_| function("cuDeviceGetUuid"))?,
+                pci: function("cuDeviceGetPCIBusId").ok(),
+                error: function("cuGetErrorString").ok(),
+            })
+        }
+    }
+
+    fn init(&self) -> Result<(), String> {
+        // SAFETY: the flags must be 0.
+        self.check("cuInit", unsafe { (self.init)(0) })
+    }
+
+    fn count(&self) -> Result<c_int, String> {
+        let mut count = 0;
+        // SAFETY: the number lives through the call.
+        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        match count {
+            0..=MOST_DEVICES => Ok(count),
+            _ => Err(format!("`cuDeviceGetCount` counts `{count}` devices")),
+        }
+    }
+
+    fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
+        let mut device = 0;
+        // SAFETY: the number lives through the call.
+        self.check("cuDeviceGet", unsafe { (self.get)(&raw mut device, ordinal) })?;
+        let mut uuid = [0; 16];
+        // SAFETY: a UUID is 16 bytes, and they live through the call.
+        self.check("cuDeviceGetUuid", unsafe { (self.uuid)(&raw mut uuid, device) })?;
+        let name = self.text("cuDeviceGetName", self.name, device)?;
+        let pci = self.pci.and_then(|pci| self.text("cuDeviceGetPCIBusId", pci, device).ok()?.parse().ok());
+        Ok(CudaDevice { uuid: uuid_text(uuid, &name), pci, name })
+    }
+
+    /// What `call` writes about `device`.
+    fn text(
+        &self,
+        what: &str,
+        call: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+        device: c_int,
+    ) -> Result<String, String> {
+        let mut bytes = [0_u8; TEXT];
+        // SAFETY: it is told one byte less than there is room for.
+        let code = unsafe { call(bytes.as_mut_ptr().cast(), TEXT as c_int - 1, device) };
+        self.check(what, code)?;
+        let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| format!("`{what}` gives no text"))?;
+        Ok(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
+    }
+
+    fn check(&self, what: &str, code: c_int) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        let words = self.error.and_then(|error| {
+            let mut text = ptr::null();
+            // SAFETY: the pointer lives through the call, and what it is set to is the driver's own constant text.
+            unsafe {
+                (error(code, &raw mut text) == 0 && !text.is_null())
+                    .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        });
+        Err(match words {
+            Some(words) => format!("`{what}`: {words} (error {code})"),
+            None => format!("`{what}`: error {code}"),
+        })
+    }
+}
+
+/// The function `name` of the driver's library.
+///
+/// # Safety
+/// `F` must be the function pointer type that the library has under this name.
+unsafe fn function<F: Copy>(name: &str) -> Result<F, String> {
+    // SAFETY: the library stays loaded for the rest of the process; the type is the caller's promise.
+    let found = unsafe { culib().get::<F>(name.as_bytes()) };
+    found.map(|found| *found).map_err(|_| format!("the CUDA driver has no `{name}`"))
+}
+
+/// The UUID as `nvidia-smi -L` writes it. Nothing in its bytes says whether it is a card's or a MIG device's, so the
+/// name decides, which is `NVIDIA A100-SXM4-40GB MIG 1g.5gb` for one of the latter.
+fn uuid_text(bytes: [u8; 16], name: &str) -> String {
+    let prefix = if name.split(' ').any(|word| word == "MIG") { "MIG" } else { "GPU" };
+    format!("{prefix}-{}", Uuid::from_bytes(bytes).hyphenated())
+}
+
+/// Runs it; a panic becomes its words and is not printed. cudarc panics where a library vanishes between two looks.
+fn quietly<T>(run: impl FnOnce() -> Result<T, String> + panic::UnwindSafe) -> Result<T, String> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let outcome = panic::catch_unwind(run);
+    panic::set_hook(hook);
+    outcome.unwrap_or_else(|panic| Err(panic_words(panic.as_ref())))
+}
+
+fn panic_words(panic: &(dyn Any + Send)) -> String {
+    let words =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
+    words.unwrap_or("the CUDA driver's library could not be used").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; 16] =
+        [0x89, 0x32, 0xf9, 0x37, 0xd7, 0x2c, 0x41, 0x06, 0xc1, 0x2f, 0x20, 0xbd, 0x9f, 0xae, 0xd9, 0xf6];
+
+    #[test]
+    fn a_uuid_is_written_as_nvidia_smi_writes_it() {
+        assert_eq!(uuid_text(BYTES, "NVIDIA H100"), "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6");
+    }
+
+    #[test]
+    fn a_mig_device_is_known_by_its_name() {
+        let name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb";
+        assert_eq!(uuid_text(BYTES, name), "MIG-8932f937-d72c-4106-c12f-20bd9faed9f6");
+        assert_eq!(uuid_text(BYTES, "NVIDIA MIGHTY"), "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6");
+    }
+
+    #[test]
+    fn a_panic_becomes_its_words() {
+        assert_eq!(quietly(|| Ok(3)), Ok(3));
+        assert_eq!(
+            quietly::<()>(|| panic!("Missing symbol cuInit")),
+            Err("Missing symbol cuInit".to_owned())
+        );
+        let name = "cuInit";
+        assert_eq!(
+            quietly::<()>(|| panic!("Missing symbol {name}")),
+            Err("Missing symbol cuInit".to_owned())
+        );
+    }
 }

@@ -1,0 +1,214 @@
+//! Who a card is, and whether it answers.
+
+use nvml_wrapper::Device;
+use nvml_wrapper::error::NvmlError;
+
+use super::{processes, raw, state, words};
+use crate::device::{Accelerator, Ask, Condition, DeviceType, Memory, Part, PciAddress, State};
+
+/// The name of a card that does not tell it.
+const NAMELESS: &str = "unknown";
+
+/// Words of the NUMA mask that NVML fills: 1,024 nodes, as many as Linux can have.
+const NUMA_WORDS: usize = 16;
+
+/// NVML's scope of that mask: the node, not the socket.
+const NUMA_NODE_SCOPE: u32 = 0;
+
+/// Takes a card's answers: an error is no answer, and one that says that the card is gone is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    loss: Option<String>,
+}
+
+impl Answers {
+    pub(super) fn take<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+        answer
+            .map_err(|error| {
+                if words::is_loss(&error) {
+                    self.lose(&error);
+                }
+            })
+            .ok()
+    }
+
+    /// The answer to a question that every card answers: any error means that it is gone, but for one that says that
+    /// this driver cannot be asked.
+    fn must<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+        answer
+            .map_err(|error| {
+                if !words::is_absence(&error) {
+                    self.lose(&error);
+                }
+            })
+            .ok()
+    }
+
+    fn lose(&mut self, error: &NvmlError) {
+        self.loss.get_or_insert_with(|| words::of(error));
+    }
+
+    fn condition(self) -> Condition {
+        self.loss.map_or(Condition::Answers, |why| Condition::Lost { why })
+    }
+}
+
+/// A card of which NVML gives not even a handle.
+pub(super) fn lost(index: u32, why: String) -> Accelerator {
+    Accelerator { condition: Condition::Lost { why }, ..blank(index, Part::Whole) }
+}
+
+/// A whole card.
+pub(super) fn look(device: &Device<'_>, index: u32, ask: Ask) -> Accelerator {
+    let mut answers = Answers::default();
+    let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
+    let name = answers.take(device.name()).and_then(|name| clean(&name));
+    let pci = answers.take(device.pci_info()).and_then(|pci| pci.bus_id.parse::<PciAddress>().ok());
+    let memory = memory(device, &mut answers);
+    let is_mig = answers.take(device.mig_mode()).is_some_and(|mode| mode.current == 1);
+    let numa_node = if ask == Ask::default() { None } else { numa_node(device, &mut answers) };
+    let state = ask.state.then(|| Box::new(state::look(device, &mut answers)));
+    let condition = answers.condition();
+    Accelerator {
+        name: name.unwrap_or_else(|| NAMELESS.to_owned()),
+        uuid,
+        pci,
+        numa_node,
+        memory,
+        state: state.filter(|_| condition == Condition::Answers),
+        condition,
+        ..blank(index, if is_mig { Part::MigParent } else { Part::Whole })
+    }
+}
+
+/// The MIG device `number` of `card`. Heat, power and errors are those of the card; use is its own.
+pub(super) fn instance(device: &Device<'_>, number: u32, card: &Accelerator, ask: Ask) -> Accelerator {
+    let mut answers = Answers::default();
+    let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
+    let name = answers.take(device.name()).and_then(|name| clean(&name));
+    let memory = memory(device, &mut answers);
+    let state = ask.state.then(|| {
+        let state = card.state.as_deref().cloned().unwrap_or_default();
+        let utilisation = answers.take(device.utilization_rates()).map(|rates| rates.gpu);
+        Box::new(State { utilisation, processes: processes::look(device, &mut answers), ..state })
+    });
+    let condition = match &card.condition {
+        Condition::Answers => answers.condition(),
+        lost @ Condition::Lost { .. } => lost.clone(),
+    };
+    Accelerator {
+        name: name.unwrap_or_else(|| format!("{} MIG", card.name)),
+        uuid,
+        pci: card.pci,
+        numa_node: card.numa_node,
+        memory,
+        state: state.filter(|_| condition == Condition::Answers),
+        condition,
+        ..blank(number, Part::MigInstance { gpu: card.index })
+    }
+}
+
+fn blank(index: u32, part: Part) -> Accelerator {
+    Accelerator {
+        kind: DeviceType::Cuda,
+        index,
+        name: NAMELESS.to_owned(),
+        uuid: None,
+        pci: None,
+        numa_node: None,
+        memory: None,
+        part,
+        module_id: None,
+        condition: Condition::Answers,
+        state: None,
+    }
+}
+
+fn memory(device: &Device<'_>, answers: &mut Answers) -> Option<Memory> {
+    let memory = match device.memory_info() {
+        Err(error) if words::is_absence(&error) => raw::memory(device),
+        answer => answer.map(|memory| Memory { total: memory.total, free: Some(memory.free) }),
+    };
+    answers.take(memory).filter(|memory| memory.total > 0)
+}
+
+/// The NUMA node whose memory is nearest to the card. Not `nvmlDeviceGetNumaNodeId`, which is the node that the card's
+/// own memory makes on Grace, and which has no CPUs.
+fn numa_node(device: &Device<'_>, answers: &mut Answers) -> Option<u32> {
+    let mask = answers.take(device.memory_affinity(NUMA_WORDS, NUMA_NODE_SCOPE))?;
+    only_bit(&mask)
+}
+
+/// The number of the one bit that is set.
+fn only_bit(mask: &[u64]) -> Option<u32> {
+    let mut found = None;
+    for (word, bits) in (0_u32..).zip(mask).filter(|(_, bits)| **bits != 0) {
+        if found.is_some() || !bits.is_power_of_two() {
+            return None;
+        }
+        found = Some(word * u64::BITS + bits.trailing_zeros());
+    }
+    found
+}
+
+/// Whether it may be written into a worker's environment as a device's name: `GPU-…`, `MIG-…`, and the older
+/// `MIG-GPU-…/1/0`.
+fn is_uuid(text: &str) -> bool {
+    let rest = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"));
+    rest.is_some_and(|rest| {
+        !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-/".contains(&byte))
+    })
+}
+
+/// A name without what could disturb a terminal; none where nothing is left.
+fn clean(name: &str) -> Option<String> {
+    let name: String = name.chars().filter(|c| !c.is_control()).collect();
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numa_node_is_the_only_one_of_the_mask() {
+        assert_eq!(only_bit(&[1, 0]), Some(0));
+        assert_eq!(only_bit(&[0, 1 << 3]), Some(67));
+        assert_eq!(only_bit(&[0, 0]), None);
+        assert_eq!(only_bit(&[0b11, 0]), None);
+        assert_eq!(only_bit(&[1, 1]), None);
+    }
+
+    #[test]
+    fn only_a_uuid_goes_into_an_environment() {
+        assert!(is_uuid("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"));
+        assert!(is_uuid("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0"));
+        for text in ["", "GPU-", "8932f937", "GPU-1,GPU-2", "GPU-1 2", "GPU-\u{1b}[2J", "gpu-12"] {
+            assert!(!is_uuid(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_disturb_a_terminal() {
+        assert_eq!(clean("NVIDIA H100\u{1b}[2J\n"), Some("NVIDIA H100[2J".to_owned()));
+        assert_eq!(clean(" \u{7} "), None);
+    }
+
+    #[test]
+    fn a_card_is_lost_by_an_error_that_says_so_and_by_a_missing_identity() {
+        let mut answers = Answers::default();
+        assert_eq!(answers.take::<u32>(Err(NvmlError::NotSupported)), None);
+        assert_eq!(answers.take::<u32>(Err(NvmlError::Unknown)), None);
+        assert_eq!(answers.must::<u32>(Err(NvmlError::NotSupported)), None);
+        assert_eq!(answers.condition(), Condition::Answers);
+
+        let mut answers = Answers::default();
+        answers.must::<u32>(Err(NvmlError::Unknown));
+        assert_eq!(answers.condition(), Condition::Lost { why: "Unknown Error".to_owned() });
+
+        let mut answers = Answers::default();
+        answers.take::<u32>(Err(NvmlError::GpuLost));
+        answers.take::<u32>(Err(NvmlError::ResetRequired));
+        assert_eq!(answers.condition(), Condition::Lost { why: "GPU is lost".to_owned() });
+    }
+}

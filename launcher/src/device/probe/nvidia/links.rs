@@ -1,0 +1,195 @@
+//! How two cards are joined: by `NVLink`s between them, through an `NVSwitch`, or over PCIe.
+
+use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use nvml_wrapper::error::NvmlError;
+
+use super::{Handle, raw, words};
+use crate::device::{Link, LinkKind, PciAddress};
+
+/// `NVML_NVLINK_MAX_LINKS`.
+const MOST_LINKS: u32 = 18;
+
+/// NVML's numbers of what stands at the other end of a link.
+const REMOTE_GPU: u32 = 0;
+const REMOTE_NPU: u32 = 1;
+const REMOTE_SWITCH: u32 = 2;
+
+/// What stands at the other end of an active link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remote {
+    /// A card of this machine.
+    Card(PciAddress),
+    /// An `NVSwitch`, which leads to all the others.
+    Switch,
+    /// A CPU, or a card that is not shown to us.
+    Elsewhere,
+}
+
+/// A card's active links.
+#[derive(Debug)]
+struct Ports {
+    pci: Option<PciAddress>,
+    remotes: Vec<Remote>,
+}
+
+impl Ports {
+    fn count(&self, to: Remote) -> u32 {
+        // At most [`MOST_LINKS`].
+        self.remotes.iter().map(|remote| u32::from(*remote == to)).sum()
+    }
+
+    fn to_card(&self, other: &Self) -> u32 {
+        other.pci.map_or(0, |pci| self.count(Remote::Card(pci)))
+    }
+}
+
+/// The best way between each two cards; a pair of which NVML says nothing is left out.
+pub(super) fn between(cards: &[Handle<'_>]) -> Vec<Link> {
+    let here: Vec<PciAddress> = cards.iter().filter_map(|card| card.pci).collect();
+    let ports: Vec<Ports> =
+        cards.iter().map(|card| Ports { pci: card.pci, remotes: remotes(&card.device, &here) }).collect();
+    let mut links = Vec::new();
+    for (first, a) in cards.iter().enumerate() {
+        for (second, b) in cards.iter().enumerate().skip(first + 1) {
+            let kind = nvlinks(&ports[first], &ports[second]).map(LinkKind::Nvlink);
+            if let Some(kind) = kind.or_else(|| pcie(&a.device, &b.device)) {
+                links.push(Link { a: a.position, b: b.position, kind });
+            }
+        }
+    }
+    links
+}
+
+/// Where each active link of a card leads.
+fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<Remote> {
+    let mut remotes = Vec::new();
+    for number in 0..MOST_LINKS {
+        let link = device.link_wrapper_for(number);
+        match link.is_active() {
+            Ok(true) => {
+                let address = link.remote_pci_info().ok().and_then(|pci| pci.bus_id.parse().ok());
+                remotes.push(remote(address, here, || raw::remote_kind(device, number).ok()));
+            }
+            Err(NvmlError::FailedToLoadSymbol(_)) => break,
+            Err(error) if words::is_loss(&error) => break,
+            // A link that is not wired answers with an error, and may stand before one that is.
+            Ok(false) | Err(_) => {}
+        }
+    }
+    remotes
+}
+
+/// What a link leads to, from the address at its other end and, only where that is no card of `here`, the kind.
+fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() -> Option<u32>) -> Remote {
+    if let Some(address) = address.filter(|address| here.contains(address)) {
+        return Remote::Card(address);
+    }
+    match kind() {
+        Some(REMOTE_SWITCH) => Remote::Switch,
+        Some(REMOTE_GPU | REMOTE_NPU) => Remote::Elsewhere,
+        _ if address.is_some() => Remote::Switch,
+        _ => Remote::Elsewhere,
+    }
+}
+
+/// How many `NVLink`s join two cards, as `nvidia-smi topo -m` counts: those between them, or else those that each has
+/// to the switch.
+fn nvlinks(a: &Ports, b: &Ports) -> Option<u32> {
+    let direct = a.to_card(b).max(b.to_card(a));
+    let switched = a.count(Remote::Switch).min(b.count(Remote::Switch));
+    [direct, switched].into_iter().find(|count| *count > 0)
+}
+
+fn pcie(a: &Device<'_>, b: &Device<'_>) -> Option<LinkKind> {
+    a.nvml().topology_common_ancestor(a, b).ok().map(level)
+}
+
+fn level(level: TopologyLevel) -> LinkKind {
+    match level {
+        TopologyLevel::Internal | TopologyLevel::Single => LinkKind::Pix,
+        TopologyLevel::Multiple => LinkKind::Pxb,
+        TopologyLevel::HostBridge => LinkKind::Phb,
+        TopologyLevel::Node => LinkKind::Node,
+        TopologyLevel::System => LinkKind::Sys,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pci(bus: u8) -> PciAddress {
+        PciAddress { domain: 0, bus, device: 0, function: 0 }
+    }
+
+    fn ports(bus: u8, remotes: &[Remote]) -> Ports {
+        Ports { pci: Some(pci(bus)), remotes: remotes.to_vec() }
+    }
+
+    #[test]
+    fn a_link_leads_to_a_card_of_this_machine_without_asking_further() {
+        let asked = || panic!("the kind must not be asked for");
+        assert_eq!(remote(Some(pci(2)), &[pci(1), pci(2)], asked), Remote::Card(pci(2)));
+    }
+
+    #[test]
+    fn what_is_no_card_of_this_machine_is_a_switch_unless_it_says_otherwise() {
+        let here = [pci(1)];
+        let kinds = [
+            (Some(pci(9)), Some(2), Remote::Switch),
+            (Some(pci(9)), Some(255), Remote::Switch),
+            (Some(pci(9)), None, Remote::Switch),
+            (Some(pci(9)), Some(0), Remote::Elsewhere),
+            (Some(pci(9)), Some(1), Remote::Elsewhere),
+            (None, Some(2), Remote::Switch),
+            (None, None, Remote::Elsewhere),
+        ];
+        for (address, kind, expected) in kinds {
+            assert_eq!(remote(address, &here, || kind), expected, "{address:?} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn links_between_two_cards_are_counted_for_that_pair_alone() {
+        let a = ports(1, &[Remote::Card(pci(2)), Remote::Card(pci(2)), Remote::Card(pci(3))]);
+        let b = ports(2, &[Remote::Card(pci(1)), Remote::Card(pci(1))]);
+        let c = ports(3, &[Remote::Card(pci(1))]);
+        assert_eq!(nvlinks(&a, &b), Some(2));
+        assert_eq!(nvlinks(&a, &c), Some(1));
+        assert_eq!(nvlinks(&b, &c), None);
+    }
+
+    #[test]
+    fn one_side_that_sees_the_links_is_enough() {
+        let a = ports(1, &[]);
+        let b = ports(2, &[Remote::Card(pci(1)); 4]);
+        assert_eq!(nvlinks(&a, &b), Some(4));
+    }
+
+    #[test]
+    fn through_a_switch_each_pair_has_what_each_card_has_to_it() {
+        let a = ports(1, &[Remote::Switch; 18]);
+        let b = ports(2, &[Remote::Switch; 18]);
+        let lame = ports(3, &[Remote::Switch; 17]);
+        assert_eq!(nvlinks(&a, &b), Some(18));
+        assert_eq!(nvlinks(&a, &lame), Some(17));
+        assert_eq!(nvlinks(&a, &ports(4, &[])), None);
+        assert_eq!(nvlinks(&a, &ports(4, &[Remote::Elsewhere; 6])), None);
+    }
+
+    #[test]
+    fn levels_are_named_as_nvidia_smi_names_them() {
+        let levels = [
+            (TopologyLevel::Internal, LinkKind::Pix),
+            (TopologyLevel::Single, LinkKind::Pix),
+            (TopologyLevel::Multiple, LinkKind::Pxb),
+            (TopologyLevel::HostBridge, LinkKind::Phb),
+            (TopologyLevel::Node, LinkKind::Node),
+            (TopologyLevel::System, LinkKind::Sys),
+        ];
+        for (theirs, ours) in levels {
+            assert_eq!(level(theirs), ours);
+        }
+    }
+}

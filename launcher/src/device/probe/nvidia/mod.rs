@@ -1,0 +1,159 @@
+//! NVIDIA's cards through NVML, the library beneath `nvidia-smi`, loaded at run time.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `card` | one card or MIG device: who it is and whether it answers |
+//! | `state` | how it is: heat, power, clocks, errors |
+//! | `processes` | who uses it |
+//! | `links` | how two cards are joined |
+//! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
+//! | `words` | the library's errors in words (pure) |
+//!
+//! Every fact is optional: a function that this driver lacks, or that does not fit the card, leaves its field empty.
+//! NVML knows nothing of `CUDA_VISIBLE_DEVICES`: it shows what the driver or the container shows.
+
+mod card;
+mod links;
+mod processes;
+mod raw;
+mod state;
+mod words;
+
+use std::ffi::OsStr;
+
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+
+use crate::device::{Accelerator, Ask, DeviceType, Machine, Part, PciAddress, Trouble, TroubleKind};
+
+/// Where the library is looked for: by name with the loader's own rules, then where Windows' Linux keeps it.
+const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
+
+/// More cards than any machine has; a count above it is no answer.
+const MOST_CARDS: u32 = 256;
+
+/// More MIG devices than any card has (7 today).
+const MOST_INSTANCES: u32 = 64;
+
+/// What troubles name as the one that was asked.
+const SOURCE: &str = "NVML";
+
+/// A card whose handle could be had.
+struct Handle<'nvml> {
+    device: Device<'nvml>,
+    /// Its place in [`Machine::accelerators`].
+    position: usize,
+    pci: Option<PciAddress>,
+}
+
+/// The cards that NVML shows, in its order, which is that of `nvidia-smi`.
+#[must_use]
+pub fn look(ask: Ask) -> Machine {
+    let mut machine = Machine::default();
+    match open(&LIBRARIES) {
+        Ok(nvml) => {
+            fill(&mut machine, &nvml, ask);
+            // The probe ends now and the kernel gives everything back. Shutting down would be one more call that may
+            // hang on a lost card, and nvml-wrapper panics where the library lacks it.
+            std::mem::forget(nvml);
+        }
+        Err(what) => machine.troubles.push(trouble(SOURCE.to_owned(), what)),
+    }
+    machine
+}
+
+/// The first library of `paths` that is there, initialised.
+fn open(paths: &[&str]) -> Result<Nvml, TroubleKind> {
+    let mut missing = None;
+    for path in paths {
+        match Nvml::builder().lib_path(OsStr::new(path)).init() {
+            Ok(nvml) => return Ok(nvml),
+            Err(error) => match words::trouble(&error, path) {
+                what @ TroubleKind::Missing(_) => _ = missing.get_or_insert(what),
+                what => return Err(what),
+            },
+        }
+    }
+    Err(missing.unwrap_or_else(|| TroubleKind::Missing("no library was looked for".to_owned())))
+}
+
+fn fill(machine: &mut Machine, nvml: &Nvml, ask: Ask) {
+    let count = match nvml.device_count() {
+        Ok(count) if count <= MOST_CARDS => count,
+        Ok(count) => {
+            let what = TroubleKind::Failed(format!("it counts `{count}` GPUs"));
+            return machine.troubles.push(trouble(SOURCE.to_owned(), what));
+        }
+        Err(error) => {
+            let what = TroubleKind::Failed(words::of(&error));
+            return machine.troubles.push(trouble(SOURCE.to_owned(), what));
+        }
+    };
+    let mut handles = Vec::new();
+    let mut index = 0;
+    for number in 0..count {
+        match nvml.device_by_index(number) {
+            // NVML also counts the cards that a cgroup keeps from us. They are no devices of ours, no tool and no
+            // program sees them, and they take no index.
+            Err(error @ NvmlError::NoPermission) => {
+                let what = TroubleKind::Missing(words::of(&error));
+                machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));
+                continue;
+            }
+            Err(error) => machine.accelerators.push(card::lost(index, words::of(&error))),
+            Ok(device) => {
+                let position = machine.accelerators.len();
+                let card = card::look(&device, index, ask);
+                let pci = card.pci;
+                let instances = instances(&device, &card, ask);
+                machine.accelerators.push(card);
+                machine.accelerators.extend(instances);
+                handles.push(Handle { device, position, pci });
+            }
+        }
+        index += 1;
+    }
+    if ask.links {
+        machine.links = links::between(&handles);
+    }
+}
+
+/// The MIG devices of a card in MIG mode.
+fn instances(device: &Device<'_>, card: &Accelerator, ask: Ask) -> Vec<Accelerator> {
+    if card.part != Part::MigParent {
+        return Vec::new();
+    }
+    let most = device.mig_device_count().unwrap_or(0).min(MOST_INSTANCES);
+    (0..most)
+        .filter_map(|number| {
+            let instance = device.mig_device_by_index(number).ok()?;
+            Some(card::instance(&instance, number, card, ask))
+        })
+        .collect()
+}
+
+fn trouble(source: String, what: TroubleKind) -> Trouble {
+    Trouble { kind: DeviceType::Cuda, source, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_missing_in_the_loaders_words() {
+        let Err(TroubleKind::Missing(words)) = open(&["libnvidia-ml-of-nobody.so.1", "/nowhere/lib.so.1"])
+        else {
+            panic!("it must be missing");
+        };
+        assert!(words.starts_with("libnvidia-ml-of-nobody.so.1:"), "{words}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_fails() {
+        let Err(TroubleKind::Failed(words)) = open(&["/proc/self/status"]) else {
+            panic!("it must fail");
+        };
+        assert!(words.contains("/proc/self/status"), "{words}");
+    }
+}

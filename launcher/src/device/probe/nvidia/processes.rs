@@ -1,0 +1,115 @@
+//! Who uses a card.
+
+use std::fs::File;
+use std::io::Read;
+
+use nvml_wrapper::Device;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+
+use super::card::Answers;
+use crate::device::DeviceProcess;
+
+/// More processes than share a card; a count above it is no answer.
+const MOST_PROCESSES: u32 = 4096;
+
+/// More bytes than `/proc/<pid>/status` has.
+const MOST_STATUS: u64 = 16 * 1024;
+
+/// The processes that compute or draw on it, each once.
+pub(super) fn look(device: &Device<'_>, answers: &mut Answers) -> Vec<DeviceProcess> {
+    let compute = list(device.running_compute_processes_count(), || device.running_compute_processes());
+    let graphics = list(device.running_graphics_processes_count(), || device.running_graphics_processes());
+    let both = [compute, graphics].into_iter().filter_map(|answer| answers.take(answer)).flatten();
+    let mut processes = each_once(both.map(|process| (process.pid, memory(&process))));
+    for process in &mut processes {
+        (process.name, process.uid) = status(process.pid);
+    }
+    processes
+}
+
+fn list(
+    count: Result<u32, NvmlError>,
+    ask: impl FnOnce() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Vec<ProcessInfo>, NvmlError> {
+    match count? {
+        0 => Ok(Vec::new()),
+        1..=MOST_PROCESSES => ask(),
+        _ => Err(NvmlError::NoData),
+    }
+}
+
+fn memory(process: &ProcessInfo) -> Option<u64> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
+        UsedGpuMemory::Unavailable => None,
+    }
+}
+
+/// Each pid at its first place, with the memory that is known of it.
+fn each_once(processes: impl Iterator<Item = (u32, Option<u64>)>) -> Vec<DeviceProcess> {
+    let mut once: Vec<DeviceProcess> = Vec::new();
+    for (pid, memory) in processes {
+        match once.iter_mut().find(|process| process.pid == pid) {
+            Some(process) => process.memory = process.memory.max(memory),
+            None => once.push(DeviceProcess { pid, name: None, uid: None, memory }),
+        }
+    }
+    once
+}
+
+/// Its name and the user whose it is, where `/proc` shows it.
+fn status(pid: u32) -> (Option<String>, Option<u32>) {
+    let mut bytes = Vec::new();
+    let read = File::open(format!("/proc/{pid}/status"))
+        .and_then(|file| file.take(MOST_STATUS).read_to_end(&mut bytes));
+    if read.is_err() {
+        return (None, None);
+    }
+    parse(&String::from_utf8_lossy(&bytes))
+}
+
+/// `Name:` and the real one of `Uid:`.
+fn parse(status: &str) -> (Option<String>, Option<u32>) {
+    let field = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let name = field("Name:").map(|name| name.chars().filter(|c| !c.is_control()).collect::<String>());
+    let uid = field("Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
+    (name.filter(|name| !name.is_empty()), uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_in_both_lists_is_one() {
+        let listed = [(7, None), (9, Some(5)), (7, Some(100)), (9, None)];
+        let once = each_once(listed.into_iter());
+        let found: Vec<_> = once.iter().map(|process| (process.pid, process.memory)).collect();
+        assert_eq!(found, [(7, Some(100)), (9, Some(5))]);
+    }
+
+    #[test]
+    fn a_count_beyond_reason_is_not_asked_for() {
+        let never = || panic!("it must not be asked");
+        assert!(list(Ok(u32::MAX), never).is_err());
+        assert_eq!(list(Ok(0), never).unwrap(), []);
+    }
+
+    #[test]
+    fn the_kernel_names_a_process_and_its_user() {
+        let text = "Name:\tpython3 \u{1b}[31m\nUmask:\t0022\nState:\tR\nUid:\t1000\t0\t0\t0\nGid:\t1\n";
+        assert_eq!(parse(text), (Some("python3 [31m".to_owned()), Some(1000)));
+        assert_eq!(parse("nonsense"), (None, None));
+        assert_eq!(parse("Name:\t\nUid:\t-1\n"), (None, None));
+    }
+
+    #[test]
+    fn our_own_process_is_visible() {
+        let (name, uid) = status(std::process::id());
+        assert!(name.is_some());
+        assert!(uid.is_some());
+        assert_eq!(status(u32::MAX), (None, None));
+    }
+}

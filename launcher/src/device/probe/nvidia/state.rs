@@ -1,0 +1,100 @@
+//! How a card is at this moment.
+
+use nvml_wrapper::Device;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold,
+};
+
+use super::card::Answers;
+use super::{processes, raw};
+use crate::device::{State, Throttle};
+
+/// NVML's two causes for which a page is retired.
+const RETIREMENT_CAUSES: [u32; 2] = [0, 1];
+
+/// Everything that NVML tells of it.
+pub(super) fn look(device: &Device<'_>, answers: &mut Answers) -> State {
+    let capability = answers.take(device.cuda_compute_capability());
+    let rows = answers.take(raw::remapped_rows(device));
+    let pages = RETIREMENT_CAUSES.map(|cause| answers.take(raw::retired_pages(device, cause)));
+    let pages_pending = answers.take(device.are_pages_pending_retired()).unwrap_or(false);
+    State {
+        compute_capability: capability
+            .and_then(|version| Some((version.major.try_into().ok()?, version.minor.try_into().ok()?))),
+        temperature: answers.take(device.temperature(TemperatureSensor::Gpu)),
+        slowdown_temperature: answers.take(device.temperature_threshold(TemperatureThreshold::Slowdown)),
+        power: answers.take(device.power_usage()).map(u64::from),
+        power_limit: answers.take(device.enforced_power_limit()).map(u64::from),
+        default_power_limit: answers.take(device.power_management_limit_default()).map(u64::from),
+        clock: answers.take(device.clock_info(Clock::SM)),
+        max_clock: answers.take(device.max_clock_info(Clock::SM)),
+        memory_clock: answers.take(device.clock_info(Clock::Memory)),
+        utilisation: answers.take(device.utilization_rates()).map(|rates| rates.gpu),
+        throttle: answers.take(device.current_throttle_reasons()).map(throttles).unwrap_or_default(),
+        uncorrected_ecc: answers
+            .take(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)),
+        retired: sum(pages.into_iter().chain([rows.map(|rows| rows.rows)])),
+        retirement_pending: pages_pending || rows.is_some_and(|rows| rows.pending),
+        processes: processes::look(device, answers),
+    }
+}
+
+/// The sum of what is known; none where nothing is.
+fn sum(counts: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+    counts.flatten().reduce(u32::saturating_add)
+}
+
+/// NVML's bits as our words, in the order of the bits.
+fn throttles(reasons: ThrottleReasons) -> Vec<Throttle> {
+    [
+        (ThrottleReasons::GPU_IDLE, Throttle::Idle),
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, Throttle::ApplicationClocks),
+        (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),
+        (ThrottleReasons::HW_SLOWDOWN, Throttle::HardwareSlowdown),
+        (ThrottleReasons::SYNC_BOOST, Throttle::SyncBoost),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, Throttle::SoftwareThermal),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, Throttle::HardwareThermal),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, Throttle::PowerBrake),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, Throttle::DisplayClocks),
+    ]
+    .into_iter()
+    .filter_map(|(bit, word)| reasons.contains(bit).then_some(word))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bit_is_its_own_word() {
+        let all = [
+            (0x1, Throttle::Idle),
+            (0x2, Throttle::ApplicationClocks),
+            (0x4, Throttle::PowerCap),
+            (0x8, Throttle::HardwareSlowdown),
+            (0x10, Throttle::SyncBoost),
+            (0x20, Throttle::SoftwareThermal),
+            (0x40, Throttle::HardwareThermal),
+            (0x80, Throttle::PowerBrake),
+            (0x100, Throttle::DisplayClocks),
+        ];
+        for (bit, word) in all {
+            assert_eq!(throttles(ThrottleReasons::from_bits_truncate(bit)), [word]);
+        }
+        assert_eq!(throttles(ThrottleReasons::from_bits_truncate(0)), []);
+        // A bit of a newer driver is no word of ours, and takes nothing from the others.
+        assert_eq!(
+            throttles(ThrottleReasons::from_bits_truncate(0x8000_0044)),
+            [Throttle::PowerCap, Throttle::HardwareThermal]
+        );
+    }
+
+    #[test]
+    fn what_is_retired_is_summed_over_what_is_known() {
+        assert_eq!(sum([None, None, None].into_iter()), None);
+        assert_eq!(sum([Some(2), None, Some(3)].into_iter()), Some(5));
+        assert_eq!(sum([Some(u32::MAX), Some(1)].into_iter()), Some(u32::MAX));
+    }
+}

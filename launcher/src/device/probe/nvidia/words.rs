@@ -1,0 +1,85 @@
+//! NVML's errors in words. Pure.
+
+use nvml_wrapper::error::NvmlError;
+
+use crate::device::TroubleKind;
+
+/// The error in `nvidia-smi`'s words where it has some, else in nvml-wrapper's; one line.
+pub(super) fn of(error: &NvmlError) -> String {
+    let words = match error {
+        NvmlError::LibloadingError(error) => return one_line(&error.to_string()),
+        NvmlError::GpuLost => "GPU is lost",
+        NvmlError::ResetRequired => "GPU requires reset",
+        NvmlError::DriverNotLoaded => "Driver Not Loaded",
+        NvmlError::LibRmVersionMismatch => "Driver/library version mismatch",
+        NvmlError::NoPermission => "Insufficient Permissions",
+        NvmlError::InsufficientPower => "Insufficient External Power",
+        NvmlError::IrqIssue => "Interrupt Request Issue",
+        NvmlError::OperatingSystem => "Operating System Blocked Request",
+        NvmlError::NotSupported => "Not Supported",
+        NvmlError::NotFound => "Not Found",
+        NvmlError::Timeout => "Timeout",
+        NvmlError::Unknown => "Unknown Error",
+        other => return one_line(&other.to_string()),
+    };
+    words.to_owned()
+}
+
+/// What it means that the library at `path` could not be opened or initialised.
+pub(super) fn trouble(error: &NvmlError, path: &str) -> TroubleKind {
+    let words = of(error);
+    match error {
+        NvmlError::LibloadingError(_) if is_missing(&words, path) => TroubleKind::Missing(words),
+        _ => TroubleKind::Failed(words),
+    }
+}
+
+/// Whether the loader's words say that there is no such library, and not that one of *its* libraries is missing or
+/// that it is for another machine. The second text is that of a static program, which can load none.
+fn is_missing(words: &str, path: &str) -> bool {
+    (words.contains("No such file or directory") && words.contains(path))
+        || words.contains("Dynamic loading not supported")
+}
+
+/// Whether the error says that the card is gone until somebody resets it or the machine.
+pub(super) fn is_loss(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::InsufficientPower | NvmlError::IrqIssue
+    )
+}
+
+/// Whether the error says only that this driver or this card has no such thing.
+pub(super) fn is_absence(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_missing_only_where_it_is_the_one_that_is_not_found() {
+        let ours = "libnvidia-ml.so.1: cannot open shared object file: No such file or directory";
+        let its = "libgcc_s.so.1: cannot open shared object file: No such file or directory";
+        let musl = "Error loading shared library libnvidia-ml.so.1: No such file or directory";
+        assert!(is_missing(ours, "libnvidia-ml.so.1"));
+        assert!(is_missing(musl, "libnvidia-ml.so.1"));
+        assert!(is_missing("Dynamic loading not supported", "libnvidia-ml.so.1"));
+        assert!(!is_missing(its, "libnvidia-ml.so.1"));
+        assert!(!is_missing("libnvidia-ml.so.1: wrong ELF class: ELFCLASS32", "libnvidia-ml.so.1"));
+    }
+
+    #[test]
+    fn errors_speak_as_nvidia_smi_does() {
+        assert_eq!(of(&NvmlError::GpuLost), "GPU is lost");
+        assert_eq!(of(&NvmlError::LibRmVersionMismatch), "Driver/library version mismatch");
+        assert_eq!(of(&NvmlError::UnexpectedVariant(1234)), "unexpected enum variant value: 1234");
+        let what = trouble(&NvmlError::DriverNotLoaded, "libnvidia-ml.so.1");
+        assert_eq!(what, TroubleKind::Failed("Driver Not Loaded".to_owned()));
+    }
+}
