@@ -126,7 +126,8 @@ fn blank(index: u32, part: Part) -> Accelerator {
 
 fn memory(device: &Device<'_>, answers: &mut Answers) -> Option<Memory> {
     let memory = match device.memory_info() {
-        Err(error) if words::is_absence(&error) => raw::memory(device),
+        // Beside drivers that lack it, one may refuse this version of its structure.
+        Err(error) if !words::is_loss(&error) => raw::memory(device),
         answer => answer.map(|memory| Memory { total: memory.total, free: Some(memory.free) }),
     };
     answers.take(memory).filter(|memory| memory.total > 0)

@@ -8,6 +8,8 @@ use crate::device::TroubleKind;
 pub(super) fn of(error: &NvmlError) -> String {
     let words = match error {
         NvmlError::LibloadingError(error) => return one_line(&error.to_string()),
+        NvmlError::FailedToLoadSymbol(words) => return one_line(words),
+        NvmlError::UnexpectedVariant(code) => return format!("error {code}"),
         NvmlError::GpuLost => "GPU is lost",
         NvmlError::ResetRequired => "GPU requires reset",
         NvmlError::DriverNotLoaded => "Driver Not Loaded",
@@ -78,7 +80,7 @@ mod tests {
     fn errors_speak_as_nvidia_smi_does() {
         assert_eq!(of(&NvmlError::GpuLost), "GPU is lost");
         assert_eq!(of(&NvmlError::LibRmVersionMismatch), "Driver/library version mismatch");
-        assert_eq!(of(&NvmlError::UnexpectedVariant(1234)), "unexpected enum variant value: 1234");
+        assert_eq!(of(&NvmlError::UnexpectedVariant(1234)), "error 1234");
         let what = trouble(&NvmlError::DriverNotLoaded, "libnvidia-ml.so.1");
         assert_eq!(what, TroubleKind::Failed("Driver Not Loaded".to_owned()));
     }
