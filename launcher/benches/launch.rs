@@ -1,4 +1,5 @@
-//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each.
+//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; and what it costs to
+//! look for accelerators.
 //!
 //! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
 //! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is
@@ -15,8 +16,12 @@
 use std::env;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+
+use rankrun::device::Ask;
+use rankrun::device::probe::WORD;
+use rankrun::process::probe;
 
 const WORKERS: usize = 8;
 const DEFAULT_ROUNDS: usize = 20;
@@ -30,10 +35,15 @@ struct Cost {
     peak_memory: i64,
 }
 
-fn main() {
+fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.first().is_some_and(|argument| argument.starts_with(WORD)) {
+        // A probe is the program that asks, started again.
+        return rankrun::main();
+    }
     if arguments.iter().any(|argument| argument == BARE_LOOP) {
-        return bare_loop();
+        bare_loop();
+        return ExitCode::SUCCESS;
     }
     let rounds = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(DEFAULT_ROUNDS);
     let mut contenders = vec![("bare loop", bare_loop_command()), ("rankrun", rankrun_command())];
@@ -50,6 +60,28 @@ fn main() {
         }
     }
     print_table(&contenders.iter().map(|(name, _)| *name).collect::<Vec<_>>(), &costs);
+    print_discovery(rounds);
+    ExitCode::SUCCESS
+}
+
+/// What a launch pays that asks for the accelerators of this machine.
+fn print_discovery(rounds: usize) {
+    let everything = Ask { state: true, links: true, cpus: true };
+    println!("\n| discovery | devices | wall, median | min |");
+    println!("|---|---|---|---|");
+    for (name, ask) in [("which there are", Ask::default()), ("all about them", everything)] {
+        let mut devices = 0;
+        let mut look = || {
+            let start = Instant::now();
+            devices = probe::discover(ask, Duration::from_secs(10)).accelerators.len();
+            start.elapsed().as_secs_f64()
+        };
+        // The first one only warms the caches.
+        look();
+        let walls: Vec<f64> = (0..rounds).map(|_| look()).collect();
+        let least = walls.iter().copied().fold(f64::MAX, f64::min);
+        println!("| {name} | {devices} | {:.2} ms | {:.2} ms |", median(walls) * 1e3, least * 1e3);
+    }
 }
 
 fn bare_loop() {

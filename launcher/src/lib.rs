@@ -49,6 +49,7 @@ use crate::process::descendants::can_walk;
 use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
+use crate::process::probe;
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
@@ -61,6 +62,10 @@ use crate::spec::{LaunchSpec, Persona};
 /// Called once, on the main thread, before any other thread exists: it forks.
 #[must_use]
 pub fn main() -> ExitCode {
+    let first = std::env::args_os().nth(1);
+    if let Some(question) = first.as_deref().and_then(probe::question) {
+        return probe::serve(question);
+    }
     let argv: Vec<OsString> = std::env::args_os().collect();
     let facts = Facts::gather();
     match cli::interpret(&argv, &facts) {

@@ -144,7 +144,9 @@ pub fn wait_for_any() -> Reaped {
     wait_for(Pid::from_raw(-1))
 }
 
-fn wait_for(pid: Pid) -> Reaped {
+/// Reaps this child if it is dead, without waiting.
+#[must_use]
+pub fn wait_for(pid: Pid) -> Reaped {
     let mut status = 0;
     loop {
         // SAFETY: `status` is a valid place for the kernel to write to.

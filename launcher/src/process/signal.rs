@@ -32,6 +32,12 @@ impl HandledSignals {
         Self { stop, forward: spec.forward.iter().copied().filter(taken).collect() }
     }
 
+    /// All that there are: for a child that is to have none of them ignored.
+    #[must_use]
+    pub fn every() -> Self {
+        Self { stop: Signal::iterator().collect(), forward: Vec::new() }
+    }
+
     /// Each of them.
     pub fn iter(&self) -> impl Iterator<Item = Signal> {
         self.stop.iter().chain(&self.forward).copied()
@@ -71,14 +77,22 @@ pub struct SignalInbox {
 /// # Errors
 /// The kernel's refusal.
 pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
-    // Whoever started us may ignore it (`trap '' CHLD`): then the kernel reaps our children and tells nobody.
-    // SAFETY: the default action is no handler.
-    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    hear_of_children()?;
     let mut blocked = readable(handled);
     blocked.add(Signal::SIGTTOU);
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut before))?;
     Ok(before)
+}
+
+/// Whoever started us may ignore SIGCHLD (`trap '' CHLD`): then the kernel reaps our children and tells nobody.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn hear_of_children() -> io::Result<()> {
+    // SAFETY: the default action is no handler.
+    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    Ok(())
 }
 
 fn readable(handled: &HandledSignals) -> SigSet {

@@ -58,6 +58,11 @@ pub fn tell_by_hand(text: &str) {
     complain(&format!("rankrun: {text}\n"));
 }
 
+/// Before the launch: what takes long says what it waits for.
+pub fn tell_of_wait(whom: &str, limit: Duration) {
+    complain(&format!("rankrun: waiting up to {} s for {whom}\n", limit.as_secs_f64()));
+}
+
 /// A worker that was started by hand does not run.
 #[must_use]
 pub fn not_attached(error: &AttachError) -> ExitCode {

@@ -1,0 +1,307 @@
+//! Runs probes: children that look at the hardware, with a deadline.
+//!
+//! A probe is this very program, started with [`WORD`]: [`serve`] is its whole life. The launcher asks by
+//! [`discover`] and [`cuda_order`] before it splits into guard and agent; the agent asks by [`Probes`] from its own
+//! loop. Either way the calling thread is the main thread, whose end would end the probes.
+#![expect(unsafe_code, reason = "a probe ends without the libraries' own last words: `_exit`")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the blocking wait has a clock, a probe inherits our environment"
+)]
+
+mod run;
+
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::panic::{self, PanicHookInfo};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::Pid;
+
+use crate::cli;
+use crate::device::probe::{self, Answer, Probe, WORD, merge};
+use crate::device::{Ask, CudaDevice, DeviceType, Machine, Trouble, TroubleKind};
+use crate::exit_code::USAGE;
+use crate::process::Exit;
+use crate::process::command::Command;
+use crate::reporter;
+use crate::spec::Persona;
+
+pub use run::{ProbeFailed, ProbeRun};
+
+/// Our own program, also where its file was replaced or deleted since we were started.
+const OWN_PROGRAM: &CStr = c"/proc/self/exe";
+/// A wait that is longer says what it waits for.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+/// How often the end of a probe is looked for where the kernel cannot tell us.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A panic of Rust's own ends a process with this.
+const PANICKED: u8 = 101;
+/// What only the kernel's probe finds.
+const KERNEL_ONLY: [DeviceType; 4] = [DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
+
+/// The accelerators; whatever goes wrong is in [`Machine::troubles`].
+///
+/// Blocks for `limit` at most, and a little longer where a probe cannot be killed.
+#[must_use]
+pub fn discover(ask: Ask, limit: Duration) -> Machine {
+    let mut probes = Probes::discovery(ask, limit, Instant::now());
+    wait_for_all(&mut probes, limit);
+    probes.into_machine()
+}
+
+/// The CUDA driver's own order of its devices.
+///
+/// # Errors
+/// Why there is no answer, in words.
+pub fn cuda_order(limit: Duration) -> Result<Vec<CudaDevice>, String> {
+    let mut probes = Probes::start(&[Probe::CudaOrder], limit, Instant::now());
+    wait_for_all(&mut probes, limit);
+    match probes.into_answers().next() {
+        Some((_, Ok(Answer::CudaOrder(order)))) => order,
+        Some((_, Err(failed))) => Err(failed.to_string()),
+        Some((_, Ok(Answer::Machine(_)))) | None => Err(ProbeFailed::unread("another question").to_string()),
+    }
+}
+
+/// Probes that run at the same time. Whoever drops them kills those that have not answered.
+#[derive(Debug)]
+pub struct Probes {
+    asked: Vec<(Probe, Progress)>,
+}
+
+/// How far one of them is.
+#[derive(Debug)]
+enum Progress {
+    Running(ProbeRun),
+    Answered(Result<Answer, ProbeFailed>),
+}
+
+impl Probes {
+    /// Starts a probe for each question; what cannot be started has failed.
+    #[must_use]
+    pub fn start(questions: &[Probe], limit: Duration, now: Instant) -> Self {
+        let start = |&probe| {
+            let run = command(probe).and_then(|command| ProbeRun::start(&command, limit, now));
+            let progress = match run {
+                Ok(run) => Progress::Running(run),
+                Err(error) => Progress::Answered(Err(ProbeFailed::not_started(&error))),
+            };
+            (probe, progress)
+        };
+        Self { asked: questions.iter().map(start).collect() }
+    }
+
+    /// Everything that there is to ask about the accelerators.
+    #[must_use]
+    pub fn discovery(ask: Ask, limit: Duration, now: Instant) -> Self {
+        Self::start(&[Probe::Nvidia(ask), Probe::Kernel(ask)], limit, now)
+    }
+
+    /// What becomes readable when [`Self::advance`] has something to do.
+    pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.running().flat_map(ProbeRun::as_fds)
+    }
+
+    /// When [`Self::advance`] has something to do, if nothing becomes readable before.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.running().filter_map(ProbeRun::deadline).min()
+    }
+
+    /// Takes in that somebody has reaped this child, whoever it was.
+    pub fn reaped(&mut self, pid: Pid, exit: Exit) {
+        for (_, progress) in &mut self.asked {
+            if let Progress::Running(run) = progress {
+                run.reaped(pid, exit);
+            }
+        }
+    }
+
+    /// Takes in what has happened; `true` once every question has its answer.
+    pub fn advance(&mut self, now: Instant) -> bool {
+        for (_, progress) in &mut self.asked {
+            if let Progress::Running(run) = progress
+                && let Some(answer) = run.advance(now)
+            {
+                *progress = Progress::Answered(answer);
+            }
+        }
+        self.running().next().is_none()
+    }
+
+    /// What is not answered yet, in words.
+    #[must_use]
+    pub fn waiting_for(&self) -> String {
+        let waiting = self.asked.iter().filter(|(_, progress)| matches!(progress, Progress::Running(_)));
+        let sources: Vec<&str> = waiting.map(|(probe, _)| source(*probe)).collect();
+        sources.join(" and ")
+    }
+
+    /// The machine as those of them saw it that looked at one.
+    #[must_use]
+    pub fn into_machine(self) -> Machine {
+        let (mut nvidia, mut kernel) = (Machine::default(), Machine::default());
+        for (probe, answer) in self.into_answers() {
+            let machine = match answer {
+                Ok(Answer::Machine(machine)) => machine,
+                Ok(Answer::CudaOrder(_)) => without(probe, &ProbeFailed::unread("another question")),
+                Err(failed) => without(probe, &failed),
+            };
+            match probe {
+                Probe::Nvidia(_) => nvidia = machine,
+                Probe::Kernel(_) => kernel = machine,
+                Probe::CudaOrder => {}
+            }
+        }
+        merge::merge(nvidia, kernel)
+    }
+
+    fn running(&self) -> impl Iterator<Item = &ProbeRun> {
+        self.asked.iter().filter_map(|(_, progress)| match progress {
+            Progress::Running(run) => Some(run),
+            Progress::Answered(_) => None,
+        })
+    }
+
+    fn into_answers(self) -> impl Iterator<Item = (Probe, Result<Answer, ProbeFailed>)> {
+        self.asked.into_iter().filter_map(|(probe, progress)| match progress {
+            Progress::Answered(answer) => Some((probe, answer)),
+            Progress::Running(_) => None,
+        })
+    }
+}
+
+/// Whom a probe asks.
+const fn source(probe: Probe) -> &'static str {
+    match probe {
+        Probe::Nvidia(_) => "NVML",
+        Probe::Kernel(_) => "the kernel's view of the devices",
+        Probe::CudaOrder => "the CUDA driver",
+    }
+}
+
+/// The picture of a probe that gave none.
+fn without(probe: Probe, failed: &ProbeFailed) -> Machine {
+    let kinds: &[DeviceType] = match probe {
+        Probe::Nvidia(_) | Probe::CudaOrder => &[DeviceType::Cuda],
+        Probe::Kernel(_) => &KERNEL_ONLY,
+    };
+    let what: TroubleKind = failed.to_trouble();
+    let trouble = |&kind| Trouble { kind, source: source(probe).to_owned(), what: what.clone() };
+    Machine { troubles: kinds.iter().map(trouble).collect(), ..Machine::default() }
+}
+
+/// Waits until all have answered or are given up.
+fn wait_for_all(probes: &mut Probes, limit: Duration) {
+    let mut say_at = Some(Instant::now() + SILENT_WAIT);
+    loop {
+        let now = Instant::now();
+        if probes.advance(now) {
+            return;
+        }
+        if say_at.take_if(|say_at| *say_at <= now).is_some() {
+            tell_of_wait(&probes.waiting_for(), limit);
+        }
+        let until = probes.deadline().into_iter().chain(say_at).min();
+        let mut left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(now));
+        if probes.running().any(ProbeRun::ends_unheard) {
+            left = left.min(LOOK_EVERY);
+        }
+        let mut fds: Vec<PollFd<'_>> = probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        if poll(&mut fds, timeout).is_err() {
+            // Interrupted, or without memory: a look costs nothing and brings us on.
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Under the name torchrun only torchrun's own lines are expected.
+fn tell_of_wait(whom: &str, limit: Duration) {
+    if cli::persona(&own_name()) == Persona::Rankrun {
+        reporter::tell_of_wait(whom, limit);
+    }
+}
+
+fn own_name() -> OsString {
+    std::env::args_os().next().unwrap_or_else(|| "rankrun".into())
+}
+
+/// This program under its own name as the probe of one question. What stands in the environment stays, for where
+/// libraries are found, but for the question whose answer depends on it.
+fn command(probe: Probe) -> io::Result<Command> {
+    let question = serde_json::to_string(&probe)?;
+    let is_changed = |name: &OsStr| {
+        probe == Probe::CudaOrder && (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER")
+    };
+    let mut envp = std::env::vars_os()
+        .filter(|(name, _)| !is_changed(name))
+        .map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect::<Result<Vec<_>, _>>()?;
+    if probe == Probe::CudaOrder {
+        envp.push(c"CUDA_DEVICE_ORDER=FASTEST_FIRST".to_owned());
+    }
+    let argv = vec![CString::new(own_name().into_vec())?, CString::new(format!("{WORD}{question}"))?];
+    Ok(Command { path: OWN_PROGRAM.to_owned(), argv, envp })
+}
+
+/// The question, if this word makes the process a probe; the first on its command line.
+#[must_use]
+pub fn question(word: &OsStr) -> Option<&[u8]> {
+    word.as_bytes().strip_prefix(WORD.as_bytes())
+}
+
+/// The life of a probe: looks, answers on standard output, and ends.
+///
+/// Returns only where there is no answer: with 2 for a question that cannot be read, and else as a panic does.
+#[must_use]
+pub fn serve(question: &[u8]) -> ExitCode {
+    let probe: Probe = match serde_json::from_slice(question) {
+        Ok(probe) => probe,
+        Err(error) => {
+            complain(&format!("`{}` is no question: {error}", String::from_utf8_lossy(question)));
+            return ExitCode::from(USAGE);
+        }
+    };
+    let _ = nix::sys::prctl::set_name(c"rankrun-probe");
+    // The core of a library that crashes is of use to nobody, and writing it may take long.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
+        let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
+    }
+    panic::set_hook(Box::new(|panicked| complain(&panic_line(panicked))));
+    let answered = panic::catch_unwind(|| serde_json::to_vec(&probe::answer(probe)));
+    let Ok(answer) = answered else { return ExitCode::from(PANICKED) };
+    let mut stdout = io::stdout();
+    let written = answer.map_err(io::Error::from).and_then(|answer| {
+        stdout.write_all(&answer)?;
+        stdout.flush()
+    });
+    if let Err(error) = written {
+        complain(&format!("the answer cannot be written: {error}"));
+        return ExitCode::from(PANICKED);
+    }
+    // SAFETY: ends the process. What a vendor's library wants to do at the end may hang or crash, and the answer is
+    // out.
+    unsafe { libc::_exit(0) }
+}
+
+fn panic_line(panicked: &PanicHookInfo<'_>) -> String {
+    let place = panicked.location().map(ToString::to_string).unwrap_or_default();
+    let what = panicked.payload_as_str().unwrap_or("a panic");
+    format!("{place}: {what}").replace('\n', " ")
+}
+
+/// To the launcher that started us: it quotes the last line.
+fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "rankrun: {line}");
+}
+
+#[cfg(test)]
+mod tests;

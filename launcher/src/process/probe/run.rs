@@ -1,0 +1,339 @@
+//! One probe that runs: its pipes, its deadline, its end. Never blocks.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::device::TroubleKind;
+use crate::device::probe::Answer;
+use crate::process::Exit;
+use crate::process::child::{Reaped, wait_for};
+use crate::process::command::Command;
+use crate::process::signal::{HandledSignals, hear_of_children};
+use crate::process::spawn::{Original, Stdio, spawn};
+use crate::reporter::plain::plain;
+
+/// A machine of 16 cards with all that there is to say is far below it.
+pub(super) const ANSWER_LIMIT: usize = 4 << 20;
+/// So much of the end of standard error is kept.
+const LAST_WORDS: usize = 4096;
+/// So much of its last line is quoted.
+const QUOTED: usize = 200;
+/// So much is read in one turn, however fast a probe writes.
+const CHUNKS: usize = 64;
+/// After SIGKILL only a process in uninterruptible sleep is still there.
+const GIVE_UP_AFTER_KILL: Duration = Duration::from_millis(500);
+
+/// Why a probe gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProbeFailed {
+    /// It did not answer in time, and was killed.
+    Hung {
+        /// How long it had.
+        limit: Duration,
+    },
+    /// It did not answer in time, and SIGKILL does not end it. It is our child still.
+    Stuck {
+        /// How long it had.
+        limit: Duration,
+        /// Its pid.
+        pid: Pid,
+    },
+    /// It ended without an answer.
+    Crashed {
+        /// How; nobody knows where somebody else has reaped it.
+        exit: Option<Exit>,
+        /// The last that it wrote on standard error.
+        last_line: Option<String>,
+    },
+    /// It could not be started, or its answer makes no sense.
+    Failed(String),
+}
+
+impl ProbeFailed {
+    pub(super) fn not_started(error: &io::Error) -> Self {
+        Self::Failed(format!("a probe cannot be started: {error}"))
+    }
+
+    pub(super) fn unread(why: impl fmt::Display) -> Self {
+        Self::Failed(format!("the probe's answer makes no sense: {why}"))
+    }
+
+    /// For [`Machine::troubles`](crate::device::Machine::troubles).
+    #[must_use]
+    pub fn to_trouble(&self) -> TroubleKind {
+        match self {
+            Self::Hung { limit } => TroubleKind::Hung(limit.as_secs_f64().ceil() as u64),
+            Self::Crashed { .. } => TroubleKind::Crashed(self.to_string()),
+            Self::Stuck { .. } | Self::Failed(_) => TroubleKind::Failed(self.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for ProbeFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hung { limit } => write!(f, "no answer within {} s", limit.as_secs_f64()),
+            Self::Stuck { limit, pid } => write!(
+                f,
+                "no answer within {} s; the probe (pid {pid}) sits in the kernel and cannot be killed",
+                limit.as_secs_f64()
+            ),
+            Self::Crashed { exit, last_line } => {
+                match exit {
+                    Some(exit) => write!(f, "{exit}")?,
+                    None => write!(f, "ended without an answer")?,
+                }
+                match last_line {
+                    Some(line) => write!(f, "; its last line: `{line}`"),
+                    None => Ok(()),
+                }
+            }
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+/// A probe that was started.
+#[derive(Debug)]
+pub struct ProbeRun {
+    pid: Pid,
+    pidfd: Option<OwnedFd>,
+    limit: Duration,
+    stage: Stage,
+    end: End,
+    /// Until it has said all.
+    stdout: Option<PipeReader>,
+    stderr: Option<PipeReader>,
+    answer: Vec<u8>,
+    last_words: Vec<u8>,
+}
+
+/// What is waited for.
+#[derive(Debug)]
+enum Stage {
+    /// The answer.
+    Asked { deadline: Instant },
+    /// Its end: what comes of it is known.
+    Killed { verdict: Result<Answer, ProbeFailed>, give_up_at: Instant },
+    /// Nothing more.
+    Over,
+}
+
+/// Whether its process is still there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    NotYet,
+    Reaped(Exit),
+    ReapedBySomebody,
+}
+
+impl ProbeRun {
+    /// Starts `command`, in a session of its own and with default signals, so that nothing of ours hinders it. Main
+    /// thread only, see [`spawn`].
+    ///
+    /// # Errors
+    /// The kernel's refusal; then no process is left.
+    pub fn start(command: &Command, limit: Duration, now: Instant) -> io::Result<Self> {
+        hear_of_children()?;
+        let no_input = File::open("/dev/null")?;
+        let (stdout, its_stdout) = io::pipe()?;
+        let (stderr, its_stderr) = io::pipe()?;
+        for fd in [stdout.as_fd(), stderr.as_fd()] {
+            fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        let stdio = Stdio {
+            stdin: Some(no_input.as_fd()),
+            stdout: Some(its_stdout.as_fd()),
+            stderr: Some(its_stderr.as_fd()),
+        };
+        let original =
+            Original { mask: SigSet::empty(), handled: HandledSignals::every(), file_limits: None };
+        let spawned = spawn(command, stdio, &original)?;
+        Ok(Self {
+            pid: spawned.pid,
+            pidfd: spawned.pidfd,
+            limit,
+            stage: Stage::Asked { deadline: now + limit },
+            end: End::NotYet,
+            stdout: Some(stdout),
+            stderr: Some(stderr),
+            answer: Vec::new(),
+            last_words: Vec::new(),
+        })
+    }
+
+    /// What becomes readable when [`Self::advance`] has something to do.
+    pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let pipes = [&self.stdout, &self.stderr].into_iter().flatten().map(AsFd::as_fd);
+        let pidfd = self.pidfd.as_ref().filter(|_| self.end == End::NotYet).map(AsFd::as_fd);
+        pipes.chain(pidfd)
+    }
+
+    /// When [`Self::advance`] has something to do, if nothing becomes readable before.
+    #[must_use]
+    pub const fn deadline(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Asked { deadline: at } | Stage::Killed { give_up_at: at, .. } => Some(at),
+            Stage::Over => None,
+        }
+    }
+
+    /// Whether no descriptor tells of its end; only SIGCHLD does.
+    #[must_use]
+    pub const fn ends_unheard(&self) -> bool {
+        self.pidfd.is_none()
+    }
+
+    /// Takes in that somebody has reaped this child, whoever it was.
+    pub fn reaped(&mut self, pid: Pid, exit: Exit) {
+        if pid == self.pid && self.end == End::NotYet {
+            self.end = End::Reaped(exit);
+        }
+    }
+
+    /// Takes in what has happened; the answer, once.
+    pub fn advance(&mut self, now: Instant) -> Option<Result<Answer, ProbeFailed>> {
+        // In this order: what a dead process has written can all be read.
+        self.reap();
+        self.read();
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Asked { deadline } => match self.verdict(now >= deadline) {
+                Some(verdict) if self.end != End::NotYet => return Some(verdict),
+                Some(verdict) => {
+                    self.kill();
+                    self.stage = Stage::Killed { verdict, give_up_at: now + GIVE_UP_AFTER_KILL };
+                    // Mostly it was ending by itself.
+                    self.reap();
+                }
+                None => self.stage = Stage::Asked { deadline },
+            },
+            stage => self.stage = stage,
+        }
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Killed { verdict, .. } if self.end != End::NotYet => Some(verdict),
+            Stage::Killed { verdict, give_up_at } if give_up_at <= now => Some(self.given_up(verdict)),
+            stage => {
+                self.stage = stage;
+                None
+            }
+        }
+    }
+
+    /// What comes of it, as soon as that is known.
+    fn verdict(&mut self, is_late: bool) -> Option<Result<Answer, ProbeFailed>> {
+        if self.answer.len() > ANSWER_LIMIT {
+            return Some(Err(ProbeFailed::unread(format_args!("it is longer than {ANSWER_LIMIT} bytes"))));
+        }
+        let exit = match self.end {
+            End::NotYet if self.stdout.is_none() => return self.read_early(is_late),
+            End::NotYet => return is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
+            End::Reaped(exit) => Some(exit),
+            End::ReapedBySomebody => None,
+        };
+        let answer = serde_json::from_slice(&self.answer);
+        Some(answer.map_err(|error| match exit {
+            Some(exit) if exit.is_success() => ProbeFailed::unread(error),
+            _ => ProbeFailed::Crashed { exit, last_line: self.last_line() },
+        }))
+    }
+
+    /// The answer of a process that has closed its standard output and is not reaped: mostly it is about to end.
+    fn read_early(&self, is_late: bool) -> Option<Result<Answer, ProbeFailed>> {
+        match serde_json::from_slice(&self.answer) {
+            Ok(answer) => Some(Ok(answer)),
+            Err(_) => is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
+        }
+    }
+
+    /// It is there after SIGKILL. An answer is one, whoever gave it.
+    fn given_up(&self, verdict: Result<Answer, ProbeFailed>) -> Result<Answer, ProbeFailed> {
+        verdict.map_err(|failed| match failed {
+            ProbeFailed::Hung { limit } => ProbeFailed::Stuck { limit, pid: self.pid },
+            failed => failed,
+        })
+    }
+
+    fn reap(&mut self) {
+        if self.end == End::NotYet {
+            match wait_for(self.pid) {
+                Reaped::Child { exit, .. } => self.end = End::Reaped(exit),
+                Reaped::NoChildren => self.end = End::ReapedBySomebody,
+                Reaped::AllAlive => {}
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        read_all(&mut self.stdout, &mut self.answer, |answer| answer.len() <= ANSWER_LIMIT);
+        read_all(&mut self.stderr, &mut self.last_words, |words| {
+            let too_many = words.len().saturating_sub(LAST_WORDS);
+            words.drain(..too_many);
+            true
+        });
+    }
+
+    /// The last line on standard error that says something, without what a terminal would obey.
+    fn last_line(&self) -> Option<String> {
+        let text = String::from_utf8_lossy(&self.last_words);
+        let line = text.lines().map(plain).rfind(|line| !line.trim().is_empty())?;
+        Some(line.trim().chars().take(QUOTED).collect())
+    }
+
+    /// Its end, taken from it as a reaper of all children would.
+    #[cfg(test)]
+    pub(super) fn reaped_elsewhere(&self) -> (Pid, Exit) {
+        match wait_for(self.pid) {
+            Reaped::Child { pid, exit } => (pid, exit),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// It and whom it has started; unreaped, its group cannot have become somebody else's.
+    fn kill(&self) {
+        if self.end == End::NotYet {
+            let _ = killpg(self.pid, Signal::SIGKILL);
+        }
+    }
+}
+
+impl Drop for ProbeRun {
+    /// Nobody waits for the answer any more. A zombie would count as a child that somebody else left us.
+    fn drop(&mut self) {
+        self.reap();
+        if self.end == End::NotYet && !matches!(self.stage, Stage::Over) {
+            self.kill();
+            if let Some(pidfd) = &self.pidfd {
+                let timeout = PollTimeout::try_from(GIVE_UP_AFTER_KILL).unwrap_or(PollTimeout::ZERO);
+                let _ = poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], timeout);
+            }
+            self.reap();
+        }
+    }
+}
+
+/// Reads what is there, as long as `keep` wants more; a pipe that has ended is closed.
+fn read_all(pipe: &mut Option<PipeReader>, into: &mut Vec<u8>, keep: impl Fn(&mut Vec<u8>) -> bool) {
+    let mut chunk = [0; 16 << 10];
+    for _ in 0..CHUNKS {
+        let Some(open) = pipe else { return };
+        match open.read(&mut chunk) {
+            Ok(count @ 1..) => {
+                into.extend_from_slice(&chunk[..count]);
+                if !keep(into) {
+                    *pipe = None;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => *pipe = None,
+        }
+    }
+}
