@@ -11,6 +11,7 @@
 mod gate;
 mod job;
 mod launch;
+mod machine_tree;
 mod outcome;
 pub mod payload;
 mod place;
@@ -21,6 +22,7 @@ mod transcript;
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};
+pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python, wheel};
 pub use processes::{Process, is_zombie_or_gone};
