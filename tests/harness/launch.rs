@@ -22,6 +22,7 @@ use nix::pty::openpty;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::job::{Input, Job, Start};
+use crate::machine::Machine;
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
 use crate::settings::oracle;
@@ -162,6 +163,18 @@ impl Launch {
     #[must_use]
     pub fn with_torch(self) -> Self {
         self.env("PYTHON_EXEC", python()).limit(Duration::from_secs(300))
+    }
+
+    /// On a machine with these accelerators: their libraries are found, and nothing else is changed.
+    #[must_use]
+    pub fn on(self, machine: &Machine) -> Self {
+        let (folder, description) = machine.install(&self.scratch);
+        let mut path = OsString::from(folder);
+        if let Some(rest) = self.env.get(&OsString::from("LD_LIBRARY_PATH")).filter(|rest| !rest.is_empty()) {
+            path.push(":");
+            path.push(rest);
+        }
+        self.env("LD_LIBRARY_PATH", path).env(fake_machine::VARIABLE, description)
     }
 
     /// The working directory.

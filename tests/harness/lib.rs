@@ -11,6 +11,7 @@
 mod gate;
 mod job;
 mod launch;
+mod machine;
 mod machine_tree;
 mod outcome;
 pub mod payload;
@@ -19,9 +20,11 @@ mod processes;
 mod settings;
 mod transcript;
 
+pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};
+pub use machine::Machine;
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python, wheel};

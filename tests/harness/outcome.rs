@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::machine::opened;
 use crate::place::Scratch;
 use crate::transcript::{Text, lines_of};
 
@@ -39,6 +40,16 @@ impl Outcome {
     #[must_use]
     pub fn temporary(&self) -> PathBuf {
         self.scratch.as_ref().expect("a job that ended hands its folder on").path().join("tmp")
+    }
+
+    /// Who opened which vendor's library, in that order: its name and the pid.
+    ///
+    /// # Panics
+    /// Never: a job that ended hands its folder on.
+    #[must_use]
+    pub fn opened(&self) -> Vec<(String, i32)> {
+        let scratch = self.scratch.as_ref().expect("a job that ended hands its folder on");
+        opened(&scratch.path().join("machine"))
     }
 
     /// The bytes of standard output.

@@ -123,6 +123,15 @@ pub fn fixture(name: &str) -> PathBuf {
     program(name, "cargo build --package rankrun-e2e")
 }
 
+/// A shared library of a package below `tests/fakes/`: Cargo keeps what this package depends on beside the test.
+///
+/// # Panics
+/// When it is not built.
+#[must_use]
+pub(crate) fn library(name: &str) -> PathBuf {
+    program(&format!("deps/lib{name}.so"), "cargo build --package rankrun-e2e")
+}
+
 /// A program of the package `rankrun-examples`.
 ///
 /// # Panics

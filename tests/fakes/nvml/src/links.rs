@@ -1,0 +1,80 @@
+//! How the cards are linked.
+
+use std::ffi::{c_int, c_uint};
+
+use fake_machine::{Path, Pci};
+
+use crate::layout::PciInfo;
+use crate::{About, Device, INVALID_ARGUMENT, NOT_SUPPORTED, of_device, put};
+
+/// Where a link leads: to the card at this position, or to a switch.
+fn link(about: &About<'_>, number: c_uint) -> Result<Option<usize>, c_int> {
+    if about.card.nvlinks.is_empty() {
+        return Err(NOT_SUPPORTED);
+    }
+    let ends = about.card.nvlinks.iter().flat_map(|links| (0..links.count).map(|_| links.to));
+    let index = usize::try_from(number).map_err(|_| INVALID_ARGUMENT)?;
+    ends.into_iter().nth(index).ok_or(INVALID_ARGUMENT)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, active: *mut c_uint) -> c_int {
+    // SAFETY: the caller gives a place for one number.
+    of_device("nvmlDeviceGetNvLinkState", device, |about| {
+        link(about, number).and_then(|_| unsafe { put(active, Some(1)) })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    device: Device,
+    number: c_uint,
+    info: *mut PciInfo,
+) -> c_int {
+    of_device("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |about| {
+        // A switch has an address of its own, which is no card's.
+        let switch = Pci { domain: 0, bus: 0xf0, device: 0, function: 0 };
+        let remote = link(about, number)?.map_or(switch, |card| about.machine.cards[card].pci);
+        // SAFETY: the caller gives a place for the structure.
+        unsafe { put(info, Some(PciInfo::of(remote))) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    device: Device,
+    number: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    of_device("nvmlDeviceGetNvLinkRemoteDeviceType", device, |about| {
+        let found = if link(about, number)?.is_some() { 0 } else { 2 };
+        // SAFETY: the caller gives a place for one number.
+        unsafe { put(kind, Some(found)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
+    device: Device,
+    other: Device,
+    level: *mut c_uint,
+) -> c_int {
+    let function = "nvmlDeviceGetTopologyCommonAncestor";
+    let mut second = None;
+    let answer = of_device(function, other, |about| {
+        second = Some(about.position);
+        Ok(())
+    });
+    let Some(second) = second else { return answer };
+    of_device(function, device, |about| {
+        let found = match about.machine.path(about.position, second) {
+            Path::Pix => 10,
+            Path::Pxb => 20,
+            Path::Phb => 30,
+            Path::Node => 40,
+            Path::Sys => 50,
+        };
+        // SAFETY: the caller gives a place for one number.
+        unsafe { put(level, Some(found)) }
+    })
+}
