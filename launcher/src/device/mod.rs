@@ -97,6 +97,7 @@ impl FromStr for DeviceType {
 
 /// What discovery finds out beyond which accelerators there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "three questions, each asked or not")]
 pub struct Ask {
     /// [`Accelerator::state`]: temperature, power, errors, processes.
     pub state: bool,
