@@ -6,6 +6,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Read};
@@ -172,6 +173,8 @@ pub struct Facts {
     environment: Vec<(OsString, OsString)>,
     calling_python: Option<PathBuf>,
     world: Box<dyn World>,
+    /// What discovery found, so that a second reading of the same words starts no probe.
+    discovered: RefCell<Option<(Ask, Machine)>>,
 }
 
 impl Facts {
@@ -186,7 +189,7 @@ impl Facts {
     pub fn new(mut environment: Vec<(OsString, OsString)>, world: Box<dyn World>) -> Self {
         let at = environment.iter().position(|(name, _)| name == CALLING_PYTHON);
         let calling_python = at.map(|at| environment.remove(at).1.into());
-        Self { environment, calling_python, world }
+        Self { environment, calling_python, world, discovered: RefCell::new(None) }
     }
 
     /// The Python that was started as torchrun and became us, if the shim is there.
@@ -217,6 +220,19 @@ impl Facts {
     #[must_use]
     pub fn world(&self) -> &dyn World {
         self.world.as_ref()
+    }
+
+    /// The accelerators; asked of the machine once, and again only for another question.
+    #[must_use]
+    pub fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+        if let Some((asked, machine)) = &*self.discovered.borrow()
+            && *asked == ask
+        {
+            return machine.clone();
+        }
+        let machine = self.world.discover(ask, limit);
+        *self.discovered.borrow_mut() = Some((ask, machine.clone()));
+        machine
     }
 
     /// Whether there is something at `path`.

@@ -23,6 +23,8 @@ pub struct Device {
 pub struct Card {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
+    /// What its number counts: `GPU`, `MIG`, `HPU`, `NPU`.
+    pub noun: &'static str,
     /// Its name.
     pub name: String,
     /// Its UUID.
@@ -31,8 +33,27 @@ pub struct Card {
     pub pci: Option<PciAddress>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
-    /// How it was chosen, such as `--devices 3` or `CUDA_VISIBLE_DEVICES`.
+    /// How it was chosen, such as `--devices 3` or `entry 3 of CUDA_VISIBLE_DEVICES`.
     pub how: String,
+}
+
+impl Card {
+    /// `GPU 3`
+    #[must_use]
+    pub fn title(&self) -> String {
+        format!("{} {}", self.noun, self.index)
+    }
+}
+
+impl fmt::Display for Card {
+    /// `GPU 3 NVIDIA H100 (0000:1b:00.0)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.title())?;
+        if !self.name.is_empty() {
+            write!(f, " {}", self.name)?;
+        }
+        self.pci.map_or(Ok(()), |pci| write!(f, " ({pci})"))
+    }
 }
 
 impl Device {

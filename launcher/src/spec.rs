@@ -8,6 +8,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::device::Visibility;
+use crate::device::affinity::NumaBinding;
+use crate::device::order::DeviceOrder;
 use crate::placement::Device;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
@@ -56,6 +58,8 @@ pub struct LaunchSpec {
     pub seats: Vec<Seat>,
     /// What a worker sees of the chosen devices. With its own alone its `LOCAL_RANK` is 0.
     pub visibility: Visibility,
+    /// What was said about the devices.
+    pub devices: DeviceSpec,
     /// `--check-devices`: after a failure too.
     pub device_check: Option<DeviceCheck>,
     /// `--event-log-handler`
@@ -231,6 +235,19 @@ impl Seat {
     }
 }
 
+/// What was said about the devices, for whoever explains the choice; what came of it are the seats.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceSpec {
+    /// `--devices`, as it was written.
+    pub listed: Option<String>,
+    /// `--device-order`
+    pub order: Option<DeviceOrder>,
+    /// `--oversubscribe`
+    pub oversubscribe: bool,
+    /// `--numa-binding`
+    pub binding: Option<NumaBinding>,
+}
+
 /// How devices are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceCheck {
@@ -365,6 +382,7 @@ pub(crate) fn example() -> LaunchSpec {
         defaults: WorkerDefaults { omp_threads: None, nccl_async_error_handling: false },
         seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,
+        devices: DeviceSpec::default(),
         device_check: None,
         events: EventLog::Off,
         parent_error_file: None,

@@ -14,7 +14,7 @@ use rankrun_contract::rank::JobId;
 use crate::cli::ATTACH;
 use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
-use crate::explain::script::{Script, Word};
+use crate::explain::script::{Script, Word, binding};
 use crate::placement::WorkerId;
 use crate::process::by_hand::{Door, Reported, socket_name};
 use crate::process::command::Command;
@@ -95,12 +95,14 @@ fn script_of(worker: WorkerId, command: &Command, wrapper: Vec<OsString>) -> Scr
         (name.to_owned(), Word::Exactly(value.to_owned()))
     };
     let arguments = command.argv.iter().skip(1);
+    let mut comment = vec![
+        format!("Runs local rank {} of a job that waits for it, once.", worker.local_rank),
+        "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
+        "It holds the whole environment of the launch: mind who reads it.".to_owned(),
+    ];
+    comment.extend(command.cpus.as_deref().map(binding));
     Script {
-        comment: vec![
-            format!("Runs local rank {} of a job that waits for it, once.", worker.local_rank),
-            "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
-            "It holds the whole environment of the launch: mind who reads it.".to_owned(),
-        ],
+        comment,
         folder: std::env::current_dir().map(PathBuf::into_os_string).unwrap_or_default(),
         environment: command.envp.iter().map(variable).collect(),
         wrapper,

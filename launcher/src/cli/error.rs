@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+pub use device::DeviceError;
+pub(crate) use device::trouble_in_words;
 pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
 
 use super::grammar::tables;
@@ -13,6 +15,7 @@ use super::torchrun;
 use crate::exit_code;
 use crate::spec::Persona;
 
+mod device;
 mod setting;
 
 /// Where nothing better can be said.
@@ -55,6 +58,12 @@ pub enum CliError {
     Setting(#[from] SettingError),
 }
 
+impl From<DeviceError> for CliError {
+    fn from(error: DeviceError) -> Self {
+        Self::Setting(error.into())
+    }
+}
+
 impl CliError {
     /// 2 for usage, as argparse; 1 for the rest.
     #[must_use]
@@ -79,13 +88,7 @@ impl CliError {
     #[must_use]
     pub const fn is_not_supported(&self) -> bool {
         let Self::Setting(error) = self else { return false };
-        matches!(
-            error,
-            SettingError::NotSupported { .. }
-                | SettingError::PythonPlugin { .. }
-                | SettingError::NeedsAccelerator { .. }
-                | SettingError::CountsAccelerators { .. }
-        )
+        matches!(error, SettingError::NotSupported { .. } | SettingError::PythonPlugin { .. })
     }
 
     /// The usage text that stands before the message: only under the name `torchrun`.

@@ -145,6 +145,10 @@ fn is_negative_number(word: &[u8]) -> bool {
     }
 }
 
+fn begins_negative(word: &[u8]) -> bool {
+    matches!(word, [b'-', digit, ..] if digit.is_ascii_digit())
+}
+
 struct Reader<'a> {
     persona: Persona,
     rest: &'a [OsString],
@@ -192,6 +196,11 @@ impl Reader<'_> {
         let Some((word, rest)) = self.rest.split_first() else { return Err(missing) };
         match classify(self.persona, word)? {
             Word::Plain => {
+                self.rest = rest;
+                Ok(word.clone())
+            }
+            // `-2,-3`: all devices but these.
+            Word::Unknown(_) if *row == run::DEVICES && begins_negative(word.as_bytes()) => {
                 self.rest = rest;
                 Ok(word.clone())
             }

@@ -34,6 +34,13 @@ SIGUSR1 and SIGUSR2 go on to the workers and stop nothing, unless --signals-to-h
 Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
+const DEVICES: &str = "
+Without --nproc-per-node there is one worker for each visible accelerator, or one worker where there
+is none. --devices 3,1 gives rank 0 device 3 and rank 1 device 1. An index is nvidia-smi's, or counts
+within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see the whole list and take
+their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
+";
+
 /// What is no launch, and the one option that needs more than a sentence.
 const BY_HAND: &str = "
 `rankrun explain` starts nothing. It prints what a launch by the words behind it would start: the
@@ -51,7 +58,9 @@ back; see `rankrun shim --help`.
 
 const EXAMPLES: &str = "
 Examples:
-  rankrun --nproc-per-node 4 train.py --epochs 3
+  rankrun train.py --epochs 3
+  rankrun --devices 3,1 train.py
+  rankrun --device-type cpu --nproc-per-node 4 train.py
   rankrun --nproc-per-node cpu --max-restarts 2 -m package.train
   rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
   rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
@@ -94,7 +103,7 @@ pub(super) fn help(persona: Persona) -> String {
     match persona {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
-            .after_help(format!("{BEHIND}{PROGRAMS}{SIGNALS}{BY_HAND}{EXAMPLES}"))
+            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{BY_HAND}{EXAMPLES}"))
             .render_help()
             .to_string(),
         Persona::Torchrun => {

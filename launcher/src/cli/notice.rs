@@ -53,6 +53,23 @@ pub enum Notice {
         /// Why.
         problem: SignalProblem,
     },
+    /// Who sits on which device.
+    Seat {
+        /// As it is said.
+        line: String,
+    },
+    /// Something about the devices or their choice that may surprise.
+    Device {
+        /// As it is said.
+        text: String,
+    },
+    /// What was not found, or how many workers that makes: only for who asked to hear more.
+    Detail {
+        /// As it is said.
+        text: String,
+        /// The line of torch's `run.py` that says this, where it does.
+        torch_line: Option<u32>,
+    },
     /// A `LOGLEVEL` that is none.
     UnknownLogLevel {
         /// Its value.
@@ -136,6 +153,9 @@ impl fmt::Display for Notice {
             }
             Self::Signal { origin, name, problem: SignalProblem::CannotBeHandled } => {
                 write!(f, "{origin} names `{name}`, which a launcher cannot handle")
+            }
+            Self::Seat { line: text } | Self::Device { text } | Self::Detail { text, .. } => {
+                f.write_str(text)
             }
             Self::UnknownLogLevel { value } => {
                 write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")

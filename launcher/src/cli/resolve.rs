@@ -1,12 +1,14 @@
 //! From what was said to what is launched: every default and every precedence beyond option and variable.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::by_hand::resolve_left_out;
+use super::devices::resolve_devices;
 use super::entrypoint::resolve_entrypoint;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
@@ -18,16 +20,11 @@ use super::rendezvous::resolve_rendezvous;
 use super::run::{GRACE, STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
-use super::torchrun::{
-    MAX_RESTARTS, MONITOR_INTERVAL, NPROC_PER_NODE, NUMA_BINDING, ROLE, SHUTDOWN_TIMEOUT, START_METHOD,
-};
-use super::virtual_devices::resolve_virtual_devices;
+use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, SHUTDOWN_TIMEOUT, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
 use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, StopPolicy, WorkerDefaults};
 
-/// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
-const MOST_WORKERS: i128 = 4_194_304;
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// Longer than any job, and short enough to be added to any instant.
 const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -61,15 +58,13 @@ pub(super) fn resolve(
     let signals = resolve_signals(&settings, &mut notices)?;
     let events = resolve_events(&settings)?;
     refuse_logs_specs(&settings)?;
-    refuse_numa_binding(&settings)?;
-    let workers = resolve_workers(&settings)?;
-    let mut seats: Vec<Seat> = (0..workers.get()).map(|rank| Seat::cpu(LocalRank(rank))).collect();
-    let visibility = resolve_virtual_devices(&settings, &mut seats)?;
+    let devices = resolve_devices(&settings, verbosity, &mut notices)?;
+    let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
-    let omp_threads = resolve_omp_threads(&settings, workers, &mut notices);
+    let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     if let Some(found) = settings.find(&START_METHOD) {
         let because = IgnoredBecause::OneStartMethod;
         notices.push(Notice::Ignored { origin: found.origin, because });
@@ -79,6 +74,7 @@ pub(super) fn resolve(
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
     }
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
+    notices.extend(devices.lines);
     let spec = LaunchSpec {
         persona,
         entrypoint,
@@ -96,9 +92,10 @@ pub(super) fn resolve(
             omp_threads,
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         },
-        seats,
-        visibility,
-        device_check: None,
+        seats: devices.seats,
+        visibility: devices.visibility,
+        devices: devices.spec,
+        device_check: devices.check,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         left_out,
@@ -112,18 +109,10 @@ fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number).ok().filter(|seconds| !seconds.is_zero())
 }
 
-/// Which CPUs are near depends on the device.
-fn refuse_numa_binding(settings: &Settings<'_>) -> Result<(), CliError> {
-    match settings.text(&NUMA_BINDING)? {
-        None => Ok(()),
-        Some(Setting { origin, value }) => Err(SettingError::NeedsAccelerator { origin, value }.into()),
-    }
-}
-
 /// Threads per worker, where several share the CPUs and the user did not say.
 fn resolve_omp_threads(
     settings: &Settings<'_>,
-    workers: LocalWorldSize,
+    (workers, seats): (LocalWorldSize, &[Seat]),
     notices: &mut Vec<Notice>,
 ) -> Option<u32> {
     if workers == LocalWorldSize::ONE || settings.facts.variable(OMP_VARIABLE).is_some() {
@@ -135,15 +124,30 @@ fn resolve_omp_threads(
             Some(1)
         }
         Persona::Rankrun => {
-            let cpus = settings.facts.world().affinity_cpus();
-            let threads = u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()).max(1);
+            let (cpus, threads) = bound_share(seats).unwrap_or_else(|| {
+                let cpus = settings.facts.world().affinity_cpus();
+                (cpus, u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()))
+            });
+            let threads = threads.max(1);
             notices.push(Notice::OmpThreads { threads, cpus, workers });
             Some(threads)
         }
     }
 }
 
-fn refused(origin: Origin, value: impl ToString, expected: Expected) -> CliError {
+/// Where each worker is bound to CPUs: how many those are together, and the smallest share of one worker.
+fn bound_share(seats: &[Seat]) -> Option<(usize, u32)> {
+    let sets: Vec<&[u32]> = seats.iter().map(|seat| seat.cpus.as_deref()).collect::<Option<_>>()?;
+    let all: BTreeSet<u32> = sets.iter().flat_map(|set| set.iter().copied()).collect();
+    let share = |set: &&[u32]| {
+        let sharers = sets.iter().filter(|other| other.iter().any(|cpu| set.contains(cpu))).count();
+        set.len().checked_div(sharers)
+    };
+    let least = sets.iter().filter_map(share).min()?;
+    Some((all.len(), u32::try_from(least).unwrap_or(u32::MAX)))
+}
+
+pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) -> CliError {
     SettingError::Refused { origin, value: value.to_string(), expected }.into()
 }
 
@@ -223,34 +227,6 @@ fn resolve_grace(settings: &Settings<'_>) -> Result<Duration, CliError> {
         return Err(refused(origin, value, Expected::Duration));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(LONGEST_GRACE).min(LONGEST_GRACE))
-}
-
-fn resolve_workers(settings: &Settings<'_>) -> Result<LocalWorldSize, CliError> {
-    let Some(Setting { origin, value }) = settings.text(&NPROC_PER_NODE)? else {
-        return Ok(LocalWorldSize::ONE);
-    };
-    let count = match (parse_int(&value), value.as_str()) {
-        (Some(count), _) => count,
-        (None, "cpu") => count_cpus(settings.facts),
-        (None, "auto") => {
-            let accelerators = ["/dev/nvidia0", "/dev/kfd"];
-            if let Some(device) = accelerators.into_iter().find(|path| settings.facts.exists(Path::new(path)))
-            {
-                return Err(SettingError::CountsAccelerators { origin, device }.into());
-            }
-            count_cpus(settings.facts)
-        }
-        (None, "gpu" | "cuda" | "rocm" | "xpu" | "hpu" | "npu" | "mps" | "mtia" | "privateuseone") => {
-            return Err(SettingError::NotSupported { origin, value }.into());
-        }
-        (None, _) => return Err(refused(origin, value, Expected::WorkerCount)),
-    };
-    let size = u32::try_from(count).ok().filter(|_| count <= MOST_WORKERS).and_then(LocalWorldSize::new);
-    size.ok_or_else(|| refused(origin, value, Expected::WorkerCount))
-}
-
-fn count_cpus(facts: &Facts) -> i128 {
-    i128::try_from(facts.world().affinity_cpus()).unwrap_or(i128::MAX).max(1)
 }
 
 fn resolve_stdin(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<StdinPolicy, CliError> {

@@ -27,8 +27,72 @@ pub(super) static LEAVE_OUT: OptionRow = OptionRow::int(
     "Start all workers but this local rank, and say how to start that one by hand, as in a debugger",
 )
 .family(Family::Rankrun);
+pub(super) static DEVICES: OptionRow = OptionRow::text(
+    "devices",
+    "LIST|all|idle|none",
+    "Which accelerators, in the order of the ranks: indices as in 3,1, ranges 0-3, exclusions -2, UUIDs or their \
+     beginnings, MIG devices 1:0, PCI addresses; `idle` those that nobody uses, `none` the CPUs \
+     [default: all that are visible]",
+)
+.family(Family::Rankrun);
+pub(super) static DEVICE_TYPE: OptionRow = OptionRow::choice(
+    "device-type",
+    &["cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu"],
+    "Which kind of device [default: the first of these that is there]",
+)
+.family(Family::Rankrun);
+pub(super) static DEVICE_ORDER: OptionRow = OptionRow::choice(
+    "device-order",
+    &["pci", "fastest", "as-listed", "free-memory", "topology"],
+    "In which order the devices become ranks; `fastest` is the CUDA driver's own answer, `topology` makes \
+     neighbours of those on the fastest link [default: as-listed]",
+)
+.family(Family::Rankrun);
+pub(super) static DEVICE_VISIBILITY: OptionRow = OptionRow::choice(
+    "device-visibility",
+    &["all", "own"],
+    "What a worker sees: the whole list, of which it takes its LOCAL_RANK, or its own device alone, with LOCAL_RANK 0 \
+     [default: all]",
+)
+.family(Family::Rankrun);
+pub(super) static OVERSUBSCRIBE: OptionRow = OptionRow::flag(
+    "oversubscribe",
+    "Let several workers share a device where there are more workers than devices",
+)
+.family(Family::Rankrun);
+pub(super) static CHECK_DEVICES: OptionRow = OptionRow::flag(
+    "check-devices",
+    "Look at the health of the devices before the start and after a failure; a dead one is named and refused",
+)
+.family(Family::Rankrun);
+pub(super) static EXCLUDE_UNHEALTHY: OptionRow =
+    OptionRow::flag("exclude-unhealthy", "The same, but a dead device is left out").family(Family::Rankrun);
+pub(super) static PROBE_TIMEOUT: OptionRow = OptionRow::float(
+    "probe-timeout",
+    "SECONDS",
+    "How long the library of a device's driver may take to answer [default: 30]",
+)
+.family(Family::Rankrun);
+pub(super) static QUIET: OptionRow =
+    OptionRow::flag("quiet", "Do not say before the start which rank has which device")
+        .family(Family::Rankrun);
 pub(super) static VERSION: OptionRow =
     OptionRow::flag("version", "Print the version and exit").family(Family::None);
 
 /// Every option that torchrun does not know.
-pub(super) const TABLE: &[&OptionRow] = &[&STDIN, &GRACE, &VERBOSE, &LEAVE_OUT, &VERSION];
+pub(super) const TABLE: &[&OptionRow] = &[
+    &STDIN,
+    &GRACE,
+    &VERBOSE,
+    &LEAVE_OUT,
+    &DEVICES,
+    &DEVICE_TYPE,
+    &DEVICE_ORDER,
+    &DEVICE_VISIBILITY,
+    &OVERSUBSCRIBE,
+    &CHECK_DEVICES,
+    &EXCLUDE_UNHEALTHY,
+    &PROBE_TIMEOUT,
+    &QUIET,
+    &VERSION,
+];

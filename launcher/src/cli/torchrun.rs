@@ -13,9 +13,10 @@ pub(super) static NNODES: OptionRow =
     OptionRow::text("nnodes", "N|MIN:MAX", "Nodes in the job; only 1 is supported yet [default: 1]");
 pub(super) static NPROC_PER_NODE: OptionRow = OptionRow::text(
     "nproc-per-node",
-    "N|cpu|auto",
-    "Workers on this node: a number, `cpu` for one per CPU that the launcher may use, or `auto` \
-     (as `cpu` where there is no accelerator; counting accelerators is not supported yet) [default: 1]",
+    "N|auto|gpu|xpu|cpu|TYPE",
+    "Workers on this node: a number, `cpu` for one per CPU that the launcher may use, `gpu` for one per visible CUDA or \
+     ROCm device, `xpu` or another type for one per device of it, or `auto`: the accelerators, else as `cpu` \
+     [default: 1; under the name rankrun one per visible accelerator, 1 without any]",
 );
 pub(super) static RDZV_BACKEND: OptionRow = OptionRow::text(
     "rdzv-backend",
@@ -132,7 +133,8 @@ pub(super) static LOGS_SPECS: OptionRow =
 pub(super) static NUMA_BINDING: OptionRow = OptionRow::choice(
     "numa-binding",
     &["node", "socket", "exclusive", "core-complex"],
-    "Bind workers to CPUs near their accelerator; refused, as no accelerator is supported yet",
+    "Bind each worker to CPUs near its accelerator: its NUMA node, its socket, its share of the node's cores, or one \
+     last-level cache [default: not bound]",
 )
 .family(Family::None);
 pub(super) static SIGNALS_TO_HANDLE: OptionRow = OptionRow::text(

@@ -9,6 +9,7 @@
 //! | [`order`] | `--device-order` (pure) |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
+//! | [`presence`] | whether there may be an accelerator, without a probe |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | what is wrong with a device, in words (pure) |
 //!
@@ -21,6 +22,7 @@ pub mod handover;
 pub mod health;
 mod machine;
 pub mod order;
+pub mod presence;
 pub mod probe;
 pub mod selector;
 pub mod visibility;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use rankrun_contract::env::{Master, RUN_ID};
 use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
-use crate::cli::{Explain, Form, RunIdLife};
+use crate::cli::{Explain, Form, Notice, RunIdLife};
 use crate::error::LaunchError;
 use crate::facts::Facts;
 use crate::logs::tree::Attempt;
@@ -135,6 +135,10 @@ pub struct Worker {
     pub local_rank: u32,
     /// What it computes on.
     pub device: String,
+    /// Which of the node's devices that is, where there are some.
+    pub card: Option<Card>,
+    /// The CPUs that it is bound to.
+    pub cpus: Option<Vec<u32>>,
     /// The file that is executed.
     pub program: Text,
     /// Its arguments, the name first.
@@ -149,8 +153,44 @@ pub struct Worker {
     pub error_file: Option<Value>,
     /// The variables that the launcher sets or changes.
     pub variables: Vec<Variable>,
+    /// The variables that the launcher has and it has not.
+    pub unset: Vec<&'static str>,
     /// The whole environment.
     pub environment: Vec<Entry>,
+}
+
+/// One of the node's devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Card {
+    /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
+    pub index: String,
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Its PCI address.
+    pub pci: Option<String>,
+    /// The NUMA node that it hangs on.
+    pub numa_node: Option<u32>,
+    /// How it was chosen.
+    pub chosen_by: String,
+    /// For people, all but how it was chosen.
+    #[serde(skip)]
+    pub title: String,
+}
+
+impl From<&placement::Card> for Card {
+    fn from(card: &placement::Card) -> Self {
+        Self {
+            index: card.index.clone(),
+            name: card.name.clone(),
+            uuid: card.uuid.clone(),
+            pci: card.pci.map(|pci| pci.to_string()),
+            numa_node: card.numa_node,
+            chosen_by: card.how.clone(),
+            title: card.to_string(),
+        }
+    }
 }
 
 /// Where a stream goes.
@@ -234,9 +274,15 @@ pub fn explain(
         max_restarts: spec.max_restarts.0,
         log_folder: plan.attempt.as_ref().map(|attempt| pattern(attempt.folder())),
         left_out: spec.left_out.map(|local_rank| local_rank.0),
-        warnings: question.launch.notices.iter().map(ToString::to_string).collect(),
+        warnings: warnings(&question.launch.notices),
         ranks,
     })
+}
+
+/// All but who sits where, which stands at each rank.
+fn warnings(notices: &[Notice]) -> Vec<String> {
+    let said = notices.iter().filter(|notice| !matches!(notice, Notice::Seat { .. }));
+    said.map(ToString::to_string).collect()
 }
 
 /// The answer, in the form that was asked for.

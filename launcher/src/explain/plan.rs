@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RUN_ID};
+use rankrun_contract::rank::LocalRank;
 
 use super::settings::Sources;
 use super::{Entry, Pending, Stream, Text, Value, Variable, Worker, pattern, split};
@@ -45,6 +46,8 @@ impl Plan<'_> {
             rank: rank.0,
             local_rank: local_rank.0,
             device: device.to_string(),
+            card: device.card.as_ref().map(Into::into),
+            cpus: command.cpus.clone(),
             program: text(command.path.as_bytes()),
             argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),
             stdin: match self.spec.stdin {
@@ -57,6 +60,7 @@ impl Plan<'_> {
             stderr: if by_hand { Stream::Terminal } else { self.stream(&routes.stderr) },
             error_file: error_file.as_deref().map(pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
+            unset: self.unset(local_rank),
             environment: self.environment(&command, variables.len()),
         })
     }
@@ -69,6 +73,13 @@ impl Plan<'_> {
             source: self.sources.of_variable(name),
             was: was.map(|was| Text(was.to_owned())),
         }
+    }
+
+    fn unset(&self, local_rank: LocalRank) -> Vec<&'static str> {
+        let seat = self.spec.seats.get(local_rank.index());
+        let variables = seat.into_iter().flat_map(|seat| &seat.variables);
+        let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
+        taken.map(|(name, _)| *name).collect()
     }
 
     /// The last `ours` variables are the launcher's, the others are inherited as they stand.

@@ -13,6 +13,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::quote::for_shell;
 use super::{Explanation, Pending, Store, Value};
+use crate::device::affinity::ranges;
 
 /// What the terminal at hand knows better.
 const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
@@ -84,7 +85,7 @@ fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
         Value::Known(port) => format!("{host}:{}", port.to_string_lossy()),
         Value::AtLaunch(_) => format!("{host}:$MASTER_PORT"),
     };
-    vec![
+    let mut lines = vec![
         format!(
             "Runs local rank {local_rank} of {} as {} would start it.",
             explanation.ranks.len(),
@@ -94,7 +95,17 @@ fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
         "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
         "It holds the whole environment of the launch: mind who reads it.".to_owned(),
         format!("{ERROR_FILE} and {JOB} may be set, to those of a running job."),
-    ]
+    ];
+    let worker = explanation.ranks.get(local_rank.index());
+    lines.extend(worker.and_then(|worker| worker.cpus.as_deref()).map(binding));
+    lines
+}
+
+/// A shell has no word of its own to bind a program.
+#[must_use]
+pub(crate) fn binding(cpus: &[u32]) -> String {
+    let cpus = ranges(cpus);
+    format!("A launch binds it to the CPUs {cpus}; by hand: `taskset --cpu-list {cpus} sh THIS`.")
 }
 
 impl Script {

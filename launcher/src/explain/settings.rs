@@ -14,10 +14,11 @@ use rankrun_contract::env::{
 
 use super::{Pending, Value, port};
 use crate::cli::{Origin, Origins, RunIdLife};
-use crate::device::Visibility;
+use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
 use crate::spec::{
     Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
+    Unhealthy,
 };
 
 /// One thing that was decided.
@@ -70,6 +71,16 @@ pub(super) struct Sources<'a> {
 const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
+/// The options that make the launcher write a vendor's variable.
+const CHOOSERS: [&str; 5] =
+    ["devices", "device-order", "device-type", "device-visibility", "virtual-local-rank"];
+
+/// Whether it is a vendor's variable that says which devices a process sees.
+fn of_devices(name: &str) -> bool {
+    let vendors = ["CUDA_", "HIP_", "ROCR_", "GPU_DEVICE_", "ZE_", "HABANA_", "HLS_", "ASCEND_"];
+    vendors.iter().any(|prefix| name.starts_with(prefix))
+}
+
 fn setting(name: &'static str, value: Option<String>, source: Source) -> Setting {
     Setting { name, value: value.map(|value| Value::Known(value.into())), source }
 }
@@ -97,7 +108,7 @@ impl Sources<'_> {
             USE_AGENT_STORE => self.store_host(),
             ERROR_FILE => self.log_dir(),
             SIGNALS_TO_HANDLE => self.said(&["signals-to-handle"], &[]),
-            "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES" => self.said(&["virtual-local-rank"], &[]),
+            name if of_devices(name) => self.said(&CHOOSERS, &[]),
             "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => Source::Default,
             _ => Source::Launcher,
         }
@@ -171,8 +182,9 @@ impl Sources<'_> {
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
             option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
-            option("leave-out", spec.left_out.map(|local_rank| local_rank.to_string())),
         ]);
+        settings.extend(self.of_the_devices());
+        settings.extend([option("leave-out", spec.left_out.map(|local_rank| local_rank.to_string()))]);
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
         settings
@@ -252,6 +264,49 @@ impl Sources<'_> {
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),
         ]
+    }
+
+    /// What was chosen stands at each rank; here is what was asked for.
+    fn of_the_devices(&self) -> [Setting; 6] {
+        let LaunchSpec { seats, devices, visibility, .. } = self.spec;
+        let cards: Vec<&str> =
+            seats.iter().filter_map(|seat| Some(seat.device.card.as_ref()?.index.as_str())).collect();
+        let listed = devices.listed.clone().or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
+        let kind = seats.first().map(|seat| seat.device.kind.to_string());
+        let visible = match visibility {
+            Visibility::Whole => "all",
+            Visibility::Own => "own",
+        };
+        let check = self.spec.device_check.map(|check| match check.unhealthy {
+            Unhealthy::Refuse => "refuse".to_owned(),
+            Unhealthy::Exclude => "exclude".to_owned(),
+        });
+        let order = devices.order.map(|order| order.word().to_owned());
+        let binding = devices.binding.map(|binding| binding.word().to_owned());
+        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let of_visibility = self.said(&["device-visibility", "virtual-local-rank"], &[]);
+        [
+            setting("devices", listed, self.said(&["devices"], &self.of_kind())),
+            setting("device-type", kind, self.said(&["device-type"], &[])),
+            option("device-order", order),
+            setting("device-visibility", Some(visible.to_owned()), of_visibility),
+            setting("check-devices", check, self.said(&["exclude-unhealthy", "check-devices"], &[])),
+            option("numa-binding", binding),
+        ]
+    }
+
+    /// The variables that say which devices there are for a job like this one.
+    fn of_kind(&self) -> Vec<&'static str> {
+        match self.spec.seats.first().map(|seat| seat.device.kind) {
+            Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],
+            Some(DeviceType::Rocm) => {
+                vec!["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
+            }
+            Some(DeviceType::Xpu) => vec!["ZE_AFFINITY_MASK"],
+            Some(DeviceType::Hpu) => vec!["HABANA_VISIBLE_MODULES"],
+            Some(DeviceType::Npu) => vec!["ASCEND_RT_VISIBLE_DEVICES"],
+            Some(DeviceType::Mps | DeviceType::Cpu) | None => Vec::new(),
+        }
     }
 
     fn parent_error_file(&self) -> Option<Setting> {

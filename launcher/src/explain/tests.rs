@@ -3,7 +3,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RunId};
 
 use super::*;
-use crate::cli::{Command as Answer, Notice, interpret};
+use crate::cli::{Command as Answer, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::SignalSpec;
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::quote::for_people;
 use super::{Explanation, Pending, Source, Stream, Text, Value, Variable, Worker};
+use crate::device::affinity::ranges;
 
 /// Whether colours help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +84,15 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
 fn facts_of(worker: &Worker) -> Vec<[String; 3]> {
     let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
     let words: Vec<String> = worker.argv.iter().map(|word| for_people(&word.0)).collect();
-    let mut rows = vec![plain("runs", words.join(" "))];
+    let mut rows = Vec::new();
+    if let Some(card) = &worker.card {
+        let node = card.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+        rows.push(plain("device", format!("{}{node}, by {}", card.title, card.chosen_by)));
+    }
+    if let Some(cpus) = &worker.cpus {
+        rows.push(plain("CPUs", ranges(cpus)));
+    }
+    rows.push(plain("runs", words.join(" ")));
     if worker.argv.first() != Some(&worker.program) {
         rows.push(plain("program", for_people(&worker.program.0)));
     }
@@ -97,6 +106,9 @@ fn facts_of(worker: &Worker) -> Vec<[String; 3]> {
     rows.push(plain("stderr", stream(&worker.stderr)));
     let error_file = worker.error_file.as_ref().map_or_else(|| "none".to_owned(), shown);
     rows.push(plain("error file", error_file));
+    if !worker.unset.is_empty() {
+        rows.push(plain("not set", worker.unset.join(", ")));
+    }
     rows
 }
 

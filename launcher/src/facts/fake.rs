@@ -1,6 +1,8 @@
 //! A world made by hand.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use super::*;
 
@@ -19,8 +21,20 @@ pub(crate) struct Entry {
 pub(crate) struct FakeWorld {
     entries: BTreeMap<PathBuf, Entry>,
     cpus: usize,
+    allowed: Option<Vec<u32>>,
     machine: Machine,
     cuda_order: Result<Vec<CudaDevice>, String>,
+    asked: Asked,
+}
+
+/// What was asked of the hardware, in order; clones of a world write into one list.
+pub(crate) type Asked = Rc<RefCell<Vec<Question>>>;
+
+/// One look at the hardware.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Question {
+    Discover(Ask, Duration),
+    CudaOrder(Duration),
 }
 
 impl FakeWorld {
@@ -28,8 +42,10 @@ impl FakeWorld {
         let nothing = Self {
             entries: BTreeMap::new(),
             cpus: 3,
+            allowed: None,
             machine: Machine::default(),
             cuda_order: Err("there is no driver".to_owned()),
+            asked: Asked::default(),
         };
         nothing.folder("/job").folder("/tmp")
     }
@@ -80,6 +96,18 @@ impl FakeWorld {
     pub(crate) fn cpus(mut self, cpus: usize) -> Self {
         self.cpus = cpus;
         self
+    }
+
+    /// The CPUs of the affinity mask.
+    pub(crate) fn allowed(mut self, cpus: &[u32]) -> Self {
+        self.cpus = cpus.len();
+        self.allowed = Some(cpus.to_vec());
+        self
+    }
+
+    /// What will have been asked of the hardware.
+    pub(crate) fn asked(&self) -> Asked {
+        Rc::clone(&self.asked)
     }
 
     /// What discovery finds.
@@ -147,15 +175,17 @@ impl World for FakeWorld {
         uuid::Uuid::from_u128(7)
     }
 
-    fn discover(&self, _ask: Ask, _limit: Duration) -> Machine {
+    fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+        self.asked.borrow_mut().push(Question::Discover(ask, limit));
         self.machine.clone()
     }
 
-    fn cuda_order(&self, _limit: Duration) -> Result<Vec<CudaDevice>, String> {
+    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
+        self.asked.borrow_mut().push(Question::CudaOrder(limit));
         self.cuda_order.clone()
     }
 
     fn affinity(&self) -> Vec<u32> {
-        (0..).take(self.cpus).collect()
+        self.allowed.clone().unwrap_or_else(|| (0..).take(self.cpus).collect())
     }
 }

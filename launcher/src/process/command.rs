@@ -41,8 +41,10 @@ except ImportError:
 record(run_script_path)()
 ";
 
-/// Options that name one worker of this launch: a launcher that a worker starts has others.
-const OF_THIS_LAUNCH: [&str; 2] = ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN"];
+/// Options that name workers of this launch or choose its devices: a launcher that a worker starts has others, and
+/// inherits what was chosen.
+const OF_THIS_LAUNCH: [&str; 4] =
+    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
 /// A program ready for `execve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct Command {
     pub argv: Vec<CString>,
     /// Its environment, `NAME=value`.
     pub envp: Vec<CString>,
+    /// The CPUs that it is bound to; by none it has the launcher's.
+    pub cpus: Option<Vec<u32>>,
 }
 
 /// An argument or variable holds a NUL byte, which no program can be given.
@@ -76,7 +80,8 @@ pub fn build(
 ) -> Result<Command, NulByte> {
     let (path, argv) = command_line(spec, placement.local_rank);
     let vars = variables(spec, round, placement, error_file);
-    let of_seat = spec.seats.get(placement.local_rank.index()).into_iter().flat_map(|seat| &seat.variables);
+    let seat = spec.seats.get(placement.local_rank.index());
+    let of_seat = seat.into_iter().flat_map(|seat| &seat.variables);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
@@ -91,7 +96,8 @@ pub fn build(
         .map(|(name, value)| c_string([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<_, _>>()?;
     let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
-    Ok(Command { path: c_string(path.into_vec())?, argv, envp })
+    let cpus = seat.and_then(|seat| seat.cpus.clone());
+    Ok(Command { path: c_string(path.into_vec())?, argv, envp, cpus })
 }
 
 fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {

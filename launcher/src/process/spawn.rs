@@ -1,4 +1,4 @@
-//! Starts one worker: new session, parent-death signal, clean signal state, then `execve`.
+//! Starts one worker: new session, parent-death signal, its CPUs, clean signal state, then `execve`.
 //!
 //! `clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD)`: the parent's memory is not copied, so the cost is the same for
 //! a small and a large launcher; the parent is suspended until the child has called `execve` or failed, so the
@@ -68,6 +68,9 @@ struct Plan {
     reset: *const libc::c_int,
     reset_count: usize,
     file_limits: Option<libc::rlimit>,
+    /// A bit for each CPU, in whole words as the kernel wants them; no words leave the mask as it is.
+    cpus: *const libc::c_ulong,
+    cpus_size: usize,
     parent: libc::pid_t,
     /// The child's failure, written through the shared memory; 0 once `execve` succeeded.
     errno: libc::c_int,
@@ -82,6 +85,7 @@ pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Re
     let envp = pointers(&command.envp);
     let mut reset: Vec<libc::c_int> = original.handled.iter().map(|signal| signal as libc::c_int).collect();
     reset.extend(IGNORED_BY_RUNTIMES);
+    let cpus = command.cpus.as_deref().map(mask_of).unwrap_or_default();
     let raw = |fd: Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
     let mut plan = Plan {
         path: command.path.as_ptr(),
@@ -94,6 +98,8 @@ pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Re
         file_limits: original
             .file_limits
             .map(|limits| libc::rlimit { rlim_cur: limits.soft, rlim_max: limits.hard }),
+        cpus: cpus.as_ptr(),
+        cpus_size: size_of_val(cpus.as_slice()),
         parent: nix::unistd::getpid().as_raw(),
         errno: 0,
     };
@@ -110,6 +116,19 @@ pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Re
 
 fn pointers(strings: &[std::ffi::CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// The CPUs as the kernel's mask: as long as the highest one needs, whatever glibc's `cpu_set_t` has room for.
+fn mask_of(cpus: &[u32]) -> Vec<libc::c_ulong> {
+    let mut mask = Vec::new();
+    for &cpu in cpus {
+        let (word, bit) = ((cpu / libc::c_ulong::BITS) as usize, cpu % libc::c_ulong::BITS);
+        if mask.len() <= word {
+            mask.resize(word + 1, 0);
+        }
+        mask[word] |= 1 << bit;
+    }
+    mask
 }
 
 fn clone_child(plan: &mut Plan) -> io::Result<(Pid, Option<OwnedFd>)> {
@@ -152,6 +171,10 @@ unsafe fn become_worker(plan: &Plan) -> libc::c_int {
         if libc::getppid() != plan.parent {
             return libc::ESRCH;
         }
+        if plan.cpus_size > 0 && libc::syscall(libc::SYS_sched_setaffinity, 0, plan.cpus_size, plan.cpus) < 0
+        {
+            return errno();
+        }
         for (target, &source) in plan.stdio.iter().enumerate() {
             if source >= 0 && libc::dup2(source, target as RawFd) < 0 {
                 return errno();
@@ -176,4 +199,17 @@ unsafe fn become_worker(plan: &Plan) -> libc::c_int {
 unsafe fn errno() -> libc::c_int {
     // SAFETY: glibc returns a valid pointer to the thread's errno.
     unsafe { *libc::__errno_location() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_is_as_long_as_its_highest_cpu() {
+        assert_eq!(mask_of(&[0, 2, 63]), [1 | 4 | 1 << 63]);
+        assert_eq!(mask_of(&[64, 1300]).len(), 1300 / 64 + 1);
+        assert_eq!(mask_of(&[64])[1], 1);
+        assert!(mask_of(&[]).is_empty());
+    }
 }

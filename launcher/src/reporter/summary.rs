@@ -76,7 +76,7 @@ pub fn render(card: &FailureCard) -> String {
     let mut lines = vec![format!("rank {} failed first: {}", card.rank, what_happened(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
-    row("device", card.device.to_string());
+    row("device", device(&card.device));
     row("node", card.host.clone());
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
@@ -137,6 +137,18 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     }
 }
 
+/// `cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1`
+fn device(device: &Device) -> String {
+    let mut text = device.to_string();
+    if let Some(card) = &device.card {
+        text.push_str(&format!(", {card}"));
+        if let Some(node) = card.numa_node {
+            text.push_str(&format!(", NUMA node {node}"));
+        }
+    }
+    text
+}
+
 fn what_happened(card: &FailureCard) -> String {
     let exit = in_words(card.exit);
     match card.manner {
@@ -179,6 +191,7 @@ fn timestamp(at: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceType;
     use std::time::Duration;
 
     fn card() -> FailureCard {
@@ -221,6 +234,23 @@ rank 1 failed first: killed by SIGKILL
 "
         );
         assert!(hint(&card()).is_some_and(|hint| hint.contains("out-of-memory")));
+    }
+
+    #[test]
+    fn a_device_is_told_with_what_a_person_finds_it_by() {
+        let mut card = card();
+        let gpu = crate::placement::Card {
+            index: "3".to_owned(),
+            noun: "GPU",
+            name: "NVIDIA H100".to_owned(),
+            uuid: None,
+            pci: "0000:1b:00.0".parse().ok(),
+            numa_node: Some(1),
+            how: "--devices 3".to_owned(),
+        };
+        card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu) };
+        let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
+        assert!(render(&card).contains(row), "{}", render(&card));
     }
 
     #[test]

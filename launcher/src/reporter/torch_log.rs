@@ -255,6 +255,10 @@ pub fn of_notice(notice: &Notice, at: &Location<'static>) -> LogLine {
             let text = format!("\n{stars}\n{notice}. \n{stars}");
             LogLine { level: Level::Warning, source: Source::torch(RUN, 982), text }
         }
+        Notice::Detail { text, torch_line: Some(line) } => {
+            LogLine { level: Level::Info, source: Source::torch(RUN, *line), text: text.clone() }
+        }
+        Notice::Detail { text, .. } => LogLine::of_ours(Level::Info, at, text.clone()),
         _ => LogLine::of_ours(Level::Warning, at, notice.to_string()),
     }
 }

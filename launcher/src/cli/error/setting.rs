@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{Origin, SEE_HELP};
+use super::{DeviceError, Origin, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ pub enum SettingError {
         built_in: &'static [&'static str],
     },
     /// `--numa-binding`: near which device?
-    #[error("{origin} is `{value}`, and binding needs an accelerator, none of which is supported yet")]
+    #[error("{origin} is `{value}`, and binding needs an accelerator, of which none is visible here")]
     NeedsAccelerator {
         /// Where it came from.
         origin: Origin,
@@ -68,14 +68,9 @@ pub enum SettingError {
         /// Which filter.
         origin: Origin,
     },
-    /// `auto` where torch would count accelerators.
-    #[error("{origin} is `auto`, and counting accelerators is not supported yet (`{device}` exists)")]
-    CountsAccelerators {
-        /// Where it came from.
-        origin: Origin,
-        /// What says that there is one.
-        device: &'static str,
-    },
+    /// Devices cannot be chosen, counted, shared or bound to as was asked.
+    #[error(transparent)]
+    Devices(#[from] DeviceError),
     /// A number outside of its range, or a word that is no value of the setting.
     #[error("{origin} is `{value}`, which is not {expected}")]
     Refused {
@@ -178,7 +173,9 @@ pub enum Expected {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::WorkerCount => "a number of workers from 1 to 4194304, `cpu` or `auto`",
+            Self::WorkerCount => {
+                "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`"
+            }
             Self::NodeCount => "a number of nodes or MIN:MAX with 0 < MIN ≤ MAX",
             Self::RestartCount => "a number of restarts from 0 to 4294967295",
             Self::Interval => "a number of seconds above 0",
@@ -285,9 +282,7 @@ impl SettingError {
         match self {
             Self::FlagNotInteger { variable, .. } => Some(format!("`{variable}=1` is on, 0 is off")),
             Self::NotSupported { origin, .. } => not_supported_hint(origin),
-            Self::CountsAccelerators { .. } => {
-                Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
-            }
+            Self::Devices(error) => Some(error.hint()),
             Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
             Self::PythonPlugin { built_in: names, .. } => {
                 let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();

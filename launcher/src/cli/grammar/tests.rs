@@ -218,6 +218,12 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
         ("--verbose x.py --verbose", "verbose | x.py --verbose"),
         ("--version", "Version"),
         ("run x.py", "| run x.py"),
+        ("--devices 3,1 --quiet x.py", "devices=3,1 quiet | x.py"),
+        ("--devices -2 x.py", "devices=-2 | x.py"),
+        ("--devices -2,-3 x.py -2,-3", "devices=-2,-3 | x.py -2,-3"),
+        ("--devices=-2,-3 x.py", "devices=-2,-3 | x.py"),
+        ("--devices - x.py", "devices=- | x.py"),
+        ("--devices= x.py", "devices= | x.py"),
     ] {
         assert_eq!(summary(Persona::Rankrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
@@ -225,6 +231,14 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
         ("--rdzv x x.py", "`--rdzv` could be `--rdzv-backend`, `--rdzv_backend`, `--rdzv-endpoint`"),
         ("--gra 1 x.py", "unknown option `--gra`"),
         ("--stdi 1 x.py", "unknown option `--stdi`"),
+        ("--role -2,-3 x.py", "`--role` needs a value"),
+        ("--devices --quiet x.py", "`--devices` needs a value"),
+        ("--devices -m x.py", "`--devices` needs a value"),
+        ("--device-type tpu x.py", "`--device-type` is `tpu`, which is not one of `cuda`, `rocm`, `xpu`"),
+        (
+            "--device-visibility none x.py",
+            "`--device-visibility` is `none`, which is not one of `all`, `own`",
+        ),
         ("--stdin two x.py", "`--stdin` is `two`, which is not a local rank, `all` or `none`"),
         ("--grace soon x.py", "`--grace` is `soon`, which is not a number"),
     ] {

@@ -1,0 +1,147 @@
+//! Who looks at the hardware, and what becomes of an answer that does not come.
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The questions that a launch asks; one that is refused too.
+fn questions(world: FakeWorld, line: &str) -> Vec<Question> {
+    let asked = world.asked();
+    let _ = try_launch(world, line, &[("OMP_NUM_THREADS", "1")]);
+    asked.take()
+}
+
+#[test]
+fn nobody_looks_at_hardware_that_does_not_matter() {
+    for line in [
+        "torchrun",
+        "torchrun --nproc-per-node 4",
+        "torchrun --nproc-per-node cpu",
+        "torchrun --virtual-local-rank",
+        "rankrun --nproc-per-node cpu",
+        "rankrun --nproc-per-node 4 --device-type cpu",
+        "rankrun --nproc-per-node 4 --devices none",
+        "rankrun --nproc-per-node auto --devices none",
+        "rankrun --devices none",
+        "rankrun --devices 1,,2",
+        "rankrun --nproc-per-node xpu --device-type cuda",
+        "rankrun --numa-binding node --devices none",
+        "rankrun --probe-timeout 0",
+    ] {
+        assert_eq!(questions(with_sign(gpus(4)), line), [], "{line}");
+    }
+    for line in ["rankrun --nproc-per-node 1", "rankrun --nproc-per-node 4 --quiet --probe-timeout 1"] {
+        assert_eq!(questions(world().machine(gpus(4)), line), [], "{line}");
+    }
+}
+
+#[test]
+fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
+    let plain = Ask::default();
+    for (line, ask, limit) in [
+        ("rankrun", plain, LIMIT),
+        ("rankrun --nproc-per-node auto", plain, LIMIT),
+        ("rankrun --nproc-per-node gpu", plain, LIMIT),
+        ("rankrun --probe-timeout 1.5", plain, Duration::from_millis(1500)),
+        ("rankrun --probe-timeout inf", plain, Duration::from_secs(24 * 3600)),
+        ("rankrun --nproc-per-node 1 --device-type cuda", plain, LIMIT),
+        ("rankrun --nproc-per-node 1 --devices all", plain, LIMIT),
+        ("rankrun --nproc-per-node 1 --oversubscribe", plain, LIMIT),
+        ("rankrun --devices idle", Ask { state: true, ..plain }, LIMIT),
+        ("rankrun --check-devices", Ask { state: true, ..plain }, LIMIT),
+        ("rankrun --exclude-unhealthy", Ask { state: true, ..plain }, LIMIT),
+        ("rankrun --device-order topology", Ask { links: true, ..plain }, LIMIT),
+        ("rankrun --nproc-per-node 1 --numa-binding node", Ask { cpus: true, ..plain }, LIMIT),
+        ("torchrun --nproc-per-node auto", plain, LIMIT),
+        ("torchrun --nproc-per-node gpu", plain, LIMIT),
+        ("torchrun --nproc-per-node 1 --numa-binding node", Ask { cpus: true, ..plain }, LIMIT),
+    ] {
+        assert_eq!(questions(world().machine(gpus(4)), line), [Question::Discover(ask, limit)], "{line}");
+    }
+    // An explanation reads the words twice.
+    let world = world().machine(gpus(4));
+    let asked = world.asked();
+    let argv = ["rankrun", "explain", "x.py"].map(OsString::from);
+    assert!(interpret(&argv, &world.facts(&[("PATH", "/usr/bin")])).is_ok());
+    assert_eq!(asked.take().len(), 1);
+}
+
+#[test]
+fn a_library_that_does_not_answer_stops_who_depends_on_it() {
+    for (what, words, hint) in [
+        (TroubleKind::Hung(30), "NVML did not answer within 30 seconds", "--probe-timeout"),
+        (TroubleKind::Failed("Driver/library version mismatch".to_owned()), "mismatch", "--device-type cpu"),
+        (
+            TroubleKind::Crashed("killed by SIGSEGV".to_owned()),
+            "NVML crashed: killed by SIGSEGV",
+            "--nproc-per-node N",
+        ),
+    ] {
+        for line in [
+            "rankrun",
+            "rankrun --nproc-per-node gpu",
+            "rankrun --nproc-per-node 2 --devices 0,1",
+            "torchrun --nproc-per-node auto",
+        ] {
+            let (code, text, said) = refusal(world().machine(trouble(what.clone())), line, &[]);
+            assert!(code == 1 && text.contains(words) && said.contains(hint), "{line}: {text}: {said}");
+        }
+        // Of another type.
+        assert_eq!(refusal(world().machine(trouble(what)), "rankrun --nproc-per-node xpu", &[]).0, 1);
+    }
+    let (_, text, _) =
+        refusal(world().machine(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node xpu", &[]);
+    assert_eq!(text, "`--nproc-per-node` is `xpu`, and no such device is visible here");
+}
+
+#[test]
+fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
+    let quiet = launch(world().machine(missing()), "rankrun", &[]);
+    assert_eq!((quiet.spec.workers.get(), said(&quiet)), (1, vec![]));
+    let told = launch(world().machine(missing()), "rankrun -v", &[]);
+    assert_eq!(said(&told), ["no cuda devices: NVML is not here (libnvidia-ml.so.1: no such file)"]);
+    let (code, text, hint) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
+    assert_eq!(
+        (code, text.as_str()),
+        (1, "Cuda is not available. `--nproc-per-node` is `gpu`, and no such device is visible here")
+    );
+    assert!(hint.contains("NVML is not here"), "{hint}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for (line, code, message) in [
+        (
+            "rankrun --probe-timeout 0",
+            1,
+            "`--probe-timeout` is `0`, which is not a number of seconds above 0",
+        ),
+        ("rankrun --probe-timeout soon", 2, "`--probe-timeout` is `soon`, which is not a number"),
+        ("rankrun --device-order best", 2, "`--device-order` is `best`, which is not one of `pci`"),
+        (
+            "rankrun --nproc-per-node gpu --device-type xpu",
+            1,
+            "`--nproc-per-node` is `gpu`, and `--device-type` is `xpu`",
+        ),
+        (
+            "rankrun --nproc-per-node gpu --devices none",
+            1,
+            "`--nproc-per-node` is `gpu`, and `--devices` is `none`",
+        ),
+        (
+            "rankrun --nproc-per-node xpu --device-type cpu",
+            1,
+            "`--nproc-per-node` is `xpu`, and `--device-type`",
+        ),
+        ("torchrun --devices 0", 2, "unrecognized arguments: --devices"),
+    ] {
+        let (found, text, _) = refusal(world().machine(gpus(2)), line, &[]);
+        assert!(found == code && text.starts_with(message), "{line}: {found} {text}");
+    }
+    let variables = [("RANKRUN_DEVICE_TYPE", "tpu")];
+    for line in ["rankrun", "torchrun"] {
+        let (code, text, _) = refusal(world(), line, &variables);
+        assert_eq!(code, 2);
+        assert!(text.starts_with("`RANKRUN_DEVICE_TYPE` is `tpu`, which is not one of"), "{text}");
+    }
+}

@@ -1,0 +1,165 @@
+//! What was said about devices, and does not work out on this machine.
+
+use rankrun_contract::rank::LocalRank;
+
+use super::Origin;
+use crate::device::affinity::AffinityError;
+use crate::device::choice::ChoiceError;
+use crate::device::{Trouble, TroubleKind};
+
+/// Devices cannot be chosen, counted, shared or bound to as was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// `--devices` is no list of devices.
+    #[error("{origin} is `{value}`: {problem}")]
+    Selector {
+        /// Where it came from.
+        origin: Origin,
+        /// The list.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// What was asked for is not there, or not clear.
+    #[error("{}{error}", said(origin.as_ref(), value))]
+    Choice {
+        /// Who asked for devices, where somebody did.
+        origin: Option<Origin>,
+        /// What was asked for.
+        value: String,
+        /// Why there is no choice.
+        error: ChoiceError,
+    },
+    /// Accelerators are to be counted, and there is none.
+    #[error("{}{origin} is `{value}`, and no such device is visible here", torchs(*torch))]
+    NoAccelerator {
+        /// Who counts.
+        origin: Origin,
+        /// What is counted.
+        value: String,
+        /// What torch says then, under its name.
+        torch: Option<&'static str>,
+        /// What was not found where.
+        missing: Vec<String>,
+    },
+    /// Two settings exclude each other.
+    #[error("{one} is `{value}`, and {other} is `{other_value}`")]
+    Contradiction {
+        /// The one.
+        one: Origin,
+        /// Its value.
+        value: String,
+        /// The other.
+        other: Origin,
+        /// Its value.
+        other_value: String,
+    },
+    /// Nobody knows which devices there are.
+    #[error("the {} devices are not known: {}", trouble.kind, trouble_in_words(trouble))]
+    Trouble {
+        /// What went wrong.
+        trouble: Trouble,
+    },
+    /// Some devices would have several workers.
+    #[error("{workers} workers and {}: {}", devices(there.len()), there.join(", "))]
+    TooManyWorkers {
+        /// Workers on this node.
+        workers: u32,
+        /// The chosen devices.
+        there: Vec<String>,
+    },
+    /// Each task of a scheduler would start workers for every device.
+    #[error(
+        "`{variable}` says that {tasks} tasks run on this node, and each would start {workers} workers, one for each \
+         device"
+    )]
+    SeveralLaunchers {
+        /// What says so.
+        variable: &'static str,
+        /// Tasks on this node.
+        tasks: u32,
+        /// What each would start.
+        workers: u32,
+        /// The command that starts one launcher on each node.
+        fix: &'static str,
+    },
+    /// `--numa-binding`
+    #[error("{origin} is `{value}`, and local rank {local_rank} cannot be bound: {error}")]
+    Binding {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+        /// The first worker that cannot.
+        local_rank: LocalRank,
+        /// Why.
+        error: AffinityError,
+    },
+}
+
+impl DeviceError {
+    /// The one thing to do.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Selector { .. } => "write it as in `--devices 0,2`, `0-3`, `-2` (all but 2), `1:0` (a MIG device), a \
+                                      UUID or a PCI address; `rankrun devices` lists them; `--device-type` says which kind"
+                .to_owned(),
+            Self::Choice { error, .. } => choice_hint(error),
+            Self::NoAccelerator { missing, .. } if !missing.is_empty() => {
+                format!("not found: {}; `cpu` or a number needs none", missing.join("; "))
+            }
+            Self::NoAccelerator { .. } => {
+                "see `rankrun devices`, and the vendor's variable, such as `CUDA_VISIBLE_DEVICES`; `cpu` or a number \
+                 needs none"
+                    .to_owned()
+            }
+            Self::Contradiction { .. } => "drop one of them".to_owned(),
+            Self::Trouble { trouble: Trouble { what: TroubleKind::Hung(_), .. } } => {
+                "give it more time with `--probe-timeout SECONDS`, or do without: `--nproc-per-node N`, or `--device-type \
+                 cpu`"
+                    .to_owned()
+            }
+            Self::Trouble { .. } => {
+                "repair the driver, or do without the answer: `--nproc-per-node N`, or `--device-type cpu`".to_owned()
+            }
+            Self::TooManyWorkers { .. } => {
+                "start fewer with `--nproc-per-node`, let them share with `--oversubscribe`, or run them on the CPUs with \
+                 `--device-type cpu`"
+                    .to_owned()
+            }
+            Self::SeveralLaunchers { fix, .. } => {
+                format!("start one launcher on each node (`{fix}`), or one worker in each task (`--nproc-per-node 1`)")
+            }
+            Self::Binding { .. } => "try `--numa-binding node`, or leave it out".to_owned(),
+        }
+    }
+}
+
+fn choice_hint(_error: &ChoiceError) -> String {
+    "`rankrun devices` lists what is there".to_owned()
+}
+
+fn said(origin: Option<&Origin>, value: &str) -> String {
+    origin.map_or_else(String::new, |origin| format!("{origin} is `{value}`: "))
+}
+
+fn torchs(sentence: Option<&str>) -> String {
+    sentence.map_or_else(String::new, |sentence| format!("{sentence} "))
+}
+
+fn devices(count: usize) -> String {
+    if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
+}
+
+/// What went wrong, with its source.
+pub(crate) fn trouble_in_words(trouble: &Trouble) -> String {
+    let source = &trouble.source;
+    match &trouble.what {
+        TroubleKind::Missing(why) => format!("{source} is not here ({why})"),
+        TroubleKind::Failed(why) => format!("{source} failed: {why}"),
+        TroubleKind::Hung(1) => format!("{source} did not answer within 1 second"),
+        TroubleKind::Hung(seconds) => format!("{source} did not answer within {seconds} seconds"),
+        TroubleKind::Crashed(how) => format!("{source} crashed: {how}"),
+    }
+}
