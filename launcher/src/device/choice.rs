@@ -1,6 +1,19 @@
 //! Which devices, in which order. Pure: machine, inherited variables and request → [`Choice`].
+//!
+//! The steps, each in its file: the type of the devices (`kind`), what the inherited variables leave of them
+//! ([`visibility`](super::visibility)), what `--devices` takes of that (`typed`), the dead ones out, the order
+//! ([`order`](super::order)), and how the vendor's variables name what is chosen (`names`).
+
+mod error;
+mod label;
+mod warning;
 
 use std::ffi::OsString;
+use std::fmt;
+
+pub use error::ChoiceError;
+pub use label::{label, line};
+pub use warning::Warning;
 
 use super::order::DeviceOrder;
 use super::selector::Selector;
@@ -30,7 +43,8 @@ pub struct Question<'a> {
     pub request: &'a Request,
     /// Devices that are dead, by position in [`Machine::accelerators`], with the reason; only where somebody looked.
     pub unhealthy: &'a [(usize, String)],
-    /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it: a child is started for it.
+    /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it, and at most once: a child is started
+    /// for it.
     pub cuda_order: &'a dyn Fn() -> Result<Vec<CudaDevice>, String>,
 }
 
@@ -43,6 +57,12 @@ pub struct Choice {
     pub devices: Vec<Chosen>,
     /// Whether the inherited variables already say exactly this, so that they pass untouched.
     pub untouched: bool,
+    /// Variables that say how the names of the devices are to be read (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); written
+    /// wherever the names are.
+    pub pinned: Vec<(&'static str, OsString)>,
+    /// The types of the accelerators that are there and that the user does not want the workers to see
+    /// (`--devices none`, `--device-type cpu`).
+    pub hidden: Vec<DeviceType>,
     /// What to say once.
     pub warnings: Vec<Warning>,
 }
@@ -54,6 +74,8 @@ pub struct Chosen {
     pub accelerator: Accelerator,
     /// Why it is there.
     pub how: How,
+    /// How its vendor's variable names it beside [`Choice::pinned`]; empty where the vendor has no variable.
+    pub name: String,
 }
 
 /// How a device was chosen, for the line that tells it.
@@ -72,34 +94,29 @@ pub enum How {
     Typed {
         /// The entry.
         entry: String,
+        /// The inherited variable within which it counts.
+        within: Option<&'static str>,
+    },
+    /// One of the above, and then put in its place by `--device-order`.
+    Ordered {
+        /// What chose it.
+        how: Box<Self>,
+        /// What put it there.
+        order: DeviceOrder,
     },
 }
 
-/// What may surprise about a choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Warning {
-    /// Entries of an inherited list that the vendor's rules drop.
-    Dropped {
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        value: OsString,
-        /// What is dropped, and the vendor's rule.
-        because: String,
-    },
-}
-
-/// Why there is no choice.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ChoiceError {
-    /// An index that is not there.
-    #[error("no device has the index {index}")]
-    NoSuchIndex {
-        /// The index.
-        index: u32,
-        /// What is there, one line each.
-        there: Vec<String>,
-    },
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("all devices"),
+            Self::Inherited { variable, entry: None } => f.write_str(variable),
+            Self::Inherited { variable, entry: Some(entry) } => write!(f, "{variable} entry {entry}"),
+            Self::Typed { entry, within: None } => write!(f, "--devices {entry}"),
+            Self::Typed { entry, within: Some(variable) } => write!(f, "--devices {entry} within {variable}"),
+            Self::Ordered { how, order } => write!(f, "{how}, --device-order {}", order.word()),
+        }
+    }
 }
 
 /// Chooses.
@@ -108,5 +125,12 @@ pub enum ChoiceError {
 /// What was typed does not fit this machine.
 pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     let _ = question;
-    Ok(Choice { kind: DeviceType::Cpu, devices: Vec::new(), untouched: true, warnings: Vec::new() })
+    Ok(Choice {
+        kind: DeviceType::Cpu,
+        devices: Vec::new(),
+        untouched: true,
+        pinned: Vec::new(),
+        hidden: Vec::new(),
+        warnings: Vec::new(),
+    })
 }

@@ -1,8 +1,11 @@
 //! `--device-order`. Pure.
 
+mod topology;
+
 use std::str::FromStr;
 
-use super::{CudaDevice, Machine};
+use super::choice::label;
+use super::{CudaDevice, DeviceType, Machine, Part};
 
 /// In which order the chosen devices become ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,10 +58,25 @@ pub enum OrderError {
     /// Only the CUDA driver knows which is fastest, and it does not answer; its words or the loader's.
     #[error("the CUDA driver does not say which device is fastest: {0}")]
     NoDriver(String),
+    /// The CUDA driver answers, and does not name one of the devices.
+    #[error("the CUDA driver does not name {0}")]
+    Unnamed(String),
+    /// No other vendor's driver has such an order.
+    #[error("only the CUDA driver says which device is fastest, and these are {0} devices")]
+    NotCuda(DeviceType),
+    /// Nobody says where the devices are plugged in.
+    #[error("the PCI addresses of the devices are not known")]
+    NoAddresses,
+    /// Nobody says how much memory is free.
+    #[error("the free memory of the devices is not known")]
+    NoMemory,
+    /// Nobody says how the devices are joined.
+    #[error("the links between the devices are not known")]
+    NoLinks,
 }
 
 /// Puts devices, by position in [`Machine::accelerators`] and in the order of the list, into an order. Equal ones keep
-/// the order of the list.
+/// the order of the list, and one whose address or free memory is not known comes last.
 ///
 /// # Errors
 /// The machine does not know what the order depends on.
@@ -68,6 +86,52 @@ pub fn arrange(
     machine: &Machine,
     cuda_order: &dyn Fn() -> Result<Vec<CudaDevice>, String>,
 ) -> Result<Vec<usize>, OrderError> {
-    let _ = (order, machine, cuda_order);
-    Ok(listed.to_vec())
+    let device = |at: usize| &machine.accelerators[at];
+    let mut arranged = listed.to_vec();
+    if listed.len() < 2 {
+        return Ok(arranged);
+    }
+    match order {
+        DeviceOrder::AsListed => {}
+        DeviceOrder::Pci => {
+            if listed.iter().all(|at| device(*at).pci.is_none()) {
+                return Err(OrderError::NoAddresses);
+            }
+            arranged.sort_by_key(|at| (device(*at).pci.is_none(), device(*at).pci));
+        }
+        DeviceOrder::FreeMemory => {
+            let free = |at: usize| device(at).memory.and_then(|memory| memory.free);
+            if listed.iter().all(|at| free(*at).is_none()) {
+                return Err(OrderError::NoMemory);
+            }
+            // An unknown one is less than any known one.
+            arranged.sort_by_key(|at| std::cmp::Reverse(free(*at)));
+        }
+        DeviceOrder::Fastest => {
+            if device(listed[0]).kind != DeviceType::Cuda {
+                return Err(OrderError::NotCuda(device(listed[0]).kind));
+            }
+            let places = fastest_first(listed, machine, &cuda_order().map_err(OrderError::NoDriver)?)?;
+            arranged.sort_by_key(|at| places.iter().position(|place| place == at));
+        }
+        DeviceOrder::Topology => return topology::arrange(listed, machine).ok_or(OrderError::NoLinks),
+    }
+    Ok(arranged)
+}
+
+/// The listed devices in the driver's order; one that it does not name has no place in it.
+fn fastest_first(listed: &[usize], machine: &Machine, driver: &[CudaDevice]) -> Result<Vec<usize>, OrderError> {
+    let named = driver.iter().filter_map(|device| {
+        let is = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);
+        let is_there = |at: &&usize| {
+            let accelerator = &machine.accelerators[**at];
+            accelerator.part == Part::Whole && device.pci.is_some() && accelerator.pci == device.pci
+        };
+        listed.iter().find(is).or_else(|| listed.iter().find(is_there)).copied()
+    });
+    let places: Vec<usize> = named.collect();
+    match listed.iter().find(|at| !places.contains(at)) {
+        Some(at) => Err(OrderError::Unnamed(label(&machine.accelerators[*at]))),
+        None => Ok(places),
+    }
 }

@@ -1,6 +1,22 @@
 //! The grammar of `--devices`. Pure.
+//!
+//! ```text
+//! LIST      = all | idle | none | ENTRY , ENTRY …
+//! ENTRY     = NAME | -NAME
+//! NAME      = 3 | 0-3 | 3-0 | GPU-… | MIG-… | 1:0 | 0000:1b:00.0 | 1b:00.0
+//! ```
+//!
+//! A list is read from left to right: a name puts its devices at the end, an exclusion (`-NAME`, so also `-2-4`) takes
+//! them out again, and a list that begins with an exclusion begins with all. Whether the devices exist is found out
+//! later, in [`choice`](super::choice).
 
-use super::PciAddress;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{DeviceType, PciAddress};
 
 /// `--devices`, as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,7 +27,7 @@ pub enum Selector {
     None,
     /// `idle`: those that nobody uses.
     Idle,
-    /// Entries in the order in which they were written.
+    /// Entries in the order in which they were written; never empty.
     List(Vec<Entry>),
 }
 
@@ -22,12 +38,230 @@ pub enum Entry {
     Index(u32),
     /// `0-3`, both ends included; `3-0` runs backwards.
     Range(u32, u32),
-    /// `-2`: not this one. A list of exclusions only begins with all.
-    Except(u32),
+    /// `-2`, `-2-4`, `-GPU-…`: not this one. A list that begins with an exclusion begins with all.
+    Except(Box<Self>),
     /// `GPU-…`, `MIG-…` or the beginning of one that fits one device only.
     Uuid(String),
     /// `1:0`: the first MIG device of GPU 1.
     Mig(u32, u32),
     /// `0000:1b:00.0`
     Pci(PciAddress),
+}
+
+impl Entry {
+    /// Whether it names a device by what the device is, so that no order of counting matters.
+    #[must_use]
+    pub const fn is_identity(&self) -> bool {
+        matches!(self, Self::Uuid(_) | Self::Mig(..) | Self::Pci(_))
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Range(first, last) => write!(f, "{first}-{last}"),
+            Self::Except(entry) => write!(f, "-{entry}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+            Self::Mig(gpu, instance) => write!(f, "{gpu}:{instance}"),
+            Self::Pci(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::None => f.write_str("none"),
+            Self::Idle => f.write_str("idle"),
+            Self::List(entries) => {
+                let entries: Vec<String> = entries.iter().map(ToString::to_string).collect();
+                f.write_str(&entries.join(","))
+            }
+        }
+    }
+}
+
+/// Why a text is no device list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// Nothing at all.
+    #[error("the list is empty")]
+    Empty,
+    /// Nothing between two commas, or before the first or after the last.
+    #[error("entry {place} of `{list}` is empty")]
+    EmptyEntry {
+        /// The whole list.
+        list: String,
+        /// Which entry, from 1.
+        place: usize,
+    },
+    /// `-` without anything behind it.
+    #[error("`-` leaves out nothing")]
+    LoneDash,
+    /// A number that no device has.
+    #[error("`{entry}` has a number that is out of range")]
+    OutOfRange {
+        /// The entry.
+        entry: String,
+    },
+    /// An entry that stands there twice.
+    #[error("`{entry}` stands there twice")]
+    Repeated {
+        /// The entry.
+        entry: String,
+    },
+    /// `all`, `idle` or `none` beside other entries.
+    #[error("`{word}` stands alone, and not in a list (`{list}`)")]
+    NotAlone {
+        /// The word.
+        word: String,
+        /// The whole list.
+        list: String,
+    },
+    /// `cuda:1,2`: PyTorch's way of writing one device.
+    #[error("`{list}` begins with a device type")]
+    TypePrefix {
+        /// The whole list.
+        list: String,
+        /// The type, where the word names just one.
+        kind: Option<DeviceType>,
+        /// The list without the type.
+        rest: String,
+    },
+    /// None of the forms.
+    #[error("`{entry}` names no device")]
+    Junk {
+        /// The entry.
+        entry: String,
+    },
+}
+
+impl SelectorError {
+    /// What to write instead.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Empty => "`--devices none` runs on CPUs, `--devices all` takes every device".to_owned(),
+            Self::EmptyEntry { .. } => "write the devices with one comma between them, such as `0,2`".to_owned(),
+            Self::LoneDash => "`-2` leaves out device 2".to_owned(),
+            Self::OutOfRange { .. } => "`rankrun devices` shows the numbers".to_owned(),
+            Self::Repeated { .. } => {
+                "write each device once; `--oversubscribe` runs several workers on one device".to_owned()
+            }
+            Self::NotAlone { word, .. } if word == "all" => {
+                "a list of exclusions begins with all: `-2` is every device but 2".to_owned()
+            }
+            Self::NotAlone { word, .. } => format!("write `--devices {word}`, or a list without it"),
+            Self::TypePrefix { kind, rest, .. } => {
+                let kind = kind.map(|kind| format!("--device-type {kind}"));
+                let devices = (!rest.is_empty()).then(|| format!("--devices {rest}"));
+                let words: Vec<String> = [kind, devices].into_iter().flatten().collect();
+                format!("write it as `{}`", words.join(" "))
+            }
+            Self::Junk { .. } => {
+                "a device is an index (`3`), a range (`0-3`), an exclusion (`-2`), a UUID (`GPU-…`, `MIG-…`) or its \
+                 beginning, a MIG device (`1:0`) or a PCI address (`0000:1b:00.0`)"
+                    .to_owned()
+            }
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim() {
+            "" => return Err(SelectorError::Empty),
+            "all" => return Ok(Self::All),
+            "none" => return Ok(Self::None),
+            "idle" => return Ok(Self::Idle),
+            _ => {}
+        }
+        if let Some(error) = type_prefix(text.trim()) {
+            return Err(error);
+        }
+        let mut entries = Vec::new();
+        for (place, entry) in text.split(',').map(str::trim).enumerate() {
+            if entry.is_empty() {
+                return Err(SelectorError::EmptyEntry { list: text.to_owned(), place: place + 1 });
+            }
+            if matches!(entry, "all" | "none" | "idle") {
+                return Err(SelectorError::NotAlone { word: entry.to_owned(), list: text.to_owned() });
+            }
+            let parsed = parse_entry(entry)?;
+            if entries.contains(&parsed) {
+                return Err(SelectorError::Repeated { entry: entry.to_owned() });
+            }
+            entries.push(parsed);
+        }
+        Ok(Self::List(entries))
+    }
+}
+
+/// `cuda:1,2`, `gpu:1`, `cuda`: the error that says how it is written here.
+fn type_prefix(list: &str) -> Option<SelectorError> {
+    let kind = |word: &str| match word {
+        // Several vendors' programs call theirs so.
+        "gpu" | "device" => Some(None),
+        "hip" | "amd" => Some(Some(DeviceType::Rocm)),
+        "nvidia" => Some(Some(DeviceType::Cuda)),
+        word => word.parse().ok().map(Some),
+    };
+    let first = list.split(',').next()?.trim();
+    let word = first.split_once(':').map_or(first, |(word, _)| word);
+    let kind = kind(word)?;
+    let prefix = format!("{word}:");
+    let rest: Vec<&str> = list
+        .split(',')
+        .map(str::trim)
+        .map(|entry| entry.strip_prefix(&prefix).unwrap_or(entry))
+        .filter(|entry| *entry != word && !entry.is_empty())
+        .collect();
+    Some(SelectorError::TypePrefix { list: list.to_owned(), kind, rest: rest.join(",") })
+}
+
+fn parse_entry(entry: &str) -> Result<Entry, SelectorError> {
+    match entry.strip_prefix('-') {
+        Some("") => Err(SelectorError::LoneDash),
+        Some(name) => Ok(Entry::Except(Box::new(parse_name(name, entry)?))),
+        None => parse_name(entry, entry),
+    }
+}
+
+/// A name without its exclusion mark; `entry` is with it.
+fn parse_name(name: &str, entry: &str) -> Result<Entry, SelectorError> {
+    let junk = || SelectorError::Junk { entry: entry.to_owned() };
+    if is_uuid(name) {
+        return Ok(Entry::Uuid(name.to_owned()));
+    }
+    if name.contains('.') {
+        return name.parse().map(Entry::Pci).map_err(|_| junk());
+    }
+    let pair = |first: &str, second: &str| Ok((number(first, entry)?, number(second, entry)?));
+    if let Some((gpu, instance)) = name.split_once(':') {
+        return pair(gpu, instance).map(|(gpu, instance)| Entry::Mig(gpu, instance));
+    }
+    if let Some((first, last)) = name.split_once('-') {
+        return pair(first, last).map(|(first, last)| Entry::Range(first, last));
+    }
+    number(name, entry).map(Entry::Index)
+}
+
+/// `GPU-` or `MIG-` and at least one character of the UUID behind it.
+fn is_uuid(name: &str) -> bool {
+    let Some((prefix, rest)) = name.split_at_checked(4) else { return false };
+    // The older names of MIG devices have slashes: `MIG-GPU-<uuid>/1/0`.
+    let of_uuid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
+    matches!(prefix.to_ascii_uppercase().as_str(), "GPU-" | "MIG-") && !rest.is_empty() && rest.bytes().all(of_uuid)
+}
+
+/// A plain decimal number: no sign, no blank.
+fn number(text: &str, entry: &str) -> Result<u32, SelectorError> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(SelectorError::Junk { entry: entry.to_owned() });
+    }
+    text.parse().map_err(|_| SelectorError::OutOfRange { entry: entry.to_owned() })
 }

@@ -1,6 +1,20 @@
 //! The vendors' visibility variables, read with each vendor's own rules. Pure.
+//!
+//! What the vendors' documents leave open is decided in the file of the vendor, and said there.
 
-use std::ffi::OsString;
+mod ascend;
+mod cuda;
+mod habana;
+mod level_zero;
+mod rocm;
+
+use std::ffi::{OsStr, OsString};
+
+use super::choice::Warning;
+use super::{Accelerator, CudaDevice, DeviceType, Machine};
+
+pub use level_zero::is_integrated;
+pub(super) use level_zero::{hierarchy, ordinal_of};
 
 /// What the launcher inherited; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,4 +56,127 @@ impl Inherited {
             ascend: get("ASCEND_RT_VISIBLE_DEVICES"),
         }
     }
+}
+
+/// Asks the CUDA driver for its devices under `FASTEST_FIRST`.
+pub type AskCuda<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
+
+/// How devices are counted that no inherited list names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counting {
+    /// As the runtime of an untouched worker counts them.
+    Runtime,
+    /// As a person does who types an index: in the runtime's order where a variable for it is inherited, and otherwise
+    /// as the vendor's tool shows them.
+    Typed,
+    /// In any order, since nothing depends on it: as the vendor's tool shows them.
+    Named,
+}
+
+/// What a process of this machine sees of one type of device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Seen {
+    /// In its order.
+    pub devices: Vec<Visible>,
+    /// The variable that narrows or orders them, with its value.
+    pub variable: Option<(&'static str, OsString)>,
+    /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
+    pub order_unknown: Option<String>,
+    /// What is dropped.
+    pub warnings: Vec<Warning>,
+}
+
+/// A device that a process sees.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Visible {
+    /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
+    pub at: usize,
+    /// The device, as the process sees it.
+    pub accelerator: Accelerator,
+    /// The index that `--devices` names it by; a MIG device that no list names has none.
+    pub index: Option<u32>,
+    /// The entry of the inherited list that names it.
+    pub entry: Option<Named>,
+}
+
+/// An entry of an inherited list that names a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// The entry as the vendor's parser understands it: `1` where `1gpu` stands.
+    pub text: String,
+    /// Whether it is a UUID or the beginning of one.
+    pub is_uuid: bool,
+}
+
+/// The devices of one type that a process with these variables sees, and in which order.
+#[must_use]
+pub fn read(kind: DeviceType, machine: &Machine, inherited: &Inherited, asking: Asking<'_>) -> Seen {
+    match kind {
+        DeviceType::Cuda => cuda::read(machine, inherited, asking),
+        DeviceType::Rocm => rocm::read(machine, inherited),
+        DeviceType::Xpu => level_zero::read(machine, inherited, asking.counting),
+        DeviceType::Hpu => habana::read(machine, inherited, asking.counting),
+        DeviceType::Npu => ascend::read(machine, inherited),
+        DeviceType::Mps | DeviceType::Cpu => Seen::all(of_kind(machine, kind)),
+    }
+}
+
+/// How the devices are counted, and whom to ask.
+#[derive(Clone, Copy)]
+pub struct Asking<'a> {
+    /// For devices that no list names.
+    pub counting: Counting,
+    /// The CUDA driver's answer, asked for only where it matters.
+    pub cuda_order: AskCuda<'a>,
+}
+
+impl Seen {
+    /// No variable is set: everything, in this order.
+    fn all(devices: Vec<Visible>) -> Self {
+        Self { devices, variable: None, order_unknown: None, warnings: Vec::new() }
+    }
+
+    /// What a list names, in its order; `--devices` counts within it.
+    fn listed(mut devices: Vec<Visible>, variable: &'static str, value: &OsStr, dropped: &[String]) -> Self {
+        for (index, device) in devices.iter_mut().enumerate() {
+            device.index = u32::try_from(index).ok();
+        }
+        let mut seen = Self::all(devices);
+        seen.variable = Some((variable, value.to_owned()));
+        seen.drop_of(variable, value, dropped);
+        seen
+    }
+
+    /// One warning for one variable, however many entries it loses.
+    fn drop_of(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
+        if !dropped.is_empty() {
+            let because = dropped.join("; ");
+            self.warnings.push(Warning::Dropped { variable, value: value.to_owned(), because });
+        }
+    }
+}
+
+impl Visible {
+    fn of(machine: &Machine, at: usize) -> Self {
+        let accelerator = machine.accelerators[at].clone();
+        Self { at, index: Some(accelerator.index), accelerator, entry: None }
+    }
+
+    fn named(self, text: impl Into<String>, is_uuid: bool) -> Self {
+        Self { entry: Some(Named { text: text.into(), is_uuid }), ..self }
+    }
+}
+
+/// Every device of a type, by index.
+fn of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
+    let of_kind = |(at, accelerator): (usize, &Accelerator)| (accelerator.kind == kind).then_some(at);
+    let mut devices: Vec<Visible> =
+        machine.accelerators.iter().enumerate().filter_map(of_kind).map(|at| Visible::of(machine, at)).collect();
+    devices.sort_by_key(|device| device.accelerator.index);
+    devices
+}
+
+/// A value that somebody set and that says something; some vendors take an empty one for an unset one.
+fn not_empty(value: Option<&OsString>) -> Option<&OsString> {
+    value.filter(|value| !value.is_empty())
 }

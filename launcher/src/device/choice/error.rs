@@ -1,0 +1,238 @@
+//! Why there is no choice, in words.
+
+use std::ffi::OsString;
+
+use crate::device::DeviceType;
+use crate::device::order::OrderError;
+
+/// Why there is no choice. What is there is listed one line each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    /// An index that is not there.
+    #[error("`--devices {entry}`: no {kind} device has the index {index}{}{}", counted_within(*.within), listed(.there))]
+    NoSuchIndex {
+        /// The entry as it was written.
+        entry: String,
+        /// The index in it that is not there.
+        index: u32,
+        /// The type of the devices.
+        kind: DeviceType,
+        /// The inherited variable within which it counts.
+        within: Option<&'static str>,
+        /// What is there, one line each.
+        there: Vec<String>,
+    },
+    /// A UUID, PCI address or MIG id that is not there.
+    #[error("`--devices {entry}`: no {kind} device of this machine has this name{}", listed(.there))]
+    NoSuchDevice {
+        /// The entry as it was written.
+        entry: String,
+        /// The type of the devices.
+        kind: DeviceType,
+        /// What is there, one line each.
+        there: Vec<String>,
+    },
+    /// A device that an inherited variable hides.
+    #[error("`--devices {entry}`: {device} is hidden by `{variable}={}`{}", .value.to_string_lossy(), listed(.there))]
+    Hidden {
+        /// The entry as it was written.
+        entry: String,
+        /// Which device it names.
+        device: String,
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: OsString,
+        /// What is visible, one line each.
+        there: Vec<String>,
+    },
+    /// The beginning of a UUID that fits several devices.
+    #[error("`--devices {entry}` fits {} devices{}", .fits.len(), listed(.fits))]
+    Ambiguous {
+        /// The entry as it was written.
+        entry: String,
+        /// Those that it fits, one line each.
+        fits: Vec<String>,
+    },
+    /// A card in MIG mode, which programs do not see.
+    #[error("`--devices {entry}`: {device} is in MIG mode, and its instances are the devices{}", listed(.instances))]
+    InMigMode {
+        /// The entry as it was written.
+        entry: String,
+        /// Which card.
+        device: String,
+        /// Its instances, one line each.
+        instances: Vec<String>,
+    },
+    /// A device that is named twice.
+    #[error("`--devices {entry}` names {device} again")]
+    Repeated {
+        /// The entry that names it again.
+        entry: String,
+        /// Which device.
+        device: String,
+    },
+    /// An exclusion of what is not in the list.
+    #[error("`--devices`: `{entry}` leaves out {device}, which the list before it does not have")]
+    ExcludesNothing {
+        /// The entry as it was written.
+        entry: String,
+        /// Which device.
+        device: String,
+    },
+    /// Nothing is left of what was asked for.
+    #[error("`--devices {selector}` leaves no {kind} device{}", listed(.because))]
+    NothingLeft {
+        /// `--devices` as it was written.
+        selector: String,
+        /// The type of the devices.
+        kind: DeviceType,
+        /// Why, one line for each device.
+        because: Vec<String>,
+    },
+    /// There are no such devices.
+    #[error("there is no {}{}", .kind.map_or_else(|| "accelerator".to_owned(), |kind| format!("{kind} device")), listed(.because))]
+    NoDevices {
+        /// The type that was asked for.
+        kind: Option<DeviceType>,
+        /// What the probes met, one line each.
+        because: Vec<String>,
+        /// The types of which there are devices.
+        instead: Vec<DeviceType>,
+    },
+    /// An inherited variable hides all of them.
+    #[error("`{variable}={}` hides every {kind} device", .value.to_string_lossy())]
+    AllHidden {
+        /// The type of the devices.
+        kind: DeviceType,
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: OsString,
+    },
+    /// Devices of several vendors, and nothing says which are meant.
+    #[error("this machine has devices of several types{}", listed(.there))]
+    SeveralTypes {
+        /// The types.
+        kinds: Vec<DeviceType>,
+        /// How many there are of each, one line each.
+        there: Vec<String>,
+    },
+    /// A list with devices of several vendors.
+    #[error("`--devices` mixes vendors: `{first}` is a {first_kind} device and `{second}` a {second_kind} device")]
+    MixedVendors {
+        /// An entry.
+        first: String,
+        /// The type of its device.
+        first_kind: DeviceType,
+        /// An entry with a device of another type.
+        second: String,
+        /// The type of that.
+        second_kind: DeviceType,
+    },
+    /// CPUs are not chosen by `--devices`.
+    #[error("`--devices {selector}` chooses accelerators, and `--device-type cpu` asks for none")]
+    NotForCpus {
+        /// `--devices` as it was written.
+        selector: String,
+    },
+    /// A dead device.
+    #[error("{device} is unhealthy: {because}")]
+    Unhealthy {
+        /// Which.
+        device: String,
+        /// What is wrong with it.
+        because: String,
+    },
+    /// Every device that was asked for is dead.
+    #[error("every chosen device is unhealthy{}", listed(.because))]
+    AllUnhealthy {
+        /// Device and reason, one line each.
+        because: Vec<String>,
+    },
+    /// What was asked for depends on the runtime's own order of the devices, which nobody here knows.
+    #[error("the order in which the runtime counts {kind} devices is not known: {because}")]
+    OrderUnknown {
+        /// The type of the devices.
+        kind: DeviceType,
+        /// Why it is not known.
+        because: String,
+    },
+    /// The vendor's variable has no name for a device.
+    #[error("`{variable}` cannot name {device}: {because}")]
+    Nameless {
+        /// Which.
+        device: String,
+        /// The vendor's variable.
+        variable: &'static str,
+        /// Why.
+        because: &'static str,
+    },
+    /// The devices cannot be put into the order that was asked for.
+    #[error("`--device-order {word}`: {error}")]
+    Order {
+        /// The word of the order.
+        word: &'static str,
+        /// Why not.
+        error: OrderError,
+    },
+}
+
+impl ChoiceError {
+    /// What to do about it.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::NoSuchIndex { within: Some(variable), .. } => {
+                format!("an index counts within `{variable}`; a UUID or PCI address names a device by itself")
+            }
+            Self::NoSuchIndex { .. } | Self::NoSuchDevice { .. } => "`rankrun devices` shows them all".to_owned(),
+            Self::Hidden { variable, .. } | Self::AllHidden { variable, .. } => {
+                format!("unset `{variable}`, or choose within it")
+            }
+            Self::Ambiguous { .. } => "write more of the UUID".to_owned(),
+            Self::InMigMode { instances, .. } if instances.is_empty() => {
+                "create instances with `nvidia-smi mig`, or choose another device".to_owned()
+            }
+            Self::InMigMode { .. } => "`1:0` is the first MIG device of GPU 1".to_owned(),
+            Self::Repeated { .. } => {
+                "write each device once; `--oversubscribe` runs several workers on one device".to_owned()
+            }
+            Self::ExcludesNothing { .. } => {
+                "exclusions come after what they are taken from; a list that begins with one begins with all".to_owned()
+            }
+            Self::NothingLeft { .. } => "`--devices none` runs on CPUs".to_owned(),
+            Self::NoDevices { instead, .. } if instead.is_empty() => "`rankrun devices -v` tells what was looked for".to_owned(),
+            Self::NoDevices { instead: kinds, .. } | Self::SeveralTypes { kinds, .. } => types(kinds),
+            Self::MixedVendors { first_kind, .. } => {
+                format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
+            }
+            Self::NotForCpus { .. } => "leave one of the two away".to_owned(),
+            Self::Unhealthy { .. } => "`--exclude-unhealthy` goes on without it".to_owned(),
+            Self::AllUnhealthy { .. } => "`rankrun devices` shows their state".to_owned(),
+            Self::OrderUnknown { kind: DeviceType::Cuda, .. } => {
+                "set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, or name the devices by UUID in `CUDA_VISIBLE_DEVICES`".to_owned()
+            }
+            Self::OrderUnknown { kind: DeviceType::Xpu, .. } => "set `ZE_ENABLE_PCI_ID_DEVICE_ORDER=1`".to_owned(),
+            Self::OrderUnknown { .. } | Self::Nameless { .. } => {
+                "without `--devices` and `--device-order` the inherited variables pass as they are".to_owned()
+            }
+            Self::Order { .. } => "`--device-order pci` or `as-listed` need nothing but the devices".to_owned(),
+        };
+        Some(hint)
+    }
+}
+
+fn types(kinds: &[DeviceType]) -> String {
+    let words: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
+    format!("say which with {}", words.join(" or "))
+}
+
+fn counted_within(variable: Option<&str>) -> String {
+    variable.map(|variable| format!(" within `{variable}`")).unwrap_or_default()
+}
+
+/// Indented lines below the message.
+fn listed(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n  {line}")).collect()
+}

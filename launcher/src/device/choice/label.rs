@@ -1,0 +1,44 @@
+//! A device in words.
+
+use crate::device::{Accelerator, DeviceType, Part};
+
+/// A device in a sentence: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
+#[must_use]
+pub fn label(accelerator: &Accelerator) -> String {
+    let mut text = format!("{} {} {}", noun(accelerator), number(accelerator), accelerator.name);
+    if let Some(pci) = accelerator.pci {
+        text.push_str(&format!(" ({pci})"));
+    }
+    text
+}
+
+/// A device in a list: index, name, PCI address, UUID. `index` is the one to type, where there is one.
+#[must_use]
+pub fn line(accelerator: &Accelerator, index: Option<u32>) -> String {
+    let index = index.map_or_else(|| number(accelerator), |index| index.to_string());
+    let mut text = format!("{index}  {}", accelerator.name);
+    if let Some(pci) = accelerator.pci {
+        text.push_str(&format!("  {pci}"));
+    }
+    if let Some(uuid) = &accelerator.uuid {
+        text.push_str(&format!("  {uuid}"));
+    }
+    text
+}
+
+fn noun(accelerator: &Accelerator) -> &'static str {
+    match (accelerator.kind, accelerator.part) {
+        (_, Part::MigInstance { .. }) => "MIG device",
+        (_, Part::Tile { .. }) => "tile",
+        (DeviceType::Hpu, _) => "HPU",
+        (DeviceType::Npu, _) => "NPU",
+        _ => "GPU",
+    }
+}
+
+fn number(accelerator: &Accelerator) -> String {
+    match accelerator.part {
+        Part::MigInstance { gpu } => format!("{gpu}:{}", accelerator.index),
+        Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.index.to_string(),
+    }
+}

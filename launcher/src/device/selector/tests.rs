@@ -1,0 +1,85 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn list(text: &str) -> Vec<Entry> {
+    match text.parse() {
+        Ok(Selector::List(entries)) => entries,
+        other => panic!("`{text}` is no list: {other:?}"),
+    }
+}
+
+fn except(entry: Entry) -> Entry {
+    Entry::Except(Box::new(entry))
+}
+
+fn pci(text: &str) -> Entry {
+    Entry::Pci(text.parse().unwrap())
+}
+
+#[test]
+fn every_form_is_read() {
+    assert_eq!("all".parse(), Ok(Selector::All));
+    assert_eq!(" idle ".parse(), Ok(Selector::Idle));
+    assert_eq!("none".parse(), Ok(Selector::None));
+    assert_eq!(list("3,1"), [Entry::Index(3), Entry::Index(1)]);
+    assert_eq!(list("0-3, 7-5"), [Entry::Range(0, 3), Entry::Range(7, 5)]);
+    assert_eq!(list("-2"), [except(Entry::Index(2))]);
+    assert_eq!(list("-2-4"), [except(Entry::Range(2, 4))]);
+    assert_eq!(list("0-7,-3"), [Entry::Range(0, 7), except(Entry::Index(3))]);
+    assert_eq!(list("1:0,-1:2"), [Entry::Mig(1, 0), except(Entry::Mig(1, 2))]);
+    assert_eq!(list("GPU-4f8a,MIG-0c"), [Entry::Uuid("GPU-4f8a".into()), Entry::Uuid("MIG-0c".into())]);
+    assert_eq!(list("-gpu-4F"), [except(Entry::Uuid("gpu-4F".into()))]);
+    assert_eq!(list("MIG-GPU-4f8a-11/1/0"), [Entry::Uuid("MIG-GPU-4f8a-11/1/0".into())]);
+    let address = pci("0000:1b:00.0");
+    assert_eq!(list("0000:1b:00.0"), [address.clone()]);
+    assert_eq!(list("1b:00.0"), [address.clone()]);
+    assert_eq!(list("00000000:1B:00.0"), [address]);
+    assert_eq!(list("0001:1b:00.0"), [pci("0001:1b:00.0")]);
+}
+
+#[test]
+fn what_is_no_list_is_refused_with_its_entry() {
+    let refused = |text: &str| text.parse::<Selector>().unwrap_err();
+    let junk = |entry: &str| SelectorError::Junk { entry: entry.to_owned() };
+    assert_eq!(refused(""), SelectorError::Empty);
+    assert_eq!(refused("  "), SelectorError::Empty);
+    assert_eq!(refused("0,,1"), SelectorError::EmptyEntry { list: "0,,1".into(), place: 2 });
+    assert_eq!(refused("0,"), SelectorError::EmptyEntry { list: "0,".into(), place: 2 });
+    assert_eq!(refused("-"), SelectorError::LoneDash);
+    assert_eq!(refused("0,-"), SelectorError::LoneDash);
+    for text in ["x", "--2", "1--2", "0..3", "0x1", "+1", "1.0", "GPU-", "GPU-a b", "1:x", "1-2-3", "é", "GPUé"] {
+        assert_eq!(refused(text), junk(text), "{text}");
+    }
+    assert_eq!(refused("4294967296"), SelectorError::OutOfRange { entry: "4294967296".into() });
+    assert_eq!(refused("0-99999999999"), SelectorError::OutOfRange { entry: "0-99999999999".into() });
+    assert_eq!(refused("0,0"), SelectorError::Repeated { entry: "0".into() });
+    assert_eq!(refused("0,00"), SelectorError::Repeated { entry: "00".into() });
+    assert_eq!(refused("0,all"), SelectorError::NotAlone { word: "all".into(), list: "0,all".into() });
+    assert!(refused("all,-2").hint().contains("`-2` is every device but 2"));
+}
+
+#[test]
+fn a_device_type_before_the_list_is_told_how_to_write_it() {
+    let hint = |text: &str| text.parse::<Selector>().unwrap_err().hint();
+    assert_eq!(hint("cuda:1,2"), "write it as `--device-type cuda --devices 1,2`");
+    assert_eq!(hint("cuda:1,cuda:2"), "write it as `--device-type cuda --devices 1,2`");
+    assert_eq!(hint("xpu:0"), "write it as `--device-type xpu --devices 0`");
+    assert_eq!(hint("gpu:1"), "write it as `--devices 1`");
+    assert_eq!(hint("hip:1"), "write it as `--device-type rocm --devices 1`");
+    assert_eq!(hint("cpu"), "write it as `--device-type cpu`");
+}
+
+proptest! {
+    #[test]
+    fn a_selector_reads_itself_back(text in "(-?([0-9]{1,3}|[0-9]{1,2}-[0-9]|GPU-[0-9a-f]{1,4}|[0-9]:[0-9]|0[0-9]:00\\.[0-7]),){0,4}[0-9]{4}") {
+        if let Ok(selector) = text.parse::<Selector>() {
+            prop_assert_eq!(selector.to_string().parse(), Ok(selector));
+        }
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(text in "\\PC{0,12}") {
+        let _ = text.parse::<Selector>().map_err(|error| (error.to_string(), error.hint()));
+    }
+}

@@ -1,0 +1,51 @@
+//! `ASCEND_RT_VISIBLE_DEVICES` (CANN).
+//!
+//! Left open by the vendor and decided here: an empty list names nothing, as `vLLM` reads it; a repeated id counts once;
+//! a list that does not ascend, which today's CANN does not support, is taken as it stands, with a warning.
+
+use std::ffi::OsString;
+
+use super::{Inherited, Seen, Visible, of_kind};
+use crate::device::choice::Warning;
+use crate::device::{DeviceType, Machine};
+
+const VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
+
+pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
+    let devices = of_kind(machine, DeviceType::Npu);
+    match &inherited.ascend {
+        None => Seen::all(devices),
+        Some(value) => listed(&devices, value),
+    }
+}
+
+fn listed(devices: &[Visible], value: &OsString) -> Seen {
+    let text = value.to_string_lossy();
+    let mut dropped = Vec::new();
+    let end = text.find(|character: char| !character.is_ascii_digit() && character != ',');
+    if let Some(end) = end.filter(|end| *end > 0) {
+        dropped.push(format!("the list ends before `{}`, which is no digit and no comma", &text[end..]));
+    }
+    let mut named: Vec<Visible> = Vec::new();
+    for entry in text[..end.unwrap_or(text.len())].split(',') {
+        let number = entry.parse::<u32>().ok();
+        let Some(device) = devices.iter().find(|device| Some(device.accelerator.index) == number) else {
+            if !entry.is_empty() {
+                dropped.push(format!("there is no NPU `{entry}`, which ends the list"));
+            }
+            break;
+        };
+        if named.iter().any(|seen| seen.at == device.at) {
+            dropped.push(format!("`{entry}` stands there again and counts once"));
+        } else {
+            named.push(device.clone().named(entry, false));
+        }
+    }
+    let ascending = named.is_sorted_by_key(|device| device.at);
+    let mut seen = Seen::listed(named, VARIABLE, value, &dropped);
+    if !ascending {
+        let because = "today's CANN supports ascending lists only";
+        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: value.clone(), because });
+    }
+    seen
+}

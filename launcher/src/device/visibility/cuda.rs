@@ -1,0 +1,262 @@
+//! `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` (NVIDIA).
+//!
+//! The list is read as PyTorch reads it, following the driver (`torch/cuda/__init__.py`). Its indices count in CUDA's
+//! order, which only the driver knows unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set or the cards are alike.
+//!
+//! An index or UUID of a card in MIG mode means the first of its instances, since a process enumerates no other.
+
+use std::ffi::OsStr;
+
+use super::{Asking, Counting, Inherited, Seen, Visible};
+use crate::device::{Accelerator, Condition, CudaDevice, DeviceType, Machine, Part};
+
+const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+pub(super) fn read(machine: &Machine, inherited: &Inherited, asking: Asking<'_>) -> Seen {
+    let cards = Cards { machine, inherited };
+    match &inherited.cuda {
+        None => cards.unlisted(asking),
+        Some(value) => cards.listed(value, asking),
+    }
+}
+
+/// The positions of the machine's cards, those in MIG mode too, in ascending PCI order: what an index means under
+/// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
+    let is_card = |accelerator: &Accelerator| {
+        accelerator.kind == DeviceType::Cuda && matches!(accelerator.part, Part::Whole | Part::MigParent)
+    };
+    let mut cards: Vec<usize> =
+        (0..machine.accelerators.len()).filter(|at| is_card(&machine.accelerators[*at])).collect();
+    cards.sort_by_key(|at| {
+        let card = &machine.accelerators[*at];
+        (card.pci.is_none(), card.pci, card.index)
+    });
+    cards
+}
+
+/// The driver's answer as positions among `cards`: by UUID, or else by PCI address. Cards that it does not name come
+/// last.
+///
+/// # Errors
+/// It names none of them.
+pub(in crate::device) fn match_driver(
+    machine: &Machine,
+    cards: &[usize],
+    driver: &[CudaDevice],
+) -> Result<Vec<usize>, String> {
+    let mut order: Vec<usize> = Vec::new();
+    for device in driver {
+        let by_uuid = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);
+        let by_pci = |at: &&usize| device.pci.is_some() && machine.accelerators[**at].pci == device.pci;
+        let found = cards.iter().find(by_uuid).or_else(|| cards.iter().find(by_pci));
+        order.extend(found.filter(|at| !order.contains(at)));
+    }
+    if order.is_empty() {
+        return Err("the CUDA driver names none of these devices".to_owned());
+    }
+    let unnamed: Vec<usize> = cards.iter().copied().filter(|at| !order.contains(at)).collect();
+    order.extend(unnamed);
+    Ok(order)
+}
+
+struct Cards<'a> {
+    machine: &'a Machine,
+    inherited: &'a Inherited,
+}
+
+/// Cards in CUDA's order, or in PCI order where that is not known, with the reason.
+type Order = (Vec<usize>, Option<String>);
+
+impl Cards<'_> {
+    fn order(&self, asking: Asking<'_>) -> Order {
+        let cards = pci_order(self.machine);
+        let names = || {
+            let cards = cards.iter().map(|at| &self.machine.accelerators[*at]);
+            cards.filter(|card| card.condition == Condition::Answers).map(|card| &card.name)
+        };
+        let pinned = self.inherited.cuda_order.as_deref() == Some(OsStr::new("PCI_BUS_ID"));
+        // What the driver's guess at the fastest could not tell apart it leaves in PCI order.
+        if pinned || names().all(|name| Some(name) == names().next()) {
+            return (cards, None);
+        }
+        if cards.iter().any(|at| self.machine.accelerators[*at].part == Part::MigParent) {
+            let because = "a process sees one MIG device only, so that the driver cannot be asked for all";
+            return (cards, Some(because.to_owned()));
+        }
+        let driver = (asking.cuda_order)();
+        match driver.and_then(|driver| match_driver(self.machine, &cards, &driver)) {
+            Ok(order) => (order, None),
+            Err(because) => (cards, Some(because)),
+        }
+    }
+
+    fn instances(&self, card: usize) -> impl Iterator<Item = usize> {
+        let gpu = self.machine.accelerators[card].index;
+        let of_card = move |(at, accelerator): (usize, &Accelerator)| {
+            let is = accelerator.kind == DeviceType::Cuda && accelerator.part == Part::MigInstance { gpu };
+            is.then_some(at)
+        };
+        self.machine.accelerators.iter().enumerate().filter_map(of_card)
+    }
+
+    /// What a process sees that is shown this card alone.
+    fn device_of(&self, card: usize) -> Option<usize> {
+        match self.machine.accelerators[card].part {
+            Part::MigParent => self.instances(card).next(),
+            Part::Whole | Part::MigInstance { .. } | Part::Tile { .. } => Some(card),
+        }
+    }
+
+    fn unlisted(&self, asking: Asking<'_>) -> Seen {
+        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.counting != Counting::Named);
+        let has_instances =
+            self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
+        // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
+        let counts = match asking.counting {
+            Counting::Runtime => !has_instances,
+            Counting::Typed => variable.is_some(),
+            Counting::Named => false,
+        };
+        let (cards, order_unknown) = if counts {
+            self.order(asking)
+        } else {
+            let mut cards = pci_order(self.machine);
+            cards.sort_by_key(|at| self.machine.accelerators[*at].index);
+            (cards, None)
+        };
+        let mut seen = Seen::all(Vec::new());
+        for (ordinal, card) in cards.into_iter().enumerate() {
+            if self.machine.accelerators[card].part == Part::MigParent {
+                let instances = self.instances(card).map(|at| Visible::of(self.machine, at));
+                seen.devices.extend(instances.map(|device| Visible { index: None, ..device }));
+            } else {
+                let mut device = Visible::of(self.machine, card);
+                if counts {
+                    device.index = u32::try_from(ordinal).ok();
+                }
+                seen.devices.push(device);
+            }
+        }
+        seen.variable = variable.filter(|_| counts).map(|value| ("CUDA_DEVICE_ORDER", value.clone()));
+        seen.order_unknown = order_unknown;
+        seen
+    }
+
+    fn listed(&self, value: &OsStr, asking: Asking<'_>) -> Seen {
+        let text = value.to_string_lossy();
+        let mut dropped = Vec::new();
+        let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
+        let (devices, order_unknown) = match form {
+            Some(form) => (self.by_uuid(&text, form, &mut dropped), None),
+            None => self.by_number(&text, asking, &mut dropped),
+        };
+        // The usual ways to write "none".
+        if matches!(text.trim(), "" | "-1" | "NoDevFiles") {
+            dropped.clear();
+        }
+        let mut seen = Seen::listed(devices, VARIABLE, value, &dropped);
+        seen.order_unknown = order_unknown;
+        seen
+    }
+
+    fn by_uuid(&self, text: &str, form: &str, dropped: &mut Vec<String>) -> Vec<Visible> {
+        let mut entries: Vec<&str> = Vec::new();
+        let mut rest = text.split(',').map(str::trim);
+        for entry in rest.by_ref() {
+            if entries.contains(&entry) {
+                dropped.push(format!("`{entry}` stands there twice, which makes no device visible"));
+                return Vec::new();
+            }
+            if !entry.starts_with(form) {
+                end_of_list(dropped, entry, &format!("does not begin with `{form}` as the first entry does"));
+                break;
+            }
+            entries.push(entry);
+        }
+        let mut named: Vec<Visible> = Vec::new();
+        for entry in entries {
+            let Some(at) = self.unique(entry, form) else {
+                end_of_list(dropped, entry, "fits no device or several");
+                break;
+            };
+            if named.iter().any(|device| device.at == at) {
+                dropped.push(format!("`{entry}` names a device again, which makes no device visible"));
+                return Vec::new();
+            }
+            named.push(Visible::of(self.machine, at).named(entry, true));
+        }
+        named
+    }
+
+    /// The one device that a UUID fits: the beginning of a card's is enough, that of a MIG device is written whole.
+    fn unique(&self, entry: &str, form: &str) -> Option<usize> {
+        let uuid = |at: usize| self.machine.accelerators[at].uuid.as_deref();
+        if form == "MIG-" {
+            let is = |at: &usize| self.machine.accelerators[*at].kind == DeviceType::Cuda && uuid(*at) == Some(entry);
+            return (0..self.machine.accelerators.len()).find(is);
+        }
+        let cards = pci_order(self.machine);
+        let mut fitting = cards.into_iter().filter(|at| uuid(*at).is_some_and(|uuid| uuid.starts_with(entry)));
+        let first = fitting.next().filter(|_| entry != form)?;
+        fitting.next().is_none().then(|| self.device_of(first)).flatten()
+    }
+
+    fn by_number(
+        &self,
+        text: &str,
+        asking: Asking<'_>,
+        dropped: &mut Vec<String>,
+    ) -> (Vec<Visible>, Option<String>) {
+        let mut numbers: Vec<(u64, &str)> = Vec::new();
+        for entry in text.split(',').map(str::trim) {
+            let Some(number) = strtoul(entry) else {
+                end_of_list(dropped, entry, "is no index");
+                break;
+            };
+            if numbers.iter().any(|(earlier, _)| *earlier == number) {
+                dropped.push(format!("`{number}` stands there twice, which makes no device visible"));
+                return (Vec::new(), None);
+            }
+            numbers.push((number, entry));
+        }
+        if numbers.is_empty() {
+            return (Vec::new(), None);
+        }
+        let (cards, order_unknown) = self.order(asking);
+        let mut named = Vec::new();
+        for (number, entry) in numbers {
+            let card = usize::try_from(number).ok().and_then(|number| cards.get(number));
+            let Some(at) = card.and_then(|card| self.device_of(*card)) else {
+                end_of_list(dropped, entry, "is no index of a device");
+                break;
+            };
+            if !entry.bytes().all(|byte| byte.is_ascii_digit()) {
+                dropped.push(format!("of `{entry}` only `{number}` is read"));
+            }
+            named.push(Visible::of(self.machine, at).named(number.to_string(), false));
+        }
+        (named, order_unknown)
+    }
+}
+
+/// The first invalid entry ends the list; a comma at the end is no entry.
+fn end_of_list(dropped: &mut Vec<String>, entry: &str, why: &str) {
+    if !entry.is_empty() {
+        dropped.push(format!("`{entry}` {why}, which ends the list"));
+    }
+}
+
+/// The number that the text begins with, as `strtoul` reads it; a negative one is no index.
+fn strtoul(text: &str) -> Option<u64> {
+    let (negative, unsigned) = match text.strip_prefix('-') {
+        Some(unsigned) => (true, unsigned),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let digits = unsigned.find(|character: char| !character.is_ascii_digit()).unwrap_or(unsigned.len());
+    if digits == 0 {
+        return None;
+    }
+    let number = unsigned[..digits].parse().unwrap_or(u64::MAX);
+    (!negative || number == 0).then_some(number)
+}

@@ -1,0 +1,58 @@
+//! `HABANA_VISIBLE_MODULES` (Gaudi).
+//!
+//! Left open by the vendor and decided here: an empty value counts as none set; an entry that is no module is dropped
+//! and the list goes on; a repeated one counts once; a list that does not ascend is taken as it stands, with a warning,
+//! since no document promises an order.
+
+use std::ffi::OsString;
+
+use super::{Counting, Inherited, Seen, Visible, not_empty, of_kind};
+use crate::device::choice::Warning;
+use crate::device::{DeviceType, Machine};
+
+const VARIABLE: &str = "HABANA_VISIBLE_MODULES";
+
+pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting) -> Seen {
+    let mut devices = of_kind(machine, DeviceType::Hpu);
+    let numbered = devices.iter().all(|device| device.accelerator.module_id.is_some());
+    let mut seen = match not_empty(inherited.habana.as_ref()) {
+        Some(value) => listed(&devices, value),
+        None => {
+            if counting == Counting::Runtime {
+                // The vendor's PyTorch bridge gives a process the module of its local rank.
+                devices.sort_by_key(|device| device.accelerator.module_id);
+            }
+            Seen::all(devices)
+        }
+    };
+    let counts_modules = seen.variable.is_some() || counting == Counting::Runtime;
+    if !numbered && counts_modules && seen.devices.len() > 1 {
+        seen.order_unknown = Some("the driver does not tell the modules' numbers".to_owned());
+    }
+    seen
+}
+
+/// Where the driver does not tell the modules' numbers, they are taken to be the devices'.
+fn listed(devices: &[Visible], value: &OsString) -> Seen {
+    let module = |device: &Visible| device.accelerator.module_id.unwrap_or(device.accelerator.index);
+    let text = value.to_string_lossy();
+    let mut dropped = Vec::new();
+    let mut named: Vec<Visible> = Vec::new();
+    for entry in text.split(',').map(str::trim) {
+        let number = entry.parse::<u32>().ok();
+        match devices.iter().find(|device| Some(module(device)) == number) {
+            None => dropped.push(format!("there is no module `{entry}`")),
+            Some(device) if named.iter().any(|seen| seen.at == device.at) => {
+                dropped.push(format!("`{entry}` stands there again and counts once"));
+            }
+            Some(device) => named.push(device.clone().named(entry, false)),
+        }
+    }
+    let ascending = named.is_sorted_by_key(module);
+    let mut seen = Seen::listed(named, VARIABLE, value, &dropped);
+    if !ascending {
+        let because = "the vendor promises no order of the modules in it";
+        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: value.clone(), because });
+    }
+    seen
+}

@@ -1,0 +1,199 @@
+//! `ZE_AFFINITY_MASK` under `ZE_FLAT_DEVICE_HIERARCHY` and `ZE_ENABLE_PCI_ID_DEVICE_ORDER` (Intel).
+//!
+//! The mask is a set. Left open by the specification and decided here: an entry that fits nothing is dropped and the
+//! rest stays, as PyTorch and Intel's driver do; an empty mask counts as none set; `1.0` is dropped where tiles are
+//! devices of their own. Integrated GPUs are not seen beside discrete ones, as PyTorch counts.
+
+use std::ffi::OsStr;
+
+use super::{Counting, Inherited, Seen, Visible, not_empty};
+use crate::device::choice::Warning;
+use crate::device::{Accelerator, DeviceType, Machine, Memory, Part};
+
+const VARIABLE: &str = "ZE_AFFINITY_MASK";
+
+/// What Level Zero shows as a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::device) enum Hierarchy {
+    /// Each tile (`FLAT`, the default, and `COMBINED`).
+    Tiles,
+    /// Each card.
+    Cards,
+}
+
+/// What the inherited variable says, or else the drivers' default.
+pub(in crate::device) fn hierarchy(inherited: &Inherited) -> Hierarchy {
+    match inherited.ze_hierarchy.as_deref().and_then(OsStr::to_str) {
+        Some("COMPOSITE") => Hierarchy::Cards,
+        _ => Hierarchy::Tiles,
+    }
+}
+
+/// Whether it is part of the processor: these sit on the first bus.
+#[must_use]
+pub fn is_integrated(accelerator: &Accelerator) -> bool {
+    let on_first_bus = accelerator.pci.is_some_and(|pci| pci.domain == 0 && pci.bus == 0);
+    accelerator.kind == DeviceType::Xpu && on_first_bus
+}
+
+/// How the mask names a device in PCI order.
+pub(in crate::device) fn ordinal_of(machine: &Machine, hierarchy: Hierarchy, at: usize) -> String {
+    let cards = cards(machine);
+    let card = cards.iter().position(|tiles| tiles.contains(&at)).unwrap_or(0);
+    match hierarchy {
+        Hierarchy::Tiles => {
+            cards.concat().iter().position(|tile| *tile == at).unwrap_or(0).to_string()
+        }
+        Hierarchy::Cards => card.to_string(),
+    }
+}
+
+pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting) -> Seen {
+    let cards = cards(machine);
+    let hierarchy = hierarchy(inherited);
+    let mask = not_empty(inherited.ze_mask.as_ref());
+    let mut dropped = Vec::new();
+    let entries = mask.map(|mask| entries(&cards, hierarchy, &mask.to_string_lossy(), &mut dropped));
+    let mut devices = match hierarchy {
+        Hierarchy::Tiles => tiles(machine, &cards, entries.as_deref()),
+        Hierarchy::Cards => whole_cards(machine, &cards, entries.as_deref()),
+    };
+    if devices.iter().any(|device| !is_integrated(&device.accelerator)) {
+        devices.retain(|device| !is_integrated(&device.accelerator));
+    }
+    let pinned = inherited.ze_pci_order.as_deref() == Some(OsStr::new("1"));
+    let unlike = match mask {
+        // The mask counts every GPU, the integrated too.
+        Some(_) => !alike(cards.iter().map(|tiles| &machine.accelerators[tiles[0]])),
+        None => counting == Counting::Runtime && !alike(devices.iter().map(|device| &device.accelerator)),
+    };
+    let mut seen = match mask {
+        Some(mask) => Seen::listed(devices, VARIABLE, mask, &dropped),
+        None => Seen::all(devices),
+    };
+    if unlike && !pinned {
+        seen.order_unknown = Some("unlike cards come in an order that only their driver knows".to_owned());
+    }
+    if let (Some(mask), Some(entries)) = (mask, entries)
+        && !entries.is_sorted_by_key(|entry| entry.tiles.first())
+    {
+        let because = "a mask is a set, and its devices come in the order of their numbers";
+        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: mask.clone(), because });
+    }
+    seen
+}
+
+fn alike<'a>(mut devices: impl Iterator<Item = &'a Accelerator>) -> bool {
+    devices.next().is_none_or(|first| devices.all(|device| device.name == first.name))
+}
+
+/// An entry of the mask that fits, and what it lets through: (card, tile) in PCI order.
+struct MaskEntry {
+    text: String,
+    tiles: Vec<(usize, usize)>,
+}
+
+/// The cards in PCI order, each as the positions of its tiles.
+fn cards(machine: &Machine) -> Vec<Vec<usize>> {
+    let mut tiles: Vec<(usize, &Accelerator)> = machine
+        .accelerators
+        .iter()
+        .enumerate()
+        .filter(|(_, accelerator)| accelerator.kind == DeviceType::Xpu)
+        .collect();
+    tiles.sort_by_key(|(_, tile)| (tile.pci.is_none(), tile.pci, tile.index));
+    let mut cards: Vec<(Option<u32>, Vec<usize>)> = Vec::new();
+    for (at, tile) in tiles {
+        let card = match tile.part {
+            Part::Tile { card, .. } => Some(card),
+            Part::Whole | Part::MigParent | Part::MigInstance { .. } => None,
+        };
+        match cards.last_mut() {
+            Some((last, tiles)) if card.is_some() && *last == card => tiles.push(at),
+            _ => cards.push((card, vec![at])),
+        }
+    }
+    cards.into_iter().map(|(_, tiles)| tiles).collect()
+}
+
+fn entries(cards: &[Vec<usize>], hierarchy: Hierarchy, mask: &str, dropped: &mut Vec<String>) -> Vec<MaskEntry> {
+    let flat: Vec<(usize, usize)> = cards
+        .iter()
+        .enumerate()
+        .flat_map(|(card, tiles)| (0..tiles.len()).map(move |tile| (card, tile)))
+        .collect();
+    let plain = |text: &str| text.parse::<usize>().ok().filter(|_| !text.starts_with('+'));
+    let of_card = |card: usize| flat.iter().copied().filter(|(of, _)| *of == card).collect::<Vec<_>>();
+    let mut entries = Vec::new();
+    for text in mask.split(',').map(str::trim) {
+        let tiles = match (hierarchy, text.split_once('.')) {
+            (Hierarchy::Tiles, None) => plain(text).and_then(|tile| flat.get(tile)).map(|tile| vec![*tile]),
+            (Hierarchy::Tiles, Some(_)) => None,
+            (Hierarchy::Cards, None) => plain(text).map(of_card),
+            (Hierarchy::Cards, Some((card, tile))) => {
+                plain(card).zip(plain(tile)).filter(|named| flat.contains(named)).map(|named| vec![named])
+            }
+        };
+        match tiles.filter(|tiles| !tiles.is_empty()) {
+            Some(tiles) => entries.push(MaskEntry { text: text.to_owned(), tiles }),
+            None => dropped.push(format!("`{text}` names no device")),
+        }
+    }
+    entries
+}
+
+fn tiles(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<Visible> {
+    let mut devices = Vec::new();
+    for (card, tiles) in cards.iter().enumerate() {
+        for (tile, at) in tiles.iter().enumerate() {
+            let device = Visible::of(machine, *at);
+            match entries.map(|entries| entries.iter().find(|entry| entry.tiles.contains(&(card, tile)))) {
+                None => devices.push(device),
+                Some(Some(entry)) => devices.push(device.named(&*entry.text, false)),
+                Some(None) => {}
+            }
+        }
+    }
+    devices
+}
+
+fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<Visible> {
+    let mut devices = Vec::new();
+    for (card, tiles) in cards.iter().enumerate() {
+        let Some(entries) = entries else {
+            devices.push(card_of(machine, card, tiles));
+            continue;
+        };
+        let through =
+            |tile: usize| entries.iter().any(|entry| entry.tiles.contains(&(card, tile)));
+        let seen: Vec<usize> =
+            tiles.iter().enumerate().filter(|(tile, _)| through(*tile)).map(|(_, at)| *at).collect();
+        if !seen.is_empty() {
+            let of_card = |entry: &&MaskEntry| entry.tiles.iter().any(|(of, _)| *of == card);
+            let mut texts: Vec<&str> = Vec::new();
+            for entry in entries.iter().filter(of_card) {
+                if !texts.contains(&entry.text.as_str()) {
+                    texts.push(&entry.text);
+                }
+            }
+            devices.push(card_of(machine, card, &seen).named(texts.join(","), false));
+        }
+    }
+    devices
+}
+
+/// Some tiles of a card as the one device that they are together.
+fn card_of(machine: &Machine, card: usize, tiles: &[usize]) -> Visible {
+    let mut device = Visible::of(machine, tiles[0]);
+    device.index = u32::try_from(card).ok();
+    if tiles.len() > 1 {
+        let memories: Option<Vec<Memory>> = tiles.iter().map(|at| machine.accelerators[*at].memory).collect();
+        device.accelerator.memory = memories.map(|memories| Memory {
+            total: memories.iter().map(|memory| memory.total).fold(0, u64::saturating_add),
+            free: memories.iter().map(|memory| memory.free).try_fold(0_u64, |sum, free| Some(sum.saturating_add(free?))),
+        });
+        device.accelerator.part = Part::Whole;
+        device.accelerator.index = device.index.unwrap_or(device.accelerator.index);
+    }
+    device
+}

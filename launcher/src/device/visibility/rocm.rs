@@ -1,0 +1,104 @@
+//! `ROCR_VISIBLE_DEVICES`, then `HIP_VISIBLE_DEVICES` or else `CUDA_VISIBLE_DEVICES` over what that left (ROCm).
+
+use std::ffi::OsStr;
+
+use super::{Inherited, Seen, Visible, not_empty, of_kind};
+use crate::device::{DeviceType, Machine};
+
+pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
+    let mut seen = Seen::all(of_kind(machine, DeviceType::Rocm));
+    if let Some(value) = &inherited.rocr {
+        seen = rocr(&seen.devices, value);
+    }
+    let hip = not_empty(inherited.hip.as_ref()).map(|value| ("HIP_VISIBLE_DEVICES", value));
+    let cuda = not_empty(inherited.cuda.as_ref()).map(|value| ("CUDA_VISIBLE_DEVICES", value));
+    if let Some((variable, value)) = hip.or(cuda) {
+        let rocr_warnings = seen.warnings;
+        seen = self::hip(&seen.devices, variable, value);
+        seen.warnings.splice(0..0, rocr_warnings);
+    }
+    seen
+}
+
+/// ROCr's parser (`amd_filter_device.cpp`).
+fn rocr(devices: &[Visible], value: &OsStr) -> Seen {
+    let text = value.to_string_lossy();
+    let mut dropped = Vec::new();
+    let mut named: Vec<Visible> = Vec::new();
+    // It reads no more tokens than there are devices.
+    let tokens: Vec<&str> = text.split(',').map(str::trim).collect();
+    for (place, token) in tokens.iter().enumerate() {
+        let upper = token.to_ascii_uppercase();
+        let is_uuid = upper.starts_with('G');
+        let found = if is_uuid { by_uuid(devices, &upper) } else { by_number(devices, &upper) };
+        let why = match found {
+            _ if place >= devices.len() => "is one more than there are devices",
+            None => "names no device",
+            Some(device) if named.iter().any(|seen| seen.at == device.at) => "stands there again",
+            Some(device) => {
+                named.push(device.clone().named(*token, is_uuid));
+                continue;
+            }
+        };
+        if !text.is_empty() && text.trim() != "-1" {
+            dropped.push(format!("`{token}` {why}, which ends the list"));
+        }
+        break;
+    }
+    Seen::listed(named, "ROCR_VISIBLE_DEVICES", value, &dropped)
+}
+
+/// `GPU-` and up to 16 hex digits that fit one device.
+fn by_uuid<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
+    let fits = |device: &&Visible| {
+        device.accelerator.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_uppercase().starts_with(token))
+    };
+    let mut fitting = devices.iter().filter(fits);
+    let first = fitting.next().filter(|_| (5..=20).contains(&token.len()) && token.starts_with("GPU-"))?;
+    fitting.next().is_none().then_some(first)
+}
+
+/// As `strtol` with base 0 reads it, to the end.
+fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
+    let token = token.strip_prefix('+').unwrap_or(token);
+    let (digits, radix) = match token.strip_prefix("0X") {
+        Some(hex) => (hex, 16),
+        None if token.len() > 1 && token.starts_with('0') => (&token[1..], 8),
+        None => (token, 10),
+    };
+    // `from_str_radix` takes a sign of its own, which would be the second one.
+    let number = u32::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with('+'))?;
+    devices.get(usize::try_from(number).ok()?)
+}
+
+/// HIP's parser (`Device::init` of ROCclr).
+fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> Seen {
+    let text = value.to_string_lossy();
+    let mut dropped = Vec::new();
+    let mut named: Vec<Visible> = Vec::new();
+    for entry in text.strip_suffix(',').unwrap_or(&text).split(',') {
+        let is_uuid = entry.starts_with("GPU-");
+        let found = if is_uuid {
+            let is = |device: &&Visible| {
+                device.accelerator.uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(entry))
+            };
+            devices.iter().find(is)
+        } else {
+            let number = entry.parse::<usize>().ok().filter(|number| number.to_string() == entry);
+            number.and_then(|number| devices.get(number))
+        };
+        match found {
+            None => {
+                if text != "-1" {
+                    dropped.push(format!("`{entry}` names no device, which ends the list"));
+                }
+                break;
+            }
+            Some(device) if named.iter().any(|seen| seen.at == device.at) => {
+                dropped.push(format!("`{entry}` stands there again and counts once"));
+            }
+            Some(device) => named.push(device.clone().named(entry, is_uuid)),
+        }
+    }
+    Seen::listed(named, variable, value, &dropped)
+}
