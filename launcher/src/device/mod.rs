@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `machine` | what discovery found, as data that travels from the probes |
 //! | [`probe`] | asks the vendors' libraries and the kernel; only in short-lived children |
+//! | [`presence`] | whether a probe is worth starting |
 //! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
 //! | [`selector`] | the grammar of `--devices` (pure) |
 //! | [`order`] | `--device-order` (pure) |
@@ -21,6 +22,7 @@ pub mod handover;
 pub mod health;
 mod machine;
 pub mod order;
+pub mod presence;
 pub mod probe;
 pub mod selector;
 pub mod visibility;
