@@ -14,6 +14,7 @@ mod told;
 mod wishes;
 
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
@@ -24,10 +25,9 @@ use super::settings::{Setting, Settings};
 use super::torchrun::{NPROC_PER_NODE, VIRTUAL_LOCAL_RANK};
 use super::virtual_devices::resolve_virtual_devices;
 use crate::device::affinity::Bindings;
-use crate::device::choice::{Choice, ChoiceError, Chosen, Question, Request, choose};
+use crate::device::choice::{Choice, Chosen, Question, Request, choose, label};
 use crate::device::handover::{Handover, hand_over};
 use crate::device::health::{Severity, findings};
-use crate::device::selector::Selector;
 use crate::device::visibility::Inherited;
 use crate::device::{DeviceType, Machine, Part, TroubleKind, Visibility, presence};
 use crate::facts::Facts;
@@ -65,13 +65,23 @@ fn inherited(facts: &Facts) -> Inherited {
     Inherited::of(|name| facts.variable(name))
 }
 
-/// `--devices`, read by its own grammar.
-fn parse_selector(text: &str) -> Result<Selector, String> {
-    match text {
-        "all" => Ok(Selector::All),
-        "none" => Ok(Selector::None),
-        "idle" => Ok(Selector::Idle),
-        _ => Err("it is no list of devices".to_owned()),
+/// The CPUs, and what is not to be seen beside them; by names in the file system, since no driver needs to answer for
+/// that.
+fn hidden(facts: &Facts) -> Choice {
+    let there = |path: &str| facts.exists(Path::new(path));
+    let marks = [
+        (DeviceType::Rocm, there("/dev/kfd")),
+        (DeviceType::Hpu, there("/dev/accel")),
+        (DeviceType::Npu, there("/dev/davinci_manager")),
+    ];
+    let others = marks.into_iter().filter(|(_, there)| *there).map(|(kind, _)| kind);
+    Choice {
+        kind: DeviceType::Cpu,
+        devices: Vec::new(),
+        untouched: false,
+        pinned: Vec::new(),
+        hidden: [DeviceType::Cuda].into_iter().chain(others).collect(),
+        warnings: Vec::new(),
     }
 }
 
@@ -98,13 +108,8 @@ impl Resolver<'_> {
             Look::OnlyCpus => {
                 self.refuse_devices_on_cpus()?;
                 // Where there are accelerators the workers must not see them.
-                let hide = Choice {
-                    kind: DeviceType::Cpu,
-                    devices: Vec::new(),
-                    untouched: false,
-                    warnings: Vec::new(),
-                };
-                self.on_cpus(sign().then_some(&hide))?
+                let hide = sign().then(|| hidden(facts));
+                self.on_cpus(hide.as_ref())?
             }
             Look::Perhaps => {
                 let machine = self.discover();
@@ -240,22 +245,10 @@ impl Resolver<'_> {
             unhealthy: &unhealthy,
             cuda_order: &|| facts.world().cuda_order(self.wishes.limit),
         };
-        let choice = choose(&question).map_err(|error| self.no_choice(error))?;
+        let choice = choose(&question)?;
         let warnings = choice.warnings.iter();
-        self.notices.extend(warnings.map(|warning| Notice::Device { text: told::warning(warning) }));
+        self.notices.extend(warnings.map(|warning| Notice::Device { text: warning.to_string() }));
         Ok(choice)
-    }
-
-    /// What was typed last is most often what does not fit.
-    fn no_choice(&self, error: ChoiceError) -> DeviceError {
-        let wishes = &self.wishes;
-        let listed = wishes.devices.as_ref().map(|it| (it.origin.clone(), it.value.0.clone()));
-        let order = wishes.order.as_ref().map(|it| (it.origin.clone(), it.value.word().to_owned()));
-        let kind = wishes.kind.as_ref().map(|it| (it.origin.clone(), it.value.to_string()));
-        match listed.or(order).or(kind) {
-            Some((origin, value)) => DeviceError::Choice { origin: Some(origin), value, error },
-            None => DeviceError::Choice { origin: None, value: String::new(), error },
-        }
     }
 
     fn on_devices(&mut self, machine: &Machine, choice: &Choice) -> Result<Devices, CliError> {
@@ -328,7 +321,7 @@ impl Resolver<'_> {
             return Ok(());
         }
         if ours && !self.wishes.oversubscribe {
-            let there = choice.devices.iter().map(|chosen| told::label(&chosen.accelerator)).collect();
+            let there = choice.devices.iter().map(|chosen| label(&chosen.accelerator)).collect();
             return Err(DeviceError::TooManyWorkers { workers: workers.get(), there });
         }
         if choice.kind == DeviceType::Mps {
@@ -358,7 +351,7 @@ impl Resolver<'_> {
         let positions: Vec<_> = positions.take(LocalRank(workers.get()).index()).collect();
         let mut seats: Vec<Seat> = (0..)
             .zip(&positions)
-            .map(|(rank, at)| self.seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
+            .map(|(rank, at)| seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
             .collect();
         let visibility = resolve_virtual_devices(self.settings, &mut seats)?;
         if visibility == Visibility::Own {
@@ -378,28 +371,9 @@ impl Resolver<'_> {
         }
         let positions = workers.iter().map(|handed| handed.device).collect();
         let seats = (0..).zip(workers).map(|(rank, handed)| {
-            self.seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables)
+            seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables)
         });
         Ok(Placed { seats: seats.collect(), positions, visibility })
-    }
-
-    fn seat(
-        &self,
-        choice: &Choice,
-        at: Option<usize>,
-        (local_rank, ordinal): (LocalRank, u32),
-        variables: Vec<(&'static str, Option<OsString>)>,
-    ) -> Seat {
-        let listed = self.wishes.devices.as_ref().map(|listed| &listed.origin);
-        let order = self.wishes.order.as_ref().map(|order| order.value);
-        let device = match at.and_then(|at| choice.devices.get(at)) {
-            Some(chosen) => {
-                let card = Some(told::card(chosen, listed, order));
-                Device { kind: choice.kind, ordinal, card }
-            }
-            None => Device::cpu(local_rank.0),
-        };
-        Seat { device, variables, cpus: None }
     }
 
     /// `--numa-binding`
@@ -430,9 +404,9 @@ impl Resolver<'_> {
         for chosen in &choice.devices {
             let all = findings(&chosen.accelerator, rustix::process::getuid().as_raw());
             let warnings = all.iter().filter(|finding| finding.severity == Severity::Warning);
-            let label = told::label(&chosen.accelerator);
+            let device = label(&chosen.accelerator);
             self.notices
-                .extend(warnings.map(|finding| Notice::Device { text: format!("{label} {finding}") }));
+                .extend(warnings.map(|finding| Notice::Device { text: format!("{device} {finding}") }));
         }
     }
 
@@ -466,6 +440,23 @@ struct Placed {
     /// By local rank: which of the chosen devices.
     positions: Vec<Option<usize>>,
     visibility: Visibility,
+}
+
+/// What one worker sits on: one of the chosen devices, by the number under which it finds that, or the CPUs.
+fn seat(
+    choice: &Choice,
+    at: Option<usize>,
+    (local_rank, ordinal): (LocalRank, u32),
+    variables: Vec<(&'static str, Option<OsString>)>,
+) -> Seat {
+    let device = match at.and_then(|at| choice.devices.get(at)) {
+        Some(chosen) => {
+            let card = Some(told::card(chosen));
+            Device { kind: choice.kind, ordinal, card }
+        }
+        None => Device::cpu(local_rank.0),
+    };
+    Seat { device, variables, cpus: None }
 }
 
 /// The devices that cannot work, with the reason.

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `machine` | what discovery found, as data that travels from the probes |
 //! | [`probe`] | asks the vendors' libraries and the kernel; only in short-lived children |
+//! | [`presence`] | whether a probe is worth starting |
 //! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
 //! | [`selector`] | the grammar of `--devices` (pure) |
 //! | [`order`] | `--device-order` (pure) |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
-//! | [`presence`] | whether there may be an accelerator, without a probe |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | what is wrong with a device, in words (pure) |
 //!

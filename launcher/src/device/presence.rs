@@ -1,12 +1,105 @@
-//! Whether there may be an accelerator, found out without a probe.
+//! Whether a probe is worth starting: a few looks at names that accelerators leave in the file system.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use crate::facts::World;
+use crate::facts::{FileKind, World};
 
-/// Whether there may be one.
+/// What the vendors' drivers make: NVIDIA, WSL, NVIDIA's embedded boards, AMD, any GPU, Habana, Ascend.
+const DEVICES: [&str; 8] = [
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/dev/nvhost-ctrl-gpu",
+    "/dev/nvmap",
+    "/dev/kfd",
+    "/dev/dri",
+    "/dev/accel",
+    "/dev/davinci_manager",
+];
+
+/// Where a driver puts its libraries: distributions, images for containers, WSL, NixOS.
+const DRIVER_FOLDERS: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+    "/run/opengl-driver/lib",
+];
+
+const NVML: &str = "libnvidia-ml.so.1";
+
+/// The folders of `LD_LIBRARY_PATH` that are looked at.
+const MOST_FOLDERS: usize = 64;
+
+/// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign proves nothing; without one
+/// there is nothing to find.
 #[must_use]
 pub fn sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
-    let _ = (world, library_path);
-    false
+    let is_there = |path: &Path| world.kind(path) != FileKind::Missing;
+    let has_library = |folder: &Path| is_there(&folder.join(NVML));
+    let path = library_path.map(OsStr::as_bytes).unwrap_or_default();
+    // The loader takes an empty item for the working folder, and both separators.
+    let folders = path.split(|byte| matches!(byte, b':' | b';')).take(MOST_FOLDERS);
+    let mut folders = folders.map(|item| match item {
+        [] => Path::new("."),
+        name => Path::new(OsStr::from_bytes(name)),
+    });
+    cfg!(target_os = "macos")
+        || DEVICES.iter().any(|device| is_there(Path::new(device)))
+        || (!path.is_empty() && folders.any(has_library))
+        || DRIVER_FOLDERS.iter().any(|folder| has_library(Path::new(folder)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::fake::FakeWorld;
+
+    fn found(world: &FakeWorld, library_path: Option<&str>) -> bool {
+        sign(world, library_path.map(OsStr::new))
+    }
+
+    #[test]
+    fn a_plain_machine_has_none() {
+        let world = FakeWorld::new().folder("/dev").device("/dev/null").file("/usr/lib/libc.so.6", b"");
+        for path in [None, Some(""), Some("/opt/lib:/usr/lib"), Some(":"), Some("::;")] {
+            assert!(!found(&world, path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn each_device_is_one() {
+        for device in DEVICES {
+            assert!(found(&FakeWorld::new().device(device), None), "{device}");
+        }
+        assert!(found(&FakeWorld::new().folder("/dev/dri"), None));
+        // A card without its control node cannot be used.
+        assert!(!found(&FakeWorld::new().device("/dev/nvidia0"), None));
+    }
+
+    #[test]
+    fn the_library_is_one_wherever_the_loader_looks() {
+        let world = FakeWorld::new().file("/opt/fake/libnvidia-ml.so.1", b"");
+        assert!(found(&world, Some("/nowhere:/opt/fake")));
+        assert!(found(&world, Some("/opt/fake;/nowhere")));
+        assert!(!found(&world, Some("/opt")));
+        assert!(!found(&world, None));
+        let here = FakeWorld::new().file("/job/libnvidia-ml.so.1", b"");
+        assert!(found(&here, Some("/nowhere:")));
+        assert!(!found(&here, Some("")));
+        for folder in DRIVER_FOLDERS {
+            let path: &'static str = format!("{folder}/{NVML}").leak();
+            assert!(found(&FakeWorld::new().file(path, b""), None), "{folder}");
+        }
+    }
+
+    #[test]
+    fn an_endless_library_path_costs_little() {
+        let world = FakeWorld::new().file("/far/libnvidia-ml.so.1", b"");
+        let path = format!("{}/far", "/nowhere:".repeat(100_000));
+        assert!(!found(&world, Some(&path)));
+    }
 }

@@ -170,8 +170,13 @@ impl Visible {
 /// Every device of a type, by index.
 fn of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
     let of_kind = |(at, accelerator): (usize, &Accelerator)| (accelerator.kind == kind).then_some(at);
-    let mut devices: Vec<Visible> =
-        machine.accelerators.iter().enumerate().filter_map(of_kind).map(|at| Visible::of(machine, at)).collect();
+    let mut devices: Vec<Visible> = machine
+        .accelerators
+        .iter()
+        .enumerate()
+        .filter_map(of_kind)
+        .map(|at| Visible::of(machine, at))
+        .collect();
     devices.sort_by_key(|device| device.accelerator.index);
     devices
 }

@@ -1,17 +1,12 @@
 //! Devices in words, and the line for each worker that says which one it has. Pure.
 
-use crate::cli::error::Origin;
 use crate::cli::notice::Notice;
-use crate::device::choice::{Chosen, How, Warning};
-use crate::device::order::DeviceOrder;
+use crate::device::affinity::ranges;
+use crate::device::choice::{Chosen, How};
 use crate::device::{Accelerator, DeviceType, Part};
 use crate::placement::Card;
+use crate::reporter::plain::plain;
 use crate::spec::Seat;
-
-/// `GPU 3`, `MIG 1:0`, `NPU 2`.
-fn name(accelerator: &Accelerator) -> String {
-    format!("{} {}", noun(accelerator), index(accelerator))
-}
 
 const fn noun(accelerator: &Accelerator) -> &'static str {
     match (accelerator.kind, accelerator.part) {
@@ -29,38 +24,28 @@ fn index(accelerator: &Accelerator) -> String {
     }
 }
 
-/// For a sentence: `GPU 3 (NVIDIA H100 80GB HBM3, 0000:1b:00.0)`.
-pub(super) fn label(accelerator: &Accelerator) -> String {
-    let pci = accelerator.pci.map(|pci| pci.to_string());
-    let known: Vec<String> = [Some(accelerator.name.clone()), pci].into_iter().flatten().collect();
-    let known: Vec<&str> = known.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
-    match known.as_slice() {
-        [] => name(accelerator),
-        known => format!("{} ({})", name(accelerator), known.join(", ")),
-    }
-}
-
-/// What is told of a chosen device; `listed` is who said `--devices`.
-pub(super) fn card(chosen: &Chosen, listed: Option<&Origin>, order: Option<DeviceOrder>) -> Card {
+/// What is told of a chosen device.
+pub(super) fn card(chosen: &Chosen) -> Card {
     let accelerator = &chosen.accelerator;
-    let how = match (&chosen.how, listed) {
-        (How::Default, _) => "default".to_owned(),
-        (How::Inherited { variable, entry: None }, _) => (*variable).to_owned(),
-        (How::Inherited { variable, entry: Some(entry) }, _) => format!("entry {entry} of {variable}"),
-        (How::Typed { entry }, Some(Origin::Variable(variable))) => format!("entry {entry} of {variable}"),
-        (How::Typed { entry }, _) => format!("--devices {entry}"),
-    };
     Card {
         index: index(accelerator),
         noun: noun(accelerator),
-        name: accelerator.name.clone(),
-        uuid: accelerator.uuid.clone(),
+        name: plain(&accelerator.name),
+        uuid: accelerator.uuid.as_deref().map(plain),
         pci: accelerator.pci,
         numa_node: accelerator.numa_node,
-        how: match order {
-            Some(order) => format!("{how}, --device-order {}", order.word()),
-            None => how,
-        },
+        how: how(&chosen.how),
+    }
+}
+
+/// Behind `by`.
+fn how(how: &How) -> String {
+    match how {
+        How::Default => "default".to_owned(),
+        How::Ordered { how: inner, order } if **inner == How::Default => {
+            format!("--device-order {}", order.word())
+        }
+        how => plain(&how.to_string()),
     }
 }
 
@@ -86,18 +71,4 @@ pub(super) fn lines(seats: &[Seat]) -> Vec<Notice> {
         Notice::Seat { line: format!("{}, {how}", padded.join(" ").trim_end()) }
     };
     rows.iter().map(line).collect()
-}
-
-/// `0-3,8` for numbers in ascending order.
-pub(super) fn ranges(numbers: &[u32]) -> String {
-    crate::device::affinity::ranges(numbers)
-}
-
-/// A warning of the choice as a sentence.
-pub(super) fn warning(warning: &Warning) -> String {
-    match warning {
-        Warning::Dropped { variable, value, because } => {
-            format!("`{variable}` is `{}`: {because}", value.to_string_lossy())
-        }
-    }
 }

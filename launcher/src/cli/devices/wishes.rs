@@ -169,9 +169,9 @@ impl Wishes {
 
 fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selector)>>, CliError> {
     let Some(Setting { origin, value }) = settings.text(&DEVICES)? else { return Ok(None) };
-    match super::parse_selector(&value) {
+    match value.parse() {
         Ok(selector) => Ok(Some(Setting { origin, value: (value, selector) })),
-        Err(problem) => Err(DeviceError::Selector { origin, value, problem }.into()),
+        Err(error) => Err(DeviceError::Selector { origin, value, error }.into()),
     }
 }
 

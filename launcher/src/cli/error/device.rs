@@ -5,31 +5,25 @@ use rankrun_contract::rank::LocalRank;
 use super::Origin;
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
+use crate::device::selector::SelectorError;
 use crate::device::{Trouble, TroubleKind};
 
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// `--devices` is no list of devices.
-    #[error("{origin} is `{value}`: {problem}")]
+    #[error("{origin} is `{value}`: {error}")]
     Selector {
         /// Where it came from.
         origin: Origin,
         /// The list.
         value: String,
         /// What is wrong with it.
-        problem: String,
+        error: SelectorError,
     },
     /// What was asked for is not there, or not clear.
-    #[error("{}{error}", said(origin.as_ref(), value))]
-    Choice {
-        /// Who asked for devices, where somebody did.
-        origin: Option<Origin>,
-        /// What was asked for.
-        value: String,
-        /// Why there is no choice.
-        error: ChoiceError,
-    },
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
     /// Accelerators are to be counted, and there is none.
     #[error("{}{origin} is `{value}`, and no such device is visible here", torchs(*torch))]
     NoAccelerator {
@@ -102,10 +96,8 @@ impl DeviceError {
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
-            Self::Selector { .. } => "write it as in `--devices 0,2`, `0-3`, `-2` (all but 2), `1:0` (a MIG device), a \
-                                      UUID or a PCI address; `rankrun devices` lists them; `--device-type` says which kind"
-                .to_owned(),
-            Self::Choice { error, .. } => choice_hint(error),
+            Self::Selector { error, .. } => error.hint(),
+            Self::Choice(error) => error.hint().unwrap_or_else(|| "`rankrun devices` lists what is there".to_owned()),
             Self::NoAccelerator { missing, .. } if !missing.is_empty() => {
                 format!("not found: {}; `cpu` or a number needs none", missing.join("; "))
             }
@@ -134,14 +126,6 @@ impl DeviceError {
             Self::Binding { .. } => "try `--numa-binding node`, or leave it out".to_owned(),
         }
     }
-}
-
-fn choice_hint(_error: &ChoiceError) -> String {
-    "`rankrun devices` lists what is there".to_owned()
-}
-
-fn said(origin: Option<&Origin>, value: &str) -> String {
-    origin.map_or_else(String::new, |origin| format!("{origin} is `{value}`: "))
 }
 
 fn torchs(sentence: Option<&str>) -> String {

@@ -1,12 +1,152 @@
-//! What the kernel shows by itself, in sysfs and `/proc`, under a root folder.
+//! What the kernel shows by itself, in sysfs, `/dev` and `/proc`, under a root folder.
+//!
+//! One vendor per file; each adds its cards, or the reason why there are none, to one [`Report`]. Nothing here opens a
+//! device or loads a library: a card counts when its driver lists it and this process may open its node, asked by
+//! `access`, which a container's device rules answer as they answer `open`, without waking or initialising the card.
+//! What the kernel says is not verified by the vendor's runtime.
 
+mod amd;
+#[cfg(target_os = "macos")]
+mod apple;
+mod ascend;
+mod cpu_list;
+mod cpus;
+mod habana;
+mod hwmon;
+mod intel;
+mod nics;
+mod nvidia;
+mod pci;
+mod tree;
+
+use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::device::{Ask, Machine};
+pub use cpu_list::{NoCpuList, parse_cpu_list, render_cpu_list};
 
-/// Everything but what only NVML knows.
+use crate::device::{
+    Accelerator, Ask, Condition, DeviceType, Link, LinkKind, Machine, Part, Trouble, TroubleKind,
+};
+use pci::Way;
+use tree::Tree;
+
+/// More cards of one vendor than this are not believed.
+const MOST_CARDS: usize = 128;
+/// More troubles than this are not told.
+const MOST_TROUBLES: usize = 64;
+
+/// Everything but what only NVML knows. What was not asked for is not read.
 #[must_use]
 pub fn look(root: &Path, ask: Ask) -> Machine {
-    let _ = (root, ask);
-    Machine::default()
+    let tree = Tree::new(root);
+    let mut report = Report::default();
+    nvidia::find(&tree, &mut report);
+    amd::find(&tree, ask.state, &mut report);
+    intel::find(&tree, ask.state, &mut report);
+    habana::find(&tree, &mut report);
+    ascend::find(&tree, &mut report);
+    #[cfg(target_os = "macos")]
+    apple::find(&mut report);
+    let cpus = if ask.cpus { cpus::layout(&tree, &mut report) } else { None };
+    let mut machine = Machine { cpus, ..Machine::default() };
+    if ask.links {
+        let ways: Vec<_> = report.accelerators.iter().map(|card| pci::way(&tree, card.pci?)).collect();
+        machine.links = links(&ways, &report.hives);
+        machine.nics = nics::find(&tree, &report.accelerators, &ways);
+    }
+    machine.accelerators = report.accelerators;
+    machine.troubles = report.troubles;
+    machine
 }
+
+/// What the vendors' files find.
+#[derive(Debug, Default)]
+struct Report {
+    accelerators: Vec<Accelerator>,
+    /// Positions in `accelerators`, each with the number of its xGMI hive.
+    hives: Vec<(usize, u64)>,
+    troubles: Vec<Trouble>,
+}
+
+impl Report {
+    /// The folder, or whatever else the vendor is found by, is not there, or not readable.
+    fn absent(&mut self, kind: DeviceType, source: &str, error: &std::io::Error) {
+        if error.kind() == ErrorKind::NotFound {
+            self.missing(kind, source, "no such file or folder");
+        } else {
+            self.failed(kind, source, &error.to_string());
+        }
+    }
+
+    /// The node of a card that the kernel lists cannot be opened. In a container it is simply not there, and a
+    /// scheduler's device rules say EPERM; anything else is news to the user, such as a group that he is not in.
+    fn closed(&mut self, kind: DeviceType, node: &str, why: nix::Error) {
+        match why {
+            nix::Error::ENOENT | nix::Error::EPERM => self.missing(kind, node, why.desc()),
+            _ => self.failed(kind, node, why.desc()),
+        }
+    }
+
+    fn missing(&mut self, kind: DeviceType, source: &str, why: &str) {
+        self.trouble(kind, source, TroubleKind::Missing(why.to_owned()));
+    }
+
+    fn failed(&mut self, kind: DeviceType, source: &str, why: &str) {
+        self.trouble(kind, source, TroubleKind::Failed(why.to_owned()));
+    }
+
+    fn trouble(&mut self, kind: DeviceType, source: &str, what: TroubleKind) {
+        if self.troubles.len() < MOST_TROUBLES {
+            self.troubles.push(Trouble { kind, source: source.to_owned(), what });
+        }
+    }
+
+    /// Adds a card behind those of its type, with the next index.
+    fn add(&mut self, mut card: Accelerator) {
+        let of_type = self.accelerators.iter().filter(|other| other.kind == card.kind).count();
+        if of_type < MOST_CARDS {
+            card.index = u32::try_from(of_type).unwrap_or(u32::MAX);
+            self.accelerators.push(card);
+        }
+    }
+
+    /// Adds a card of an xGMI hive.
+    fn add_to_hive(&mut self, card: Accelerator, hive: Option<u64>) {
+        let position = self.accelerators.len();
+        self.add(card);
+        if position < self.accelerators.len() {
+            self.hives.extend(hive.map(|hive| (position, hive)));
+        }
+    }
+}
+
+/// A whole card that answers, of which nothing but this is known. [`Report::add`] gives it its index.
+const fn card(kind: DeviceType, name: String) -> Accelerator {
+    Accelerator {
+        kind,
+        index: 0,
+        name,
+        uuid: None,
+        pci: None,
+        numa_node: None,
+        memory: None,
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: None,
+    }
+}
+
+/// The way between every two cards of which the kernel can tell it.
+fn links(ways: &[Option<Way>], hives: &[(usize, u64)]) -> Vec<Link> {
+    let hive = |at: usize| hives.iter().find(|(position, _)| *position == at).map(|(_, hive)| *hive);
+    let kind = |a: usize, b: usize| match (hive(a), hive(b)) {
+        (Some(one), Some(other)) if one == other => Some(LinkKind::Xgmi),
+        _ => Some(pci::between(ways[a].as_ref()?, ways[b].as_ref()?)),
+    };
+    let pairs = (0..ways.len()).flat_map(|a| (a + 1..ways.len()).map(move |b| (a, b)));
+    pairs.filter_map(|(a, b)| Some(Link { a, b, kind: kind(a, b)? })).collect()
+}
+
+#[cfg(test)]
+mod tests;

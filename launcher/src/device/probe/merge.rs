@@ -1,10 +1,149 @@
 //! Two pictures of one machine → one. Pure.
 
-use crate::device::Machine;
+use std::collections::BTreeMap;
 
-/// NVML's picture of NVIDIA's cards over the kernel's picture of everything.
+use crate::device::{
+    Accelerator, DeviceType, Link, LinkKind, Machine, Nic, NumaNode, Part, PciAddress, Trouble,
+};
+
+/// One accelerator of the merged picture.
+struct Entry {
+    accelerator: Accelerator,
+    /// Its position in NVML's picture.
+    nvml: Option<usize>,
+    /// The position of its card there: for a MIG instance its GPU.
+    nvml_card: Option<usize>,
+    /// The position of its card in the kernel's picture.
+    kernel: Option<usize>,
+}
+
+/// NVML's picture of NVIDIA's cards over the kernel's picture of everything. Where NVML has no card, the kernel's count,
+/// and NVML's trouble says why. CPUs and network cards are the kernel's.
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
-    let _ = nvidia;
-    kernel
+    let troubles = troubles(&nvidia, &kernel);
+    let ways = Ways::new(&nvidia, &kernel);
+    let entries = entries(nvidia.accelerators, kernel.accelerators);
+    let links = if ways.were_asked { ways.links(&entries) } else { Vec::new() };
+    let nodes = kernel.cpus.as_ref().map_or(0, |cpus| count_with_cpus(&cpus.nodes));
+    let nics = kernel.nics.into_iter().map(|nic| seen_from(nic, &entries, nodes)).collect();
+    let accelerators = entries.into_iter().map(|entry| entry.accelerator).collect();
+    Machine { accelerators, cpus: kernel.cpus, links, nics, troubles }
 }
+
+fn count_with_cpus(nodes: &[NumaNode]) -> usize {
+    nodes.iter().filter(|node| !node.cpus.is_empty()).count()
+}
+
+/// The kernel's words on NVIDIA's cards are of interest only where they are all there is.
+fn troubles(nvidia: &Machine, kernel: &Machine) -> Vec<Trouble> {
+    let of_fallback = |trouble: &&Trouble| trouble.kind == DeviceType::Cuda;
+    let superseded = !nvidia.accelerators.is_empty();
+    let of_kernel = kernel.troubles.iter().filter(|trouble| !(superseded && of_fallback(trouble)));
+    nvidia.troubles.iter().chain(of_kernel).cloned().collect()
+}
+
+/// By type, then by index; MIG instances behind their card.
+fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<Entry> {
+    let fallback = nvidia.is_empty();
+    let is_nvidia = |card: &(usize, &Accelerator)| card.1.kind == DeviceType::Cuda;
+    let by_address: BTreeMap<PciAddress, (usize, Option<u32>)> = kernel
+        .iter()
+        .enumerate()
+        .filter(is_nvidia)
+        .filter_map(|(at, card)| Some((card.pci?, (at, card.numa_node))))
+        .collect();
+    let cards: Vec<usize> = (0..nvidia.len()).map(|at| card_of(&nvidia, at)).collect();
+    let of_nvml = nvidia.into_iter().zip(cards).enumerate().map(|(at, (mut accelerator, card))| {
+        let seen = accelerator.pci.and_then(|address| by_address.get(&address));
+        accelerator.numa_node = accelerator.numa_node.or_else(|| seen?.1);
+        Entry { accelerator, nvml: Some(at), nvml_card: Some(card), kernel: seen.map(|seen| seen.0) }
+    });
+    let of_kernel = kernel.into_iter().enumerate().map(|(at, accelerator)| Entry {
+        accelerator,
+        nvml: None,
+        nvml_card: None,
+        kernel: Some(at),
+    });
+    let of_kernel = of_kernel.filter(|entry| fallback || entry.accelerator.kind != DeviceType::Cuda);
+    let mut entries: Vec<Entry> = of_nvml.chain(of_kernel).collect();
+    entries.sort_by_key(|entry| place(&entry.accelerator));
+    entries
+}
+
+/// What the merged list is sorted by.
+fn place(accelerator: &Accelerator) -> (usize, u32, bool, u32) {
+    let of_type = DeviceType::ALL.iter().position(|kind| *kind == accelerator.kind);
+    let (card, is_instance) = match accelerator.part {
+        Part::MigInstance { gpu } => (gpu, true),
+        Part::Whole | Part::MigParent | Part::Tile { .. } => (accelerator.index, false),
+    };
+    (of_type.unwrap_or(usize::MAX), card, is_instance, accelerator.index)
+}
+
+/// The position of an entry's card: its own, but for a MIG instance. One whose card is not listed stands for itself.
+fn card_of(accelerators: &[Accelerator], at: usize) -> usize {
+    let Part::MigInstance { gpu } = accelerators[at].part else { return at };
+    let is_card = |card: &Accelerator| {
+        !matches!(card.part, Part::MigInstance { .. })
+            && card.kind == accelerators[at].kind
+            && card.index == gpu
+    };
+    accelerators.iter().position(is_card).unwrap_or(at)
+}
+
+/// The ways that both pictures know.
+struct Ways {
+    nvml: BTreeMap<(usize, usize), LinkKind>,
+    kernel: BTreeMap<(usize, usize), LinkKind>,
+    were_asked: bool,
+}
+
+impl Ways {
+    fn new(nvidia: &Machine, kernel: &Machine) -> Self {
+        let table =
+            |machine: &Machine| machine.links.iter().map(|link| (pair(link.a, link.b), link.kind)).collect();
+        let were_asked = !(nvidia.links.is_empty() && kernel.links.is_empty() && kernel.nics.is_empty());
+        Self { nvml: table(nvidia), kernel: table(kernel), were_asked }
+    }
+
+    fn links(&self, entries: &[Entry]) -> Vec<Link> {
+        let pairs = (0..entries.len()).flat_map(|a| (a + 1..entries.len()).map(move |b| (a, b)));
+        pairs
+            .filter_map(|(a, b)| Some(Link { a, b, kind: self.between(&entries[a], &entries[b])? }))
+            .collect()
+    }
+
+    /// NVML's word counts first; parts of one card are as near as can be.
+    fn between(&self, a: &Entry, b: &Entry) -> Option<LinkKind> {
+        let look = |table: &BTreeMap<(usize, usize), LinkKind>, a: Option<usize>, b: Option<usize>| {
+            table.get(&pair(a?, b?)).copied()
+        };
+        let one_card = || (a.nvml_card.is_some() && a.nvml_card == b.nvml_card).then_some(LinkKind::Pix);
+        look(&self.nvml, a.nvml, b.nvml)
+            .or_else(one_card)
+            .or_else(|| look(&self.nvml, a.nvml_card, b.nvml_card))
+            .or_else(|| look(&self.kernel, a.kernel, b.kernel))
+    }
+}
+
+const fn pair(a: usize, b: usize) -> (usize, usize) {
+    if a < b { (a, b) } else { (b, a) }
+}
+
+/// A network card with its way to each accelerator. To a card that the kernel's driver does not list, the NUMA nodes
+/// tell what they can: on a machine of one node there is no way between two.
+fn seen_from(mut nic: Nic, entries: &[Entry], nodes: usize) -> Nic {
+    let by_node = |entry: &Entry| match (nic.numa_node, entry.accelerator.numa_node) {
+        (Some(one), Some(other)) if one != other => LinkKind::Sys,
+        (Some(_), Some(_)) => LinkKind::Node,
+        _ if nodes == 1 => LinkKind::Node,
+        _ => LinkKind::Sys,
+    };
+    let known = |entry: &Entry| nic.links.get(entry.kernel?).copied();
+    nic.links = entries.iter().map(|entry| known(entry).unwrap_or_else(|| by_node(entry))).collect();
+    nic
+}
+
+#[cfg(test)]
+mod tests;

@@ -193,11 +193,14 @@ impl Cards<'_> {
     fn unique(&self, entry: &str, form: &str) -> Option<usize> {
         let uuid = |at: usize| self.machine.accelerators[at].uuid.as_deref();
         if form == "MIG-" {
-            let is = |at: &usize| self.machine.accelerators[*at].kind == DeviceType::Cuda && uuid(*at) == Some(entry);
+            let is = |at: &usize| {
+                self.machine.accelerators[*at].kind == DeviceType::Cuda && uuid(*at) == Some(entry)
+            };
             return (0..self.machine.accelerators.len()).find(is);
         }
         let cards = pci_order(self.machine);
-        let mut fitting = cards.into_iter().filter(|at| uuid(*at).is_some_and(|uuid| uuid.starts_with(entry)));
+        let mut fitting =
+            cards.into_iter().filter(|at| uuid(*at).is_some_and(|uuid| uuid.starts_with(entry)));
         let first = fitting.next().filter(|_| entry != form)?;
         fitting.next().is_none().then(|| self.device_of(first)).flatten()
     }

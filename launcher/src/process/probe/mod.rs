@@ -249,7 +249,7 @@ fn command(probe: Probe) -> io::Result<Command> {
         envp.push(c"CUDA_DEVICE_ORDER=FASTEST_FIRST".to_owned());
     }
     let argv = vec![CString::new(own_name().into_vec())?, CString::new(format!("{WORD}{question}"))?];
-    Ok(Command { path: OWN_PROGRAM.to_owned(), argv, envp })
+    Ok(Command { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
 }
 
 /// The question, if this word makes the process a probe; the first on its command line.

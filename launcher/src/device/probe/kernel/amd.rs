@@ -1,0 +1,109 @@
+//! AMD's cards by KFD's topology (Linux `kfd_topology.c`): in the order of its nodes, which is the runtime's.
+
+use std::io::ErrorKind;
+
+use crate::device::{Accelerator, DeviceType, Memory, PciAddress};
+
+use super::tree::Tree;
+use super::{Report, card, hwmon, pci};
+
+const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
+
+/// Adds the nodes that the runtime would count: GPUs with compute units whose render node can be opened.
+pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
+    let nodes = match tree.numbered(NODES, "") {
+        Ok(nodes) => nodes,
+        Err(error) => return report.absent(DeviceType::Rocm, NODES, &error),
+    };
+    let before = (report.accelerators.len(), report.troubles.len());
+    for node in nodes {
+        look_at(tree, &format!("{NODES}/{node}"), state, report);
+    }
+    if (report.accelerators.len(), report.troubles.len()) == before {
+        report.missing(DeviceType::Rocm, NODES, "none of its nodes is a GPU");
+    }
+}
+
+fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut Report) {
+    // A CPU's is 0; of a GPU that a scheduler's rules hide it cannot be read.
+    if tree.number(&format!("{node}/gpu_id")).unwrap_or(0_u64) == 0 {
+        return;
+    }
+    let path = format!("{node}/properties");
+    let properties = match tree.read(&path) {
+        Ok(text) => Properties(text),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return,
+        Err(error) => return report.failed(DeviceType::Rocm, &path, &error.to_string()),
+    };
+    if properties.number("simd_count").unwrap_or(0) == 0 {
+        return;
+    }
+    let Some(minor) = properties.number("drm_render_minor").and_then(|minor| u32::try_from(minor).ok())
+    else {
+        return report.failed(DeviceType::Rocm, &path, "it has no render node");
+    };
+    let render = format!("/dev/dri/renderD{minor}");
+    if let Err(why) = tree.usable(&render) {
+        return report.closed(DeviceType::Rocm, &render, why);
+    }
+    let hive = properties.number("hive_id").filter(|hive| *hive != 0);
+    report.add_to_hive(found(tree, node, &properties, state), hive);
+}
+
+fn found(tree: &Tree<'_>, node: &str, properties: &Properties, state: bool) -> Accelerator {
+    let address = properties.address();
+    let folder = address.map(pci::folder);
+    let product = folder.as_ref().and_then(|folder| tree.name(&format!("{folder}/product_name")));
+    let name = product.or_else(|| properties.architecture()).unwrap_or_else(|| "AMD GPU".to_owned());
+    let unique = properties.number("unique_id").filter(|unique| *unique != 0);
+    Accelerator {
+        uuid: unique.map(|unique| format!("GPU-{unique:016x}")),
+        pci: address,
+        numa_node: address.and_then(|address| pci::numa_node(tree, address)),
+        memory: memory(tree, node, folder.as_deref()),
+        state: folder.filter(|_| state).map(|folder| Box::new(hwmon::state(tree, &folder))),
+        ..card(DeviceType::Rocm, name)
+    }
+}
+
+/// The banks of the node, which for one partition of a card are its own; what is in use, only the driver knows.
+fn memory(tree: &Tree<'_>, node: &str, folder: Option<&str>) -> Option<Memory> {
+    let banks = tree.numbered(&format!("{node}/mem_banks"), "").unwrap_or_default();
+    let size = |bank: u32| -> Option<u64> {
+        let bank = Properties(tree.read(&format!("{node}/mem_banks/{bank}/properties")).ok()?);
+        // 1 and 2: the card's own memory, within and beyond the processor's reach.
+        let own = bank.number("heap_type").is_none_or(|heap| heap == 1 || heap == 2);
+        if own { bank.number("size_in_bytes") } else { None }
+    };
+    let total = banks.into_iter().filter_map(size).try_fold(0_u64, u64::checked_add);
+    let of_card = |name: &str| -> Option<u64> { tree.number(&format!("{}/{name}", folder?)) };
+    let total = total.filter(|total| *total > 0).or_else(|| of_card("mem_info_vram_total"))?;
+    let free = of_card("mem_info_vram_used").and_then(|used| total.checked_sub(used));
+    Some(Memory { total, free })
+}
+
+/// Lines of a name and a decimal number.
+struct Properties(String);
+
+impl Properties {
+    fn number(&self, name: &str) -> Option<u64> {
+        let mut lines = self.0.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
+    }
+
+    /// `location_id` is bus, device and function; the bits above them number the partitions of a card.
+    fn address(&self) -> Option<PciAddress> {
+        let domain = u32::try_from(self.number("domain").unwrap_or(0)).ok()?;
+        let location = self.number("location_id").filter(|location| *location != 0)?;
+        let [function, bus, ..] = location.to_le_bytes();
+        Some(PciAddress { domain, bus, device: function >> 3, function: function & 7 })
+    }
+
+    /// `gfx90a` for 90010: the stepping and the minor number are hexadecimal in the name.
+    fn architecture(&self) -> Option<String> {
+        let version =
+            self.number("gfx_target_version").filter(|version| (1..10_000_000).contains(version))?;
+        let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
+        Some(format!("gfx{major}{minor:x}{stepping:x}"))
+    }
+}

@@ -1,0 +1,92 @@
+//! The kernel's lists of CPUs: `0-3,8,10-11`. Pure.
+
+/// The kernel's largest number of CPUs (`NR_CPUS` on x86); a larger number is no CPU.
+const MOST_CPUS: u32 = 8192;
+
+/// A text that is no list of CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a list of CPUs looks like `0-3,8,10-11`, with numbers below 8192")]
+pub struct NoCpuList;
+
+/// The CPUs of a list, in ascending order, each once; an empty text is an empty list.
+///
+/// # Errors
+/// It is no list, or has a number that no CPU can have.
+pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
+    let text = text.trim();
+    // By number, so that a list that repeats itself costs no memory.
+    let mut listed = vec![false; MOST_CPUS as usize];
+    for item in text.split(',').filter(|_| !text.is_empty()) {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let (first, last) = (number(first)?, number(last)?);
+        listed.get_mut(first..=last).ok_or(NoCpuList)?.fill(true);
+    }
+    let numbers = (0..MOST_CPUS).zip(listed);
+    Ok(numbers.filter(|(_, listed)| *listed).map(|(cpu, _)| cpu).collect())
+}
+
+fn number(text: &str) -> Result<usize, NoCpuList> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = if digits { text.parse().ok() } else { None };
+    number.filter(|number| *number < MOST_CPUS as usize).ok_or(NoCpuList)
+}
+
+/// CPUs in ascending order as the kernel writes them.
+#[must_use]
+pub fn render_cpu_list(cpus: &[u32]) -> String {
+    let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+    let items = runs.map(|run| match run {
+        [] => String::new(),
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+    });
+    items.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lists_as_the_kernel_writes_them() {
+        let cases: [(&str, &[u32]); 6] = [
+            ("", &[]),
+            ("\n", &[]),
+            ("0\n", &[0]),
+            ("0-3,8,10-11\n", &[0, 1, 2, 3, 8, 10, 11]),
+            ("3,1,1-2", &[1, 2, 3]),
+            ("8191", &[8191]),
+        ];
+        for (text, cpus) in cases {
+            assert_eq!(parse_cpu_list(text).as_deref(), Ok(cpus), "{text:?}");
+        }
+        assert_eq!(render_cpu_list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(render_cpu_list(&[]), "");
+    }
+
+    #[test]
+    fn what_is_no_list() {
+        for text in
+            ["a", "1,", ",", "-", "1-", "-1", "3-2", "0-3:1/2", "1 2", "+1", "8192", "0-4294967295", "0x1"]
+        {
+            assert_eq!(parse_cpu_list(text), Err(NoCpuList), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(cpus in prop::collection::btree_set(0..MOST_CPUS, 0..200)) {
+            let cpus: Vec<u32> = cpus.into_iter().collect();
+            prop_assert_eq!(parse_cpu_list(&render_cpu_list(&cpus)), Ok(cpus));
+        }
+
+        #[test]
+        fn any_text_is_a_list_in_order_or_none(text in "[0-9,\\- ]{0,40}|.{0,40}") {
+            if let Ok(cpus) = parse_cpu_list(&text) {
+                prop_assert!(cpus.is_sorted_by(|one, next| one < next) && cpus.iter().all(|cpu| *cpu < MOST_CPUS));
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The processors: NUMA nodes, sockets, cores and caches.
+
+use std::collections::BTreeMap;
+
+use crate::device::{Cpu, CpuLayout, DeviceType, NumaNode};
+
+use super::tree::Tree;
+use super::{Report, parse_cpu_list};
+
+const CPUS: &str = "/sys/devices/system/cpu";
+const NODES: &str = "/sys/devices/system/node";
+
+/// The CPUs that are online. A kernel without NUMA has one node, 0. A node that has only memory has no CPUs.
+pub(super) fn layout(tree: &Tree<'_>, report: &mut Report) -> Option<CpuLayout> {
+    let path = format!("{CPUS}/online");
+    let online = match tree.read(&path) {
+        Ok(text) => parse_cpu_list(&text),
+        Err(error) => {
+            report.absent(DeviceType::Cpu, &path, &error);
+            return None;
+        }
+    };
+    let online = match online {
+        Ok(online) if !online.is_empty() => online,
+        _ => {
+            report.failed(DeviceType::Cpu, &path, "it is no list of CPUs");
+            return None;
+        }
+    };
+    Some(CpuLayout { nodes: nodes(tree, &online), cpus: cpus(tree, &online) })
+}
+
+fn nodes(tree: &Tree<'_>, online: &[u32]) -> Vec<NumaNode> {
+    let listed = tree.numbered(NODES, "node").unwrap_or_default();
+    let node = |id: u32| -> Option<NumaNode> {
+        let mut cpus = list(tree, &format!("{NODES}/node{id}/cpulist"))?;
+        cpus.retain(|cpu| online.binary_search(cpu).is_ok());
+        Some(NumaNode { id, cpus })
+    };
+    let nodes: Vec<NumaNode> = listed.into_iter().filter_map(node).collect();
+    if nodes.iter().all(|node| node.cpus.is_empty()) {
+        return vec![NumaNode { id: 0, cpus: online.to_vec() }];
+    }
+    nodes
+}
+
+fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
+    // Who shares a core or a cache with one CPU shares it with each of them: read once for all. On a machine with
+    // hundreds of CPUs the files are thousands.
+    let mut cores: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut caches: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let cpu = |id: u32| {
+        let folder = format!("{CPUS}/cpu{id}");
+        let siblings =
+            shared(&mut cores, id, online, || list(tree, &format!("{folder}/topology/thread_siblings_list")));
+        let cache = shared(&mut caches, id, online, || list(tree, &highest_cache(tree, &folder)?));
+        // The kernel says -1 where it does not know.
+        let package = tree.number(&format!("{folder}/topology/physical_package_id")).unwrap_or(-1);
+        Cpu { id, package, siblings, cache }
+    };
+    online.iter().copied().map(cpu).collect()
+}
+
+/// The group of a CPU: known from another member, or read now. One that does not have the CPU itself is not believed.
+fn shared(
+    known: &mut BTreeMap<u32, Vec<u32>>,
+    id: u32,
+    online: &[u32],
+    read: impl FnOnce() -> Option<Vec<u32>>,
+) -> Vec<u32> {
+    if let Some(group) = known.get(&id) {
+        return group.clone();
+    }
+    let mut group = read().unwrap_or_default();
+    group.retain(|cpu| online.binary_search(cpu).is_ok());
+    if group.binary_search(&id).is_err() {
+        return vec![id];
+    }
+    for cpu in &group {
+        known.entry(*cpu).or_insert_with(|| group.clone());
+    }
+    group
+}
+
+/// The list of those that share the cache of the highest level among those that hold data.
+fn highest_cache(tree: &Tree<'_>, folder: &str) -> Option<String> {
+    let caches = format!("{folder}/cache");
+    let mut best: Option<(u32, String)> = None;
+    for index in tree.numbered(&caches, "index").ok()? {
+        let cache = format!("{caches}/index{index}");
+        let data =
+            tree.text(&format!("{cache}/type")).is_some_and(|kind| kind == "Data" || kind == "Unified");
+        let level = tree.number(&format!("{cache}/level")).filter(|_| data);
+        if level > best.as_ref().map(|(level, _)| *level) {
+            best = level.map(|level| (level, cache));
+        }
+    }
+    best.map(|(_, cache)| format!("{cache}/shared_cpu_list"))
+}
+
+fn list(tree: &Tree<'_>, path: &str) -> Option<Vec<u32>> {
+    parse_cpu_list(&tree.read(path).ok()?).ok()
+}

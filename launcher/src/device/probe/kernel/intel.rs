@@ -1,0 +1,142 @@
+//! Intel's GPUs: the PCI devices that `xe` or `i915` drive, in PCI order.
+
+use std::io;
+
+use crate::device::{Accelerator, DeviceType, Memory, Part, PciAddress};
+
+use super::tree::Tree;
+use super::{Report, card, hwmon, pci};
+
+const DRIVERS: [&str; 2] = ["/sys/bus/pci/drivers/xe", "/sys/bus/pci/drivers/i915"];
+
+/// One card.
+struct Gpu {
+    address: PciAddress,
+    folder: String,
+    tiles: Vec<u32>,
+}
+
+/// Adds the cards, discrete ones only where there are any, as PyTorch counts them; each tile of several is a device.
+pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
+    let mut addresses = Vec::new();
+    let mut drivers = 0;
+    for driver in DRIVERS {
+        match tree.names(driver) {
+            Ok(names) => {
+                drivers += 1;
+                addresses.extend(names.iter().filter_map(|name| name.parse::<PciAddress>().ok()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => report.failed(DeviceType::Xpu, driver, &error.to_string()),
+        }
+    }
+    if drivers == 0 {
+        for driver in DRIVERS {
+            report.missing(DeviceType::Xpu, driver, "no such file or folder");
+        }
+        return;
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    let mut gpus: Vec<Gpu> =
+        addresses.into_iter().filter_map(|address| usable(tree, address, report)).collect();
+    if gpus.iter().any(|gpu| is_discrete(gpu.address)) {
+        gpus.retain(|gpu| is_discrete(gpu.address));
+    }
+    if gpus.is_empty() {
+        report.missing(
+            DeviceType::Xpu,
+            "/sys/bus/pci/drivers/{xe,i915}",
+            "they drive no GPU that may be opened",
+        );
+    }
+    for (number, gpu) in (0..).zip(&gpus) {
+        add(tree, number, gpu, state, report);
+    }
+}
+
+/// Integrated GPUs sit on the processor's own bus.
+const fn is_discrete(address: PciAddress) -> bool {
+    address.bus != 0
+}
+
+/// A display or 3D controller of Intel's that this process may open.
+fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut Report) -> Option<Gpu> {
+    let folder = pci::folder(address);
+    let class = tree.hex(&format!("{folder}/class"))? >> 8;
+    if tree.hex(&format!("{folder}/vendor"))? != 0x8086 || !matches!(class, 0x0300 | 0x0380) {
+        return None;
+    }
+    let Some(minor) = tree.numbered(&format!("{folder}/drm"), "renderD").ok()?.first().copied() else {
+        report.failed(DeviceType::Xpu, &folder, "it has no render node");
+        return None;
+    };
+    let node = format!("/dev/dri/renderD{minor}");
+    if let Err(why) = tree.usable(&node) {
+        report.closed(DeviceType::Xpu, &node, why);
+        return None;
+    }
+    let tiles = tiles(tree, &folder, is_discrete(address));
+    Some(Gpu { address, folder, tiles })
+}
+
+/// `xe` has a folder for each tile. Under `i915` the `gt`s of a discrete card are its tiles; those of an integrated GPU
+/// are one for graphics and one for video.
+fn tiles(tree: &Tree<'_>, folder: &str, discrete: bool) -> Vec<u32> {
+    let tiles = tree.numbered(folder, "tile").unwrap_or_default();
+    if !tiles.is_empty() || !discrete {
+        return tiles;
+    }
+    let drm = format!("{folder}/drm");
+    let card = tree.numbered(&drm, "card").unwrap_or_default().first().copied();
+    card.and_then(|card| tree.numbered(&format!("{drm}/card{card}/gt"), "gt").ok()).unwrap_or_default()
+}
+
+fn add(tree: &Tree<'_>, number: u32, gpu: &Gpu, state: bool, report: &mut Report) {
+    let id = tree.hex(&format!("{}/device", gpu.folder));
+    let whole = Accelerator {
+        pci: Some(gpu.address),
+        numa_node: pci::numa_node(tree, gpu.address),
+        state: state.then(|| Box::new(hwmon::state(tree, &gpu.folder))),
+        ..card(DeviceType::Xpu, name(id))
+    };
+    match gpu.tiles.as_slice() {
+        [] | [_] => {
+            let total = memory(tree, gpu, gpu.tiles.first().copied()).or_else(|| card_memory(tree, gpu));
+            report.add(Accelerator { memory: total, ..whole });
+        }
+        tiles => {
+            for (position, tile) in (0..).zip(tiles) {
+                let part = Part::Tile { card: number, tile: position };
+                report.add(Accelerator { part, memory: memory(tree, gpu, Some(*tile)), ..whole.clone() });
+            }
+        }
+    }
+}
+
+/// The memory of a tile, as `xe` tells it.
+fn memory(tree: &Tree<'_>, gpu: &Gpu, tile: Option<u32>) -> Option<Memory> {
+    let path = format!("{}/tile{}/physical_vram_size_bytes", gpu.folder, tile?);
+    tree.number(&path).filter(|total| *total > 0).map(|total| Memory { total, free: None })
+}
+
+/// The memory of a card, as `i915` tells it.
+fn card_memory(tree: &Tree<'_>, gpu: &Gpu) -> Option<Memory> {
+    let drm = format!("{}/drm", gpu.folder);
+    let card = *tree.numbered(&drm, "card").ok()?.first()?;
+    let bytes = |name: &str| -> Option<u64> { tree.number(&format!("{drm}/card{card}/{name}")) };
+    let total = bytes("lmem_total_bytes").filter(|total| *total > 0)?;
+    Some(Memory { total, free: bytes("lmem_avail_bytes").filter(|free| *free <= total) })
+}
+
+/// The kernel has numbers, no names; these are the ones that train models.
+fn name(device: Option<u32>) -> String {
+    match device {
+        Some(0x0bd5 | 0x0bd6) => "Intel Data Center GPU Max 1550".to_owned(),
+        Some(0x0bda) => "Intel Data Center GPU Max 1100".to_owned(),
+        Some(0x56c0) => "Intel Data Center GPU Flex 170".to_owned(),
+        Some(0x56c1) => "Intel Data Center GPU Flex 140".to_owned(),
+        Some(other) => format!("Intel GPU {other:04x}"),
+        None => "Intel GPU".to_owned(),
+    }
+}

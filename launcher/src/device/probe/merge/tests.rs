@@ -1,0 +1,155 @@
+//! Two pictures → one.
+
+use super::*;
+use crate::device::{Condition, TroubleKind};
+
+fn card(kind: DeviceType, index: u32, pci: &str) -> Accelerator {
+    Accelerator {
+        kind,
+        index,
+        name: format!("{kind} {index}"),
+        uuid: None,
+        pci: pci.parse().ok(),
+        numa_node: None,
+        memory: None,
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: None,
+    }
+}
+
+fn trouble(kind: DeviceType, source: &str) -> Trouble {
+    Trouble { kind, source: source.to_owned(), what: TroubleKind::Missing("no such file".to_owned()) }
+}
+
+/// What is there, as `type index`, in order.
+fn listed(machine: &Machine) -> Vec<String> {
+    let entry = |card: &Accelerator| match card.part {
+        Part::MigInstance { gpu } => format!("{} {gpu}.{}", card.kind, card.index),
+        _ => format!("{} {}", card.kind, card.index),
+    };
+    machine.accelerators.iter().map(entry).collect()
+}
+
+fn link(machine: &Machine, a: usize, b: usize) -> Option<LinkKind> {
+    machine.links.iter().find(|link| (link.a, link.b) == (a, b)).map(|link| link.kind)
+}
+
+/// Two NVIDIA cards as the kernel lists them, in its order, between cards of others.
+fn kernel() -> Machine {
+    let mut accelerators = vec![
+        card(DeviceType::Cuda, 0, "0000:01:00.0"),
+        card(DeviceType::Cuda, 1, "0000:02:00.0"),
+        card(DeviceType::Rocm, 0, "0000:03:00.0"),
+    ];
+    accelerators[0].numa_node = Some(0);
+    accelerators[1].numa_node = Some(1);
+    let links = vec![
+        Link { a: 0, b: 1, kind: LinkKind::Sys },
+        Link { a: 0, b: 2, kind: LinkKind::Phb },
+        Link { a: 1, b: 2, kind: LinkKind::Node },
+    ];
+    let nic = Nic {
+        name: "mlx5_0".to_owned(),
+        pci: "0000:04:00.0".parse().ok(),
+        numa_node: Some(1),
+        links: vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Node],
+    };
+    let troubles = vec![trouble(DeviceType::Cuda, "/proc/driver"), trouble(DeviceType::Xpu, "/sys/xe")];
+    Machine { accelerators, cpus: None, links, nics: vec![nic], troubles }
+}
+
+#[test]
+fn without_nvml_the_kernel_counts_and_the_trouble_stays() {
+    let nvidia = Machine { troubles: vec![trouble(DeviceType::Cuda, "NVML")], ..Machine::default() };
+    let merged = merge(nvidia, kernel());
+    assert_eq!(listed(&merged), ["cuda 0", "cuda 1", "rocm 0"]);
+    assert_eq!((merged.links, merged.nics), (kernel().links, kernel().nics));
+    let sources: Vec<_> = merged.troubles.iter().map(|trouble| trouble.source.as_str()).collect();
+    assert_eq!(sources, ["NVML", "/proc/driver", "/sys/xe"]);
+}
+
+#[test]
+fn cards_are_matched_by_address_and_not_by_number() {
+    // NVML counts the other way round, and one of its links is better than what the kernel sees.
+    let mut nvidia = Machine {
+        accelerators: vec![
+            card(DeviceType::Cuda, 0, "00000000:02:00.0"),
+            card(DeviceType::Cuda, 1, "00000000:01:00.0"),
+        ],
+        links: vec![Link { a: 0, b: 1, kind: LinkKind::Nvlink(4) }],
+        ..Machine::default()
+    };
+    nvidia.accelerators[1].numa_node = Some(7);
+    let merged = merge(nvidia, kernel());
+    assert_eq!(listed(&merged), ["cuda 0", "cuda 1", "rocm 0"]);
+    let nodes: Vec<_> = merged.accelerators.iter().map(|card| card.numa_node).collect();
+    assert_eq!(nodes, [Some(1), Some(7), None], "NVML's word stays, a gap is filled");
+    assert_eq!(link(&merged, 0, 1), Some(LinkKind::Nvlink(4)));
+    assert_eq!(link(&merged, 0, 2), Some(LinkKind::Node));
+    assert_eq!(link(&merged, 1, 2), Some(LinkKind::Phb));
+    assert_eq!(merged.nics[0].links, [LinkKind::Pix, LinkKind::Sys, LinkKind::Node]);
+    let sources: Vec<_> = merged.troubles.iter().map(|trouble| trouble.source.as_str()).collect();
+    assert_eq!(sources, ["/sys/xe"], "the fallback is not needed");
+}
+
+#[test]
+fn mig_instances_stand_behind_their_card_and_have_its_ways() {
+    let instance = |gpu, index, pci| Accelerator {
+        part: Part::MigInstance { gpu },
+        ..card(DeviceType::Cuda, index, pci)
+    };
+    let parent = Accelerator { part: Part::MigParent, ..card(DeviceType::Cuda, 0, "0000:01:00.0") };
+    let nvidia = Machine {
+        accelerators: vec![
+            parent,
+            card(DeviceType::Cuda, 1, "0000:02:00.0"),
+            instance(0, 1, "0000:01:00.0"),
+            instance(0, 0, "0000:01:00.0"),
+        ],
+        links: vec![Link { a: 0, b: 1, kind: LinkKind::Phb }],
+        ..Machine::default()
+    };
+    let merged = merge(nvidia, kernel());
+    assert_eq!(listed(&merged), ["cuda 0", "cuda 0.0", "cuda 0.1", "cuda 1", "rocm 0"]);
+    assert_eq!(link(&merged, 0, 1), Some(LinkKind::Pix));
+    assert_eq!(link(&merged, 1, 2), Some(LinkKind::Pix));
+    assert_eq!(link(&merged, 1, 3), Some(LinkKind::Phb));
+    assert_eq!(link(&merged, 2, 3), Some(LinkKind::Phb));
+    assert_eq!(link(&merged, 2, 4), Some(LinkKind::Phb));
+    assert_eq!(merged.links.len(), 10);
+    let nics = [LinkKind::Sys, LinkKind::Sys, LinkKind::Sys, LinkKind::Pix, LinkKind::Node];
+    assert_eq!(merged.nics[0].links, nics);
+    assert_eq!(merged.accelerators[1].numa_node, Some(0));
+}
+
+#[test]
+fn a_card_that_the_kernel_does_not_list() {
+    let mut strange = card(DeviceType::Cuda, 0, "0000:77:00.0");
+    strange.numa_node = Some(1);
+    let nvidia =
+        Machine { accelerators: vec![strange, card(DeviceType::Cuda, 1, "nowhere")], ..Machine::default() };
+    let merged = merge(nvidia, kernel());
+    assert_eq!(merged.links, [], "nobody knows a way");
+    assert_eq!(merged.nics[0].links, [LinkKind::Node, LinkKind::Sys, LinkKind::Node]);
+}
+
+#[test]
+fn links_that_nobody_asked_for_are_not_made_up() {
+    let parent = Accelerator { part: Part::MigParent, ..card(DeviceType::Cuda, 0, "0000:01:00.0") };
+    let instance =
+        Accelerator { part: Part::MigInstance { gpu: 0 }, ..card(DeviceType::Cuda, 0, "0000:01:00.0") };
+    let nvidia = Machine { accelerators: vec![parent, instance], ..Machine::default() };
+    assert_eq!(merge(nvidia, Machine::default()).links, []);
+}
+
+#[test]
+fn positions_out_of_range_are_harmless() {
+    let mut kernel = kernel();
+    kernel.nics[0].links.clear();
+    kernel.links.push(Link { a: 50, b: 99, kind: LinkKind::Pix });
+    let merged = merge(Machine::default(), kernel);
+    assert_eq!(merged.links.len(), 3);
+    assert_eq!(merged.nics[0].links.len(), 3);
+}
