@@ -1,5 +1,7 @@
 //! `--device-order`. Pure.
 
+#[cfg(test)]
+mod tests;
 mod topology;
 
 use std::str::FromStr;
@@ -120,7 +122,11 @@ pub fn arrange(
 }
 
 /// The listed devices in the driver's order; one that it does not name has no place in it.
-fn fastest_first(listed: &[usize], machine: &Machine, driver: &[CudaDevice]) -> Result<Vec<usize>, OrderError> {
+fn fastest_first(
+    listed: &[usize],
+    machine: &Machine,
+    driver: &[CudaDevice],
+) -> Result<Vec<usize>, OrderError> {
     let named = driver.iter().filter_map(|device| {
         let is = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);
         let is_there = |at: &&usize| {

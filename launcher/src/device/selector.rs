@@ -255,7 +255,9 @@ fn is_uuid(name: &str) -> bool {
     let Some((prefix, rest)) = name.split_at_checked(4) else { return false };
     // The older names of MIG devices have slashes: `MIG-GPU-<uuid>/1/0`.
     let of_uuid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
-    matches!(prefix.to_ascii_uppercase().as_str(), "GPU-" | "MIG-") && !rest.is_empty() && rest.bytes().all(of_uuid)
+    matches!(prefix.to_ascii_uppercase().as_str(), "GPU-" | "MIG-")
+        && !rest.is_empty()
+        && rest.bytes().all(of_uuid)
 }
 
 /// A plain decimal number: no sign, no blank.

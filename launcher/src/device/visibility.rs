@@ -7,14 +7,17 @@ mod cuda;
 mod habana;
 mod level_zero;
 mod rocm;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{OsStr, OsString};
 
 use super::choice::Warning;
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
+pub(super) use cuda::pci_order;
 pub use level_zero::is_integrated;
-pub(super) use level_zero::{hierarchy, ordinal_of};
+pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 
 /// What the launcher inherited; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -136,6 +139,12 @@ impl Seen {
         Self { devices, variable: None, order_unknown: None, warnings: Vec::new() }
     }
 
+    /// The inherited list, if there is one; a variable that only orders the devices is none.
+    #[must_use]
+    pub fn list(&self) -> Option<&(&'static str, OsString)> {
+        self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
+    }
+
     /// What a list names, in its order; `--devices` counts within it.
     fn listed(mut devices: Vec<Visible>, variable: &'static str, value: &OsStr, dropped: &[String]) -> Self {
         for (index, device) in devices.iter_mut().enumerate() {
@@ -170,8 +179,13 @@ impl Visible {
 /// Every device of a type, by index.
 fn of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
     let of_kind = |(at, accelerator): (usize, &Accelerator)| (accelerator.kind == kind).then_some(at);
-    let mut devices: Vec<Visible> =
-        machine.accelerators.iter().enumerate().filter_map(of_kind).map(|at| Visible::of(machine, at)).collect();
+    let mut devices: Vec<Visible> = machine
+        .accelerators
+        .iter()
+        .enumerate()
+        .filter_map(of_kind)
+        .map(|at| Visible::of(machine, at))
+        .collect();
     devices.sort_by_key(|device| device.accelerator.index);
     devices
 }

@@ -119,7 +119,9 @@ pub enum ChoiceError {
         there: Vec<String>,
     },
     /// A list with devices of several vendors.
-    #[error("`--devices` mixes vendors: `{first}` is a {first_kind} device and `{second}` a {second_kind} device")]
+    #[error(
+        "`--devices` mixes vendors: `{first}` is a {first_kind} device and `{second}` a {second_kind} device"
+    )]
     MixedVendors {
         /// An entry.
         first: String,
@@ -186,7 +188,9 @@ impl ChoiceError {
             Self::NoSuchIndex { within: Some(variable), .. } => {
                 format!("an index counts within `{variable}`; a UUID or PCI address names a device by itself")
             }
-            Self::NoSuchIndex { .. } | Self::NoSuchDevice { .. } => "`rankrun devices` shows them all".to_owned(),
+            Self::NoSuchIndex { .. } | Self::NoSuchDevice { .. } => {
+                "`rankrun devices` shows them all".to_owned()
+            }
             Self::Hidden { variable, .. } | Self::AllHidden { variable, .. } => {
                 format!("unset `{variable}`, or choose within it")
             }
@@ -199,10 +203,13 @@ impl ChoiceError {
                 "write each device once; `--oversubscribe` runs several workers on one device".to_owned()
             }
             Self::ExcludesNothing { .. } => {
-                "exclusions come after what they are taken from; a list that begins with one begins with all".to_owned()
+                "exclusions come after what they are taken from; a list that begins with one begins with all"
+                    .to_owned()
             }
             Self::NothingLeft { .. } => "`--devices none` runs on CPUs".to_owned(),
-            Self::NoDevices { instead, .. } if instead.is_empty() => "`rankrun devices -v` tells what was looked for".to_owned(),
+            Self::NoDevices { instead, .. } if instead.is_empty() => {
+                "`rankrun devices -v` tells what was looked for".to_owned()
+            }
             Self::NoDevices { instead: kinds, .. } | Self::SeveralTypes { kinds, .. } => types(kinds),
             Self::MixedVendors { first_kind, .. } => {
                 format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
@@ -211,13 +218,18 @@ impl ChoiceError {
             Self::Unhealthy { .. } => "`--exclude-unhealthy` goes on without it".to_owned(),
             Self::AllUnhealthy { .. } => "`rankrun devices` shows their state".to_owned(),
             Self::OrderUnknown { kind: DeviceType::Cuda, .. } => {
-                "set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, or name the devices by UUID in `CUDA_VISIBLE_DEVICES`".to_owned()
+                "set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, or name the devices by UUID in `CUDA_VISIBLE_DEVICES`"
+                    .to_owned()
             }
-            Self::OrderUnknown { kind: DeviceType::Xpu, .. } => "set `ZE_ENABLE_PCI_ID_DEVICE_ORDER=1`".to_owned(),
+            Self::OrderUnknown { kind: DeviceType::Xpu, .. } => {
+                "set `ZE_ENABLE_PCI_ID_DEVICE_ORDER=1`".to_owned()
+            }
             Self::OrderUnknown { .. } | Self::Nameless { .. } => {
                 "without `--devices` and `--device-order` the inherited variables pass as they are".to_owned()
             }
-            Self::Order { .. } => "`--device-order pci` or `as-listed` need nothing but the devices".to_owned(),
+            Self::Order { .. } => {
+                "`--device-order pci` or `as-listed` need nothing but the devices".to_owned()
+            }
         };
         Some(hint)
     }

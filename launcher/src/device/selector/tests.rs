@@ -48,7 +48,9 @@ fn what_is_no_list_is_refused_with_its_entry() {
     assert_eq!(refused("0,"), SelectorError::EmptyEntry { list: "0,".into(), place: 2 });
     assert_eq!(refused("-"), SelectorError::LoneDash);
     assert_eq!(refused("0,-"), SelectorError::LoneDash);
-    for text in ["x", "--2", "1--2", "0..3", "0x1", "+1", "1.0", "GPU-", "GPU-a b", "1:x", "1-2-3", "é", "GPUé"] {
+    for text in
+        ["x", "--2", "1--2", "0..3", "0x1", "+1", "1.0", "GPU-", "GPU-a b", "1:x", "1-2-3", "é", "GPUé"]
+    {
         assert_eq!(refused(text), junk(text), "{text}");
     }
     assert_eq!(refused("4294967296"), SelectorError::OutOfRange { entry: "4294967296".into() });

@@ -40,11 +40,7 @@ pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
 ///
 /// # Errors
 /// It names none of them.
-pub(in crate::device) fn match_driver(
-    machine: &Machine,
-    cards: &[usize],
-    driver: &[CudaDevice],
-) -> Result<Vec<usize>, String> {
+fn match_driver(machine: &Machine, cards: &[usize], driver: &[CudaDevice]) -> Result<Vec<usize>, String> {
     let mut order: Vec<usize> = Vec::new();
     for device in driver {
         let by_uuid = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);
@@ -193,11 +189,14 @@ impl Cards<'_> {
     fn unique(&self, entry: &str, form: &str) -> Option<usize> {
         let uuid = |at: usize| self.machine.accelerators[at].uuid.as_deref();
         if form == "MIG-" {
-            let is = |at: &usize| self.machine.accelerators[*at].kind == DeviceType::Cuda && uuid(*at) == Some(entry);
+            let is = |at: &usize| {
+                self.machine.accelerators[*at].kind == DeviceType::Cuda && uuid(*at) == Some(entry)
+            };
             return (0..self.machine.accelerators.len()).find(is);
         }
         let cards = pci_order(self.machine);
-        let mut fitting = cards.into_iter().filter(|at| uuid(*at).is_some_and(|uuid| uuid.starts_with(entry)));
+        let mut fitting =
+            cards.into_iter().filter(|at| uuid(*at).is_some_and(|uuid| uuid.starts_with(entry)));
         let first = fitting.next().filter(|_| entry != form)?;
         fitting.next().is_none().then(|| self.device_of(first)).flatten()
     }

@@ -41,9 +41,7 @@ pub(in crate::device) fn ordinal_of(machine: &Machine, hierarchy: Hierarchy, at:
     let cards = cards(machine);
     let card = cards.iter().position(|tiles| tiles.contains(&at)).unwrap_or(0);
     match hierarchy {
-        Hierarchy::Tiles => {
-            cards.concat().iter().position(|tile| *tile == at).unwrap_or(0).to_string()
-        }
+        Hierarchy::Tiles => cards.concat().iter().position(|tile| *tile == at).unwrap_or(0).to_string(),
         Hierarchy::Cards => card.to_string(),
     }
 }
@@ -116,7 +114,12 @@ fn cards(machine: &Machine) -> Vec<Vec<usize>> {
     cards.into_iter().map(|(_, tiles)| tiles).collect()
 }
 
-fn entries(cards: &[Vec<usize>], hierarchy: Hierarchy, mask: &str, dropped: &mut Vec<String>) -> Vec<MaskEntry> {
+fn entries(
+    cards: &[Vec<usize>],
+    hierarchy: Hierarchy,
+    mask: &str,
+    dropped: &mut Vec<String>,
+) -> Vec<MaskEntry> {
     let flat: Vec<(usize, usize)> = cards
         .iter()
         .enumerate()
@@ -164,8 +167,7 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
             devices.push(card_of(machine, card, tiles));
             continue;
         };
-        let through =
-            |tile: usize| entries.iter().any(|entry| entry.tiles.contains(&(card, tile)));
+        let through = |tile: usize| entries.iter().any(|entry| entry.tiles.contains(&(card, tile)));
         let seen: Vec<usize> =
             tiles.iter().enumerate().filter(|(tile, _)| through(*tile)).map(|(_, at)| *at).collect();
         if !seen.is_empty() {
@@ -190,7 +192,10 @@ fn card_of(machine: &Machine, card: usize, tiles: &[usize]) -> Visible {
         let memories: Option<Vec<Memory>> = tiles.iter().map(|at| machine.accelerators[*at].memory).collect();
         device.accelerator.memory = memories.map(|memories| Memory {
             total: memories.iter().map(|memory| memory.total).fold(0, u64::saturating_add),
-            free: memories.iter().map(|memory| memory.free).try_fold(0_u64, |sum, free| Some(sum.saturating_add(free?))),
+            free: memories
+                .iter()
+                .map(|memory| memory.free)
+                .try_fold(0_u64, |sum, free| Some(sum.saturating_add(free?))),
         });
         device.accelerator.part = Part::Whole;
         device.accelerator.index = device.index.unwrap_or(device.accelerator.index);
