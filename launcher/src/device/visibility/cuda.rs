@@ -40,11 +40,7 @@ pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
 ///
 /// # Errors
 /// It names none of them.
-pub(in crate::device) fn match_driver(
-    machine: &Machine,
-    cards: &[usize],
-    driver: &[CudaDevice],
-) -> Result<Vec<usize>, String> {
+fn match_driver(machine: &Machine, cards: &[usize], driver: &[CudaDevice]) -> Result<Vec<usize>, String> {
     let mut order: Vec<usize> = Vec::new();
     for device in driver {
         let by_uuid = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);
@@ -76,7 +72,7 @@ impl Cards<'_> {
             cards.filter(|card| card.condition == Condition::Answers).map(|card| &card.name)
         };
         let pinned = self.inherited.cuda_order.as_deref() == Some(OsStr::new("PCI_BUS_ID"));
-        // What the driver's guess at the fastest could not tell apart it leaves in PCI order.
+        // Cards of one model leave the driver nothing to guess, and then it counts in PCI order.
         if pinned || names().all(|name| Some(name) == names().next()) {
             return (cards, None);
         }
