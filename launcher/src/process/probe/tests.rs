@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn shell(script: &str, limit: Duration) -> Probes {
     let argv = ["sh", "-c", script].map(|word| CString::new(word).unwrap()).to_vec();
     let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
-    let command = Command { path: c"/bin/sh".to_owned(), argv, envp };
+    let command = Command { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
     let run = ProbeRun::start(&command, limit, Instant::now()).unwrap();
     Probes { asked: vec![(Probe::CudaOrder, Progress::Running(run))] }
 }
