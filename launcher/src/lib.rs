@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
 //! | [`explain`] | what a launch would do, without doing it |
+//! | [`inspect`] | the machine, looked at |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | who sits where |
 //! | [`store`] | the workers' key-value store |
@@ -20,6 +21,7 @@ pub mod error;
 pub mod exit_code;
 pub mod explain;
 pub mod facts;
+pub mod inspect;
 pub mod logs;
 pub mod placement;
 pub mod process;
@@ -40,7 +42,7 @@ use rankrun_contract::env::ERROR_FILE;
 use rankrun_contract::rank::JobId;
 
 use crate::agent::Setup;
-use crate::cli::{Attach, Command, Explain, Launch};
+use crate::cli::{Attach, Command, Explain, Inspect, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
@@ -74,6 +76,7 @@ pub fn main() -> ExitCode {
             run(*launch, &facts, foreign_python)
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
+        Ok(Command::Inspect(question)) => inspect(question, &facts),
         Ok(Command::Attach(attach)) => be_attached(&attach),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
@@ -118,13 +121,28 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>) -> ExitC
 fn explain(question: &Explain, facts: &Facts) -> ExitCode {
     let spec = &question.launch.spec;
     let handled = HandledSignals::of(&spec.signals, spec.persona);
+    match explain::explain(question, facts, &handled) {
+        Ok(explanation) => reporter::print(&explain::render(&explanation, question, style(facts))),
+        Err(error) => reporter::failed_to_start(&error, None),
+    }
+}
+
+/// Whether an answer is read on a terminal that knows colours (`NO_COLOR`: no-color.org).
+fn style(facts: &Facts) -> Style {
     let is_terminal = facts.world().is_terminal(StandardStream::Output);
     let colours =
         is_terminal && cursor(facts) == Cursor::Moves && facts.filled_variable("NO_COLOR").is_none();
-    let style = if colours { Style::Coloured } else { Style::Plain };
-    match explain::explain(question, facts, &handled) {
-        Ok(explanation) => reporter::print(&explain::render(&explanation, question, style)),
-        Err(error) => reporter::failed_to_start(&error, None),
+    if colours { Style::Coloured } else { Style::Plain }
+}
+
+fn inspect(question: Inspect, facts: &Facts) -> ExitCode {
+    let can_draw = cursor(facts) == Cursor::Moves;
+    match inspect::inspect(question, facts, style(facts), can_draw) {
+        Ok(told) => match (reporter::print(&told.text), told.status) {
+            (printed, ExitStatus::SUCCESS) => printed,
+            (_, status) => end(status),
+        },
+        Err(error) => reporter::not_inspected(&error),
     }
 }
 

@@ -7,6 +7,7 @@ mod bad_input;
 mod command_line;
 mod console;
 mod contract;
+mod devices;
 mod differences;
 mod environment;
 mod events;

@@ -22,7 +22,7 @@ use nix::pty::openpty;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::job::{Input, Job, Start};
-use crate::machine::Machine;
+use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
 use crate::settings::oracle;
@@ -175,6 +175,18 @@ impl Launch {
             path.push(rest);
         }
         self.env("LD_LIBRARY_PATH", path).env(fake_machine::VARIABLE, description)
+    }
+
+    /// Where the description of the machine lies ([`Machine::describe`]).
+    #[must_use]
+    pub fn machine_file(&self) -> String {
+        self.scratch.at("machine")
+    }
+
+    /// To wait until somebody opens a vendor's library; then [`Outcome::opened`] tells nothing.
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        Opening::new(&self.machine_file())
     }
 
     /// The working directory.

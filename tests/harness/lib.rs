@@ -24,7 +24,7 @@ pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};
-pub use machine::Machine;
+pub use machine::{Machine, Opening};
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python, wheel};

@@ -1,13 +1,20 @@
 //! Machines with accelerators that are not there: fake vendor libraries, and a description that they read.
 
-use std::fs;
+#![expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
+
+use std::fs::{self, OpenOptions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use fake_machine::{Card, Fault, Lost, Mig, NvLink, Path as Way, Pci, Vendor};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::machine_tree::Slot;
 use crate::place::{Scratch, library};
+use crate::processes::readable_by;
 
 /// Each fake library, whose cards it shows, and the names under which programs open it.
 const LIBRARIES: [(&str, Vendor, &[&str]); 5] = [
@@ -123,6 +130,13 @@ impl Machine {
             ..Card::default()
         };
         Self::empty().with_cards((0..count).map(card))
+    }
+
+    /// The driver reports the cards in the opposite order, where it is not told to go by PCI.
+    #[must_use]
+    pub fn reported_backwards(mut self) -> Self {
+        self.fake.cards.reverse();
+        self
     }
 
     /// More cards.
@@ -266,6 +280,30 @@ fn nvidia(at: u32, name: &str, gib: u64) -> Card {
         retired: Some(0),
         remapped: Some(0),
         ..Card::default()
+    }
+}
+
+/// Waits until a program opens a vendor's library.
+#[derive(Debug)]
+pub struct Opening(OwnedFd);
+
+impl Opening {
+    /// A FIFO takes the place of the file to which the libraries write.
+    pub(crate) fn new(description: &str) -> Self {
+        let path = format!("{description}.opened");
+        mkfifo(path.as_str(), Mode::from_bits_truncate(0o666)).expect("the scratch folder takes a FIFO");
+        // Open for both directions, so that neither side's `open` blocks.
+        Self(OpenOptions::new().read(true).write(true).open(path).expect("the FIFO opens").into())
+    }
+
+    /// Waits.
+    ///
+    /// # Panics
+    /// When nobody does within a minute.
+    #[track_caller]
+    pub fn wait(&self) {
+        let until = Instant::now() + Duration::from_secs(60);
+        assert!(readable_by(&self.0, until), "nobody opened a vendor's library");
     }
 }
 

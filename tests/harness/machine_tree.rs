@@ -106,6 +106,7 @@ impl MachineTree {
     #[must_use]
     pub fn amd(self, count: usize) -> Self {
         let nodes = "sys/class/kfd/kfd/topology/nodes";
+        self.put("dev/kfd", "");
         for cpu in 0..2 {
             self.put(&format!("{nodes}/{cpu}/gpu_id"), "0\n");
             self.put(&format!("{nodes}/{cpu}/properties"), "cpu_cores_count 64\nsimd_count 0\n");

@@ -17,7 +17,7 @@ use crate::facts::short_hostname;
 use crate::logs::tree::Attempt;
 use crate::placement::{Device, Placement};
 use crate::reporter::local_time::LocalTime;
-use crate::reporter::summary::{FailureCard, OtherEnd, ProgramKind};
+use crate::reporter::summary::{DeadCard, FailureCard, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::spec::{Entrypoint, LaunchSpec};
 
@@ -75,6 +75,15 @@ impl Evidence<'_> {
                     ProgramKind::Python
                 }
             },
+            dead_devices: failure
+                .dead_devices
+                .iter()
+                .map(|dead| DeadCard {
+                    ranks: dead.local_ranks.iter().map(|local_rank| self.rank(*local_rank)).collect(),
+                    device: dead.device.clone(),
+                    why: dead.why.clone(),
+                })
+                .collect(),
             others: failure
                 .others
                 .iter()

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
+use crate::agent::checkup::DeadDevice;
 use crate::agent::message::WorkerEnd;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
@@ -44,6 +45,8 @@ pub struct Failure {
     pub others: Vec<FollowingEnd>,
     /// Restarts used before it.
     pub restart_count: RestartCount,
+    /// Devices of the workers that were found dead after it.
+    pub dead_devices: Vec<DeadDevice>,
 }
 
 /// How the worker that was the cause failed.
@@ -202,6 +205,7 @@ mod tests {
             manner: Manner::Ended,
             others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
             restart_count: RestartCount(0),
+            dead_devices: Vec::new(),
         };
         let settled = failure.settle();
         assert_eq!(settled.others.len(), ends.len() - 1, "nobody is lost");

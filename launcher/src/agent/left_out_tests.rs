@@ -1,6 +1,7 @@
 //! Transcripts of jobs with a worker that is left to a person: here always local rank 1.
 
 use super::*;
+use crate::agent::message::Released;
 
 fn state(workers: u32, max_restarts: u32) -> State {
     let mut job = super::state(workers, max_restarts, Persona::Rankrun);

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
+use crate::agent::checkup::{Checkup, DeadDevice, DeviceWarning};
 use crate::agent::failure::{Failure, Testimony};
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
@@ -61,6 +62,13 @@ pub enum Input {
         /// Who sits in the kernel.
         asleep: Vec<Asleep>,
     },
+    /// The look at the devices that [`Action::CheckDevices`] asked for.
+    DevicesChecked {
+        /// Which life of the group sat on them.
+        generation: Generation,
+        /// What it gave.
+        checkup: Checkup,
+    },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }
@@ -114,6 +122,11 @@ pub enum Action {
         generation: Generation,
         /// Which workers of it.
         local_ranks: Vec<LocalRank>,
+    },
+    /// See how the devices of the workers are, none of whom is left; signals are answered meanwhile.
+    CheckDevices {
+        /// Which life of the group sat on them.
+        generation: Generation,
     },
     /// Tell the worker that was left to a person, running or not, that nobody waits for it any more.
     Release {
@@ -195,6 +208,22 @@ pub enum Happening {
     CannotEnd {
         /// Who is still there.
         local_ranks: Vec<LocalRank>,
+    },
+    /// The look at the devices takes long.
+    CheckingDevices,
+    /// Not every device could be looked at.
+    DevicesUnchecked {
+        /// Whom nobody could ask, in words.
+        why: String,
+    },
+    /// A device has a blemish.
+    DeviceWarning(DeviceWarning),
+    /// A device is dead.
+    DeviceDead(DeadDevice),
+    /// There would have been a restart left.
+    NoRestart {
+        /// So many devices are dead.
+        dead: usize,
     },
     /// All workers are started again.
     Restarting {

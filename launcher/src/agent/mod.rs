@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
 mod card;
+pub mod checkup;
 mod events;
 pub mod failure;
 mod host;
@@ -12,6 +13,7 @@ mod last_words;
 mod left_out;
 mod master;
 pub mod message;
+mod phase;
 pub mod rules;
 pub mod state;
 pub mod stuck;
@@ -27,8 +29,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use rustix::process::getuid;
 
-use rankrun_contract::rank::JobId;
+use rankrun_contract::rank::{Generation, JobId};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::last_words::LastWords;
@@ -36,10 +39,12 @@ use crate::agent::message::{Action, Input, JobEnd, WorkerEnd};
 use crate::agent::rules::Rules;
 use crate::agent::state::State;
 use crate::agent::workers::Workers;
+use crate::device::Ask;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
+use crate::process::probe::Probes;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
 use crate::reporter::voice::Voice;
@@ -121,6 +126,8 @@ struct Agent<'a> {
     /// Whether a signal to stop that the guard passed on was handled: the next one is a second one.
     signalled: bool,
     last_words: LastWords,
+    /// The look at the devices of this generation, while it lasts.
+    check: Option<(Generation, Probes)>,
     /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
 }
@@ -133,8 +140,8 @@ impl<'a> Agent<'a> {
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let workers = Workers::open(setup, voice.console().clone())?;
-        let (signalled, died_of) = (false, None);
-        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, died_of })
+        let (signalled, check, died_of) = (false, None, None);
+        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, check, died_of })
     }
 
     /// The loop: until the state says that the job is over.
@@ -153,7 +160,9 @@ impl<'a> Agent<'a> {
             }
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
-            wait(&readers, self.state.deadline())?;
+            readers.extend(self.check.iter().flat_map(|(_, probes)| probes.as_fds()));
+            let check_deadline = self.check.as_ref().and_then(|(_, probes)| probes.deadline());
+            wait(&readers, self.state.deadline().into_iter().chain(check_deadline).min())?;
             self.collect(&mut inputs)?;
         }
     }
@@ -163,17 +172,7 @@ impl<'a> Agent<'a> {
         inputs.extend(self.workers.by_hand(SystemTime::now()));
         while let Some(signal) = self.inbox.next().map_err(Interrupted::Blind)? {
             if signal == libc::SIGCHLD {
-                let at = SystemTime::now();
-                inputs.extend(self.workers.reap().into_iter().map(|exit| Input::Exited {
-                    generation: exit.worker.generation,
-                    end: WorkerEnd {
-                        local_rank: exit.worker.local_rank,
-                        pid: exit.pid,
-                        exit: exit.exit,
-                        at,
-                        testimony: self.workers.testimony(&exit),
-                    },
-                }));
+                self.reap(inputs);
             } else if let Ok(signal) = Signal::try_from(signal)
                 && signal != Signal::SIGWINCH
             {
@@ -186,10 +185,39 @@ impl<'a> Agent<'a> {
             self.signalled |= self.handled.stops(signal as i32);
             inputs.push_back(self.meaning(signal, again));
         }
+        // Behind the signals: who is told to stop does not start again.
+        inputs.extend(self.devices_checked());
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
         }
         Ok(())
+    }
+
+    fn reap(&mut self, inputs: &mut VecDeque<Input>) {
+        let at = SystemTime::now();
+        let reaped = self.workers.reap();
+        for (pid, exit) in reaped.others {
+            if let Some((_, probes)) = &mut self.check {
+                probes.reaped(pid, exit);
+            }
+        }
+        inputs.extend(reaped.workers.into_iter().map(|exit| Input::Exited {
+            generation: exit.worker.generation,
+            end: WorkerEnd {
+                local_rank: exit.worker.local_rank,
+                pid: exit.pid,
+                exit: exit.exit,
+                at,
+                testimony: self.workers.testimony(&exit),
+            },
+        }));
+    }
+
+    /// The look at the devices, once it is over.
+    fn devices_checked(&mut self) -> Option<Input> {
+        let (generation, probes) = self.check.take_if(|(_, probes)| probes.advance(Instant::now()))?;
+        let checkup = checkup::judge(&probes.into_machine(), &self.workers.spec().seats, getuid().as_raw());
+        Some(Input::DevicesChecked { generation, checkup })
     }
 
     fn meaning(&self, signal: Signal, again: bool) -> Input {
@@ -250,6 +278,14 @@ impl<'a> Agent<'a> {
                 let asleep = self.workers.asleep(&local_ranks);
                 return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
+            Action::CheckDevices { generation } => {
+                let ask = Ask { state: true, ..Ask::default() };
+                self.check = self
+                    .workers
+                    .spec()
+                    .device_check
+                    .map(|check| (generation, Probes::discovery(ask, check.limit, Instant::now())));
+            }
             Action::Say(said) => self.voice.happening(&said, self.workers.group()),
             Action::Finish(_) => {}
         }
@@ -258,6 +294,8 @@ impl<'a> Agent<'a> {
 
     /// The workers' last words, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
+        // Kills the probes that have not answered.
+        self.check = None;
         let died_of = self.died_of.take().or_else(|| {
             let launcher = self.last_words.launcher();
             end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
-use crate::spec::{LaunchSpec, Persona};
+use crate::spec::{LaunchSpec, Persona, Unhealthy};
 
 /// The rules of one launch.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +20,8 @@ pub struct Rules {
     /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
     /// workers get SIGTERM.
     pub(super) interrupt: Interrupt,
+    /// What a device means that is found dead after a failure, where somebody looks.
+    pub(super) unhealthy: Option<Unhealthy>,
     /// This worker is a person's: it is waited for, and never signalled.
     pub(super) left_out: Option<LocalRank>,
 }
@@ -35,6 +37,7 @@ impl Rules {
     /// The rules of one launch.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {
+        let has_devices = spec.seats.iter().any(|seat| seat.device.card.is_some());
         let listed = spec.signals.stop.contains(&Signal::SIGINT);
         Self {
             persona: spec.persona,
@@ -43,6 +46,7 @@ impl Rules {
             grace: spec.stop.grace,
             stuck_limit: spec.stuck_limit,
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
+            unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
             left_out: spec.left_out,
         }
     }

@@ -1,4 +1,5 @@
-//! The job as a state machine: (state, now, input) → actions. Pure.
+//! The job as a state machine: (state, now, input) → actions. Pure. What follows the end of a generation is in
+//! `restart`.
 //!
 //! Invariants, by their numbers in the design document, which the tests quote:
 //!
@@ -10,6 +11,8 @@
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod restart;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,43 +21,16 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
-use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, Released, WorkerEnd};
+use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
+use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::spec::Persona;
 
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
-
-/// Where the job is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Phase {
-    /// No worker has been started yet.
-    Starting,
-    /// These workers are alive, none has failed.
-    Running { live: BTreeSet<LocalRank> },
-    /// These workers are to end.
-    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
-    /// Nothing of the job is left.
-    Finished,
-}
-
-/// Why a generation is stopped.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum StopCause {
-    Failure(Failure),
-    User,
-    NotStarted,
-}
-
-/// How far a stop is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Asked { signal: Signal, kill_at: Instant },
-    Killed { give_up_at: Instant },
-}
 
 /// The state of one job on this node.
 #[derive(Debug)]
@@ -91,6 +67,7 @@ impl State {
                 ..
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
+            Phase::Checking { say_at, .. } => *say_at,
             Phase::Starting | Phase::Finished => None,
         }
     }
@@ -113,6 +90,7 @@ impl State {
                 self.looked(now, at, &asleep)
             }
             Input::Looked { .. } => Vec::new(),
+            Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
@@ -163,7 +141,7 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
             }
-            phase @ (Phase::Starting | Phase::Finished) => {
+            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -189,9 +167,10 @@ impl State {
         with_at(actions, at, said)
     }
 
-    const fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
+    fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
         let (generation, restart_count) = (self.generation, self.restarts_used);
-        Failure { generation, first, manner, others: Vec::new(), restart_count }
+        let (others, dead_devices) = (Vec::new(), Vec::new());
+        Failure { generation, first, manner, others, restart_count, dead_devices }
     }
 
     /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
@@ -241,6 +220,9 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 vec![told, said]
             }
+            Phase::Checking { failure, .. } => {
+                vec![self.stopping(signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
+            }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
@@ -260,9 +242,10 @@ impl State {
             Phase::Running { live } | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
                 vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }
-            Phase::Starting | Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished => {
-                Vec::new()
-            }
+            Phase::Stopping { stage: Stage::Killed { .. }, .. }
+            | Phase::Starting
+            | Phase::Checking { .. }
+            | Phase::Finished => Vec::new(),
         }
     }
 
@@ -288,6 +271,10 @@ impl State {
                     watch.look(now);
                 }
                 vec![Action::Look { generation: self.generation, local_ranks }]
+            }
+            Phase::Checking { failure, .. } => {
+                self.phase = Phase::Checking { failure, say_at: None };
+                vec![Action::Say(Happening::CheckingDevices)]
             }
             phase @ (Phase::Starting | Phase::Finished) => {
                 self.phase = phase;
@@ -337,67 +324,6 @@ impl State {
     /// Without the one that is a person's.
     fn ours(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
         live.iter().copied().filter(|local_rank| self.rules.left_out != Some(*local_rank)).collect()
-    }
-
-    /// The last worker of a stopped generation was reaped.
-    fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
-        let (cause, mut actions) = self.ended(cause);
-        let may_restart = matches!(&cause, StopCause::Failure(failure) if failure.is_restartable())
-            && self.stopped_by.is_none()
-            && self.restarts_used < self.rules.max_restarts;
-        if !may_restart {
-            actions.push(self.finish_failed(cause.into_failure()));
-            return actions;
-        }
-        self.restarts_used.0 += 1;
-        self.generation.0 += 1;
-        actions.push(Action::Say(Happening::Restarting { used: self.restarts_used }));
-        actions.push(self.start(now));
-        actions
-    }
-
-    /// The cause is known when nobody is left who could have another story.
-    fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
-        let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
-        let StopCause::Failure(failure) = cause else { return (cause, actions) };
-        let failure = failure.settle();
-        actions.push(Action::Say(Happening::GroupFailed { cause: failure.first }));
-        (StopCause::Failure(failure), actions)
-    }
-
-    fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
-        let status = match (self.rules.persona, self.stopped_by, &failure) {
-            (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
-                ExitStatus::Signal(signal as i32)
-            }
-            (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
-            (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
-            (Persona::Rankrun, None, Some(failure)) => failure.status(),
-        };
-        self.phase = Phase::Finished;
-        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by })
-    }
-
-    fn succeed(&mut self) -> Action {
-        self.phase = Phase::Finished;
-        Action::Finish(JobEnd { status: ExitStatus::SUCCESS, failure: None, stopped_by: None })
-    }
-}
-
-impl StopCause {
-    const fn released(&self) -> Released {
-        match self {
-            Self::Failure(failure) => Released::Failed(failure.first),
-            Self::User => Released::Stopped,
-            Self::NotStarted => Released::NotStarted,
-        }
-    }
-
-    fn into_failure(self) -> Option<Failure> {
-        match self {
-            Self::Failure(failure) => Some(failure),
-            Self::User | Self::NotStarted => None,
-        }
     }
 }
 

@@ -7,8 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::agent::rules::Interrupt;
+use crate::exit_code::LAUNCHER_FAILED;
 use rankrun_contract::rank::LocalWorldSize;
 
+#[path = "checking_tests.rs"]
+mod checking;
 #[path = "left_out_tests.rs"]
 mod left_out;
 
@@ -22,6 +25,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         grace: GRACE,
         stuck_limit: None,
         interrupt: Interrupt::Listed,
+        unhealthy: None,
         left_out: None,
     })
 }

@@ -30,7 +30,7 @@ use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::by_hand::Reported;
-use crate::process::child::{Children, WorkerExit};
+use crate::process::child::{Children, Reapings, WorkerExit};
 use crate::process::command::{self, Round};
 use crate::process::descendants::sits_in_the_kernel;
 use crate::process::spawn::{Original, Stdio};
@@ -338,7 +338,7 @@ impl Workers {
         }
     }
 
-    pub(super) fn reap(&mut self) -> Vec<WorkerExit> {
+    pub(super) fn reap(&mut self) -> Reapings {
         self.children.reap()
     }
 

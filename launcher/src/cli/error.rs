@@ -140,6 +140,23 @@ pub enum UsageError {
     /// `explain` in two forms at once.
     #[error("`--json` and `--script` exclude each other")]
     TwoForms,
+    /// `devices` in two forms at once.
+    #[error("`--json` and `--watch` exclude each other")]
+    WatchedJson,
+    /// A word that a question about the machine has no use for.
+    #[error("`rankrun {command}` does not know `{word}`")]
+    UnknownTo {
+        /// The question.
+        command: &'static str,
+        /// The word.
+        word: String,
+    },
+    /// `--watch` with something that is no interval.
+    #[error("`--watch` is `{value}`, which is not a number of seconds from 0.1 to 86400")]
+    BadInterval {
+        /// The value.
+        value: String,
+    },
     /// Words that look like options and are none.
     #[error("unknown option {}", backticked(words))]
     Unknown {
@@ -199,7 +216,11 @@ impl UsageError {
                 format!("argument {}: ignored explicit argument '{value}'", option.argparse_name())
             }
             // argparse has no words for what it does not know.
-            Self::NoLaunch { .. } | Self::TwoForms => self.to_string(),
+            Self::NoLaunch { .. }
+            | Self::TwoForms
+            | Self::WatchedJson
+            | Self::UnknownTo { .. }
+            | Self::BadInterval { .. } => self.to_string(),
             Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
                 format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
@@ -218,7 +239,9 @@ impl UsageError {
                 })
             }
             Self::NoLaunch { word } => Some(format!("a program of that name is `./{word}`")),
-            Self::TwoForms => Some("drop one of them".to_owned()),
+            Self::TwoForms | Self::WatchedJson => Some("drop one of them".to_owned()),
+            Self::UnknownTo { command, .. } => Some(format!("see `rankrun {command} --help`")),
+            Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
             Self::MissingValue { option } if option.kind == Kind::Text => {

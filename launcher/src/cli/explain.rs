@@ -112,12 +112,8 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
     let launch = match command(persona, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
         // Who only asks changes nothing.
-        Command::Shim(_) => {
-            return Err(CliError::Usage {
-                persona: Persona::Rankrun,
-                error: UsageError::NoLaunch { word: "shim" },
-            });
-        }
+        Command::Shim(_) => return Err(no_launch("shim")),
+        Command::Inspect(question) => return Err(no_launch(question.word())),
         answer => return Ok(answer),
     };
     // What differs in a second reading of the same words is made up, at each launch anew.
@@ -141,6 +137,10 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
     let run_id = if fresh { RunIdLife::Fresh } else { RunIdLife::Fixed };
     let origins = origins(persona, words, facts)?;
     Ok(Command::Explain(Box::new(Explain { launch, origins, run_id, form })))
+}
+
+fn no_launch(word: &'static str) -> CliError {
+    CliError::Usage { persona: Persona::Rankrun, error: UsageError::NoLaunch { word } }
 }
 
 fn is_called(word: &OsStr, name: &str) -> bool {

@@ -11,6 +11,8 @@ const ABOUT: &str = "Start N workers of a training program on this node, watch t
 const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun run [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
+       rankrun devices [--json | --watch[=SECONDS]] [--device-type TYPE]
+       rankrun topo [--json]
        rankrun shim on|off|status [--python PATH] [--json]";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
      to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
@@ -51,6 +53,9 @@ hand. `rankrun explain torchrun ...` explains what the name torchrun would do.
 With --leave-out RANK all the others are started and wait, without any limit of ours. The launcher
 prints the command that starts the missing one in another terminal, as in `sh SCRIPT gdb --args`,
 anew after each restart. How it ends counts as for any worker; it is never signalled, only told.
+
+`rankrun devices` shows the accelerators of this machine and what is wrong with them, `rankrun topo`
+how they are joined; see `rankrun devices --help`.
 
 `rankrun shim on` makes the torchrun of this Python environment rankrun's, `off` gives PyTorch's own
 back; see `rankrun shim --help`.

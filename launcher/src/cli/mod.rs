@@ -18,6 +18,7 @@ mod entrypoint;
 mod explain;
 mod grammar;
 mod help;
+mod inspect;
 mod logs;
 mod plugins;
 mod python_text;
@@ -35,6 +36,7 @@ use std::path::Path;
 pub use by_hand::{ATTACH, Attach};
 pub use error::{CliError, Origin, SettingError, UsageError};
 pub use explain::{Explain, Form, Origins, RunIdLife};
+pub use inspect::{Inspect, Manner};
 pub use notice::Notice;
 
 use crate::facts::Facts;
@@ -52,6 +54,8 @@ pub enum Command {
     Attach(Attach),
     /// Print this on stdout and exit 0.
     Print(String),
+    /// Look at the machine.
+    Inspect(Inspect),
     /// `rankrun shim` with these words behind it.
     Shim(Vec<OsString>),
 }
@@ -104,7 +108,9 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
         return Ok(Command::Attach(attach));
     }
     match words {
-        [_, rest @ ..] if asks(argv) => explain::interpret(argv0, rest, facts),
+        [first, rest @ ..] if persona == Persona::Rankrun && first == explain::WORD => {
+            explain::interpret(argv0, rest, facts)
+        }
         _ => command(persona, argv0, words, facts),
     }
 }
@@ -112,7 +118,9 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
 /// Whether the words only ask what would be: whatever comes of it, nothing is launched.
 #[must_use]
 pub fn asks(argv: &[OsString]) -> bool {
-    matches!(argv, [argv0, first, ..] if persona(argv0) == Persona::Rankrun && first == explain::WORD)
+    let [argv0, words @ ..] = argv else { return false };
+    let explains = words.first().is_some_and(|word| word == explain::WORD);
+    persona(argv0) == Persona::Rankrun && (explains || inspect::asks(words))
 }
 
 /// What a command line of that name asks for; not an explanation.
@@ -122,6 +130,7 @@ fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -
         Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
         }
+        _ if persona == Persona::Rankrun && inspect::asks(words) => return inspect::interpret(words),
         _ => words,
     };
     let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;

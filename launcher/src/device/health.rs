@@ -1,25 +1,53 @@
 //! What is wrong with a device, in words. Pure.
+//!
+//! What the numbers mean is the vendors': NVIDIA's are described in the *NVML API Reference* (clocks event reasons,
+//! temperature thresholds, ECC counters, retired pages). The thresholds here are ours, and are constants.
 
 use std::fmt;
 
-use super::{Accelerator, Condition};
+use super::{Accelerator, Condition, DeviceProcess, Memory, Part, State, Throttle};
+
+/// So many degrees below the temperature at which a device slows itself down, it counts as hot.
+const HEAT_MARGIN: u32 = 3;
+/// From so many per cent of its power limit on, a device that the limit holds back is at it.
+const NEAR_LIMIT_PER_CENT: u64 = 95;
+/// So much memory may be in use although nobody is seen to use it: the driver needs some itself.
+const DRIVERS_MEMORY: u64 = 1 << 30;
+/// The same in per cent of all: on a large card it needs more.
+const DRIVERS_PER_CENT: u64 = 5;
+/// More processes than that are only counted.
+const MOST_PROCESSES: usize = 3;
 
 /// Something about a device that a person should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Whether work on it can go well.
     pub severity: Severity,
-    /// In words, such as `is lost (GPU is lost)`.
+    /// In words that stand behind the device's name and a colon, such as `does not answer: GPU is lost`.
     pub text: String,
 }
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
+    /// Nothing is wrong with the device, and yet it may surprise.
+    Note,
     /// It works, with a blemish.
     Warning,
     /// It is dead: a launch on it is refused.
     Fatal,
+}
+
+impl Severity {
+    /// As programs read it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Fatal => "fatal",
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -28,14 +56,193 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that is to be said about one device; `own_uid` is whose processes are no strangers.
-#[must_use]
-pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<Finding> {
-    let _ = own_uid;
-    match &accelerator.condition {
-        Condition::Answers => Vec::new(),
-        Condition::Lost { why } => {
-            vec![Finding { severity: Severity::Fatal, text: format!("does not answer: {why}") }]
-        }
+impl Finding {
+    const fn warning(text: String) -> Self {
+        Self { severity: Severity::Warning, text }
     }
 }
+
+/// Everything that is to be said about one device, the worst first; `own_uid` is whose processes are no strangers.
+#[must_use]
+pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<Finding> {
+    if let Condition::Lost { why } = &accelerator.condition {
+        return vec![Finding { severity: Severity::Fatal, text: format!("does not answer: {why}") }];
+    }
+    let Some(state) = &accelerator.state else { return Vec::new() };
+    let mut findings: Vec<Finding> = [
+        uncorrected_errors(state),
+        heat(state),
+        slowdown(state),
+        power_cap(state),
+        low_power_limit(state),
+        retired_memory(state),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    findings.extend(users(state, own_uid));
+    findings.extend(accelerator.memory.and_then(|memory| unseen_users(memory, accelerator.part, state)));
+    findings
+}
+
+/// Those of the cards that have less than half the memory of the largest among them, by their positions in the list:
+/// where all do the same work, it ends where the smallest is full. MIG instances are small on purpose and left out.
+#[must_use]
+pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, Finding)> {
+    let total = |accelerator: &Accelerator| match accelerator.part {
+        Part::MigInstance { .. } => None,
+        Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.memory.map(|memory| memory.total),
+    };
+    let Some(largest) = accelerators.iter().filter_map(|accelerator| total(accelerator)).max() else {
+        return Vec::new();
+    };
+    let is_small = |total: &u64| *total < largest / 2;
+    let sizes = accelerators.iter().map(|accelerator| total(accelerator)).enumerate();
+    let small = sizes.filter_map(|(at, total)| Some((at, total.filter(is_small)?)));
+    small
+        .map(|(at, total)| {
+            let (total, largest) = (in_words(total), in_words(largest));
+            (at, Finding::warning(format!("{total} of memory, less than half of the largest's {largest}")))
+        })
+        .collect()
+}
+
+/// Bytes for people: `79.6 GiB`, and below one GiB `512 MiB`.
+#[must_use]
+pub fn in_words(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    if bytes >= 1 << 30 { format!("{} GiB", gib(bytes)) } else { format!("{} MiB", bytes / MIB) }
+}
+
+/// Bytes in GiB with one decimal, cut and not rounded: free memory is not more than there is.
+#[must_use]
+pub fn gib(bytes: u64) -> String {
+    let tenths = u128::from(bytes) * 10 >> 30;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+fn uncorrected_errors(state: &State) -> Option<Finding> {
+    let count = state.uncorrected_ecc.filter(|count| *count > 0)?;
+    let errors = if count == 1 { "error" } else { "errors" };
+    let text = format!("{count} uncorrected ECC {errors} since the driver was loaded");
+    Some(Finding { severity: Severity::Fatal, text })
+}
+
+fn heat(state: &State) -> Option<Finding> {
+    let is_throttled = state.throttle.contains(&Throttle::SoftwareThermal)
+        || state.throttle.contains(&Throttle::HardwareThermal);
+    let (now, limit) = (state.temperature, state.slowdown_temperature);
+    let text = match (is_throttled, now, limit) {
+        (true, Some(now), Some(limit)) => format!("{now} °C, slowed down by heat (its limit is {limit} °C)"),
+        (true, Some(now), None) => format!("{now} °C, slowed down by heat"),
+        (true, None, _) => "slowed down by heat".to_owned(),
+        (false, Some(now), Some(limit)) if limit > 0 && now.saturating_add(HEAT_MARGIN) >= limit => {
+            format!("{now} °C, slows itself down at {limit} °C")
+        }
+        (false, _, _) => return None,
+    };
+    Some(Finding::warning(text))
+}
+
+/// What the hardware does about its supply; heat is told elsewhere.
+fn slowdown(state: &State) -> Option<Finding> {
+    let has = |throttle| state.throttle.contains(&throttle);
+    let text = if has(Throttle::PowerBrake) {
+        "slowed down by the power brake: the supply of the machine is at its limit"
+    } else if has(Throttle::HardwareSlowdown) && !has(Throttle::HardwareThermal) {
+        "slowed down by the hardware: heat, power brake or a bad supply"
+    } else {
+        return None;
+    };
+    Some(Finding::warning(text.to_owned()))
+}
+
+fn power_cap(state: &State) -> Option<Finding> {
+    if !state.throttle.contains(&Throttle::PowerCap) {
+        return None;
+    }
+    let text = match (state.power, state.power_limit) {
+        (Some(power), Some(limit)) if is_near(power, limit) => {
+            format!("slowed down by its power limit: {} of {} W", watts(power), watts(limit))
+        }
+        // Far below: the cap was hit for a moment.
+        (Some(_), Some(_)) => return None,
+        (_, Some(limit)) => format!("slowed down by its power limit of {} W", watts(limit)),
+        (_, None) => "slowed down by its power limit".to_owned(),
+    };
+    Some(Finding::warning(text))
+}
+
+fn low_power_limit(state: &State) -> Option<Finding> {
+    let (limit, default) = (state.power_limit?, state.default_power_limit?);
+    (watts(limit) < watts(default)).then(|| {
+        Finding::warning(format!("power limit set to {} W; it came with {} W", watts(limit), watts(default)))
+    })
+}
+
+fn retired_memory(state: &State) -> Option<Finding> {
+    let retired = state.retired.filter(|count| *count > 0).map(|count| {
+        let parts =
+            if count == 1 { "page or row of its memory is" } else { "pages or rows of its memory are" };
+        format!("{count} {parts} retired")
+    });
+    let pending = state.retirement_pending.then(|| "bad memory waits for a reset to be retired".to_owned());
+    let text = retired.into_iter().chain(pending).collect::<Vec<_>>().join("; ");
+    (!text.is_empty()).then(|| Finding::warning(text))
+}
+
+/// Who uses it: strangers, those whose owner is not known, and one's own.
+fn users(state: &State, own_uid: u32) -> Vec<Finding> {
+    let of = |is_it: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
+        state.processes.iter().filter(|process| is_it(process.uid)).collect()
+    };
+    let groups = [
+        (Severity::Warning, "busy with somebody else's", of(&|uid| uid.is_some_and(|uid| uid != own_uid))),
+        (Severity::Warning, "busy with an unknown user's", of(&|uid| uid.is_none())),
+        (Severity::Note, "busy with your own", of(&|uid| uid == Some(own_uid))),
+    ];
+    let told = groups.into_iter().filter(|(_, _, processes)| !processes.is_empty());
+    told.map(|(severity, whose, processes)| {
+        let noun = if processes.len() == 1 { "process" } else { "processes" };
+        let mut named: Vec<String> = processes.iter().take(MOST_PROCESSES).map(|one| named(one)).collect();
+        if processes.len() > MOST_PROCESSES {
+            named.push(format!("and {} more", processes.len() - MOST_PROCESSES));
+        }
+        Finding { severity, text: format!("{whose} {noun}: {}", named.join("; ")) }
+    })
+    .collect()
+}
+
+fn named(process: &DeviceProcess) -> String {
+    let name = process.name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default();
+    let memory = process.memory.map(|bytes| format!(", {}", in_words(bytes))).unwrap_or_default();
+    format!("pid {}{name}{memory}", process.pid)
+}
+
+/// Memory is in use, and the processes are those of another container, or of a user that is hidden from us. A card
+/// in MIG mode is told by its instances.
+fn unseen_users(memory: Memory, part: Part, state: &State) -> Option<Finding> {
+    let used = memory.total.checked_sub(memory.free?)?;
+    let share = u128::from(memory.total) * u128::from(DRIVERS_PER_CENT) / 100;
+    let is_much = used > DRIVERS_MEMORY && u128::from(used) > share;
+    let is_unseen = state.processes.is_empty() && part != Part::MigParent;
+    (is_much && is_unseen).then(|| {
+        let used = in_words(used);
+        Finding::warning(format!(
+            "{used} of its memory in use by processes that are not to be seen from here"
+        ))
+    })
+}
+
+/// Whole watts of milliwatts.
+#[must_use]
+pub const fn watts(milliwatts: u64) -> u64 {
+    milliwatts.saturating_add(500) / 1000
+}
+
+fn is_near(power: u64, limit: u64) -> bool {
+    u128::from(power) * 100 >= u128::from(limit) * u128::from(NEAR_LIMIT_PER_CENT)
+}
+
+#[cfg(test)]
+mod tests;

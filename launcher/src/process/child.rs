@@ -95,10 +95,9 @@ impl Children {
         }
     }
 
-    /// Reaps everything that has died: returns the workers among it, first death first; orphans that the kernel
-    /// handed to us as subreaper vanish silently.
-    pub fn reap(&mut self) -> Vec<WorkerExit> {
-        let mut exits = Vec::new();
+    /// Reaps everything that has died.
+    pub fn reap(&mut self) -> Reapings {
+        let mut reapings = Reapings::default();
         let mut ready = [EpollEvent::empty(); 64];
         while let Some(deaths) = &self.deaths
             && let Ok(count @ 1..) = deaths.wait(&mut ready, EpollTimeout::ZERO)
@@ -106,20 +105,31 @@ impl Children {
             for event in &ready[..count] {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
                 if let Reaped::Child { pid, exit } = wait_for(pid) {
-                    exits.extend(self.forget(pid, exit));
+                    self.sort_in(&mut reapings, pid, exit);
                 }
             }
         }
         while let Reaped::Child { pid, exit } = wait_for_any() {
-            exits.extend(self.forget(pid, exit));
+            self.sort_in(&mut reapings, pid, exit);
         }
-        exits
+        reapings
     }
 
-    fn forget(&mut self, pid: Pid, exit: Exit) -> Option<WorkerExit> {
-        let child = self.by_pid.remove(&pid)?;
-        Some(WorkerExit { worker: child.worker, pid, exit })
+    fn sort_in(&mut self, reapings: &mut Reapings, pid: Pid, exit: Exit) {
+        match self.by_pid.remove(&pid) {
+            Some(child) => reapings.workers.push(WorkerExit { worker: child.worker, pid, exit }),
+            None => reapings.others.push((pid, exit)),
+        }
     }
+}
+
+/// Who was reaped.
+#[derive(Debug, Default)]
+pub struct Reapings {
+    /// The workers, first death first.
+    pub workers: Vec<WorkerExit>,
+    /// Probes, and orphans that the kernel handed to us as subreaper.
+    pub others: Vec<(Pid, Exit)>,
 }
 
 /// What a look for dead children gave.

@@ -125,6 +125,16 @@ impl AsFd for SignalInbox {
     }
 }
 
+/// Stops the calling process as an unhandled SIGTSTP would have (Ctrl-Z), and returns once it goes on.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn suspend() -> io::Result<()> {
+    die_by(Signal::SIGTSTP as i32);
+    let only: SigSet = [Signal::SIGTSTP].into_iter().collect();
+    Ok(sigprocmask(SigmaskHow::SIG_BLOCK, Some(&only), None)?)
+}
+
 /// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
 pub fn die_by(number: i32) {
     let Ok(signal) = Signal::try_from(number) else { return };

@@ -6,6 +6,7 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::agent::message::{Happening, Impatience, Released};
 use crate::process::signal_name;
+use crate::reporter::plain::plain;
 use crate::spec::LaunchSpec;
 
 /// The line for one happening of the job that `spec` asked for, where there is something new to say. What takes
@@ -57,9 +58,33 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             ranks(local_ranks),
             signal_name(libc::SIGKILL)
         ),
+        Happening::CheckingDevices
+        | Happening::DevicesUnchecked { .. }
+        | Happening::DeviceWarning(_)
+        | Happening::DeviceDead(_)
+        | Happening::NoRestart { .. } => return of_devices(happening, spec),
         Happening::Restarting { used } => {
             format!("starting all workers again (restart {used} of {})", spec.max_restarts)
         }
+    })
+}
+
+/// What is said of the devices after a failure, whatever the name we go by; of anything else nothing.
+#[must_use]
+pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+    Some(match happening {
+        Happening::CheckingDevices => {
+            let limit = spec.device_check.map_or(0.0, |check| check.limit.as_secs_f64());
+            format!("waiting up to {limit} s for the devices to be checked; a signal ends the wait")
+        }
+        Happening::DevicesUnchecked { why } => format!("not every device could be checked: {}", plain(why)),
+        Happening::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.what)),
+        Happening::DeviceDead(dead) => {
+            plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.why))
+        }
+        Happening::NoRestart { dead: 1 } => "no restart: the device would be missing".to_owned(),
+        Happening::NoRestart { .. } => "no restart: the devices would be missing".to_owned(),
+        _ => return None,
     })
 }
 

@@ -29,6 +29,7 @@ use tracing::Level;
 use crate::cli::{CliError, Verbosity};
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
+use crate::inspect::InspectError;
 use crate::process::attach::AttachError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
@@ -66,6 +67,13 @@ pub fn tell_of_wait(whom: &str, limit: Duration) {
 /// A worker that was started by hand does not run.
 #[must_use]
 pub fn not_attached(error: &AttachError) -> ExitCode {
+    complain(&with_cause(error, error.hint()));
+    ExitCode::from(LAUNCHER_FAILED)
+}
+
+/// The machine cannot be watched.
+#[must_use]
+pub fn not_inspected(error: &InspectError) -> ExitCode {
     complain(&with_cause(error, error.hint()));
     ExitCode::from(LAUNCHER_FAILED)
 }

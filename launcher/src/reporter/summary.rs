@@ -45,8 +45,21 @@ pub struct FailureCard {
     pub tail: Vec<String>,
     /// What it ran.
     pub program: ProgramKind,
+    /// The devices that were found dead after it.
+    pub dead_devices: Vec<DeadCard>,
     /// How the others ended, in the order in which that was seen.
     pub others: Vec<OtherEnd>,
+}
+
+/// A device that no worker can work on any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadCard {
+    /// Who sat on it.
+    pub ranks: Vec<Rank>,
+    /// Which one, in words.
+    pub device: String,
+    /// What is wrong with it, in words.
+    pub why: String,
 }
 
 /// What the workers run, as far as there is something to say about it.
@@ -77,6 +90,9 @@ pub fn render(card: &FailureCard) -> String {
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
     row("device", device(&card.device));
+    for dead in &card.dead_devices {
+        row("dead", plain(&format!("{} of {}: {}", dead.device, ranks(&dead.ranks), dead.why)));
+    }
     row("node", card.host.clone());
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
@@ -116,6 +132,11 @@ fn quoted(text: &str) -> impl Iterator<Item = String> {
 pub fn hint(card: &FailureCard) -> Option<String> {
     if matches!(card.manner, Manner::Stuck { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
+    }
+    if !card.dead_devices.is_empty() {
+        return Some(
+            "see `dmesg` for what the driver says of it; `--exclude-unhealthy` starts without it".to_owned(),
+        );
     }
     match card.exit {
         Exit::Signal { number: libc::SIGKILL, .. } => Some(
@@ -184,6 +205,11 @@ fn others(ends: &[OtherEnd]) -> String {
     text.join("; ")
 }
 
+fn ranks(ranks: &[Rank]) -> String {
+    let list: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
 fn timestamp(at: SystemTime) -> String {
     humantime::format_rfc3339_millis(at).to_string()
 }
@@ -210,6 +236,7 @@ mod tests {
             files: vec![PathBuf::from("/logs/1/stderr.log")],
             tail: vec!["step 9".to_owned(), "step 10".to_owned()],
             program: ProgramKind::Any,
+            dead_devices: Vec::new(),
             others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         }
     }
@@ -251,6 +278,19 @@ rank 1 failed first: killed by SIGKILL
         card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu) };
         let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
         assert!(render(&card).contains(row), "{}", render(&card));
+    }
+
+    #[test]
+    fn a_dead_device_is_named_with_who_sat_on_it() {
+        let dead = DeadCard {
+            ranks: vec![Rank(1), Rank(3)],
+            device: "cuda 3 (Fast\x1b[31m, 0000:1b:00.0)".to_owned(),
+            why: "does not answer: GPU is lost".to_owned(),
+        };
+        let card = FailureCard { dead_devices: vec![dead], ..card() };
+        let line = "  dead      cuda 3 (Fast, 0000:1b:00.0) of ranks 1, 3: does not answer: GPU is lost";
+        assert!(render(&card).lines().any(|found| found == line), "{}", render(&card));
+        assert!(hint(&card).is_some_and(|hint| hint.contains("--exclude-unhealthy")));
     }
 
     #[test]

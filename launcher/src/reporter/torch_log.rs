@@ -166,6 +166,14 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(|pid| abandoned(*pid)).collect()
         }
         Happening::Restarting { used } => vec![restarting(used.0, group)],
+        Happening::CheckingDevices
+        | Happening::DevicesUnchecked { .. }
+        | Happening::DeviceWarning(_)
+        | Happening::DeviceDead(_)
+        | Happening::NoRestart { .. } => {
+            let said = happening::of_devices(happening, group.spec);
+            said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
+        }
     }
 }
 

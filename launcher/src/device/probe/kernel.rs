@@ -1,6 +1,6 @@
 //! What the kernel shows by itself, in sysfs, `/dev` and `/proc`, under a root folder.
 //!
-//! One vendor per file; each adds its cards, or the reason why there are none, to one [`Report`]. Nothing here opens a
+//! One vendor per file; each adds its cards, or the reason why there are none, to one report. Nothing here opens a
 //! device or loads a library: a card counts when its driver lists it and this process may open its node, asked by
 //! `access`, which a container's device rules answer as they answer `open`, without waking or initialising the card.
 //! What the kernel says is not verified by the vendor's runtime.
@@ -17,6 +17,7 @@ mod intel;
 mod nics;
 mod nvidia;
 mod pci;
+mod processes;
 mod tree;
 
 use std::io::ErrorKind;

@@ -19,9 +19,10 @@ fn link(about: &About<'_>, number: c_uint) -> Result<Option<usize>, c_int> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, active: *mut c_uint) -> c_int {
-    // SAFETY: the caller gives a place for one number.
     of_device("nvmlDeviceGetNvLinkState", device, |about| {
-        link(about, number).and_then(|_| unsafe { put(active, Some(1)) })
+        link(about, number)?;
+        // SAFETY: the caller gives a place for one number.
+        unsafe { put(active, Some(1)) }
     })
 }
 

@@ -2,11 +2,13 @@
 
 use std::io::ErrorKind;
 
-use crate::device::{Accelerator, DeviceType, Memory, PciAddress};
+use crate::device::{Accelerator, DeviceType, Memory, PciAddress, State};
 
 use super::tree::Tree;
-use super::{Report, card, hwmon, pci};
+use super::{Report, card, hwmon, pci, processes};
 
+/// The runtime opens it before it looks at any card.
+const DRIVER: &str = "/dev/kfd";
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 
 /// Adds the nodes that the runtime would count: GPUs with compute units whose render node can be opened.
@@ -15,6 +17,9 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
         Ok(nodes) => nodes,
         Err(error) => return report.absent(DeviceType::Rocm, NODES, &error),
     };
+    if let Err(why) = tree.usable(DRIVER) {
+        return report.closed(DeviceType::Rocm, DRIVER, why);
+    }
     let before = (report.accelerators.len(), report.troubles.len());
     for node in nodes {
         look_at(tree, &format!("{NODES}/{node}"), state, report);
@@ -26,7 +31,8 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
 
 fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut Report) {
     // A CPU's is 0; of a GPU that a scheduler's rules hide it cannot be read.
-    if tree.number(&format!("{node}/gpu_id")).unwrap_or(0_u64) == 0 {
+    let id = tree.number(&format!("{node}/gpu_id")).unwrap_or(0_u32);
+    if id == 0 {
         return;
     }
     let path = format!("{node}/properties");
@@ -47,10 +53,15 @@ fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut Report) {
         return report.closed(DeviceType::Rocm, &render, why);
     }
     let hive = properties.number("hive_id").filter(|hive| *hive != 0);
-    report.add_to_hive(found(tree, node, &properties, state), hive);
+    let mut card = found(tree, node, &properties);
+    card.state = card.pci.filter(|_| state).map(|address| {
+        let processes = processes::on(tree, id);
+        Box::new(State { processes, ..hwmon::state(tree, &pci::folder(address)) })
+    });
+    report.add_to_hive(card, hive);
 }
 
-fn found(tree: &Tree<'_>, node: &str, properties: &Properties, state: bool) -> Accelerator {
+fn found(tree: &Tree<'_>, node: &str, properties: &Properties) -> Accelerator {
     let address = properties.address();
     let folder = address.map(pci::folder);
     let product = folder.as_ref().and_then(|folder| tree.name(&format!("{folder}/product_name")));
@@ -61,7 +72,6 @@ fn found(tree: &Tree<'_>, node: &str, properties: &Properties, state: bool) -> A
         pci: address,
         numa_node: address.and_then(|address| pci::numa_node(tree, address)),
         memory: memory(tree, node, folder.as_deref()),
-        state: folder.filter(|_| state).map(|folder| Box::new(hwmon::state(tree, &folder))),
         ..card(DeviceType::Rocm, name)
     }
 }

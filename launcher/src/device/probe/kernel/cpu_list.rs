@@ -14,21 +14,30 @@ pub struct NoCpuList;
 /// It is no list, or has a number that no CPU can have.
 pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
     let text = text.trim();
-    // By number, so that a list that repeats itself costs no memory.
-    let mut listed = vec![false; MOST_CPUS as usize];
-    for item in text.split(',').filter(|_| !text.is_empty()) {
-        let (first, last) = item.split_once('-').unwrap_or((item, item));
-        let (first, last) = (number(first)?, number(last)?);
-        listed.get_mut(first..=last).ok_or(NoCpuList)?.fill(true);
+    let items = text.split(',').filter(|_| !text.is_empty());
+    let mut runs = items.map(run).collect::<Result<Vec<_>, _>>()?;
+    runs.sort_unstable();
+    // Each number once, so that a list that repeats itself costs no memory.
+    let mut cpus = Vec::new();
+    let mut next = 0;
+    for (first, last) in runs {
+        cpus.extend(first.max(next)..=last);
+        next = next.max(last + 1);
     }
-    let numbers = (0..MOST_CPUS).zip(listed);
-    Ok(numbers.filter(|(_, listed)| *listed).map(|(cpu, _)| cpu).collect())
+    Ok(cpus)
 }
 
-fn number(text: &str) -> Result<usize, NoCpuList> {
+/// `8` or `0-3`.
+fn run(item: &str) -> Result<(u32, u32), NoCpuList> {
+    let (first, last) = item.split_once('-').unwrap_or((item, item));
+    let (first, last) = (number(first)?, number(last)?);
+    if first <= last { Ok((first, last)) } else { Err(NoCpuList) }
+}
+
+fn number(text: &str) -> Result<u32, NoCpuList> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = if digits { text.parse().ok() } else { None };
-    number.filter(|number| *number < MOST_CPUS as usize).ok_or(NoCpuList)
+    number.filter(|number| *number < MOST_CPUS).ok_or(NoCpuList)
 }
 
 /// CPUs in ascending order as the kernel writes them.

@@ -107,6 +107,34 @@ fn amd_names_and_sensors() {
 }
 
 #[test]
+fn amd_processes() {
+    let folder = Folder::new();
+    folder.amd(2, 0x0300, "renderD128", "");
+    let (processes, other) = ("sys/class/kfd/kfd/proc", "vram_4712");
+    folder
+        .file(&format!("{processes}/70/vram_4711"), "4096\n")
+        .file(&format!("{processes}/70/{other}"), "9\n");
+    folder.file(&format!("{processes}/8/vram_4711"), "0\n").file(&format!("{processes}/9/{other}"), "9\n");
+    folder.file("proc/70/comm", "python3\n");
+    let processes = || {
+        let state = look(folder.path(), everything()).accelerators.remove(0).state.unwrap();
+        state.processes.into_iter().map(|one| (one.pid, one.name, one.memory)).collect::<Vec<_>>()
+    };
+    folder.link("pid:[4026531999]", "proc/self/ns/pid");
+    assert_eq!(processes(), [(70, None, Some(4096))], "in a container the pid is somebody else's");
+    folder.remove("proc/self/ns/pid").link("pid:[4026531836]", "proc/self/ns/pid");
+    assert_eq!(processes(), [(70, Some("python3".to_owned()), Some(4096))]);
+}
+
+#[test]
+fn amd_without_its_driver_device() {
+    let folder = Folder::new();
+    folder.amd(2, 0x0300, "renderD128", "").remove("dev/kfd");
+    assert_eq!(cards(&folder), []);
+    assert_eq!(troubles(&folder, DeviceType::Rocm), [("/dev/kfd".to_owned(), false)]);
+}
+
+#[test]
 fn intel_in_pci_order_and_discrete_first() {
     let folder = Folder::new();
     folder.intel("0000:9a:00.0", "xe", 129).intel("0000:1b:00.0", "i915", 128).intel(

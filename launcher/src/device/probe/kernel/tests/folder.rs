@@ -58,7 +58,7 @@ impl Folder {
             let text = format!("heap_type {heap}\nsize_in_bytes {size}\n");
             self.file(&format!("{folder}/mem_banks/{bank}/properties"), text);
         }
-        self.file(&format!("dev/dri/{render}"), "")
+        self.file("dev/kfd", "").file(&format!("dev/dri/{render}"), "")
     }
 
     /// A GPU of Intel's, right below a host bridge.

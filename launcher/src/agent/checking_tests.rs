@@ -1,0 +1,157 @@
+//! Transcripts with a look at the devices after a failure.
+
+use super::*;
+use crate::agent::checkup::{Checkup, DeadDevice};
+use crate::spec::Unhealthy;
+
+/// A job of two workers whose devices are looked at.
+fn checked_job(max_restarts: u32) -> State {
+    let mut job = state(2, max_restarts, Persona::Rankrun);
+    job.rules.unhealthy = Some(Unhealthy::Refuse);
+    job
+}
+
+/// Both workers of the generation fail, the first of them by this code.
+fn fails(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
+    let _ = job.handle(at, exited(generation, 1, Exit::Code(code)));
+    job.handle(at, exited(generation, 0, killed_by(15)))
+}
+
+fn checked(generation: u32, checkup: Checkup) -> Input {
+    Input::DevicesChecked { generation: Generation(generation), checkup }
+}
+
+fn one_is_dead() -> Checkup {
+    let dead = DeadDevice {
+        local_ranks: vec![LocalRank(1)],
+        device: "cuda 3 (Fast)".to_owned(),
+        why: "does not answer".to_owned(),
+    };
+    Checkup { dead: vec![dead], ..Checkup::default() }
+}
+
+fn checks(actions: &[Action]) -> bool {
+    actions.contains(&Action::CheckDevices { generation: Generation(0) })
+}
+
+fn says(actions: &[Action], wanted: impl Fn(&Happening) -> bool) -> bool {
+    actions.iter().any(|action| matches!(action, Action::Say(said) if wanted(said)))
+}
+
+#[test]
+fn healthy_devices_let_the_workers_start_again() {
+    let at = clock();
+    let mut job = checked_job(1);
+    let _ = job.handle(at(0), Input::Ready);
+    let actions = fails(&mut job, (0, 7), at(1));
+    assert!(checks(&actions) && started(&actions).is_none() && end(&actions).is_none());
+    let leftovers = actions.iter().position(|action| matches!(action, Action::KillLeftovers { .. }));
+    assert!(leftovers < actions.iter().position(|action| matches!(action, Action::CheckDevices { .. })));
+    let actions = job.handle(at(2), checked(0, Checkup::default()));
+    assert_eq!(started(&actions), Some(1));
+    assert_eq!(job.handle(at(3), checked(0, one_is_dead())), [], "an old generation changes nothing");
+}
+
+#[test]
+fn a_dead_device_ends_the_job_with_the_status_of_the_failure() {
+    let at = clock();
+    for restarts in [0, 3] {
+        let mut job = checked_job(restarts);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = fails(&mut job, (0, 7), at(1));
+        let actions = job.handle(at(2), checked(0, one_is_dead()));
+        assert_eq!(started(&actions), None);
+        let end = end(&actions).unwrap();
+        assert_eq!(end.status, ExitStatus::Code(7), "invariant 8");
+        assert_eq!(end.failure.as_ref().unwrap().dead_devices, one_is_dead().dead);
+        assert!(says(&actions, |said| matches!(said, Happening::DeviceDead(_))));
+        let no_restart = says(&actions, |said| matches!(said, Happening::NoRestart { .. }));
+        assert_eq!(no_restart, restarts > 0, "only where there would have been one");
+    }
+}
+
+#[test]
+fn devices_that_nobody_can_ask_change_nothing() {
+    let at = clock();
+    let mut job = checked_job(1);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = fails(&mut job, (0, 7), at(1));
+    let unchecked = Checkup { unchecked: vec!["NVML: no answer".to_owned()], ..Checkup::default() };
+    let actions = job.handle(at(2), checked(0, unchecked));
+    assert!(says(&actions, |said| matches!(said, Happening::DevicesUnchecked { .. })));
+    assert_eq!(started(&actions), Some(1));
+}
+
+#[test]
+fn a_stop_during_the_look_is_answered_at_once_and_forbids_the_restart() {
+    let at = clock();
+    for again in [false, true] {
+        let mut job = checked_job(3);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = fails(&mut job, (0, 7), at(1));
+        let actions = job.handle(at(2), stop(Signal::SIGINT, again));
+        let end = end(&actions).expect("invariant 10");
+        assert_eq!(end.status, ExitStatus::Code(130));
+        assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
+        assert_eq!(job.handle(at(3), checked(0, Checkup::default())), [], "invariant 7");
+        assert_eq!(job.deadline(), None);
+    }
+}
+
+#[test]
+fn who_was_told_to_stop_does_not_look() {
+    let at = clock();
+    let mut job = checked_job(3);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 1, Exit::Code(7)));
+    let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
+    let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
+    assert!(!checks(&actions));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
+}
+
+#[test]
+fn a_look_that_takes_long_is_told_once() {
+    let at = clock();
+    let mut job = checked_job(1);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = fails(&mut job, (0, 7), at(1));
+    assert_eq!(job.deadline(), Some(at(3)));
+    assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "not yet");
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(Happening::CheckingDevices)]);
+    assert_eq!(job.deadline(), None);
+    assert_eq!(job.handle(at(4), Input::SignalPassed { signal: Signal::SIGUSR1 }), []);
+    assert_eq!(started(&job.handle(at(5), checked(0, Checkup::default()))), Some(1));
+}
+
+proptest! {
+    /// Whatever happens in whatever order, with looks at the devices between: invariants 6, 7 and 10.
+    #[test]
+    fn the_budget_is_kept_and_a_stop_is_final(inputs in prop::collection::vec(any_input_of_a_check(), 0..60)) {
+        let at = clock();
+        let mut job = checked_job(2);
+        let (mut starts, mut ended, mut told) = (0, false, false);
+        for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
+            let was_checking = matches!(job.phase, Phase::Checking { .. });
+            let is_stop = matches!(input, Input::StopRequested { .. });
+            told |= is_stop;
+            let actions = job.handle(at(second), input);
+            prop_assert!(!ended || actions.is_empty());
+            prop_assert!(!(was_checking && is_stop) || end(&actions).is_some());
+            if started(&actions).is_some() {
+                prop_assert!(!told);
+                starts += 1;
+            }
+            ended |= end(&actions).is_some();
+        }
+        prop_assert!(starts <= 3);
+    }
+}
+
+fn any_input_of_a_check() -> impl Strategy<Value = Input> {
+    prop_oneof![
+        6 => any_input(),
+        2 => (0u32..3).prop_map(|generation| checked(generation, Checkup::default())),
+        1 => (0u32..3).prop_map(|generation| checked(generation, one_is_dead())),
+    ]
+}

@@ -1,0 +1,131 @@
+//! Machines, seats, and what is said of the devices.
+
+use super::*;
+use crate::device::{Condition, DeviceType, Part, PciAddress, State};
+
+fn pci(bus: u8) -> PciAddress {
+    PciAddress { domain: 0, bus, device: 0, function: 0 }
+}
+
+/// A healthy card with this number and bus.
+fn card(index: u32) -> Accelerator {
+    Accelerator {
+        kind: DeviceType::Cuda,
+        index,
+        name: "Fast".to_owned(),
+        uuid: Some(format!("GPU-{index}")),
+        pci: Some(pci(0x10 + u8::try_from(index).unwrap())),
+        numa_node: None,
+        memory: None,
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: Some(Box::default()),
+    }
+}
+
+fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
+    Machine { accelerators: accelerators.into_iter().collect(), ..Machine::default() }
+}
+
+/// A worker on the card of that number.
+fn seat(index: u32) -> Seat {
+    let accelerator = card(index);
+    let mut seat = Seat::cpu(LocalRank(0));
+    seat.device = Device {
+        kind: accelerator.kind,
+        ordinal: 0,
+        card: Some(Card {
+            index: index.to_string(),
+            noun: "GPU",
+            name: accelerator.name,
+            uuid: accelerator.uuid,
+            pci: accelerator.pci,
+            numa_node: None,
+            how: "--devices".to_owned(),
+        }),
+    };
+    seat
+}
+
+fn dead(checkup: &Checkup) -> Vec<(Vec<u32>, &str, &str)> {
+    let rank = |dead: &DeadDevice| dead.local_ranks.iter().map(|rank| rank.0).collect();
+    checkup.dead.iter().map(|dead| (rank(dead), &*dead.device, &*dead.why)).collect()
+}
+
+fn lost(why: &str) -> Condition {
+    Condition::Lost { why: why.to_owned() }
+}
+
+fn trouble(what: TroubleKind) -> Trouble {
+    Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what }
+}
+
+#[test]
+fn healthy_devices_need_no_word() {
+    let checkup = judge(&machine([0, 1, 2].map(card)), &[seat(2), seat(0)], 0);
+    assert_eq!(checkup, Checkup::default());
+    assert_eq!(judge(&Machine::default(), &[Seat::cpu(LocalRank(0))], 0), Checkup::default());
+}
+
+#[test]
+fn only_the_devices_of_the_workers_count() {
+    let mut sick = card(1);
+    sick.condition = lost("GPU is lost");
+    let machine = machine([card(0), sick, card(2)]);
+    assert_eq!(judge(&machine, &[seat(2), seat(0)], 0), Checkup::default());
+    let checkup = judge(&machine, &[seat(2), seat(1)], 0);
+    let expected = (vec![1], "cuda 1 (Fast, 0000:11:00.0)", "does not answer: GPU is lost");
+    assert_eq!(dead(&checkup), [expected]);
+}
+
+#[test]
+fn who_is_not_listed_any_more_is_dead_also_where_another_card_has_its_place() {
+    let mut newcomer = card(1);
+    newcomer.uuid = Some("GPU-new".to_owned());
+    for machine in [machine([card(0)]), machine([card(0), newcomer])] {
+        let checkup = judge(&machine, &[seat(0), seat(1), seat(1)], 0);
+        assert_eq!(dead(&checkup), [(vec![1, 2], "cuda 1 (Fast, 0000:11:00.0)", GONE)]);
+    }
+}
+
+#[test]
+fn a_card_that_does_not_say_who_it_is_is_known_by_its_place_or_number() {
+    let placed = Accelerator { uuid: None, condition: lost("by place"), ..card(1) };
+    let nameless = Accelerator { pci: None, condition: lost("by number"), ..placed.clone() };
+    for (found, why) in [(placed, "does not answer: by place"), (nameless, "does not answer: by number")] {
+        let checkup = judge(&machine([card(0), found]), &[seat(0), seat(1)], 0);
+        assert_eq!(checkup.dead.iter().map(|dead| &*dead.why).collect::<Vec<_>>(), [why]);
+    }
+}
+
+#[test]
+fn nobody_is_dead_of_a_library_that_does_not_answer() {
+    let mut machine = machine([]);
+    machine.troubles = vec![trouble(TroubleKind::Hung(10)), trouble(TroubleKind::Hung(10))];
+    let checkup = judge(&machine, &[seat(0)], 0);
+    assert_eq!(
+        (dead(&checkup), &checkup.unchecked[..]),
+        (vec![], &["NVML: no answer within 10 s".to_owned()][..])
+    );
+
+    machine.troubles = vec![trouble(TroubleKind::Missing("no such file".to_owned()))];
+    let checkup = judge(&machine, &[seat(0)], 0);
+    assert_eq!((checkup.dead.len(), checkup.unchecked.len()), (1, 0), "the kernel alone knew of it");
+
+    machine.troubles = vec![Trouble { kind: DeviceType::Rocm, ..trouble(TroubleKind::Hung(10)) }];
+    let checkup = judge(&machine, &[seat(0)], 0);
+    assert_eq!((checkup.dead.len(), checkup.unchecked.len()), (1, 0), "others are nobody's business");
+}
+
+#[test]
+fn a_blemish_is_a_warning() {
+    let mut hot = card(0);
+    let state = State { throttle: vec![crate::device::Throttle::HardwareThermal], ..State::default() };
+    hot.state = Some(Box::new(state));
+    let fatal = findings(&hot, 0).iter().any(|finding| finding.severity == Severity::Fatal);
+    assert!(!fatal, "heat kills nobody");
+    let checkup = judge(&machine([hot.clone()]), &[seat(0)], 0);
+    let warnings = findings(&hot, 0).iter().filter(|finding| finding.severity == Severity::Warning).count();
+    assert_eq!((checkup.dead.len(), checkup.warnings.len()), (0, warnings));
+}

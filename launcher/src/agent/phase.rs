@@ -1,0 +1,58 @@
+//! Where a job is, and why it is stopped. Pure.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::LocalRank;
+
+use crate::agent::failure::Failure;
+use crate::agent::message::Released;
+
+/// Where the job is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No worker has been started yet.
+    Starting,
+    /// These workers are alive, none has failed.
+    Running { live: BTreeSet<LocalRank> },
+    /// These workers are to end.
+    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
+    /// No worker is alive, and the devices of those that failed are looked at; at `say_at` that takes long.
+    Checking { failure: Failure, say_at: Option<Instant> },
+    /// Nothing of the job is left.
+    Finished,
+}
+
+/// Why a generation is stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StopCause {
+    Failure(Failure),
+    User,
+    NotStarted,
+}
+
+/// How far a stop is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Asked { signal: Signal, kill_at: Instant },
+    Killed { give_up_at: Instant },
+}
+
+impl StopCause {
+    pub(super) const fn released(&self) -> Released {
+        match self {
+            Self::Failure(failure) => Released::Failed(failure.first),
+            Self::User => Released::Stopped,
+            Self::NotStarted => Released::NotStarted,
+        }
+    }
+
+    pub(super) fn into_failure(self) -> Option<Failure> {
+        match self {
+            Self::Failure(failure) => Some(failure),
+            Self::User | Self::NotStarted => None,
+        }
+    }
+}

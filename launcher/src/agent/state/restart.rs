@@ -1,0 +1,95 @@
+//! What follows the last reap of a generation: a look at its devices, a restart, or the end. Pure.
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::Generation;
+
+use super::State;
+use crate::agent::checkup::Checkup;
+use crate::agent::failure::Failure;
+use crate::agent::message::{Action, Happening, JobEnd};
+use crate::agent::phase::{Phase, StopCause};
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::spec::Persona;
+
+/// A look at the devices that takes longer says so.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+impl State {
+    /// The last worker of a stopped generation was reaped.
+    pub(super) fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
+        let (cause, mut actions) = self.ended(cause);
+        match cause {
+            StopCause::Failure(failure) if self.rules.unhealthy.is_some() && self.stopped_by.is_none() => {
+                self.phase = Phase::Checking { failure, say_at: Some(now + SILENT_WAIT) };
+                actions.push(Action::CheckDevices { generation: self.generation });
+            }
+            StopCause::Failure(failure) => actions.extend(self.restart_or_finish(now, failure)),
+            StopCause::User | StopCause::NotStarted => actions.push(self.finish_failed(None)),
+        }
+        actions
+    }
+
+    /// The cause is known when nobody is left who could have another story.
+    pub(super) fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
+        let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
+        let StopCause::Failure(failure) = cause else { return (cause, actions) };
+        let failure = failure.settle();
+        actions.push(Action::Say(Happening::GroupFailed { cause: failure.first }));
+        (StopCause::Failure(failure), actions)
+    }
+
+    /// The devices were looked at. Where that gave no answer, it is as if nobody had asked.
+    pub(super) fn checked(&mut self, now: Instant, generation: Generation, checkup: Checkup) -> Vec<Action> {
+        let is_current = generation == self.generation;
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Checking { mut failure, .. } if is_current => {
+                let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
+                failure.dead_devices = checkup.dead;
+                if failure.dead_devices.is_empty() {
+                    actions.extend(self.restart_or_finish(now, failure));
+                } else {
+                    let no_restart = Action::Say(Happening::NoRestart { dead: failure.dead_devices.len() });
+                    actions.extend(self.may_restart(&failure).then_some(no_restart));
+                    actions.push(self.finish_failed(Some(failure)));
+                }
+                actions
+            }
+            phase => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    fn may_restart(&self, failure: &Failure) -> bool {
+        failure.is_restartable() && self.stopped_by.is_none() && self.restarts_used < self.rules.max_restarts
+    }
+
+    fn restart_or_finish(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        if !self.may_restart(&failure) {
+            return vec![self.finish_failed(Some(failure))];
+        }
+        self.restarts_used.0 += 1;
+        self.generation.0 += 1;
+        vec![Action::Say(Happening::Restarting { used: self.restarts_used }), self.start(now)]
+    }
+
+    pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
+        let status = match (self.rules.persona, self.stopped_by, &failure) {
+            (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
+                ExitStatus::Signal(signal as i32)
+            }
+            (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
+            (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
+            (Persona::Rankrun, None, Some(failure)) => failure.status(),
+        };
+        self.phase = Phase::Finished;
+        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by })
+    }
+
+    pub(super) fn succeed(&mut self) -> Action {
+        self.phase = Phase::Finished;
+        Action::Finish(JobEnd { status: ExitStatus::SUCCESS, failure: None, stopped_by: None })
+    }
+}

@@ -1,0 +1,194 @@
+//! Findings about cards made by hand.
+
+use super::*;
+use crate::device::DeviceType;
+
+const GIB: u64 = 1 << 30;
+const OWN: u32 = 1000;
+
+fn card(state: State) -> Accelerator {
+    Accelerator {
+        kind: DeviceType::Cuda,
+        index: 0,
+        name: "NVIDIA A100".to_owned(),
+        uuid: None,
+        pci: None,
+        numa_node: None,
+        memory: Some(Memory { total: 80 * GIB, free: Some(79 * GIB + GIB / 2) }),
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: Some(Box::new(state)),
+    }
+}
+
+fn process(pid: u32, uid: Option<u32>) -> DeviceProcess {
+    DeviceProcess { pid, name: Some("python".to_owned()), uid, memory: Some(12 * GIB + GIB / 2) }
+}
+
+fn hot(temperature: u32, throttle: Vec<Throttle>) -> State {
+    State { temperature: Some(temperature), slowdown_temperature: Some(92), throttle, ..State::default() }
+}
+
+fn powered(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> State {
+    State { power, power_limit: limit, default_power_limit: Some(400_000), throttle, ..State::default() }
+}
+
+fn told(accelerator: &Accelerator) -> Vec<String> {
+    findings(accelerator, OWN)
+        .iter()
+        .map(|finding| format!("{}: {finding}", finding.severity.word()))
+        .collect()
+}
+
+#[test]
+fn a_healthy_card_has_nothing_to_tell() {
+    let mut idle = card(State { throttle: vec![Throttle::Idle], ..hot(88, Vec::new()) });
+    assert_eq!(told(&idle), [""; 0]);
+    idle.state = None;
+    assert_eq!(told(&idle), [""; 0]);
+}
+
+#[test]
+fn each_state_has_its_words() {
+    use Throttle::{HardwareSlowdown, HardwareThermal, PowerBrake, PowerCap, SoftwareThermal};
+    for (state, text) in [
+        (hot(89, vec![]), "warning: 89 °C, slows itself down at 92 °C"),
+        (hot(91, vec![]), "warning: 91 °C, slows itself down at 92 °C"),
+        (hot(85, vec![SoftwareThermal]), "warning: 85 °C, slowed down by heat (its limit is 92 °C)"),
+        (
+            hot(95, vec![HardwareSlowdown, HardwareThermal]),
+            "warning: 95 °C, slowed down by heat (its limit is 92 °C)",
+        ),
+        (State { throttle: vec![HardwareThermal], ..State::default() }, "warning: slowed down by heat"),
+        (
+            State { throttle: vec![HardwareSlowdown, PowerBrake], ..State::default() },
+            "warning: slowed down by the power brake: the supply of the machine is at its limit",
+        ),
+        (
+            State { throttle: vec![HardwareSlowdown], ..State::default() },
+            "warning: slowed down by the hardware: heat, power brake or a bad supply",
+        ),
+        (
+            powered(Some(398_700), Some(400_000), vec![PowerCap]),
+            "warning: slowed down by its power limit: 399 of 400 W",
+        ),
+        (powered(None, Some(400_000), vec![PowerCap]), "warning: slowed down by its power limit of 400 W"),
+        (powered(None, None, vec![PowerCap]), "warning: slowed down by its power limit"),
+        (
+            powered(Some(60_000), Some(300_000), vec![]),
+            "warning: power limit set to 300 W; it came with 400 W",
+        ),
+        (
+            State { uncorrected_ecc: Some(1), ..State::default() },
+            "fatal: 1 uncorrected ECC error since the driver was loaded",
+        ),
+        (
+            State { uncorrected_ecc: Some(7), ..State::default() },
+            "fatal: 7 uncorrected ECC errors since the driver was loaded",
+        ),
+        (State { retired: Some(1), ..State::default() }, "warning: 1 page or row of its memory is retired"),
+        (
+            State { retired: Some(2), retirement_pending: true, ..State::default() },
+            "warning: 2 pages or rows of its memory are retired; bad memory waits for a reset to be retired",
+        ),
+    ] {
+        assert_eq!(told(&card(state.clone())), [text], "{state:?}");
+    }
+}
+
+#[test]
+fn what_is_as_it_should_be_is_not_told() {
+    for state in [
+        hot(88, vec![Throttle::ApplicationClocks, Throttle::SyncBoost, Throttle::DisplayClocks]),
+        State { slowdown_temperature: Some(0), temperature: Some(40), ..State::default() },
+        powered(Some(120_000), Some(400_000), vec![Throttle::PowerCap]),
+        powered(Some(450_000), Some(450_000), vec![]),
+        State { uncorrected_ecc: Some(0), retired: Some(0), ..State::default() },
+    ] {
+        assert_eq!(told(&card(state.clone())), [""; 0], "{state:?}");
+    }
+}
+
+#[test]
+fn a_lost_card_has_only_that_to_tell() {
+    let mut lost = card(hot(95, vec![]));
+    lost.condition = Condition::Lost { why: "GPU is lost".to_owned() };
+    assert_eq!(told(&lost), ["fatal: does not answer: GPU is lost"]);
+}
+
+#[test]
+fn users_are_told_apart() {
+    let state = State {
+        processes: vec![
+            process(1, Some(OWN)),
+            process(2, Some(0)),
+            DeviceProcess { pid: 3, name: None, uid: None, memory: None },
+        ],
+        ..State::default()
+    };
+    assert_eq!(
+        told(&card(state)),
+        [
+            "warning: busy with somebody else's process: pid 2 `python`, 12.5 GiB",
+            "warning: busy with an unknown user's process: pid 3",
+            "note: busy with your own process: pid 1 `python`, 12.5 GiB",
+        ]
+    );
+    let crowd = State { processes: (1..=5).map(|pid| process(pid, Some(7))).collect(), ..State::default() };
+    let text = told(&card(crowd)).remove(0);
+    assert!(text.starts_with("warning: busy with somebody else's processes: pid 1 `python`"), "{text}");
+    assert!(text.ends_with("pid 3 `python`, 12.5 GiB; and 2 more"), "{text}");
+}
+
+#[test]
+fn memory_that_nobody_seems_to_use_is_told() {
+    let used = |free, part, processes| {
+        let state = State { processes, ..State::default() };
+        let memory = Some(Memory { total: 80 * GIB, free: Some(free) });
+        told(&Accelerator { memory, part, ..card(state) })
+    };
+    let text = "warning: 20.0 GiB of its memory in use by processes that are not to be seen from here";
+    assert_eq!(used(60 * GIB, Part::Whole, vec![]), [text]);
+    assert_eq!(used(60 * GIB, Part::MigParent, vec![]), [""; 0]);
+    assert_eq!(used(77 * GIB, Part::Whole, vec![]), [""; 0]);
+    let note = "note: busy with your own process: pid 4 `python`, 12.5 GiB";
+    assert_eq!(used(60 * GIB, Part::Whole, vec![process(4, Some(OWN))]), [note]);
+    // More free than there is: a lie, and no reason to panic.
+    assert_eq!(used(90 * GIB, Part::Whole, vec![]), [""; 0]);
+}
+
+#[test]
+fn a_card_much_smaller_than_the_largest_is_named() {
+    let of = |total: u64, part| Accelerator {
+        memory: Some(Memory { total, free: None }),
+        part,
+        ..card(State::default())
+    };
+    let cards = [
+        of(80 * GIB, Part::Whole),
+        of(24 * GIB, Part::Whole),
+        of(40 * GIB, Part::Whole),
+        of(5 * GIB, Part::MigInstance { gpu: 0 }),
+        Accelerator { memory: None, ..card(State::default()) },
+    ];
+    let all: Vec<&Accelerator> = cards.iter().collect();
+    let text = "24.0 GiB of memory, less than half of the largest's 80.0 GiB".to_owned();
+    assert_eq!(small_memory(&all), [(1, Finding { severity: Severity::Warning, text })]);
+    assert_eq!(small_memory(&all[4..]), []);
+}
+
+#[test]
+fn numbers_are_not_made_larger() {
+    for (bytes, words) in [
+        (0, "0 MiB"),
+        (GIB - 1, "1023 MiB"),
+        (GIB, "1.0 GiB"),
+        (85_520_809_984, "79.6 GiB"),
+        (u64::MAX, "17179869183.9 GiB"),
+    ] {
+        assert_eq!(in_words(bytes), words);
+    }
+    assert_eq!(watts(u64::MAX), u64::MAX / 1000);
+    assert_eq!(watts(398_500), 399);
+}

@@ -1,0 +1,266 @@
+//! `rankrun devices` for people. Pure.
+//!
+//! What matters at a glance comes first and fits 100 columns: one row per device with its load and heat, what is
+//! wrong, and who uses it. Then what a device is called and where it is, and what the launcher would do with them.
+
+use crate::device::health::{Severity, in_words};
+use crate::device::{Accelerator, Condition, DeviceProcess, DeviceType, Part, State};
+
+use super::page::{Align, Column, Page, Row, Tone, width};
+use super::picture::{Picture, Warning};
+use super::words;
+
+/// A longer name is cut, and told whole in the second table.
+const LONGEST_NAME: usize = 24;
+
+const STATES: [Column; 9] = [
+    Column("#", Align::Left),
+    Column("type", Align::Left),
+    Column("name", Align::Left),
+    Column("free/all GiB", Align::Right),
+    Column("°C", Align::Right),
+    Column("power W", Align::Right),
+    Column("clock MHz", Align::Right),
+    Column("use %", Align::Right),
+    Column("throttle", Align::Left),
+];
+const PLACES: [Column; 8] = [
+    Column("#", Align::Left),
+    Column("PCI address", Align::Left),
+    Column("NUMA", Align::Right),
+    Column("compute", Align::Left),
+    Column("module", Align::Right),
+    Column("UUID", Align::Left),
+    Column("hidden by", Align::Left),
+    Column("full name", Align::Left),
+];
+const PROCESSES: [Column; 5] = [
+    Column("#", Align::Left),
+    Column("pid", Align::Right),
+    Column("memory", Align::Right),
+    Column("whose", Align::Left),
+    Column("process", Align::Left),
+];
+const ORDERS: [Column; 3] = [
+    Column("type", Align::Left),
+    Column("--device-order", Align::Left),
+    Column("devices in rank order", Align::Left),
+];
+const SOURCES: [Column; 2] = [Column("type", Align::Left), Column("looked for", Align::Left)];
+
+/// The whole page.
+pub(super) fn page(picture: &Picture, kind: Option<DeviceType>) -> Page {
+    let mut page = Page::default();
+    let title = [("title", &*format!("{}: {}", picture.host, summary(picture, kind)), Tone::Heading)];
+    page.line("title", &title);
+    let devices = || picture.machine.accelerators.iter().enumerate();
+    if devices().next().is_some() {
+        page.blank();
+        page.table(&STATES, devices().map(|(at, device)| state_row(picture, at, device)).collect());
+    }
+    warnings(&mut page, picture);
+    processes(&mut page, picture);
+    if devices().next().is_some() {
+        page.blank();
+        page.table(&PLACES, devices().map(|(at, device)| place_row(picture, at, device)).collect());
+    }
+    orders(&mut page, picture);
+    sources(&mut page, picture);
+    let processors = words::processors(&picture.machine, &picture.affinity);
+    if !processors.is_empty() {
+        page.blank();
+        page.line("CPUs", &[("CPUs", &processors, Tone::Plain)]);
+    }
+    page
+}
+
+/// `2 cuda devices, 1 rocm device`; MIG instances are devices, and the card that they share is not.
+fn summary(picture: &Picture, kind: Option<DeviceType>) -> String {
+    let of = |kind: DeviceType| {
+        let is_device = |device: &&Accelerator| device.kind == kind && device.part != Part::MigParent;
+        picture.machine.accelerators.iter().filter(is_device).count()
+    };
+    let noun = |kind: DeviceType| format!("{kind} device");
+    let counts: Vec<String> = DeviceType::ALL
+        .into_iter()
+        .filter(|kind| of(*kind) > 0)
+        .map(|kind| words::count(of(kind), &noun(kind)))
+        .collect();
+    match (counts.is_empty(), kind) {
+        (true, None | Some(DeviceType::Cpu)) => "no accelerators".to_owned(),
+        (true, Some(kind)) => format!("no {kind} devices"),
+        (false, _) => counts.join(", "),
+    }
+}
+
+/// A MIG instance stands below its card.
+fn index(device: &Accelerator) -> String {
+    let indent = if matches!(device.part, Part::MigInstance { .. }) { "  " } else { "" };
+    format!("{indent}{}", words::index(device))
+}
+
+fn key(table: &str, device: &Accelerator) -> String {
+    format!("{table}/{}/{}", device.kind, words::index(device))
+}
+
+fn state_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
+    let worst =
+        picture.warnings.iter().filter(|warning| warning.device == Some(at)).map(|told| told.severity);
+    let tone = worst.max().map_or(Tone::Plain, tone_of);
+    let nothing = State::default();
+    let state = device.state.as_deref().unwrap_or(&nothing);
+    let throttle = match &device.condition {
+        Condition::Lost { .. } => ("does not answer".to_owned(), Tone::Bad),
+        Condition::Answers => (words::throttles(&state.throttle), Tone::Plain),
+    };
+    let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+    let (clock, most) = (state.clock.map(u64::from), state.max_clock.map(u64::from));
+    Row::new(key("state", device))
+        .toned(index(device), tone)
+        .cell(device.kind.word())
+        .cell(cut(&device.name))
+        .cell(words::memory(device.memory))
+        .cell(number(state.temperature))
+        .cell(words::power(state.power, state.power_limit))
+        .cell(words::of(clock, most))
+        .cell(number(state.utilisation))
+        .toned(throttle.0, throttle.1)
+}
+
+fn place_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
+    let capability = device.state.as_ref().and_then(|state| state.compute_capability);
+    let capability = capability.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
+    let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+    let full_name = if cut(&device.name) == device.name { "" } else { &device.name };
+    Row::new(key("place", device))
+        .cell(index(device))
+        .cell(device.pci.map_or_else(String::new, |address| address.to_string()))
+        .cell(number(device.numa_node))
+        .cell(capability)
+        .cell(number(device.module_id))
+        .cell(device.uuid.clone().unwrap_or_default())
+        .toned(picture.hidden_by[at].clone().unwrap_or_default(), Tone::Warning)
+        .cell(full_name)
+}
+
+fn cut(name: &str) -> String {
+    if width(name) <= LONGEST_NAME {
+        return name.to_owned();
+    }
+    name.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
+}
+
+const fn tone_of(severity: Severity) -> Tone {
+    match severity {
+        Severity::Note => Tone::Plain,
+        Severity::Warning => Tone::Warning,
+        Severity::Fatal => Tone::Bad,
+    }
+}
+
+/// What is wrong: with devices, and with the looking. One's own processes stand in the table of processes.
+fn warnings(page: &mut Page, picture: &Picture) {
+    let told: Vec<&Warning> =
+        picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
+    let troubles: Vec<_> =
+        picture.machine.troubles.iter().filter(|trouble| words::is_serious(trouble)).collect();
+    if !told.is_empty() || !troubles.is_empty() {
+        page.blank();
+    }
+    for trouble in troubles {
+        let text = format!(" {}: {}", trouble.kind, words::trouble(trouble));
+        let key = format!("trouble/{}/{}", trouble.kind, trouble.source);
+        page.line(key, &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
+    }
+    for warning in told {
+        let label = if warning.severity == Severity::Fatal { "error:" } else { "warning:" };
+        let subject = warning.device.and_then(|at| picture.machine.accelerators.get(at)).map(words::device);
+        let subject = subject.map(|subject| format!("{subject}: ")).unwrap_or_default();
+        let text = format!(" {subject}{}", warning.text);
+        // The same warning with other numbers is the same line, changed.
+        let words = text.replace(|letter: char| letter.is_ascii_digit(), "");
+        let key = format!("warning/{:?}/{words}", warning.device);
+        page.line(key, &[("label", label, tone_of(warning.severity)), ("text", &text, Tone::Plain)]);
+    }
+}
+
+fn processes(page: &mut Page, picture: &Picture) {
+    let mut rows = Vec::new();
+    for device in &picture.machine.accelerators {
+        for process in device.state.iter().flat_map(|state| &state.processes) {
+            rows.push(process_row(device, process, picture.own_uid));
+        }
+    }
+    if !rows.is_empty() {
+        page.blank();
+        page.table(&PROCESSES, rows);
+    }
+}
+
+fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> Row {
+    let (whose, tone) = match process.uid {
+        Some(uid) if uid == own_uid => ("yours".to_owned(), Tone::Plain),
+        Some(uid) => (format!("uid {uid}"), Tone::Warning),
+        None => ("not known".to_owned(), Tone::Warning),
+    };
+    Row::new(format!("{}/{}", key("process", device), process.pid))
+        .cell(index(device))
+        .cell(process.pid.to_string())
+        .cell(process.memory.map_or_else(String::new, in_words))
+        .toned(whose, tone)
+        .cell(process.name.clone().unwrap_or_default())
+}
+
+/// The orders, where there is more than one way to say them.
+fn orders(page: &mut Page, picture: &Picture) {
+    let kinds: Vec<DeviceType> = DeviceType::ALL
+        .into_iter()
+        .filter(|kind| picture.orders.iter().any(|order| order.kind == *kind && !is_trivial(&order.devices)))
+        .collect();
+    let rows: Vec<Row> = picture
+        .orders
+        .iter()
+        .filter(|order| kinds.contains(&order.kind))
+        .map(|order| {
+            let (text, tone) = match &order.devices {
+                Ok(devices) => {
+                    let index = |at: &usize| words::index(&picture.machine.accelerators[*at]);
+                    (devices.iter().map(index).collect::<Vec<_>>().join(" "), Tone::Plain)
+                }
+                Err(why) => (why.clone(), Tone::Faint),
+            };
+            let kind = if kinds.len() > 1 { order.kind.word() } else { "" };
+            let key = format!("order/{}/{}", order.kind, order.order.word());
+            Row::new(key).cell(kind).cell(order.order.word()).toned(text, tone)
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.blank();
+        page.table(&ORDERS, rows);
+    }
+}
+
+fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
+    matches!(devices, Ok(devices) if devices.len() < 2)
+}
+
+/// Where nothing was found: what was looked for.
+fn sources(page: &mut Page, picture: &Picture) {
+    if !picture.machine.accelerators.is_empty() {
+        return;
+    }
+    let missing = picture.machine.troubles.iter().filter(|trouble| !words::is_serious(trouble));
+    let rows: Vec<Row> = missing
+        .map(|trouble| {
+            let key = format!("source/{}/{}", trouble.kind, trouble.source);
+            Row::new(key).cell(trouble.kind.word()).cell(words::trouble(trouble))
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.blank();
+        page.table(&SOURCES, rows);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! The same for programs, as one JSON object. Pure.
+//!
+//! The shape is ours and stable: names carry their units where they have one, what is not known is `null`, and a
+//! device is named by its place in `devices`.
+
+use serde::Serialize;
+
+use crate::device::{
+    Accelerator, Condition, CpuLayout, DeviceType, Machine, Nic, NumaNode, Part, PciAddress, State, Throttle,
+    Trouble, TroubleKind,
+};
+
+use super::picture::Picture;
+use super::topo::{Topology, word};
+use super::words;
+
+/// The shape of both objects. They grow without a new number; a field that is there keeps its name and meaning.
+const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct DevicesAnswer<'a> {
+    version: u32,
+    host: &'a str,
+    devices: Vec<Device<'a>>,
+    links: Vec<Link>,
+    nics: Vec<NicAnswer<'a>>,
+    cpus: Option<Cpus<'a>>,
+    orders: Vec<Order<'a>>,
+    warnings: Vec<Warning<'a>>,
+    troubles: Vec<TroubleAnswer<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    r#type: DeviceType,
+    index: u32,
+    /// As `--devices` takes it.
+    selector: String,
+    name: &'a str,
+    uuid: Option<&'a str>,
+    pci: Option<PciAddress>,
+    numa_node: Option<u32>,
+    memory_total_bytes: Option<u64>,
+    memory_free_bytes: Option<u64>,
+    part: &'static str,
+    /// Of a MIG instance, the index of its GPU; of a tile, its card.
+    parent: Option<u32>,
+    module_id: Option<u32>,
+    answers: bool,
+    /// Why it does not.
+    lost_because: Option<&'a str>,
+    /// The variables that keep a launch from using it.
+    hidden_by: Option<&'a str>,
+    state: Option<StateAnswer<'a>>,
+}
+
+#[derive(Serialize)]
+struct StateAnswer<'a> {
+    compute_capability: Option<String>,
+    temperature_celsius: Option<u32>,
+    slowdown_temperature_celsius: Option<u32>,
+    power_milliwatts: Option<u64>,
+    power_limit_milliwatts: Option<u64>,
+    default_power_limit_milliwatts: Option<u64>,
+    clock_mhz: Option<u32>,
+    max_clock_mhz: Option<u32>,
+    memory_clock_mhz: Option<u32>,
+    utilisation_per_cent: Option<u32>,
+    throttle: &'a [Throttle],
+    uncorrected_ecc_errors: Option<u64>,
+    retired_memory: Option<u32>,
+    retirement_pending: bool,
+    processes: Vec<Process<'a>>,
+}
+
+#[derive(Serialize)]
+struct Process<'a> {
+    pid: u32,
+    name: Option<&'a str>,
+    uid: Option<u32>,
+    is_own: bool,
+    memory_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Link {
+    devices: [usize; 2],
+    kind: String,
+}
+
+#[derive(Serialize)]
+struct NicAnswer<'a> {
+    name: &'a str,
+    pci: Option<PciAddress>,
+    numa_node: Option<u32>,
+    /// The way to each device.
+    links: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Cpus<'a> {
+    count: usize,
+    /// Those that this process may use.
+    usable: &'a [u32],
+    nodes: Vec<Node<'a>>,
+}
+
+#[derive(Serialize)]
+struct Node<'a> {
+    id: u32,
+    cpus: &'a [u32],
+}
+
+#[derive(Serialize)]
+struct Order<'a> {
+    r#type: DeviceType,
+    order: &'static str,
+    /// In rank order.
+    devices: Option<&'a [usize]>,
+    error: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Warning<'a> {
+    device: Option<usize>,
+    severity: &'static str,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct TroubleAnswer<'a> {
+    r#type: DeviceType,
+    source: &'a str,
+    kind: &'static str,
+    text: String,
+}
+
+/// The picture as one object, with a newline behind it.
+pub(super) fn devices(picture: &Picture) -> Vec<u8> {
+    let machine = &picture.machine;
+    let all = machine.accelerators.iter().zip(&picture.hidden_by);
+    let orders = picture.orders.iter().map(|known| Order {
+        r#type: known.kind,
+        order: known.order.word(),
+        devices: known.devices.as_deref().ok(),
+        error: known.devices.as_ref().err().map(String::as_str),
+    });
+    let warnings = picture.warnings.iter().map(|warning| Warning {
+        device: warning.device,
+        severity: warning.severity.word(),
+        text: &warning.text,
+    });
+    object(&DevicesAnswer {
+        version: VERSION,
+        host: &picture.host,
+        devices: all.map(|(one, hidden)| device(one, hidden.as_deref(), picture.own_uid)).collect(),
+        links: links(machine),
+        nics: machine.nics.iter().map(nic).collect(),
+        cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &picture.affinity)),
+        orders: orders.collect(),
+        warnings: warnings.collect(),
+        troubles: machine.troubles.iter().map(trouble).collect(),
+    })
+}
+
+#[derive(Serialize)]
+struct TopologyAnswer<'a> {
+    version: u32,
+    host: &'a str,
+    /// The names of rows and columns: the devices, then the network cards.
+    names: &'a [String],
+    /// By row and column.
+    matrix: &'a [Vec<String>],
+    devices: Vec<NearAnswer<'a>>,
+    nics: Vec<NicAnswer<'a>>,
+    troubles: Vec<TroubleAnswer<'a>>,
+}
+
+#[derive(Serialize)]
+struct NearAnswer<'a> {
+    name: &'a str,
+    r#type: DeviceType,
+    index: u32,
+    pci: Option<PciAddress>,
+    uuid: Option<&'a str>,
+    cpu_affinity: Option<&'a [u32]>,
+    numa_affinity: Option<u32>,
+    /// By their names in `names`.
+    nearest_nics: Vec<&'a str>,
+    nearest_nic_link: Option<String>,
+}
+
+/// The matrix as one object, with a newline behind it.
+pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
+    let topology = Topology::of(machine);
+    let near = topology.near.iter().zip(&topology.names).map(|(near, name)| {
+        let device = &machine.accelerators[near.device];
+        NearAnswer {
+            name,
+            r#type: device.kind,
+            index: device.index,
+            pci: device.pci,
+            uuid: device.uuid.as_deref(),
+            cpu_affinity: near.cpus.as_deref(),
+            numa_affinity: near.numa_node,
+            nearest_nics: near.nics.iter().map(|row| topology.names[*row].as_str()).collect(),
+            nearest_nic_link: near.way.map(word),
+        }
+    });
+    object(&TopologyAnswer {
+        version: VERSION,
+        host,
+        names: &topology.names,
+        matrix: &topology.cells,
+        devices: near.collect(),
+        nics: machine.nics.iter().map(nic).collect(),
+        troubles: machine.troubles.iter().map(trouble).collect(),
+    })
+}
+
+fn object(answer: &impl Serialize) -> Vec<u8> {
+    // Every key is a string and there are no fractions.
+    let mut json = serde_json::to_vec_pretty(answer).unwrap_or_default();
+    json.push(b'\n');
+    json
+}
+
+fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32) -> Device<'a> {
+    let (part, parent) = match device.part {
+        Part::Whole => ("whole", None),
+        Part::MigParent => ("mig_parent", None),
+        Part::MigInstance { gpu } => ("mig_instance", Some(gpu)),
+        Part::Tile { card, .. } => ("tile", Some(card)),
+    };
+    let lost_because = match &device.condition {
+        Condition::Answers => None,
+        Condition::Lost { why } => Some(why.as_str()),
+    };
+    Device {
+        r#type: device.kind,
+        index: device.index,
+        selector: words::index(device),
+        name: &device.name,
+        uuid: device.uuid.as_deref(),
+        pci: device.pci,
+        numa_node: device.numa_node,
+        memory_total_bytes: device.memory.map(|memory| memory.total),
+        memory_free_bytes: device.memory.and_then(|memory| memory.free),
+        part,
+        parent,
+        module_id: device.module_id,
+        answers: lost_because.is_none(),
+        lost_because,
+        hidden_by,
+        state: device.state.as_deref().map(|known| state(known, own_uid)),
+    }
+}
+
+fn state(state: &State, own_uid: u32) -> StateAnswer<'_> {
+    let processes = state.processes.iter().map(|process| Process {
+        pid: process.pid,
+        name: process.name.as_deref(),
+        uid: process.uid,
+        is_own: process.uid == Some(own_uid),
+        memory_bytes: process.memory,
+    });
+    StateAnswer {
+        compute_capability: state.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
+        temperature_celsius: state.temperature,
+        slowdown_temperature_celsius: state.slowdown_temperature,
+        power_milliwatts: state.power,
+        power_limit_milliwatts: state.power_limit,
+        default_power_limit_milliwatts: state.default_power_limit,
+        clock_mhz: state.clock,
+        max_clock_mhz: state.max_clock,
+        memory_clock_mhz: state.memory_clock,
+        utilisation_per_cent: state.utilisation,
+        throttle: &state.throttle,
+        uncorrected_ecc_errors: state.uncorrected_ecc,
+        retired_memory: state.retired,
+        retirement_pending: state.retirement_pending,
+        processes: processes.collect(),
+    }
+}
+
+fn links(machine: &Machine) -> Vec<Link> {
+    machine.links.iter().map(|link| Link { devices: [link.a, link.b], kind: word(link.kind) }).collect()
+}
+
+fn nic(nic: &Nic) -> NicAnswer<'_> {
+    NicAnswer {
+        name: &nic.name,
+        pci: nic.pci,
+        numa_node: nic.numa_node,
+        links: nic.links.iter().copied().map(word).collect(),
+    }
+}
+
+fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> Cpus<'a> {
+    let node = |node: &'a NumaNode| Node { id: node.id, cpus: &node.cpus };
+    Cpus { count: layout.cpus.len(), usable: affinity, nodes: layout.nodes.iter().map(node).collect() }
+}
+
+fn trouble(trouble: &Trouble) -> TroubleAnswer<'_> {
+    let kind = match trouble.what {
+        TroubleKind::Missing(_) => "missing",
+        TroubleKind::Failed(_) => "failed",
+        TroubleKind::Hung(_) => "hung",
+        TroubleKind::Crashed(_) => "crashed",
+    };
+    TroubleAnswer { r#type: trouble.kind, source: &trouble.source, kind, text: words::trouble(trouble) }
+}
+
+#[cfg(test)]
+mod tests;

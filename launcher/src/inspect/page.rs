@@ -1,0 +1,232 @@
+//! Lines of cells that know their names, so that two pictures can be compared cell by cell. Pure.
+
+use crate::explain::Style;
+use crate::reporter::plain::plain;
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// How a text is painted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tone {
+    Plain,
+    Heading,
+    Faint,
+    Warning,
+    Bad,
+}
+
+impl Tone {
+    /// The parameters of the escape sequence (ECMA-48, SGR); none for what is plain.
+    pub(super) const fn codes(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Heading => Some("1"),
+            Self::Faint => Some("2"),
+            Self::Warning => Some("1;33"),
+            Self::Bad => Some("1;31"),
+        }
+    }
+}
+
+/// A text at its place in a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cell {
+    /// By which it is found again in the same line of the next picture.
+    pub(super) name: &'static str,
+    /// Blanks in front of it.
+    pub(super) before: usize,
+    pub(super) text: String,
+    pub(super) tone: Tone,
+}
+
+/// A line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// By which it is found again in the next picture.
+    pub(super) key: String,
+    pub(super) cells: Vec<Cell>,
+}
+
+/// Everything that is told, in lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Page {
+    pub(super) lines: Vec<Line>,
+}
+
+/// Where a column's texts stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Align {
+    Left,
+    Right,
+    Middle,
+}
+
+/// A column: its heading, which is its name too, and where its texts stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Column(pub(super) &'static str, pub(super) Align);
+
+/// A row of a table: as many texts as there are columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) key: String,
+    pub(super) cells: Vec<(String, Tone)>,
+}
+
+impl Row {
+    pub(super) fn new(key: String) -> Self {
+        Self { key, cells: Vec::new() }
+    }
+
+    /// The text of the next column; empty where there is nothing to say.
+    pub(super) fn cell(self, text: impl Into<String>) -> Self {
+        self.toned(text, Tone::Plain)
+    }
+
+    pub(super) fn toned(mut self, text: impl Into<String>, tone: Tone) -> Self {
+        self.cells.push((text.into(), tone));
+        self
+    }
+}
+
+impl Page {
+    /// A line of differently painted texts, which follow each other without a gap.
+    pub(super) fn line(&mut self, key: impl Into<String>, texts: &[(&'static str, &str, Tone)]) {
+        let cell = |&(name, text, tone): &(&'static str, &str, Tone)| Cell {
+            name,
+            before: 0,
+            text: one_line(text),
+            tone,
+        };
+        self.lines.push(Line { key: key.into(), cells: texts.iter().map(cell).collect() });
+    }
+
+    /// An empty line.
+    pub(super) fn blank(&mut self) {
+        self.lines.push(Line { key: String::new(), cells: Vec::new() });
+    }
+
+    /// A table with its headings; a column in which nobody has anything to say is left out.
+    pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Row>) {
+        let is_used_at =
+            |at: usize| rows.iter().any(|row| row.cells.get(at).is_some_and(|cell| !cell.0.is_empty()));
+        let used: Vec<usize> = (0..columns.len()).filter(|at| is_used_at(*at)).collect();
+        let key = columns.first().map(|column| column.0).unwrap_or_default();
+        let heading = used
+            .iter()
+            .fold(Row::new(format!("heading/{key}")), |row, at| row.toned(columns[*at].0, Tone::Heading));
+        let narrow = |row: Row| Row {
+            cells: used.iter().filter_map(|at| row.cells.get(*at).cloned()).collect(),
+            ..row
+        };
+        let rows = std::iter::once(heading).chain(rows.into_iter().map(narrow)).collect();
+        let columns: Vec<Column> = used.iter().map(|at| columns[*at]).collect();
+        self.bare_table(&columns, rows);
+    }
+
+    /// A table without a row of headings.
+    pub(super) fn bare_table(&mut self, columns: &[Column], rows: Vec<Row>) {
+        let clean = |row: Row| Row {
+            cells: row.cells.into_iter().map(|(text, tone)| (one_line(&text), tone)).collect(),
+            ..row
+        };
+        let rows: Vec<Row> = rows.into_iter().map(clean).collect();
+        let texts = |at: usize| rows.iter().filter_map(move |row| row.cells.get(at));
+        let widest = |at: usize| texts(at).map(|cell| width(&cell.0)).max().unwrap_or_default();
+        let widths: Vec<usize> = (0..columns.len()).map(widest).collect();
+        for row in rows {
+            let mut owed = 0;
+            let mut cells = Vec::new();
+            for ((text, tone), (&Column(name, align), &widest)) in
+                row.cells.into_iter().zip(columns.iter().zip(&widths))
+            {
+                let left = widest.saturating_sub(width(&text));
+                let before = match align {
+                    Align::Left => 0,
+                    Align::Right => left,
+                    Align::Middle => left / 2,
+                };
+                if text.is_empty() {
+                    owed += widest + GAP;
+                } else {
+                    cells.push(Cell { name, before: owed + before, text, tone });
+                    owed = left - before + GAP;
+                }
+            }
+            self.lines.push(Line { key: row.key, cells });
+        }
+    }
+
+    /// The whole text, each line ended.
+    pub(super) fn render(&self, style: Style) -> String {
+        let mut text = String::new();
+        for line in &self.lines {
+            for cell in &line.cells {
+                text.push_str(&" ".repeat(cell.before));
+                match cell.tone.codes().filter(|_| style == Style::Coloured) {
+                    Some(codes) => text.push_str(&format!("\x1b[{codes}m{}\x1b[0m", cell.text)),
+                    None => text.push_str(&cell.text),
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// How many columns of a terminal a text takes; vendors' names have no wide letters.
+pub(super) fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// A text from outside as a part of one line: nothing that a terminal obeys.
+pub(super) fn one_line(text: &str) -> String {
+    plain(&text.replace(['\n', '\t'], " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: [Column; 4] = [
+        Column("#", Align::Left),
+        Column("°C", Align::Right),
+        Column("never", Align::Left),
+        Column("name", Align::Left),
+    ];
+
+    fn page() -> Page {
+        let mut page = Page::default();
+        page.line("top", &[("label", "warning:", Tone::Warning), ("text", " ü\x1b[2J\nx", Tone::Plain)]);
+        page.blank();
+        page.table(
+            &COLUMNS,
+            vec![
+                Row::new("0".to_owned()).toned("0", Tone::Bad).cell("100").cell("").cell("a\tb"),
+                Row::new("1".to_owned()).cell("10").cell("").cell("").cell("c"),
+                Row::new("2".to_owned()).cell("").cell("7").cell("").cell(""),
+            ],
+        );
+        page
+    }
+
+    #[test]
+    fn columns_stand_below_each_other_and_empty_ones_are_left_out() {
+        let text = "warning: ü x\n\n#    °C  name\n0   100  a b\n10       c\n      7\n";
+        assert_eq!(page().render(Style::Plain), text);
+    }
+
+    #[test]
+    fn colours_are_between_the_blanks() {
+        let text = page().render(Style::Coloured);
+        assert!(text.starts_with("\x1b[1;33mwarning:\x1b[0m ü x\n"), "{text:?}");
+        assert!(text.contains("\x1b[1;31m0\x1b[0m   100  a b\n"), "{text:?}");
+    }
+
+    #[test]
+    fn cells_know_their_column() {
+        let page = page();
+        let names: Vec<_> = page.lines[4].cells.iter().map(|cell| cell.name).collect();
+        assert_eq!((page.lines[4].key.as_str(), names), ("1", vec!["#", "name"]));
+    }
+}

@@ -1,0 +1,212 @@
+//! Everything that is told about the machine at one moment, decided before anybody writes it down. Pure.
+
+use crate::device::choice::{Choice, ChoiceError, Question, Request, choose};
+use crate::device::health::{Severity, findings, small_memory};
+use crate::device::order::{DeviceOrder, arrange};
+use crate::device::visibility::Inherited;
+use crate::device::{Accelerator, CudaDevice, DeviceType, Link, Machine, Nic, Part};
+
+/// The CUDA driver's own order, asked only where it is needed.
+pub(super) type CudaOrder<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
+
+/// What is known beside the machine.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    /// The name of this machine.
+    pub(super) host: &'a str,
+    /// The visibility variables that a launch would inherit.
+    pub(super) inherited: &'a Inherited,
+    /// The CPUs that this process may use.
+    pub(super) affinity: &'a [u32],
+    /// Whose processes are no strangers.
+    pub(super) own_uid: u32,
+    /// The driver.
+    pub(super) cuda_order: CudaOrder<'a>,
+}
+
+/// The machine, and what follows from it. Devices are named by their position in [`Machine::accelerators`].
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Picture {
+    pub(super) host: String,
+    pub(super) machine: Machine,
+    pub(super) affinity: Vec<u32>,
+    pub(super) own_uid: u32,
+    /// By position: the variables that keep a launch from using it.
+    pub(super) hidden_by: Vec<Option<String>>,
+    pub(super) orders: Vec<Order>,
+    pub(super) warnings: Vec<Warning>,
+}
+
+/// What one `--device-order` would give a launch that says nothing else about devices of this type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Order {
+    pub(super) kind: DeviceType,
+    pub(super) order: DeviceOrder,
+    /// Positions in rank order, or why it cannot be told.
+    pub(super) devices: Result<Vec<usize>, String>,
+}
+
+/// What a person should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Warning {
+    /// About which device; none for what concerns all of a type.
+    pub(super) device: Option<usize>,
+    pub(super) severity: Severity,
+    pub(super) text: String,
+}
+
+impl Picture {
+    /// Puts it together; with a `kind`, only of these devices.
+    pub(super) fn of(machine: Machine, kind: Option<DeviceType>, context: &Context<'_>) -> Self {
+        let machine = match kind {
+            Some(kind) => only(machine, kind),
+            None => machine,
+        };
+        let mut picture = Self {
+            host: context.host.to_owned(),
+            hidden_by: vec![None; machine.accelerators.len()],
+            machine,
+            affinity: context.affinity.to_vec(),
+            own_uid: context.own_uid,
+            orders: Vec::new(),
+            warnings: Vec::new(),
+        };
+        for kind in DeviceType::ALL {
+            picture.add(kind, context);
+        }
+        picture
+    }
+
+    fn add(&mut self, kind: DeviceType, context: &Context<'_>) {
+        let all: Vec<usize> = self.positions(|device| device.kind == kind);
+        if all.is_empty() {
+            return;
+        }
+        let visible = match chosen(&self.machine, kind, context) {
+            Ok(visible) => visible,
+            Err(error) => {
+                let text = format!("what a launch would see is not known: {error}");
+                self.warnings.push(Warning { device: None, severity: Severity::Warning, text });
+                None
+            }
+        };
+        let usable = |device: &Accelerator| device.kind == kind && device.part != Part::MigParent;
+        let variables = variables(kind, context.inherited);
+        let listed = match (visible, variables) {
+            (Some(visible), Some(variables)) => {
+                for &at in
+                    all.iter().filter(|at| !visible.contains(at) && usable(&self.machine.accelerators[**at]))
+                {
+                    self.hidden_by[at] = Some(variables.clone());
+                }
+                visible
+            }
+            (Some(visible), None) if !visible.is_empty() => visible,
+            _ => self.positions(usable),
+        };
+        self.orders.extend(orders(kind, &listed, &self.machine, context.cuda_order));
+        self.warnings.extend(blemishes(&all, &self.machine, context.own_uid));
+    }
+
+    fn positions(&self, is_it: impl Fn(&Accelerator) -> bool) -> Vec<usize> {
+        let all = self.machine.accelerators.iter().enumerate();
+        all.filter(|(_, device)| is_it(device)).map(|(at, _)| at).collect()
+    }
+
+    /// Whether nothing could be told because something is wrong.
+    pub(super) fn is_blind(&self) -> bool {
+        self.machine.accelerators.is_empty() && self.machine.troubles.iter().any(super::words::is_serious)
+    }
+}
+
+/// The positions of the devices of this type that a launch would take, in its order; none where it takes another
+/// type.
+fn chosen(
+    machine: &Machine,
+    kind: DeviceType,
+    context: &Context<'_>,
+) -> Result<Option<Vec<usize>>, ChoiceError> {
+    let request = Request { kind: Some(kind), ..Request::default() };
+    let question = Question {
+        machine,
+        inherited: context.inherited,
+        request: &request,
+        unhealthy: &[],
+        cuda_order: context.cuda_order,
+    };
+    let Choice { kind: found, devices, .. } = choose(&question)?;
+    let position = |device: &Accelerator| {
+        let same = |other: &Accelerator| {
+            (other.kind, other.index, other.part) == (device.kind, device.index, device.part)
+        };
+        machine.accelerators.iter().position(same)
+    };
+    let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
+    Ok((found == kind || found == DeviceType::Cpu).then(positions))
+}
+
+/// The variables that are set and may hide devices of this type.
+fn variables(kind: DeviceType, inherited: &Inherited) -> Option<String> {
+    let cuda = ("CUDA_VISIBLE_DEVICES", inherited.cuda.is_some());
+    let candidates = match kind {
+        DeviceType::Cuda => vec![cuda],
+        DeviceType::Rocm => vec![
+            ("ROCR_VISIBLE_DEVICES", inherited.rocr.is_some()),
+            ("HIP_VISIBLE_DEVICES", inherited.hip.is_some()),
+            cuda,
+        ],
+        DeviceType::Xpu => vec![("ZE_AFFINITY_MASK", inherited.ze_mask.is_some())],
+        DeviceType::Hpu => vec![("HABANA_VISIBLE_MODULES", inherited.habana.is_some())],
+        DeviceType::Npu => vec![("ASCEND_RT_VISIBLE_DEVICES", inherited.ascend.is_some())],
+        DeviceType::Mps | DeviceType::Cpu => Vec::new(),
+    };
+    let set: Vec<&str> = candidates.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    (!set.is_empty()).then(|| set.join(", "))
+}
+
+fn orders(kind: DeviceType, listed: &[usize], machine: &Machine, cuda_order: CudaOrder<'_>) -> Vec<Order> {
+    // One device has one order, and nobody needs to be asked.
+    let of = |order| match listed.len() {
+        0 | 1 => Ok(listed.to_vec()),
+        _ => arrange(order, listed, machine, cuda_order).map_err(|error| error.to_string()),
+    };
+    DeviceOrder::ALL.into_iter().map(|order| Order { kind, order, devices: of(order) }).collect()
+}
+
+fn blemishes(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<Warning> {
+    let cards: Vec<&Accelerator> = all.iter().map(|at| &machine.accelerators[*at]).collect();
+    let small = small_memory(&cards);
+    let of_card = |(place, card): (usize, &&Accelerator)| -> Vec<Warning> {
+        let small = small.iter().filter(|(at, _)| *at == place).map(|(_, finding)| finding.clone());
+        let findings = findings(card, own_uid).into_iter().chain(small);
+        let warning = |finding: crate::device::health::Finding| Warning {
+            device: Some(all[place]),
+            severity: finding.severity,
+            text: finding.text,
+        };
+        findings.map(warning).collect()
+    };
+    cards.iter().enumerate().flat_map(of_card).collect()
+}
+
+/// The part of the machine that concerns one type of devices.
+fn only(machine: Machine, kind: DeviceType) -> Machine {
+    let kept: Vec<usize> =
+        (0..machine.accelerators.len()).filter(|at| machine.accelerators[*at].kind == kind).collect();
+    let place = |at: usize| kept.iter().position(|kept| *kept == at);
+    let link = |link: Link| Some(Link { a: place(link.a)?, b: place(link.b)?, ..link });
+    let nic = |nic: Nic| {
+        let links = kept.iter().filter_map(|at| nic.links.get(*at).copied()).collect();
+        Nic { links, ..nic }
+    };
+    Machine {
+        links: machine.links.into_iter().filter_map(link).collect(),
+        nics: machine.nics.into_iter().map(nic).collect(),
+        troubles: machine.troubles.into_iter().filter(|trouble| trouble.kind == kind).collect(),
+        accelerators: machine.accelerators.into_iter().filter(|device| device.kind == kind).collect(),
+        cpus: machine.cpus,
+    }
+}
+
+#[cfg(test)]
+mod tests;

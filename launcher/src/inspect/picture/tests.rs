@@ -1,0 +1,71 @@
+//! What follows from machines made by hand.
+
+use super::super::example::{OWN, bare, busy, card, context, machine, nic, picture};
+use super::*;
+use crate::device::LinkKind;
+
+#[test]
+fn only_one_type_keeps_its_links() {
+    let rocm = |index| Accelerator { kind: DeviceType::Rocm, ..card(index) };
+    let mut all = machine(vec![card(0), rocm(0), rocm(1)], LinkKind::Sys);
+    all.links[2].kind = LinkKind::Xgmi;
+    all.nics = vec![nic("eth0", 1, 0, vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Phb])];
+    let found = picture(all, Some(DeviceType::Rocm), None).machine;
+    assert_eq!(found.accelerators, [rocm(0), rocm(1)]);
+    assert_eq!(found.links, [Link { a: 0, b: 1, kind: LinkKind::Xgmi }]);
+    assert_eq!(found.nics[0].links, [LinkKind::Pix, LinkKind::Phb]);
+}
+
+#[test]
+fn each_order_is_told_for_each_type() {
+    let rocm = Accelerator { kind: DeviceType::Rocm, ..card(0) };
+    let seen = picture(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
+    let told: Vec<_> = seen.orders.iter().map(|order| (order.kind, order.order)).collect();
+    let all = |kind| DeviceOrder::ALL.into_iter().map(move |order| (kind, order));
+    assert!(told.into_iter().eq(all(DeviceType::Cuda).chain(all(DeviceType::Rocm))));
+    assert_eq!(seen.orders[0].devices, Ok(vec![0, 1]));
+    assert_eq!(seen.orders[5].devices, Ok(vec![2]));
+    assert_eq!(picture(bare(), None, None).orders, []);
+}
+
+#[test]
+fn nobody_is_asked_for_the_order_of_one_device() {
+    let inherited = Inherited::default();
+    let seen = Picture::of(
+        machine(vec![card(0)], LinkKind::Sys),
+        None,
+        &context(&inherited, &|| panic!("the driver was asked")),
+    );
+    assert!(seen.orders.iter().all(|order| order.devices == Ok(vec![0])));
+}
+
+#[test]
+fn findings_and_small_cards_are_warned_of() {
+    let mut small = card(1);
+    small.memory = Some(crate::device::Memory { total: 24 << 30, free: Some(24 << 30) });
+    let seen = picture(machine(vec![busy(0), small], LinkKind::Sys), None, None);
+    let told: Vec<_> = seen.warnings.iter().map(|warning| (warning.device, warning.severity)).collect();
+    let (warning, note) = (Severity::Warning, Severity::Note);
+    assert_eq!(
+        told,
+        [(Some(0), warning), (Some(0), warning), (Some(0), warning), (Some(0), note), (Some(1), warning)]
+    );
+    assert_eq!(seen.warnings[4].text, "24.0 GiB of memory, less than half of the largest's 80.0 GiB");
+    assert_eq!(seen.own_uid, OWN);
+}
+
+#[test]
+fn variables_of_the_type_may_hide() {
+    let set = Inherited {
+        cuda: Some("".into()),
+        hip: Some("0".into()),
+        rocr: Some("1".into()),
+        ..Inherited::default()
+    };
+    assert_eq!(variables(DeviceType::Cuda, &set).as_deref(), Some("CUDA_VISIBLE_DEVICES"));
+    assert_eq!(
+        variables(DeviceType::Rocm, &set).as_deref(),
+        Some("ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES")
+    );
+    assert_eq!(variables(DeviceType::Xpu, &set), None);
+}

@@ -1,0 +1,102 @@
+//! The terminal while something is watched: keys come at once, and all is put back whatever happens.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::unistd::{getpgrp, tcgetpgrp};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
+
+use crate::process::signal;
+use crate::reporter::console::write_while_ready;
+
+use super::frame::{ENTER, LEAVE, Size};
+
+/// How long a terminal that has stopped showing anything holds us up.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often we ask the shell for the foreground; a group that it has forgotten is never given it.
+const FOREGROUND_TRIES: usize = 3;
+
+/// The terminal as we use it; dropping it puts everything back.
+pub(super) struct Terminal {
+    input: io::Stdin,
+    output: io::Stdout,
+    /// The modes that were found, while they are not in force; none where we are not typed to.
+    modes: Option<Termios>,
+}
+
+impl Terminal {
+    /// Takes the terminal over.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn enter() -> io::Result<Self> {
+        let mut terminal = Self { input: io::stdin(), output: io::stdout(), modes: None };
+        terminal.take()?;
+        Ok(terminal)
+    }
+
+    fn take(&mut self) -> io::Result<()> {
+        for _ in 0..FOREGROUND_TRIES {
+            if self.is_in_foreground() {
+                break;
+            }
+            signal::suspend()?;
+        }
+        if let Ok(found) = tcgetattr(&self.input) {
+            let mut modes = found.clone();
+            // Ctrl-C and Ctrl-Z stay signals: they reach a probe that hangs as well.
+            modes.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+            modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+            modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+            tcsetattr(&self.input, OptionalActions::Now, &modes)?;
+            self.modes = Some(found);
+        }
+        self.write(ENTER);
+        Ok(())
+    }
+
+    fn is_in_foreground(&self) -> bool {
+        tcgetpgrp(&self.output).map_or(true, |group| group == getpgrp())
+    }
+
+    fn leave(&mut self) {
+        self.write(LEAVE);
+        if let Some(modes) = self.modes.take() {
+            // Where that fails the terminal is gone.
+            let _ = tcsetattr(&self.input, OptionalActions::Now, &modes);
+        }
+    }
+
+    /// Ctrl-Z: gives the terminal back, and takes it again once we go on.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn suspend(&mut self) -> io::Result<()> {
+        self.leave();
+        signal::suspend()?;
+        self.take()
+    }
+
+    /// Where keys come from, if anybody can type.
+    pub(super) fn keys(&self) -> Option<BorrowedFd<'_>> {
+        self.modes.as_ref().map(|_| self.input.as_fd())
+    }
+
+    pub(super) fn size(&self) -> Size {
+        tcgetwinsize(&self.output).map_or(Size::of(0, 0), |size| Size::of(size.ws_col, size.ws_row))
+    }
+
+    /// Writes; what a stuck terminal does not take is dropped, and the next picture stands over it.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        write_while_ready(self.output.as_fd(), bytes, PATIENCE);
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

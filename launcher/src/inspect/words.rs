@@ -1,0 +1,179 @@
+//! What is found, in words. Pure.
+
+use crate::device::health::{gib, watts};
+use crate::device::{Accelerator, Machine, Memory, Part, Throttle, Trouble, TroubleKind};
+
+/// Its number as `--devices` takes it: `3`, and `1:0` for the first MIG device of GPU 1.
+pub(super) fn index(accelerator: &Accelerator) -> String {
+    match accelerator.part {
+        Part::MigInstance { gpu } => format!("{gpu}:{}", accelerator.index),
+        Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.index.to_string(),
+    }
+}
+
+/// The name of a device within a sentence: `cuda 3`.
+pub(super) fn device(accelerator: &Accelerator) -> String {
+    format!("{} {}", accelerator.kind, index(accelerator))
+}
+
+/// `79.1/80.0`, in GiB.
+pub(super) fn memory(memory: Option<Memory>) -> String {
+    memory.map_or_else(String::new, |memory| {
+        let free = memory.free.map_or_else(|| "?".to_owned(), gib);
+        format!("{free}/{}", gib(memory.total))
+    })
+}
+
+/// `now/limit`, of which either may be unknown.
+pub(super) fn of(now: Option<u64>, limit: Option<u64>) -> String {
+    let shown = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+    match (now, limit) {
+        (None, None) => String::new(),
+        (Some(now), None) => now.to_string(),
+        (now, limit) => format!("{}/{}", shown(now), shown(limit)),
+    }
+}
+
+/// Whole watts.
+pub(super) fn power(now: Option<u64>, limit: Option<u64>) -> String {
+    of(now.map(watts), limit.map(watts))
+}
+
+/// Why it does not run at full speed.
+pub(super) const fn throttle(reason: Throttle) -> &'static str {
+    match reason {
+        Throttle::Idle => "idle",
+        Throttle::ApplicationClocks => "clocks set by user",
+        Throttle::PowerCap => "power limit",
+        Throttle::HardwareSlowdown => "hardware slowdown",
+        Throttle::SyncBoost => "sync boost",
+        Throttle::SoftwareThermal => "heat",
+        Throttle::HardwareThermal => "heat (hardware)",
+        Throttle::PowerBrake => "power brake",
+        Throttle::DisplayClocks => "display",
+    }
+}
+
+/// All reasons, or nothing.
+pub(super) fn throttles(reasons: &[Throttle]) -> String {
+    let words: Vec<&str> = reasons.iter().copied().map(throttle).collect();
+    words.join(", ")
+}
+
+/// Numbers as ranges: `0-3,8`.
+pub(super) fn ranges(numbers: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let shown = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    runs.iter().map(shown).collect::<Vec<_>>().join(",")
+}
+
+/// `1 GPU`, `2 GPUs`.
+pub(super) fn count(number: usize, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// What could not be found out.
+pub(super) fn trouble(trouble: &Trouble) -> String {
+    let source = &trouble.source;
+    match &trouble.what {
+        TroubleKind::Missing(why) => format!("{source} is not there: {why}"),
+        TroubleKind::Failed(why) => format!("{source} answers with an error: {why}"),
+        TroubleKind::Hung(seconds) => format!("{source} did not answer in {seconds} s"),
+        TroubleKind::Crashed(how) => format!("{source} took our probe down: {how}"),
+    }
+}
+
+/// Whether it keeps us from telling something that may well be there.
+pub(super) const fn is_serious(trouble: &Trouble) -> bool {
+    !matches!(trouble.what, TroubleKind::Missing(_))
+}
+
+/// The processors in one line; nothing where they are not known.
+pub(super) fn processors(machine: &Machine, affinity: &[u32]) -> String {
+    let Some(layout) = &machine.cpus else { return String::new() };
+    let nodes: Vec<String> =
+        layout.nodes.iter().map(|node| format!("{} on node {}", ranges(&node.cpus), node.id)).collect();
+    let total = count(layout.cpus.len(), "CPU");
+    let within = match nodes.as_slice() {
+        [] => String::new(),
+        [_] => " in 1 NUMA node".to_owned(),
+        many => format!(" in {} NUMA nodes: {}", many.len(), many.join(", ")),
+    };
+    let own = if affinity.is_empty() || affinity.len() >= layout.cpus.len() {
+        String::new()
+    } else {
+        format!("; this process may use {}: {}", affinity.len(), ranges(affinity))
+    };
+    format!("{total}{within}{own}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Cpu, CpuLayout, DeviceType, NumaNode};
+
+    #[test]
+    fn numbers_become_ranges() {
+        for (numbers, text) in [
+            (vec![], ""),
+            (vec![3], "3"),
+            (vec![0, 1, 2, 3, 8, 10, 11], "0-3,8,10-11"),
+            (vec![u32::MAX - 1, u32::MAX], "4294967294-4294967295"),
+        ] {
+            assert_eq!(ranges(&numbers), text);
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_is_a_question_mark() {
+        assert_eq!(of(None, None), "");
+        assert_eq!(of(Some(5), None), "5");
+        assert_eq!(of(None, Some(7)), "?/7");
+        assert_eq!(memory(Some(Memory { total: 80 << 30, free: None })), "?/80.0");
+        assert_eq!(memory(None), "");
+    }
+
+    #[test]
+    fn troubles_are_told_as_they_are() {
+        let of = |what| Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
+        for (what, text, serious) in [
+            (TroubleKind::Missing("no such file".to_owned()), "NVML is not there: no such file", false),
+            (
+                TroubleKind::Failed("Unknown Error".to_owned()),
+                "NVML answers with an error: Unknown Error",
+                true,
+            ),
+            (TroubleKind::Hung(10), "NVML did not answer in 10 s", true),
+            (TroubleKind::Crashed("SIGSEGV".to_owned()), "NVML took our probe down: SIGSEGV", true),
+        ] {
+            let told = of(what);
+            assert_eq!((trouble(&told).as_str(), is_serious(&told)), (text, serious));
+        }
+    }
+
+    #[test]
+    fn processors_are_told_with_their_nodes() {
+        let cpu = |id| Cpu { id, package: 0, siblings: vec![id], cache: vec![id] };
+        let node = |id, cpus: &[u32]| NumaNode { id, cpus: cpus.to_vec() };
+        let machine = |nodes| {
+            let cpus = Some(CpuLayout { nodes, cpus: (0..8).map(cpu).collect() });
+            Machine { cpus, ..Machine::default() }
+        };
+        let all: Vec<u32> = (0..8).collect();
+        let two = machine(vec![node(0, &[0, 1, 2, 3]), node(1, &[4, 5, 6, 7])]);
+        let text = "8 CPUs in 2 NUMA nodes: 0-3 on node 0, 4-7 on node 1";
+        assert_eq!(processors(&two, &all), text);
+        assert_eq!(processors(&two, &[4, 5]), format!("{text}; this process may use 2: 4-5"));
+        assert_eq!(processors(&machine(vec![node(0, &all)]), &all), "8 CPUs in 1 NUMA node");
+        assert_eq!(processors(&Machine::default(), &all), "");
+    }
+}

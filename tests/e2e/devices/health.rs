@@ -1,0 +1,86 @@
+//! `--check-devices` and `--exclude-unhealthy`.
+
+use harness::{Gate, Lost, Machine, Scratch};
+
+use super::{each_sees, gives, refused, seat_lines, typed};
+
+#[test]
+fn a_healthy_machine_is_not_mentioned() {
+    let outcome = gives("rankrun --check-devices", &Machine::gpus(2), &[0, 1]);
+    outcome.never_says("warning");
+}
+
+/// A card with a handle keeps its place among the others; one without is still counted by the driver.
+#[test]
+fn a_dead_card_is_named() {
+    for lost in [Lost::Calls, Lost::Handle] {
+        let machine = Machine::gpus(4).lost(1, lost);
+        refused("rankrun --check-devices", &machine, &["GPU 1", "lost"]);
+        gives("rankrun --check-devices --devices 0,2", &machine, &[0, 2]);
+    }
+}
+
+#[test]
+fn a_dead_card_is_left_out() {
+    for lost in [Lost::Calls, Lost::Handle] {
+        let machine = Machine::gpus(4).lost(1, lost);
+        let outcome = gives("rankrun --exclude-unhealthy", &machine, &[0, 2, 3]);
+        each_sees(&outcome, 3);
+        outcome.complains("GPU 1");
+        seat_lines(&outcome, 3);
+        gives("rankrun --exclude-unhealthy --devices 3,1,0", &machine, &[3, 0]);
+    }
+    let machine = Machine::gpus(2).lost(0, Lost::Calls).lost(1, Lost::Calls);
+    refused("rankrun --exclude-unhealthy", &machine, &["lost"]);
+}
+
+#[test]
+fn uncorrected_errors_are_death() {
+    let mut machine = Machine::gpus(2);
+    machine.card(1).ecc = Some(3);
+    refused("rankrun --check-devices", &machine, &["GPU 1", "ECC"]);
+    gives("rankrun --exclude-unhealthy", &machine, &[0]);
+}
+
+#[test]
+fn heat_neighbours_and_retired_pages_only_warn() {
+    let stranger = 1;
+    let mut machine = Machine::gpus(4).hot(0).busy(1, stranger);
+    machine.card(2).retired = Some(2);
+    let outcome = gives("rankrun --check-devices", &machine, &[0, 1, 2, 3]);
+    outcome.complains("91").complains("20.0 GiB").complains("retired");
+    for card in [0, 1, 2] {
+        outcome.complains(&machine.pci(card));
+    }
+}
+
+/// Without the option nobody asks how the cards are.
+#[test]
+fn unasked_nothing_is_checked() {
+    gives("rankrun", &Machine::gpus(2).hot(0), &[0, 1]).never_says("91");
+}
+
+/// The card falls off the bus while the job runs: the restart is refused.
+#[test]
+fn a_card_that_dies_forbids_the_restart() {
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let machine = Machine::gpus(2);
+    let launch = typed("rankrun --check-devices --max-restarts 3").on(&machine);
+    let description = launch.machine_file();
+    let job = launch.worker(["alive", &gate.step(), "rank0:exit=4", "forever"]).start();
+    job.lines("alive rank=", 2);
+    let _ = machine.lost(1, Lost::Calls).describe(&description);
+    gate.open(2);
+    let outcome = job.wait();
+    assert_ne!(outcome.status.code(), Some(0), "{outcome}");
+    outcome.complains("GPU 1").complains("lost").never_says("life=1");
+}
+
+/// Nothing is wrong with the cards: the restart goes on.
+#[test]
+fn healthy_cards_permit_the_restart() {
+    let launch = typed("rankrun --check-devices --max-restarts 1").on(&Machine::gpus(2));
+    let outcome = launch.worker(["alive", "rank0:life0:exit=4", "life0:forever"]).run();
+    outcome.exits(0).says("rank=1 life=1");
+}

@@ -1,0 +1,92 @@
+//! Inherited lists keep the vendor's own rules, and entries that these drop are named once.
+
+use harness::{Machine, only_ours};
+
+use super::{gives, launch_gives, refused, typed};
+
+/// The list, what the driver makes of it on four cards, and the variable's own value in one warning where that is less
+/// than the list says.
+const LISTS: [(&str, &[usize], bool); 11] = [
+    ("3,1", &[3, 1], false),
+    ("0,2,-1,1", &[0, 2], true),
+    ("0,7,1", &[0], true),
+    ("2,junk,1", &[2], true),
+    ("1gpu,2x", &[1, 2], false),
+    ("0-2", &[0], false),
+    ("GPU-2", &[2], false),
+    ("GPU-2,GPU-1", &[2, 1], false),
+    ("GPU-2,1", &[2], true),
+    ("GPU-1,GPU-x,GPU-2", &[1], true),
+    ("0,,1", &[0], true),
+];
+
+#[test]
+fn by_the_drivers_rules() {
+    let machine = Machine::gpus(4);
+    for (list, cards, dropped) in LISTS {
+        let outcome = gives(&format!("CUDA_VISIBLE_DEVICES={list} rankrun"), &machine, cards);
+        if dropped {
+            let warnings = outcome.lines_with(&format!("CUDA_VISIBLE_DEVICES={list}`"));
+            assert_eq!(warnings.len(), 1, "`{list}`: one warning\n{outcome}");
+        }
+    }
+}
+
+#[test]
+fn under_torchruns_name_the_driver_decides_alone() {
+    let machine = Machine::gpus(4);
+    for (list, cards, _) in LISTS {
+        let line = format!("CUDA_VISIBLE_DEVICES={list} torchrun --nproc-per-node {}", cards.len());
+        gives(&line, &machine, cards).never_says("CUDA_VISIBLE_DEVICES");
+    }
+}
+
+/// A list that leaves nothing is the CPUs, as the vendor has it; that somebody may not have meant it is said.
+#[test]
+fn nothing_is_left() {
+    let machine = Machine::gpus(4);
+    for list in ["1,1", "7", "junk", "GPU-c"] {
+        let launch = typed(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&machine);
+        let outcome = launch.worker(["device=cuda"]).run();
+        outcome.exits(0).says("sees=0 is=none").complains(&format!("`CUDA_VISIBLE_DEVICES={list}`"));
+        assert_eq!(outcome.lines_with("device rank=").len(), 1, "{outcome}");
+    }
+    // Two ways to say so on purpose.
+    for list in ["", "-1", "NoDevFiles"] {
+        let launch = typed(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&machine);
+        launch.worker(["device=cuda"]).run().exits(0).says("sees=0 is=none");
+    }
+}
+
+/// With blanks, which a typed line cannot have.
+#[test]
+fn blanks_are_skipped() {
+    let machine = Machine::gpus(4);
+    let launch = typed("rankrun").env("CUDA_VISIBLE_DEVICES", " 1gpu, 2x");
+    launch_gives(launch, &machine, &[1, 2]);
+}
+
+#[test]
+fn a_typed_index_counts_within() {
+    let machine = Machine::gpus(4);
+    gives("CUDA_VISIBLE_DEVICES=3,1,2 rankrun --devices 0,2", &machine, &[3, 2]);
+    gives("CUDA_VISIBLE_DEVICES=3,1,2 rankrun --devices 2-0", &machine, &[2, 1, 3]);
+    gives("CUDA_VISIBLE_DEVICES=3,1,2 rankrun --devices=-0", &machine, &[1, 2]);
+    gives("CUDA_VISIBLE_DEVICES=GPU-3,GPU-1 rankrun --devices 1", &machine, &[1]);
+    let says = ["2", &machine.pci(3), &machine.pci(1)];
+    refused("CUDA_VISIBLE_DEVICES=3,1 rankrun --devices 2", &machine, &says);
+}
+
+/// A UUID and a PCI address do not count, but what is hidden stays hidden.
+#[test]
+fn a_typed_name_must_be_visible() {
+    let machine = Machine::gpus(4);
+    gives("CUDA_VISIBLE_DEVICES=3,1 rankrun --devices GPU-1", &machine, &[1]);
+    gives(&format!("CUDA_VISIBLE_DEVICES=3,1 rankrun --devices {}", machine.pci(3)), &machine, &[3]);
+    if only_ours() {
+        let says = ["GPU-0", "CUDA_VISIBLE_DEVICES"];
+        refused("CUDA_VISIBLE_DEVICES=3,1 rankrun --devices GPU-0", &machine, &says);
+        let hidden = machine.pci(0);
+        refused(&format!("CUDA_VISIBLE_DEVICES=3,1 rankrun --devices {hidden}"), &machine, &[&hidden]);
+    }
+}

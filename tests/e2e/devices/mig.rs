@@ -1,0 +1,37 @@
+//! MIG: a process sees one device of that kind only, so each worker gets its own.
+
+use harness::{Machine, Outcome};
+
+use super::{each_sees, got, refused, typed};
+
+#[track_caller]
+fn mig_gives(line: &str, expected: &[(usize, usize)]) -> Outcome {
+    let machine = Machine::mig();
+    let outcome = typed(line).on(&machine).worker(["device=cuda"]).run();
+    outcome.exits(0);
+    each_sees(&outcome, 1);
+    let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+    let expected: Vec<_> =
+        expected.iter().map(|(at, mig)| machine.mig_uuid(*at, *mig)[4..].to_owned()).collect();
+    assert_eq!(is, expected, "{line}\n{outcome}");
+    outcome
+}
+
+#[test]
+fn each_worker_its_own() {
+    let outcome = mig_gives("rankrun", &[(0, 0), (0, 1), (1, 0), (1, 1)]);
+    assert!(got(&outcome).iter().all(|got| got.local_rank == 0), "{outcome}");
+    outcome.complains("MIG");
+}
+
+#[test]
+fn by_number_and_by_name() {
+    mig_gives("rankrun --devices 1:1,0:0", &[(1, 1), (0, 0)]);
+    mig_gives("rankrun --devices MIG-11,MIG-01", &[(1, 1), (0, 1)]);
+    mig_gives("CUDA_VISIBLE_DEVICES=MIG-10 rankrun", &[(1, 0)]);
+}
+
+#[test]
+fn the_card_itself_is_none() {
+    refused("rankrun --devices 0", &Machine::mig(), &["MIG", "0:0", "0:1"]);
+}

@@ -1,0 +1,118 @@
+//! Which device each worker really gets. The oracle is never the launcher: every worker opens the (fake) library of the
+//! vendor under its own environment and says what its `LOCAL_RANK` selects there.
+
+mod bad_input;
+mod counts;
+mod explain;
+mod guides;
+mod handover;
+mod health;
+mod inherited;
+mod libraries;
+mod look;
+mod mig;
+mod orders;
+mod topo;
+mod vendors;
+
+use harness::{Launch, Machine, Name, Outcome, field};
+
+/// A launch as one types it: `NAME=value …`, the launcher's name, its options. On one node, with no fixed port.
+fn typed(line: &str) -> Launch {
+    let mut words = line.split_whitespace();
+    let mut environment = Vec::new();
+    let name = loop {
+        match words.next().expect("the line names a launcher") {
+            "torchrun" => break Name::Torchrun,
+            "rankrun" => break Name::Rankrun,
+            variable => environment.push(variable.split_once('=').expect("a variable has a value")),
+        }
+    };
+    let words: Vec<&str> = words.collect();
+    let launch = match words.first() {
+        // Commands of their own.
+        Some(&("devices" | "topo" | "explain")) => Launch::new(name),
+        _ => Launch::new(name).args(["--standalone"]),
+    };
+    let launch = launch.args(words);
+    environment.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value))
+}
+
+/// What a worker found.
+#[derive(Debug, PartialEq, Eq)]
+struct Got {
+    local_rank: usize,
+    /// How many devices it sees, or the library's error.
+    sees: String,
+    /// The identity of its own; `none` where there is none.
+    is: String,
+}
+
+/// What the workers found, by rank.
+#[track_caller]
+fn got(outcome: &Outcome) -> Vec<Got> {
+    let mut all: Vec<(usize, Got)> = outcome
+        .lines_with("device rank=")
+        .iter()
+        .map(|line| {
+            let of = |key| field(line, key).unwrap_or_else(|| panic!("`{line}` lacks `{key}`\n{outcome}"));
+            let number = |key| of(key).parse().unwrap_or_else(|_| panic!("`{line}`\n{outcome}"));
+            let got = Got { local_rank: number("local_rank"), sees: of("sees").into(), is: of("is").into() };
+            (number("rank"), got)
+        })
+        .collect();
+    all.sort_by_key(|(rank, _)| *rank);
+    assert!((0..).zip(&all).all(|(rank, (said, _))| rank == *said), "not each rank once\n{outcome}");
+    all.into_iter().map(|(_, got)| got).collect()
+}
+
+/// Runs a launch whose workers ask the CUDA driver, and fails unless each rank has the card at the position given for it.
+/// Where the launcher says beforehand who gets what, that must be the same.
+#[track_caller]
+fn gives(line: &str, machine: &Machine, cards: &[usize]) -> Outcome {
+    launch_gives(typed(line), machine, cards)
+}
+
+#[track_caller]
+fn launch_gives(launch: Launch, machine: &Machine, cards: &[usize]) -> Outcome {
+    let outcome = launch.on(machine).worker(["device=cuda"]).run();
+    outcome.exits(0);
+    let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+    let expected: Vec<_> = cards.iter().map(|card| machine.uuid(*card)[4..].to_owned()).collect();
+    assert_eq!(is, expected, "{outcome}");
+    for line in outcome.lines_with("→") {
+        let rank = line.split("rank ").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let rank: usize = rank.and_then(|rank| rank.parse().ok()).expect("a line names its rank");
+        assert!(line.contains(&machine.pci(cards[rank])), "rank {rank} has another device\n{outcome}");
+    }
+    outcome
+}
+
+/// Fails unless every worker sees so many devices.
+#[track_caller]
+fn each_sees(outcome: &Outcome, count: usize) {
+    for got in got(outcome) {
+        assert_eq!(got.sees, count.to_string(), "{outcome}");
+    }
+}
+
+/// The lines that say who gets which device, in the order of the ranks.
+#[track_caller]
+fn seat_lines(outcome: &Outcome, count: usize) -> Vec<String> {
+    let lines = outcome.lines_with("→");
+    assert_eq!(lines.len(), count, "one line for each worker\n{outcome}");
+    lines
+}
+
+/// Runs a launch that is refused before any worker starts, and fails unless the complaint has these texts.
+#[track_caller]
+fn refused(line: &str, machine: &Machine, texts: &[&str]) -> Outcome {
+    let outcome = typed(line).on(machine).worker(["print=started"]).run();
+    assert_ne!(outcome.status.code(), Some(0), "{outcome}");
+    assert!(outcome.status.code().is_some(), "{outcome}");
+    outcome.never_says("started").never_says("panicked");
+    texts.iter().for_each(|text| {
+        outcome.complains(text);
+    });
+    outcome
+}

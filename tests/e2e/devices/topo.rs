@@ -1,0 +1,108 @@
+//! `rankrun topo`.
+
+use harness::{Machine, MachineTree, Outcome, Slot, namespaces};
+use serde_json::Value;
+
+use super::typed;
+
+/// The matrix: for each card's row the cells of the cards.
+#[track_caller]
+fn matrix(outcome: &Outcome, cards: usize) -> Vec<Vec<String>> {
+    let is_row =
+        |line: &&String| line.trim_start().starts_with("GPU") && line.split_whitespace().any(|c| c == "X");
+    let rows: Vec<Vec<String>> = outcome
+        .out_lines()
+        .iter()
+        .filter(is_row)
+        .map(|line| line.split_whitespace().skip(1).take(cards).map(ToOwned::to_owned).collect())
+        .collect();
+    assert_eq!(rows.len(), cards, "one row for each card\n{outcome}");
+    rows
+}
+
+#[track_caller]
+fn topo(machine: &Machine) -> Outcome {
+    let outcome = typed("rankrun topo").on(machine).run();
+    outcome.exits(0).says("CPU Affinity").says("NUMA Affinity");
+    outcome
+}
+
+#[test]
+fn two_linked_cards() {
+    let outcome = topo(&Machine::linked_pair());
+    assert_eq!(matrix(&outcome, 2), [["X", "NV2"], ["NV2", "X"]], "{outcome}");
+}
+
+#[test]
+fn two_cards_on_a_host_bridge() {
+    let outcome = topo(&Machine::bridged_pair());
+    assert_eq!(matrix(&outcome, 2), [["X", "PHB"], ["PHB", "X"]], "{outcome}");
+}
+
+#[test]
+fn eight_cards_on_a_switch() {
+    let outcome = topo(&Machine::switched());
+    for (at, row) in matrix(&outcome, 8).iter().enumerate() {
+        for (other, cell) in row.iter().enumerate() {
+            assert_eq!(cell, if at == other { "X" } else { "NV18" }, "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn two_pairs_and_two_nodes() {
+    let outcome = topo(&Machine::two_linked_pairs());
+    let expected = [
+        ["X", "NODE", "NV4", "SYS"],
+        ["NODE", "X", "SYS", "NV4"],
+        ["NV4", "SYS", "X", "NODE"],
+        ["SYS", "NV4", "NODE", "X"],
+    ];
+    assert_eq!(matrix(&outcome, 4), expected, "{outcome}");
+}
+
+#[test]
+fn the_legend_explains_what_is_there() {
+    let outcome = topo(&Machine::linked_pair());
+    let after = outcome.out();
+    let legend = after.split("Legend").nth(1).unwrap_or_else(|| panic!("no legend\n{outcome}"));
+    for word in ["X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"] {
+        assert!(legend.contains(word), "no `{word}`\n{outcome}");
+    }
+}
+
+#[test]
+fn as_data() {
+    let outcome = typed("rankrun topo --json").on(&Machine::switched()).run();
+    outcome.exits(0);
+    let value: Value = serde_json::from_slice(outcome.out_bytes()).expect("one JSON document");
+    assert!(value.to_string().contains("NV18"), "{outcome}");
+}
+
+/// From sysfs alone, with CPUs, NUMA nodes and network cards.
+#[test]
+fn without_a_library() {
+    if !namespaces() {
+        return;
+    }
+    let tree = MachineTree::new().sockets(2, 4).amd(4).rdma("mlx5_0", &Slot::of(7, 8));
+    let outcome = typed("rankrun topo").under(tree.stage()).run();
+    outcome.exits(0).says("XGMI").says("mlx5_0").says("0-3,8-11").says("4-7,12-15");
+}
+
+/// CPUs near the cards that NVML shows.
+#[test]
+fn affinity_of_cards_and_processors() {
+    if !namespaces() {
+        return;
+    }
+    let uuids: Vec<String> = (0..2).map(|at| Machine::gpus(2).uuid(at).to_owned()).collect();
+    let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
+    let mut machine = Machine::linked_pair();
+    for at in 0..2 {
+        machine.card(at).pci = Slot::of(at, 2).address.parse().expect("an address");
+    }
+    let tree = MachineTree::new().sockets(2, 4).nvidia("NVIDIA H100 80GB HBM3", &uuids);
+    let outcome = typed("rankrun topo").under(tree.stage()).on(&machine).run();
+    outcome.exits(0).says("NV2").says("0-3,8-11");
+}

@@ -1,0 +1,171 @@
+//! The other vendors: their cards in the kernel's own folders, and their libraries in the workers.
+
+use harness::{Launch, Machine, MachineTree, Outcome, Vendor, namespaces, only_ours};
+
+use super::{each_sees, got, typed};
+
+fn skipped() -> bool {
+    !namespaces() || !only_ours()
+}
+
+#[track_caller]
+fn run(line: &str, tree: &MachineTree, machine: &Machine, step: &str) -> Outcome {
+    let outcome = typed(line).under(tree.stage()).on(machine).worker([step]).run();
+    outcome.exits(0);
+    outcome
+}
+
+/// Runs on so many cards of a vendor, and fails unless each rank has the card given for it, and sees so many.
+#[track_caller]
+fn amd_gives(line: &str, sees: usize, cards: &[usize]) -> Outcome {
+    let (tree, machine) = (MachineTree::new().amd(4), Machine::of_vendor(Vendor::Amd, 4, 1));
+    let outcome = run(line, &tree, &machine, "device=hip");
+    each_sees(&outcome, sees);
+    let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+    let expected: Vec<_> = cards.iter().map(|card| machine.pci(*card)).collect();
+    assert_eq!(is, expected, "{line}\n{outcome}");
+    outcome
+}
+
+#[test]
+fn amd() {
+    if skipped() {
+        return;
+    }
+    amd_gives("rankrun", 4, &[0, 1, 2, 3]);
+    amd_gives("rankrun --devices 3,1", 2, &[3, 1]);
+    amd_gives("rankrun --devices 3,1 --device-visibility own", 1, &[3, 1]);
+    amd_gives("rankrun --device-type rocm --devices 0,2", 2, &[0, 2]);
+    amd_gives("rankrun --devices GPU-000000000000abc2", 1, &[2]);
+    amd_gives("torchrun --nproc-per-node gpu", 4, &[0, 1, 2, 3]);
+}
+
+#[test]
+fn amds_two_filters() {
+    if skipped() {
+        return;
+    }
+    amd_gives("ROCR_VISIBLE_DEVICES=2,3 rankrun", 2, &[2, 3]);
+    amd_gives("ROCR_VISIBLE_DEVICES=2,3 HIP_VISIBLE_DEVICES=1 rankrun", 1, &[3]);
+    amd_gives("ROCR_VISIBLE_DEVICES=3,2,1 HIP_VISIBLE_DEVICES=2,0 rankrun", 2, &[1, 3]);
+    amd_gives("ROCR_VISIBLE_DEVICES=0,0,1 rankrun", 1, &[0]);
+    amd_gives("HIP_VISIBLE_DEVICES=0,0,1 rankrun", 2, &[0, 1]);
+    amd_gives("CUDA_VISIBLE_DEVICES=1 rankrun", 1, &[1]);
+    // What is typed counts within both, and replaces both.
+    amd_gives("ROCR_VISIBLE_DEVICES=2,3 HIP_VISIBLE_DEVICES=1,0 rankrun --devices 1,0", 2, &[2, 3]);
+    amd_gives("CUDA_VISIBLE_DEVICES=3,2 rankrun --devices 1", 1, &[2]);
+    amd_gives("ROCR_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2", 2, &[2, 3]);
+}
+
+#[test]
+fn amd_on_cpus() {
+    if skipped() {
+        return;
+    }
+    let (tree, machine) = (MachineTree::new().amd(2), Machine::of_vendor(Vendor::Amd, 2, 1));
+    for line in ["rankrun --devices none", "ROCR_VISIBLE_DEVICES= rankrun", "HIP_VISIBLE_DEVICES=-1 rankrun"]
+    {
+        let outcome = run(line, &tree, &machine, "device=hip");
+        assert_eq!(got(&outcome).len(), 1, "{outcome}");
+        each_sees(&outcome, 0);
+    }
+}
+
+/// Intel: cards of two tiles, each of which is a device unless the user says otherwise.
+#[test]
+fn intels_tiles() {
+    if skipped() {
+        return;
+    }
+    let (tree, machine) = (MachineTree::new().intel(2, 2), Machine::of_vendor(Vendor::Intel, 2, 2));
+    let gives = |line: &str, expected: &[(usize, u32)]| {
+        let outcome = run(line, &tree, &machine, "device=ze");
+        let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|(card, tile)| format!("{}/{tile}", machine.pci(*card))).collect();
+        assert_eq!(is, expected, "{line}\n{outcome}");
+    };
+    gives("rankrun", &[(0, 0), (0, 1), (1, 0), (1, 1)]);
+    gives("rankrun --devices 3,1", &[(1, 1), (0, 1)]);
+    gives("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE rankrun", &[(0, 0), (1, 0)]);
+    gives("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE ZE_AFFINITY_MASK=1 rankrun", &[(1, 0)]);
+    gives("ZE_AFFINITY_MASK=1 rankrun", &[(0, 1)]);
+}
+
+/// A vendor whose list has no order: each worker gets its own device, and one line says why.
+#[track_caller]
+fn falls_back(outcome: &Outcome, variable: &str) {
+    each_sees(outcome, 1);
+    assert!(got(outcome).iter().all(|got| got.local_rank == 0), "{outcome}");
+    let lines = outcome.lines_with("own device");
+    assert_eq!(lines.len(), 1, "one line tells it\n{outcome}");
+    assert!(lines[0].contains(variable), "and says why\n{outcome}");
+}
+
+#[test]
+fn orders_that_a_mask_cannot_say() {
+    if skipped() {
+        return;
+    }
+    let (tree, machine) = (MachineTree::new().intel(4, 1), Machine::of_vendor(Vendor::Intel, 4, 1));
+    falls_back(&run("rankrun --devices 3,1", &tree, &machine, "device=ze"), "ZE_AFFINITY_MASK");
+    each_sees(&run("rankrun --devices 1,3", &tree, &machine, "device=ze"), 2);
+    let (tree, machine) = (MachineTree::new().ascend(4), Machine::of_vendor(Vendor::Ascend, 4, 1));
+    falls_back(&run("rankrun --devices 3,1", &tree, &machine, "device=ascend"), "ASCEND_RT_VISIBLE_DEVICES");
+    each_sees(&run("rankrun --devices 1,3", &tree, &machine, "device=ascend"), 2);
+}
+
+#[test]
+fn ascend() {
+    if skipped() {
+        return;
+    }
+    let (tree, machine) = (MachineTree::new().ascend(8), Machine::of_vendor(Vendor::Ascend, 8, 1));
+    for (line, cards) in [
+        ("rankrun --devices 1,3", vec!["1", "3"]),
+        ("rankrun --devices 3,1", vec!["3", "1"]),
+        ("ASCEND_RT_VISIBLE_DEVICES=1,3,8 rankrun", vec!["1", "3"]),
+        ("ASCEND_RT_VISIBLE_DEVICES=1,3,5 rankrun --devices 2,0", vec!["5", "1"]),
+        ("ASCEND_RT_VISIBLE_DEVICES=1,3 torchrun --nproc-per-node npu", vec!["1", "3"]),
+    ] {
+        let outcome = run(line, &tree, &machine, "device=ascend");
+        let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+        assert_eq!(is, cards, "{line}\n{outcome}");
+    }
+}
+
+/// Habana's variable names places on the board; the card at index `n` has the place `count - 1 - n`. Its runtime has no
+/// list to ask, so this reads the variable.
+#[test]
+fn habana() {
+    if skipped() {
+        return;
+    }
+    let tree = MachineTree::new().habana(8);
+    let modules = |line: &str| -> Vec<String> {
+        let outcome = typed(line).under(tree.stage()).worker(["env"]).run();
+        outcome.exits(0);
+        let value = |line: String| Some(line.split_once("HABANA_VISIBLE_MODULES=")?.1.to_owned());
+        outcome.out_lines().into_iter().filter_map(value).collect()
+    };
+    assert_eq!(modules("rankrun --devices 7,6"), ["0,1", "0,1"]);
+    assert_eq!(modules("rankrun --devices 7,6 --device-visibility own").len(), 2);
+    assert_eq!(modules("HABANA_VISIBLE_MODULES=2,3 rankrun"), ["2,3", "2,3"]);
+}
+
+/// Several vendors in one machine: the user says which.
+#[test]
+fn two_vendors() {
+    if skipped() {
+        return;
+    }
+    let (tree, amd) = (MachineTree::new().amd(2).ascend(2), Machine::of_vendor(Vendor::Amd, 2, 1));
+    let launch = |line: &str| -> Launch { typed(line).under(tree.stage()).on(&amd) };
+    let outcome = launch("rankrun --device-type rocm").worker(["device=hip"]).run();
+    outcome.exits(0);
+    each_sees(&outcome, 2);
+    assert_eq!(
+        launch("rankrun --device-type npu").worker(["alive"]).run().exits(0).lines_with("alive").len(),
+        2
+    );
+}
