@@ -118,7 +118,9 @@ fn what_is_no_launch_is_not_done() {
 fn what_is_made_up_is_known_as_such() {
     let run_id = |line: &str| {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let environment = vec![("PATH".into(), "/bin:/usr/bin".into())];
+        // A probe would be this test.
+        let environment =
+            vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
         let facts = Facts::new(environment, Box::new(crate::facts::System));
         match crate::cli::interpret(&argv, &facts).unwrap() {
             Command::Explain(explain) => (explain.run_id, explain.launch.notices.len()),

@@ -69,7 +69,7 @@ fn what_workers_are_told() {
         ("rankrun --devices 1,0 --device-visibility own", vec![], "1 0", "PCI_BUS_ID PCI_BUS_ID"),
         // torch's own option, by its own rules.
         ("rankrun --virtual-local-rank", vec![], "0 1", ". ."),
-        ("rankrun --virtual-local-rank", vec![(CUDA, " 1 ,GPU-0")], "1 GPU-0", ". ."),
+        ("rankrun --virtual-local-rank", vec![(CUDA, " 1 , 0")], "1 0", ". ."),
         ("torchrun --virtual-local-rank --nproc-per-node 2", vec![], "0 1", ". ."),
         ("torchrun --nproc-per-node gpu", vec![], ". .", ". ."),
         // Whoever runs on the CPUs sees no accelerator.
@@ -88,23 +88,23 @@ fn what_workers_are_told() {
 #[test]
 fn each_worker_has_a_line_that_says_which_device() {
     let lines = |line: &str, environment: &[(&str, &str)]| {
-        let launch = launch(with_sign(gpus(2)), line, environment);
+        let launch = launch(with_sign(unlike(2)), line, environment);
         said(&launch).into_iter().filter(|line| line.starts_with("rank ")).collect::<Vec<_>>()
     };
-    let quiet = ("OMP_NUM_THREADS", "1");
+    let pinned = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     assert_eq!(
-        lines("rankrun", &[quiet]),
+        lines("rankrun", &[pinned]),
         [
-            "rank 0 → cuda:0: GPU 0 NVIDIA A2             (0000:1b:00.0), by default",
-            "rank 1 → cuda:1: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by default",
+            "rank 0 → cuda:0: GPU 0 NVIDIA A2             (0000:1b:00.0), by CUDA_DEVICE_ORDER",
+            "rank 1 → cuda:1: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by CUDA_DEVICE_ORDER",
         ]
     );
     assert_eq!(
-        lines("rankrun --devices 1 --device-visibility own", &[quiet]),
+        lines("rankrun --devices 1 --device-visibility own", &[]),
         ["rank 0 → cuda:0: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by --devices 1"]
     );
     assert_eq!(
-        lines("rankrun", &[(CUDA, "1"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]),
+        lines("rankrun", &[(CUDA, "1"), pinned]),
         ["rank 0 → cuda:0: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by CUDA_VISIBLE_DEVICES entry 1"]
     );
     for line in [
@@ -126,7 +126,7 @@ fn more_workers_than_devices_is_a_decision() {
     assert_eq!(code, 1);
     assert_eq!(
         text,
-        "3 workers and 2 devices: GPU 0 NVIDIA A2 (0000:1b:00.0), GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0)"
+        "3 workers and 2 devices: GPU 0 NVIDIA H100 80GB HBM3 (0000:1b:00.0), GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0)"
     );
     assert!(hint.contains("--oversubscribe") && hint.contains("--device-type cpu"), "{hint}");
     let one = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node 2 --devices 1", &[]).1;
@@ -168,6 +168,31 @@ fn torchruns_own_lines_are_for_who_asks() {
             ]
         );
     }
+}
+
+#[test]
+fn an_order_that_only_the_driver_knows_is_asked_or_said_to_be_unknown() {
+    let driver = |order: [u32; 2]| {
+        let device = |index: u32| {
+            let Accelerator { name, pci, uuid, .. } = gpu(DeviceType::Cuda, index);
+            crate::device::CudaDevice { uuid: uuid.unwrap(), pci, name }
+        };
+        with_sign(unlike(2)).cuda_order(order.map(device).to_vec())
+    };
+    assert_eq!(map(&launch(driver([1, 0]), "rankrun", &[])), "cuda:0=1 cuda:1=0");
+    assert_eq!(map(&launch(driver([1, 0]), "rankrun --device-order fastest", &[])), "cuda:0=1 cuda:1=0");
+    assert_eq!(map(&launch(driver([1, 0]), "rankrun --devices 0,1", &[])), "cuda:0=0 cuda:1=1");
+    let (code, text, _) = refusal(with_sign(unlike(2)), "rankrun --device-order fastest", &[]);
+    assert!(code == 1 && text.contains("there is no driver"), "{text}");
+    let guess = launch(with_sign(unlike(2)), "rankrun", &[]);
+    assert_eq!(map(&guess), "cuda:0=0 cuda:1=1");
+    assert!(said(&guess)[0].contains("another device than its line says"), "{:?}", said(&guess));
+    // Who only counts asks nobody, and claims nothing.
+    let world = driver([1, 0]);
+    let asked = world.asked();
+    let counted = launch(world, "torchrun --nproc-per-node gpu", &[("OMP_NUM_THREADS", "1")]);
+    assert_eq!((map(&counted).as_str(), said(&counted).len()), ("cuda:0 cuda:1", 0));
+    assert_eq!(asked.take().len(), 1);
 }
 
 #[test]
