@@ -1,10 +1,12 @@
 //! Workers and devices from the command line, on made-up machines.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::cli::{Command, Launch, interpret};
 use crate::device::{Accelerator, Ask, Condition, DeviceType, Machine, Memory, Part, Trouble, TroubleKind};
 use crate::facts::fake::{FakeWorld, Question};
+use crate::spec::Unhealthy;
 
 use super::*;
 
@@ -24,7 +26,7 @@ fn gpu(kind: DeviceType, index: u32) -> Accelerator {
     Accelerator {
         kind,
         index,
-        name: if index == 0 { "NVIDIA A2".to_owned() } else { "NVIDIA H100 80GB HBM3".to_owned() },
+        name: "NVIDIA H100 80GB HBM3".to_owned(),
         uuid: Some(format!("GPU-{index:08x}-0000-0000-0000-000000000000")),
         pci: format!("0000:{:02x}:00.0", 0x1b + index).parse().ok(),
         numa_node: Some(index / 2),
@@ -34,6 +36,13 @@ fn gpu(kind: DeviceType, index: u32) -> Accelerator {
         condition: Condition::Answers,
         state: None,
     }
+}
+
+/// Of the same, but the first is another model: what comes first is the driver's secret.
+fn unlike(count: u32) -> Machine {
+    let mut machine = gpus(count);
+    machine.accelerators[0].name = "NVIDIA A2".to_owned();
+    machine
 }
 
 /// NVML in trouble.

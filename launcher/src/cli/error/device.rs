@@ -25,7 +25,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Choice(#[from] ChoiceError),
     /// Accelerators are to be counted, and there is none.
-    #[error("{}{origin} is `{value}`, and no such device is visible here", torchs(*torch))]
+    #[error("{}{origin} is `{value}`: {error}", torchs(*torch))]
     NoAccelerator {
         /// Who counts.
         origin: Origin,
@@ -33,8 +33,8 @@ pub enum DeviceError {
         value: String,
         /// What torch says then, under its name.
         torch: Option<&'static str>,
-        /// What was not found where.
-        missing: Vec<String>,
+        /// Why not.
+        error: ChoiceError,
     },
     /// Two settings exclude each other.
     #[error("{one} is `{value}`, and {other} is `{other_value}`")]
@@ -97,15 +97,7 @@ impl DeviceError {
     pub fn hint(&self) -> String {
         match self {
             Self::Selector { error, .. } => error.hint(),
-            Self::Choice(error) => error.hint().unwrap_or_else(|| "`rankrun devices` lists what is there".to_owned()),
-            Self::NoAccelerator { missing, .. } if !missing.is_empty() => {
-                format!("not found: {}; `cpu` or a number needs none", missing.join("; "))
-            }
-            Self::NoAccelerator { .. } => {
-                "see `rankrun devices`, and the vendor's variable, such as `CUDA_VISIBLE_DEVICES`; `cpu` or a number \
-                 needs none"
-                    .to_owned()
-            }
+            Self::Choice(error) | Self::NoAccelerator { error, .. } => error.hint().unwrap_or_else(|| "`rankrun devices` lists what is there".to_owned()),
             Self::Contradiction { .. } => "drop one of them".to_owned(),
             Self::Trouble { trouble: Trouble { what: TroubleKind::Hung(_), .. } } => {
                 "give it more time with `--probe-timeout SECONDS`, or do without: `--nproc-per-node N`, or `--device-type \

@@ -119,7 +119,9 @@ fn what_is_made_up_is_known_as_such() {
     // With a number of workers nobody asks this machine for its accelerators.
     let run_id = |line: &str| {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let environment = vec![("PATH".into(), "/bin:/usr/bin".into())];
+        // A probe would be this test.
+        let environment =
+            vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
         let facts = Facts::new(environment, Box::new(crate::facts::System));
         match crate::cli::interpret(&argv, &facts).unwrap() {
             Command::Explain(explain) => (explain.run_id, explain.launch.notices.len()),

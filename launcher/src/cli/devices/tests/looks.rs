@@ -91,7 +91,7 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
     }
     let (_, text, _) =
         refusal(world().machine(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node xpu", &[]);
-    assert_eq!(text, "`--nproc-per-node` is `xpu`, and no such device is visible here");
+    assert_eq!(text, "`--nproc-per-node` is `xpu`: there is no xpu device");
 }
 
 #[test]
@@ -100,12 +100,18 @@ fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
     assert_eq!((quiet.spec.workers.get(), said(&quiet)), (1, vec![]));
     let told = launch(world().machine(missing()), "rankrun -v", &[]);
     assert_eq!(said(&told), ["no cuda devices: NVML is not here (libnvidia-ml.so.1: no such file)"]);
-    let (code, text, hint) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
+    let (code, text, _) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
     assert_eq!(
         (code, text.as_str()),
-        (1, "Cuda is not available. `--nproc-per-node` is `gpu`, and no such device is visible here")
+        (
+            1,
+            "Cuda is not available. `--nproc-per-node` is `gpu`: there is no cuda device\n  NVML is not there: \
+             libnvidia-ml.so.1: no such file"
+        )
     );
-    assert!(hint.contains("NVML is not here"), "{hint}");
+    let hidden = [("CUDA_VISIBLE_DEVICES", "")];
+    let (_, text, _) = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node gpu", &hidden);
+    assert_eq!(text, "`--nproc-per-node` is `gpu`: `CUDA_VISIBLE_DEVICES=` hides every cuda device");
 }
 
 #[test]

@@ -1,0 +1,108 @@
+//! Asks for the choice, and says what is to be said of it.
+
+use super::Resolver;
+use super::wishes::Count;
+use crate::cli::error::DeviceError;
+use crate::cli::notice::Notice;
+use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning, choose, label};
+use crate::device::health::{Severity, findings};
+use crate::device::{DeviceType, Machine};
+use crate::reporter::plain::plain;
+use crate::spec::{Persona, Unhealthy};
+
+impl Resolver<'_> {
+    pub(super) fn choose(&mut self, machine: &Machine) -> Result<Choice, DeviceError> {
+        let unhealthy = match self.wishes.check {
+            Some(_) => dead(machine),
+            None => Vec::new(),
+        };
+        let listed = self.wishes.devices.as_ref();
+        let request = Request {
+            devices: listed.map(|listed| listed.value.1.clone()),
+            kind: kind_of(&self.wishes.kinds()?, machine),
+            order: self.wishes.order.as_ref().map(|order| order.value),
+            exclude_unhealthy: self.wishes.check.is_some_and(|check| check.unhealthy == Unhealthy::Exclude),
+        };
+        let choice = match self.choose_as(machine, &unhealthy, &request) {
+            // Which of them torch would take is decided by how it was built; most often it was for the first.
+            Err(ChoiceError::SeveralTypes { kinds, .. }) if self.is_passive() => {
+                let request = Request { kind: kinds.first().copied(), ..request };
+                self.choose_as(machine, &unhealthy, &request)
+            }
+            choice => choice,
+        };
+        let choice = choice.map_err(|error| self.no_choice(error))?;
+        let warnings = choice.warnings.iter();
+        let warnings =
+            warnings.filter(|warning| !self.is_passive() || matches!(warning, Warning::Dropped { .. }));
+        let told = warnings.map(|warning| Notice::Device { text: plain(&warning.to_string()) });
+        self.notices.extend(told.collect::<Vec<_>>());
+        Ok(choice)
+    }
+
+    fn choose_as(
+        &self,
+        machine: &Machine,
+        unhealthy: &[(usize, String)],
+        request: &Request,
+    ) -> Result<Choice, ChoiceError> {
+        let cuda_order = || match self.is_passive() && self.wishes.binding.is_none() {
+            true => Err("only their number matters".to_owned()),
+            false => self.settings.facts.world().cuda_order(self.wishes.limit),
+        };
+        let inherited = &self.inherited;
+        choose(&Question { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
+    }
+
+    /// Whether devices are only counted or bound near to, as torchrun does, and never chosen.
+    pub(super) fn is_passive(&self) -> bool {
+        self.settings.persona == Persona::Torchrun && !self.wishes.about_devices()
+    }
+
+    /// Who counts what is not there is told so.
+    fn no_choice(&self, error: ChoiceError) -> DeviceError {
+        match (&self.wishes.count, &error) {
+            (
+                Count::Of { origin, word, .. },
+                ChoiceError::NoDevices { .. } | ChoiceError::AllHidden { .. },
+            ) if self.wishes.devices.is_none() => DeviceError::NoAccelerator {
+                origin: origin.clone(),
+                value: word.clone(),
+                torch: self.torchs_words(word),
+                error,
+            },
+            _ => DeviceError::Choice(error),
+        }
+    }
+
+    /// What a check found that does not forbid the launch.
+    pub(super) fn tell_findings(&mut self, choice: &Choice) {
+        if self.wishes.check.is_none() {
+            return;
+        }
+        for chosen in &choice.devices {
+            let all = findings(&chosen.accelerator, rustix::process::getuid().as_raw());
+            let warnings = all.iter().filter(|finding| finding.severity == Severity::Warning);
+            let device = label(&chosen.accelerator);
+            self.notices
+                .extend(warnings.map(|finding| Notice::Device { text: format!("{device} {finding}") }));
+        }
+    }
+}
+
+/// The devices that cannot work, with the reason.
+fn dead(machine: &Machine) -> Vec<(usize, String)> {
+    let uid = rustix::process::getuid().as_raw();
+    let of = |(at, accelerator)| {
+        let fatal =
+            findings(accelerator, uid).into_iter().find(|finding| finding.severity == Severity::Fatal);
+        fatal.map(|finding| (at, finding.text))
+    };
+    machine.accelerators.iter().enumerate().filter_map(of).collect()
+}
+
+/// One type, where the words leave it open the one of which there are devices.
+fn kind_of(kinds: &[DeviceType], machine: &Machine) -> Option<DeviceType> {
+    let is_there = |kind: &&DeviceType| machine.accelerators.iter().any(|found| found.kind == **kind);
+    kinds.iter().find(is_there).or_else(|| kinds.first()).copied()
+}

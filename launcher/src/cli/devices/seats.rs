@@ -1,0 +1,104 @@
+//! Chosen devices → seats: which worker has which, what it is told, and the CPUs that it is bound to.
+
+use std::ffi::OsString;
+
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
+
+use super::{Resolver, told};
+use crate::cli::error::{CliError, DeviceError};
+use crate::cli::notice::Notice;
+use crate::cli::settings::Setting;
+use crate::cli::virtual_devices::resolve_virtual_devices;
+use crate::device::affinity::Bindings;
+use crate::device::choice::{Choice, Warning};
+use crate::device::handover::{Handover, hand_over};
+use crate::device::{DeviceType, Machine, Visibility};
+use crate::placement::Device;
+use crate::spec::Seat;
+
+/// Workers on devices.
+pub(super) struct Placed {
+    pub(super) seats: Vec<Seat>,
+    /// By local rank: which of the chosen devices.
+    pub(super) positions: Vec<Option<usize>>,
+    pub(super) visibility: Visibility,
+}
+
+impl Resolver<'_> {
+    /// Each worker takes the device of its number, as under torchrun.
+    pub(super) fn inherit(&self, choice: &Choice, workers: LocalWorldSize) -> Result<Placed, CliError> {
+        let positions = (0..choice.devices.len()).map(Some).chain(std::iter::repeat(None));
+        let positions: Vec<_> = positions.take(LocalRank(workers.get()).index()).collect();
+        let mut seats: Vec<Seat> = (0..)
+            .zip(&positions)
+            .map(|(rank, at)| seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
+            .collect();
+        let guessed = |warning: &Warning| matches!(warning, Warning::OrderUnknown { .. });
+        if self.is_passive() && choice.warnings.iter().any(guessed) {
+            seats.iter_mut().for_each(|seat| seat.device.card = None);
+        }
+        let visibility = resolve_virtual_devices(self.settings, &mut seats)?;
+        if visibility == Visibility::Own {
+            let on_devices = seats.iter_mut().filter(|seat| seat.device.kind != DeviceType::Cpu);
+            on_devices.for_each(|seat| seat.device.ordinal = 0);
+        }
+        Ok(Placed { seats, positions, visibility })
+    }
+
+    pub(super) fn hand_over(&mut self, choice: &Choice, workers: LocalWorldSize) -> Result<Placed, CliError> {
+        let asked = self.asked_visibility()?;
+        let Handover { visibility, forced, workers } =
+            hand_over(choice, &self.inherited, workers.get(), asked);
+        if let Some(why) = forced {
+            let text = format!("each worker sees its own device alone, as LOCAL_RANK 0: {why}");
+            self.notices.push(Notice::Device { text });
+        }
+        let positions = workers.iter().map(|handed| handed.device).collect();
+        let seats = (0..).zip(workers).map(|(rank, handed)| {
+            seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables)
+        });
+        Ok(Placed { seats: seats.collect(), positions, visibility })
+    }
+
+    /// `--numa-binding`
+    pub(super) fn bind(
+        &self,
+        machine: &Machine,
+        choice: &Choice,
+        placed: &mut Placed,
+    ) -> Result<(), DeviceError> {
+        let Some(Setting { origin, value: binding }) = &self.wishes.binding else { return Ok(()) };
+        let allowed = self.settings.facts.world().affinity();
+        let nodes: Vec<u32> =
+            choice.devices.iter().map(|chosen| chosen.accelerator.numa_node.unwrap_or(0)).collect();
+        let layout = machine.cpus.clone().unwrap_or_default();
+        let bindings = Bindings { layout: &layout, allowed: &allowed, nodes: &nodes };
+        for (rank, (seat, at)) in (0..).zip(placed.seats.iter_mut().zip(&placed.positions)) {
+            let cpus = bindings.cpus(*binding, at.unwrap_or(LocalRank(rank).index()));
+            seat.cpus = Some(cpus.map_err(|error| DeviceError::Binding {
+                origin: origin.clone(),
+                value: binding.word().to_owned(),
+                local_rank: LocalRank(rank),
+                error,
+            })?);
+        }
+        Ok(())
+    }
+}
+
+/// What one worker sits on: one of the chosen devices, by the number under which it finds that, or the CPUs.
+fn seat(
+    choice: &Choice,
+    at: Option<usize>,
+    (local_rank, ordinal): (LocalRank, u32),
+    variables: Vec<(&'static str, Option<OsString>)>,
+) -> Seat {
+    let device = match at.and_then(|at| choice.devices.get(at)) {
+        Some(chosen) => {
+            let card = Some(told::card(chosen));
+            Device { kind: choice.kind, ordinal, card }
+        }
+        None => Device::cpu(local_rank.0),
+    };
+    Seat { device, variables, cpus: None }
+}
