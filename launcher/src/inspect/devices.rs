@@ -4,7 +4,7 @@
 //! wrong, and who uses it. Then what a device is called and where it is, and what the launcher would do with them.
 
 use crate::device::health::{Severity, in_words};
-use crate::device::{Accelerator, Condition, DeviceProcess, DeviceType, Part, State};
+use crate::device::{Accelerator, Condition, DeviceProcess, DeviceType, Machine, Part, State, Trouble};
 
 use super::page::{Align, Column, Page, Row, Tone, width};
 use super::picture::{Picture, Warning};
@@ -65,12 +65,10 @@ pub(super) fn page(picture: &Picture, kind: Option<DeviceType>) -> Page {
         page.table(&PLACES, devices().map(|(at, device)| place_row(picture, at, device)).collect());
     }
     orders(&mut page, picture);
-    sources(&mut page, picture);
-    let processors = words::processors(&picture.machine, &picture.affinity);
-    if !processors.is_empty() {
-        page.blank();
-        page.line("CPUs", &[("CPUs", &processors, Tone::Plain)]);
+    if devices().next().is_none() {
+        sources(&mut page, &picture.machine);
     }
+    processors(&mut page, &picture.machine, &picture.affinity);
     page
 }
 
@@ -158,19 +156,13 @@ const fn tone_of(severity: Severity) -> Tone {
     }
 }
 
-/// What is wrong: with devices, and with the looking. One's own processes stand in the table of processes.
+/// What is wrong: with the looking, and with devices. One's own processes stand in the table of processes.
 fn warnings(page: &mut Page, picture: &Picture) {
     let told: Vec<&Warning> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
-    let troubles: Vec<_> =
-        picture.machine.troubles.iter().filter(|trouble| words::is_serious(trouble)).collect();
-    if !told.is_empty() || !troubles.is_empty() {
+    troubles(page, &picture.machine);
+    if !told.is_empty() && !picture.machine.troubles.iter().any(words::is_serious) {
         page.blank();
-    }
-    for trouble in troubles {
-        let text = format!(" {}: {}", trouble.kind, words::trouble(trouble));
-        let key = format!("trouble/{}/{}", trouble.kind, trouble.source);
-        page.line(key, &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
     }
     for warning in told {
         let label = if warning.severity == Severity::Fatal { "error:" } else { "warning:" };
@@ -244,12 +236,23 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
     matches!(devices, Ok(devices) if devices.len() < 2)
 }
 
-/// Where nothing was found: what was looked for.
-fn sources(page: &mut Page, picture: &Picture) {
-    if !picture.machine.accelerators.is_empty() {
-        return;
+/// What went wrong with the looking.
+pub(super) fn troubles(page: &mut Page, machine: &Machine) {
+    let serious: Vec<&Trouble> =
+        machine.troubles.iter().filter(|trouble| words::is_serious(trouble)).collect();
+    if !serious.is_empty() {
+        page.blank();
     }
-    let missing = picture.machine.troubles.iter().filter(|trouble| !words::is_serious(trouble));
+    for trouble in serious {
+        let text = format!(" {}: {}", trouble.kind, words::trouble(trouble));
+        let key = format!("trouble/{}/{}", trouble.kind, trouble.source);
+        page.line(key, &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
+    }
+}
+
+/// Where nothing was found: what was looked for.
+pub(super) fn sources(page: &mut Page, machine: &Machine) {
+    let missing = machine.troubles.iter().filter(|trouble| !words::is_serious(trouble));
     let rows: Vec<Row> = missing
         .map(|trouble| {
             let key = format!("source/{}/{}", trouble.kind, trouble.source);
@@ -259,6 +262,15 @@ fn sources(page: &mut Page, picture: &Picture) {
     if !rows.is_empty() {
         page.blank();
         page.table(&SOURCES, rows);
+    }
+}
+
+/// The CPUs, where they are known.
+pub(super) fn processors(page: &mut Page, machine: &Machine, affinity: &[u32]) {
+    let processors = words::processors(machine, affinity);
+    if !processors.is_empty() {
+        page.blank();
+        page.line("CPUs", &[("CPUs", &processors, Tone::Plain)]);
     }
 }
 

@@ -31,7 +31,7 @@ use rustix::process::getuid;
 
 use crate::cli::{Inspect, Manner};
 use crate::device::visibility::Inherited;
-use crate::device::{Ask, DeviceType};
+use crate::device::{Ask, DeviceType, Machine};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream, short_hostname};
@@ -41,6 +41,9 @@ use watch::Subject;
 /// How long a vendor's library may take. Without the persistence daemon NVIDIA's driver initialises each card anew,
 /// which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// What `devices` asks for.
+const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
 
 /// Why nothing can be watched.
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +133,15 @@ const fn status(is_blind: bool) -> ExitStatus {
 
 /// One fresh look at everything.
 fn take(facts: &Facts, kind: Option<DeviceType>, cuda_order: CudaOrder<'_>) -> Picture {
-    let machine = facts.world().discover(Ask { state: true, links: true, cpus: true }, LIMIT);
+    picture_of(facts.world().discover(EVERYTHING, LIMIT), facts, kind, cuda_order)
+}
+
+fn picture_of(
+    machine: Machine,
+    facts: &Facts,
+    kind: Option<DeviceType>,
+    cuda_order: CudaOrder<'_>,
+) -> Picture {
     let context = Context {
         host: &short_hostname(),
         inherited: &Inherited::of(|name| facts.variable(name)),

@@ -1,6 +1,6 @@
 //! Everything that is told about the machine at one moment, decided before anybody writes it down. Pure.
 
-use crate::device::choice::{Choice, ChoiceError, Question, Request, choose};
+use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning as Remark, choose};
 use crate::device::health::{Severity, findings, small_memory};
 use crate::device::order::{DeviceOrder, arrange};
 use crate::device::visibility::Inherited;
@@ -83,7 +83,10 @@ impl Picture {
             return;
         }
         let visible = match chosen(&self.machine, kind, context) {
-            Ok(visible) => visible,
+            Ok((visible, told)) => {
+                self.warnings.extend(told);
+                visible
+            }
             Err(error) => {
                 let text = format!("what a launch would see is not known: {error}");
                 self.warnings.push(Warning { device: None, severity: Severity::Warning, text });
@@ -119,13 +122,13 @@ impl Picture {
     }
 }
 
-/// The positions of the devices of this type that a launch would take, in its order; none where it takes another
-/// type.
+/// The positions of the devices of this type that a launch would take, in its order, and what would be said about that;
+/// no positions where it takes another type.
 fn chosen(
     machine: &Machine,
     kind: DeviceType,
     context: &Context<'_>,
-) -> Result<Option<Vec<usize>>, ChoiceError> {
+) -> Result<(Option<Vec<usize>>, Vec<Warning>), ChoiceError> {
     let request = Request { kind: Some(kind), ..Request::default() };
     let question = Question {
         machine,
@@ -134,7 +137,7 @@ fn chosen(
         unhealthy: &[],
         cuda_order: context.cuda_order,
     };
-    let Choice { kind: found, devices, .. } = choose(&question)?;
+    let Choice { kind: found, devices, warnings, .. } = choose(&question)?;
     let position = |device: &Accelerator| {
         let same = |other: &Accelerator| {
             (other.kind, other.index, other.part) == (device.kind, device.index, device.part)
@@ -142,7 +145,11 @@ fn chosen(
         machine.accelerators.iter().position(same)
     };
     let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
-    Ok((found == kind || found == DeviceType::Cpu).then(positions))
+    // Small cards are told of once for the whole machine.
+    let told = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
+    let told =
+        told.map(|warning| Warning { device: None, severity: Severity::Warning, text: warning.to_string() });
+    Ok(((found == kind || found == DeviceType::Cpu).then(positions), told.collect()))
 }
 
 /// The variables that are set and may hide devices of this type.

@@ -1,7 +1,9 @@
 //! The terminal while something is watched: keys come at once, and all is put back whatever happens.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use nix::unistd::{getpgrp, tcgetpgrp};
@@ -22,7 +24,7 @@ const FOREGROUND_TRIES: usize = 3;
 /// The terminal as we use it; dropping it puts everything back.
 pub(super) struct Terminal {
     input: io::Stdin,
-    output: io::Stdout,
+    output: OwnedFd,
     /// The modes that were found, while they are not in force; none where we are not typed to.
     modes: Option<Termios>,
 }
@@ -33,7 +35,7 @@ impl Terminal {
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn enter() -> io::Result<Self> {
-        let mut terminal = Self { input: io::stdin(), output: io::stdout(), modes: None };
+        let mut terminal = Self { input: io::stdin(), output: patient_output()?, modes: None };
         terminal.take()?;
         Ok(terminal)
     }
@@ -92,6 +94,16 @@ impl Terminal {
     /// Writes; what a stuck terminal does not take is dropped, and the next picture stands over it.
     pub(super) fn write(&self, bytes: &[u8]) {
         write_while_ready(self.output.as_fd(), bytes, PATIENCE);
+    }
+}
+
+/// Standard output without waiting. A terminal that is ready for a byte blocks whoever writes a page, and then no signal
+/// is heard; the flag must not be set for the others who write to it, so that it is opened anew.
+fn patient_output() -> io::Result<OwnedFd> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    match File::options().write(true).custom_flags(flags).open("/proc/self/fd/1") {
+        Ok(file) => Ok(file.into()),
+        Err(_) => io::stdout().as_fd().try_clone_to_owned(),
     }
 }
 

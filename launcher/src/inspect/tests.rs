@@ -2,7 +2,7 @@
 
 use super::example::{bare, card, machine};
 use super::*;
-use crate::device::{LinkKind, Machine, Trouble, TroubleKind};
+use crate::device::{LinkKind, Trouble, TroubleKind};
 use crate::facts::fake::FakeWorld;
 
 fn told(machine: Machine, question: Inspect) -> Result<Told, InspectError> {

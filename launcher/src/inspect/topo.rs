@@ -3,7 +3,7 @@
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
 use super::page::{Align, Column, Page, Row, Tone};
-use super::words;
+use super::{devices, words};
 
 /// What stands in a cell of the matrix where nobody knows.
 const UNKNOWN: &str = "?";
@@ -87,25 +87,14 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let mut page = Page::default();
     if topology.near.is_empty() {
         page.line("title", &[("title", &format!("{host}: no accelerators"), Tone::Heading)]);
-    }
-    if !topology.names.is_empty() {
+    } else {
         matrix(&mut page, &topology);
     }
-    for trouble in machine.troubles.iter().filter(|trouble| words::is_serious(trouble)) {
-        let text = format!(" {}: {}", trouble.kind, words::trouble(trouble));
-        page.line("trouble", &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
-    }
+    devices::troubles(&mut page, machine);
     if topology.near.is_empty() {
-        for trouble in machine.troubles.iter().filter(|trouble| !words::is_serious(trouble)) {
-            page.line(
-                "source",
-                &[("text", &format!("{}: {}", trouble.kind, words::trouble(trouble)), Tone::Plain)],
-            );
-        }
-        let processors = words::processors(machine, affinity);
-        page.line("CPUs", &[("CPUs", &processors, Tone::Plain)]);
-    }
-    if !topology.names.is_empty() {
+        devices::sources(&mut page, machine);
+        devices::processors(&mut page, machine, affinity);
+    } else {
         legend(&mut page, &topology);
     }
     page
@@ -115,13 +104,10 @@ fn matrix(page: &mut Page, topology: &Topology) {
     // A column's name is its key; the first of them is that of the row's own name.
     let mut columns = vec![(String::new(), Align::Left)];
     columns.extend(topology.names.iter().map(|name| (name.clone(), Align::Middle)));
-    let has_devices = !topology.near.is_empty();
     let has_nics = !topology.nics.is_empty();
-    if has_devices {
-        columns.push(("CPU Affinity".to_owned(), Align::Left));
-        columns.push(("NUMA Affinity".to_owned(), Align::Left));
-    }
-    if has_devices && has_nics {
+    columns.push(("CPU Affinity".to_owned(), Align::Left));
+    columns.push(("NUMA Affinity".to_owned(), Align::Left));
+    if has_nics {
         columns.push(("Nearest NIC".to_owned(), Align::Left));
     }
     let heading = columns

@@ -1,31 +1,35 @@
 //! `rankrun devices --watch`: looks again and again, and draws each picture over the one before.
 //!
-//! Between two looks it sleeps in `poll` until a key, a signal or the next look is due. A look is a child with a
-//! deadline: while that hangs, keys wait, and Ctrl-C ends both.
+//! Everything is one `poll`: keys, signals, the probes of the look that is under way, and the time. So a library that
+//! hangs keeps nobody waiting: the last good picture stays, and says that it is old.
 #![expect(clippy::disallowed_methods, reason = "the clock says when to look again, and what time it is")]
 
 use std::cell::OnceCell;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use crate::device::{DeviceType, Machine};
+use crate::device::{CudaDevice, DeviceType, Machine};
 use crate::exit_code::ExitStatus;
 use crate::explain::Style;
 use crate::facts::Facts;
+use crate::process::probe::Probes;
 use crate::process::signal::{self, HandledSignals, SignalInbox};
 use crate::reporter::local_time::LocalTime;
 use crate::spec::{Persona, SignalSpec};
 
-use super::frame::{Header, draw};
+use super::frame::{Header, Size, draw};
 use super::page::Page;
+use super::picture::Picture;
 use super::terminal::Terminal;
-use super::{LIMIT, devices, take, words};
+use super::{EVERYTHING, LIMIT, devices, picture_of, words};
 
+/// A look that takes longer is told of, and so often how long it has been.
+const SILENT: Duration = Duration::from_secs(1);
 /// Ctrl-D, which ends whatever is typed to.
 const END_OF_INPUT: u8 = 4;
 const ESCAPE: u8 = 0x1b;
@@ -37,10 +41,10 @@ pub(super) struct Subject {
     pub(super) every: Duration,
 }
 
-/// What ends a wait.
+/// What somebody wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// It is time to look again, or somebody asks for it.
+    /// To look at once.
     Look,
     /// The terminal has another size.
     Resized,
@@ -67,34 +71,141 @@ struct Screen {
     trouble: Option<String>,
 }
 
-/// Watches until somebody has seen enough.
+/// A look that is under way.
+struct Look {
+    probes: Probes,
+    since: Instant,
+}
+
+/// The loop's own.
+struct Watch<'a> {
+    subject: Subject,
+    facts: &'a Facts,
+    style: Style,
+    inbox: SignalInbox,
+    handled: HandledSignals,
+    terminal: Terminal,
+    screen: Screen,
+    look: Option<Look>,
+    next: Instant,
+    cuda_order: Result<Vec<CudaDevice>, String>,
+}
+
+/// Watches until somebody has seen enough. The first look is taken before the terminal is: whoever waits for it can
+/// still see what for.
 ///
 /// # Errors
 /// The terminal or the signals are refused.
 pub(super) fn watch(subject: Subject, facts: &Facts, style: Style) -> io::Result<ExitStatus> {
+    // The driver is asked once: it wakes every card.
+    let cuda_order = OnceCell::new();
+    let first = super::take(facts, subject.kind, &|| {
+        cuda_order.get_or_init(|| facts.world().cuda_order(LIMIT)).clone()
+    });
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
     let handled = HandledSignals::of(&spec, Persona::Rankrun);
     signal::block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
-    let cuda_order = OnceCell::new();
-    let cuda_order = || cuda_order.get_or_init(|| facts.world().cuda_order(LIMIT)).clone();
-    let mut terminal = Terminal::enter()?;
-    let mut screen = Screen::default();
-    terminal.write(&screen.draw(subject, terminal.size(), style));
-    loop {
-        let picture = take(facts, subject.kind, &cuda_order);
-        let page = devices::page(&picture, subject.kind);
-        screen.show(Shown { machine: picture.machine, page, at: Instant::now() });
-        let next = Instant::now() + subject.every;
+    let mut watch = Watch {
+        subject,
+        facts,
+        style,
+        inbox,
+        handled,
+        terminal: Terminal::enter()?,
+        screen: Screen::default(),
+        look: None,
+        next: Instant::now() + subject.every,
+        cuda_order: cuda_order.into_inner().unwrap_or_else(|| Err("it was not asked".to_owned())),
+    };
+    watch.screen.show(shown(first, subject));
+    watch.run()
+}
+
+fn shown(picture: Picture, subject: Subject) -> Shown {
+    let page = devices::page(&picture, subject.kind);
+    Shown { machine: picture.machine, page, at: Instant::now() }
+}
+
+impl Watch<'_> {
+    fn run(&mut self) -> io::Result<ExitStatus> {
+        self.draw();
         loop {
-            terminal.write(&screen.draw(subject, terminal.size(), style));
-            match wait(&terminal, (&inbox, &handled), next)? {
-                Event::Look => break,
-                Event::Resized => {}
-                Event::Suspended => terminal.suspend()?,
-                Event::End(status) => return Ok(status),
+            self.advance();
+            self.sleep()?;
+            match self.happened()? {
+                Some(Event::Look) => self.next = Instant::now(),
+                Some(Event::Resized) => self.draw(),
+                Some(Event::Suspended) => {
+                    // Its time would run out while we stand still.
+                    self.look = None;
+                    self.terminal.suspend()?;
+                    self.draw();
+                }
+                Some(Event::End(status)) => return Ok(status),
+                None => {}
             }
         }
+    }
+
+    fn draw(&self) {
+        let waited = self.look.as_ref().map(|look| (look.since.elapsed(), look));
+        let waiting = waited.filter(|(waited, _)| *waited >= SILENT).map(|(waited, look)| {
+            format!("{} has not answered for {} s", look.probes.waiting_for(), waited.as_secs())
+        });
+        let bytes = self.screen.draw(self.subject, waiting, self.terminal.size(), self.style);
+        self.terminal.write(&bytes);
+    }
+
+    /// Begins a look when it is time, and shows one that has come through.
+    fn advance(&mut self) {
+        let now = Instant::now();
+        if self.look.is_none() && now >= self.next {
+            let probes = Probes::discovery(EVERYTHING, LIMIT, now);
+            self.look = Some(Look { probes, since: now });
+        }
+        let Some(mut look) = self.look.take() else { return };
+        if look.probes.advance(now) {
+            let ask = || self.cuda_order.clone();
+            let picture = picture_of(look.probes.into_machine(), self.facts, self.subject.kind, &ask);
+            self.screen.show(shown(picture, self.subject));
+            self.next = now + self.subject.every;
+            self.draw();
+        } else {
+            let is_slow = now.duration_since(look.since) >= SILENT;
+            self.look = Some(look);
+            if is_slow {
+                self.draw();
+            }
+        }
+    }
+
+    /// Until there may be something to do.
+    fn sleep(&self) -> io::Result<()> {
+        let now = Instant::now();
+        let mut fds = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
+        fds.extend(self.terminal.keys().map(|keys| PollFd::new(keys, PollFlags::POLLIN)));
+        let until = match &self.look {
+            Some(look) => {
+                fds.extend(look.probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+                look.probes.deadline().into_iter().chain([now + SILENT]).min()
+            }
+            None => Some(self.next),
+        };
+        let left = until.map_or(SILENT, |until| until.saturating_duration_since(now));
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn happened(&self) -> io::Result<Option<Event>> {
+        if let Some(event) = signalled(&self.inbox, &self.handled)? {
+            return Ok(Some(event));
+        }
+        Ok(self.terminal.keys().and_then(read_keys))
     }
 }
 
@@ -112,19 +223,14 @@ impl Screen {
         }
     }
 
-    fn draw(&self, subject: Subject, size: super::frame::Size, style: Style) -> Vec<u8> {
+    fn draw(&self, subject: Subject, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
+        let Some(shown) = &self.shown else { return Vec::new() };
         let now = LocalTime::of(SystemTime::now()).to_string().replace('_', " ");
         let title = format!("rankrun devices   every {} s   {now}   q ends", subject.every.as_secs_f64());
-        let (nothing, looking) = (Page::default(), "looking …".to_owned());
-        match &self.shown {
-            Some(shown) => {
-                let age = shown.at.elapsed().as_secs();
-                let trouble = self.trouble.as_ref().map(|why| format!("{why}; this picture is {age} s old"));
-                let header = Header { title, trouble };
-                draw(&header, &shown.page, self.before.as_ref(), size, style)
-            }
-            None => draw(&Header { title, trouble: Some(looking) }, &nothing, None, size, style),
-        }
+        let age = shown.at.elapsed().as_secs();
+        let trouble = waiting.or_else(|| self.trouble.clone());
+        let trouble = trouble.map(|why| format!("{why}; this picture is {age} s old"));
+        draw(&Header { title, trouble }, &shown.page, self.before.as_ref(), size, style)
     }
 }
 
@@ -136,32 +242,6 @@ fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
     };
     let serious = new.troubles.iter().filter(|trouble| words::is_serious(trouble));
     serious.filter(|trouble| !was_there(&trouble.source)).map(words::trouble).next()
-}
-
-fn wait(
-    terminal: &Terminal,
-    (inbox, handled): (&SignalInbox, &HandledSignals),
-    until: Instant,
-) -> io::Result<Event> {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let mut fds = vec![PollFd::new(inbox.as_fd(), PollFlags::POLLIN)];
-        fds.extend(terminal.keys().map(|keys| PollFd::new(keys, PollFlags::POLLIN)));
-        // One more millisecond than asked for: never woken before the time.
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, timeout) {
-            Ok(0) if Instant::now() >= until => return Ok(Event::Look),
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let typed = fds.get(1).and_then(PollFd::any).unwrap_or(false);
-        if let Some(event) = signalled(inbox, handled)? {
-            return Ok(event);
-        }
-        if let Some(event) = terminal.keys().filter(|_| typed).and_then(read_keys) {
-            return Ok(event);
-        }
-    }
 }
 
 fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<Event>> {
@@ -180,8 +260,12 @@ fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option
     Ok(event)
 }
 
-/// What was typed; nothing where that means nothing to us.
-fn read_keys(keys: std::os::fd::BorrowedFd<'_>) -> Option<Event> {
+/// What was typed; nothing where that is nothing, or means nothing to us.
+fn read_keys(keys: BorrowedFd<'_>) -> Option<Event> {
+    let mut fds = [PollFd::new(keys, PollFlags::POLLIN)];
+    if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
+        return None;
+    }
     let mut typed = [0; 64];
     match nix::unistd::read(keys, &mut typed) {
         Ok(count) if count > 0 => meaning(&typed[..count]),

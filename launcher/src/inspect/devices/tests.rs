@@ -2,7 +2,7 @@
 
 use super::super::example::{bare, busy, card, lost, machine, mig, picture};
 use super::*;
-use crate::device::{LinkKind, Machine, Trouble, TroubleKind};
+use crate::device::{LinkKind, TroubleKind};
 use crate::explain::Style;
 
 fn text(machine: Machine, kind: Option<DeviceType>) -> String {

@@ -121,8 +121,11 @@ fn instances_are_where_their_card_is_and_vendors_are_told_apart() {
 fn without_accelerators_it_says_so() {
     let text = "\
 node17: no accelerators
-cuda: NVML is not there: libnvidia-ml.so.1: cannot open shared object file
-rocm: /sys/class/kfd is not there: no such folder
+
+type  looked for
+cuda  NVML is not there: libnvidia-ml.so.1: cannot open shared object file
+rocm  /sys/class/kfd is not there: no such folder
+
 8 CPUs in 2 NUMA nodes: 0-3 on node 0, 4-7 on node 1
 ";
     assert_eq!(matrix(&bare()), text);
