@@ -186,7 +186,8 @@ impl AgentStart<'_> {
         }
         let environment = self.facts.environment().to_vec();
         let (spec, foreign_python) = (self.launch.spec, self.foreign_python);
-        let setup = Setup { spec, environment, job, original, launcher, foreign_python };
+        let argv = std::env::args_os().collect();
+        let setup = Setup { spec, argv, environment, job, original, launcher, foreign_python };
         agent::run(setup, self.link, voice);
     }
 

@@ -124,12 +124,67 @@ fn a_look_that_takes_long_is_told_once() {
     assert_eq!(started(&job.handle(at(5), checked(0, Checkup::default()))), Some(1));
 }
 
+fn reseated(generation: u32, seating: Result<u32, &str>) -> Input {
+    let seating = seating.map(|workers| LocalWorldSize::new(workers).unwrap()).map_err(ToOwned::to_owned);
+    Input::Reseated { generation: Generation(generation), seating }
+}
+
+/// A job of two workers, one of whose devices is found dead and may be left out.
+fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
+    let mut job = checked_job(max_restarts);
+    job.rules.unhealthy = Some(Unhealthy::Exclude);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = fails(&mut job, (0, 7), at(1));
+    let actions = job.handle(at(2), checked(0, one_is_dead()));
+    (job, actions)
+}
+
+#[test]
+fn the_next_generation_sits_on_the_devices_that_are_left() {
+    let at = clock();
+    let (mut job, actions) = reseating_job(1, &at);
+    assert_eq!(actions.last(), Some(&Action::Reseat { generation: Generation(0) }));
+    assert_eq!(job.handle(at(2), checked(0, Checkup::default())), [], "that was asked before");
+    assert_eq!(job.deadline(), Some(at(4)), "what takes long is told");
+    let actions = job.handle(at(3), reseated(0, Ok(1)));
+    assert_eq!(started(&actions), Some(1));
+    let actions = job.handle(at(4), exited(1, 0, Exit::Code(0)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "one worker is all there are");
+}
+
+#[test]
+fn without_seats_there_is_no_restart() {
+    let at = clock();
+    let (mut job, _) = reseating_job(3, &at);
+    let actions = job.handle(at(3), reseated(0, Err("2 workers need 2 devices")));
+    assert!(says(&actions, |said| matches!(said, Happening::NoRestart { why: Some(_) })));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
+    let (_, actions) = reseating_job(0, &at);
+    assert!(!actions.contains(&Action::Reseat { generation: Generation(0) }), "nobody would sit there");
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
+}
+
+#[test]
+fn a_stop_while_seats_are_sought_forbids_the_restart() {
+    let at = clock();
+    let (mut job, _) = reseating_job(3, &at);
+    let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
+    let end = end(&actions).expect("invariant 10");
+    assert_eq!(end.status, ExitStatus::Code(143));
+    assert_eq!(end.failure.as_ref().unwrap().dead_devices, one_is_dead().dead);
+    assert_eq!(job.handle(at(3), reseated(0, Ok(1))), [], "invariant 7");
+}
+
 proptest! {
     /// Whatever happens in whatever order, with looks at the devices between: invariants 6, 7 and 10.
     #[test]
-    fn the_budget_is_kept_and_a_stop_is_final(inputs in prop::collection::vec(any_input_of_a_check(), 0..60)) {
+    fn the_budget_is_kept_and_a_stop_is_final(
+        refuses: bool,
+        inputs in prop::collection::vec(any_input_of_a_check(), 0..60),
+    ) {
         let at = clock();
         let mut job = checked_job(2);
+        job.rules.unhealthy = Some(if refuses { Unhealthy::Refuse } else { Unhealthy::Exclude });
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             let was_checking = matches!(job.phase, Phase::Checking { .. });
@@ -153,5 +208,7 @@ fn any_input_of_a_check() -> impl Strategy<Value = Input> {
         6 => any_input(),
         2 => (0u32..3).prop_map(|generation| checked(generation, Checkup::default())),
         1 => (0u32..3).prop_map(|generation| checked(generation, one_is_dead())),
+        1 => (0u32..3).prop_map(|generation| reseated(generation, Ok(2))),
+        1 => (0u32..3).prop_map(|generation| reseated(generation, Err("no"))),
     ]
 }

@@ -124,7 +124,7 @@ fn devices(seats: &[Seat]) -> Vec<(&Device, &Card, Vec<LocalRank>)> {
 
 /// By UUID, else by where it is plugged in, as far as both are known. A card that does not even say who it is, is
 /// known by its number.
-fn find<'a>(machine: &'a Machine, device: &Device, card: &Card) -> Option<&'a Accelerator> {
+pub(super) fn find<'a>(machine: &'a Machine, device: &Device, card: &Card) -> Option<&'a Accelerator> {
     let all = || machine.accelerators.iter().filter(|found| found.kind == device.kind);
     let by_uuid = || all().find(|found| card.uuid.is_some() && found.uuid == card.uuid);
     let without_uuid = |found: &&Accelerator| found.uuid.is_none() || card.uuid.is_none();

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
 use crate::agent::checkup::{Checkup, DeadDevice, DeviceWarning};
 use crate::agent::failure::{Failure, Testimony};
@@ -69,6 +69,13 @@ pub enum Input {
         /// What it gave.
         checkup: Checkup,
     },
+    /// What came of [`Action::Reseat`].
+    Reseated {
+        /// Which life of the group has ended.
+        generation: Generation,
+        /// How many workers there are from now on, or why there are no seats for them, in words.
+        seating: Result<LocalWorldSize, String>,
+    },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }
@@ -126,6 +133,11 @@ pub enum Action {
     /// See how the devices of the workers are, none of whom is left; signals are answered meanwhile.
     CheckDevices {
         /// Which life of the group sat on them.
+        generation: Generation,
+    },
+    /// Find seats for the next generation on the devices that are left; signals are answered meanwhile.
+    Reseat {
+        /// Which life of the group has ended.
         generation: Generation,
     },
     /// Tell the worker that was left to a person, running or not, that nobody waits for it any more.
@@ -220,10 +232,15 @@ pub enum Happening {
     DeviceWarning(DeviceWarning),
     /// A device is dead.
     DeviceDead(DeadDevice),
-    /// There would have been a restart left.
+    /// There would have been a restart left, but not without the dead devices.
     NoRestart {
-        /// So many devices are dead.
-        dead: usize,
+        /// Why not, where somebody tried.
+        why: Option<String>,
+    },
+    /// The workers sit on the devices that are left.
+    Reseated {
+        /// How many there are.
+        workers: LocalWorldSize,
     },
     /// All workers are started again.
     Restarting {

@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
 mod card;
+mod check;
 pub mod checkup;
 mod events;
 pub mod failure;
@@ -14,6 +15,7 @@ mod left_out;
 mod master;
 pub mod message;
 mod phase;
+pub mod reseat;
 pub mod rules;
 pub mod state;
 pub mod stuck;
@@ -29,22 +31,21 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use rustix::process::getuid;
 
-use rankrun_contract::rank::{Generation, JobId};
+use rankrun_contract::rank::JobId;
 use rankrun_contract::report::ErrorReport;
 
+use crate::agent::check::Check;
 use crate::agent::last_words::LastWords;
-use crate::agent::message::{Action, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::reseat::Words;
 use crate::agent::rules::Rules;
 use crate::agent::state::State;
 use crate::agent::workers::Workers;
-use crate::device::Ask;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
-use crate::process::probe::Probes;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
 use crate::reporter::voice::Voice;
@@ -61,6 +62,8 @@ const SILENT_WAIT: Duration = Duration::from_secs(2);
 pub struct Setup {
     /// What was asked for.
     pub spec: LaunchSpec,
+    /// The command line, the name first.
+    pub argv: Vec<OsString>,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
     /// The mark of the job.
@@ -126,8 +129,10 @@ struct Agent<'a> {
     /// Whether a signal to stop that the guard passed on was handled: the next one is a second one.
     signalled: bool,
     last_words: LastWords,
-    /// The look at the devices of this generation, while it lasts.
-    check: Option<(Generation, Probes)>,
+    /// The words to read again when a device has died.
+    words: Words,
+    /// The look at the devices, once a generation has failed.
+    check: Option<Check>,
     /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
 }
@@ -139,9 +144,11 @@ impl<'a> Agent<'a> {
         let state = State::new(Rules::of(&setup.spec));
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
+        let environment = setup.environment.clone();
+        let words = Words { argv: setup.argv.clone(), environment };
         let workers = Workers::open(setup, voice.console().clone())?;
         let (signalled, check, died_of) = (false, None, None);
-        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, check, died_of })
+        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, words, check, died_of })
     }
 
     /// The loop: until the state says that the job is over.
@@ -160,8 +167,8 @@ impl<'a> Agent<'a> {
             }
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
-            readers.extend(self.check.iter().flat_map(|(_, probes)| probes.as_fds()));
-            let check_deadline = self.check.as_ref().and_then(|(_, probes)| probes.deadline());
+            readers.extend(self.check.iter().flat_map(Check::as_fds));
+            let check_deadline = self.check.as_ref().and_then(Check::deadline);
             wait(&readers, self.state.deadline().into_iter().chain(check_deadline).min())?;
             self.collect(&mut inputs)?;
         }
@@ -186,7 +193,8 @@ impl<'a> Agent<'a> {
             inputs.push_back(self.meaning(signal, again));
         }
         // Behind the signals: who is told to stop does not start again.
-        inputs.extend(self.devices_checked());
+        let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
+        inputs.extend(checked);
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
         }
@@ -197,8 +205,8 @@ impl<'a> Agent<'a> {
         let at = SystemTime::now();
         let reaped = self.workers.reap();
         for (pid, exit) in reaped.others {
-            if let Some((_, probes)) = &mut self.check {
-                probes.reaped(pid, exit);
+            if let Some(check) = &mut self.check {
+                check.reaped(pid, exit);
             }
         }
         inputs.extend(reaped.workers.into_iter().map(|exit| Input::Exited {
@@ -211,13 +219,6 @@ impl<'a> Agent<'a> {
                 testimony: self.workers.testimony(&exit),
             },
         }));
-    }
-
-    /// The look at the devices, once it is over.
-    fn devices_checked(&mut self) -> Option<Input> {
-        let (generation, probes) = self.check.take_if(|(_, probes)| probes.advance(Instant::now()))?;
-        let checkup = checkup::judge(&probes.into_machine(), &self.workers.spec().seats, getuid().as_raw());
-        Some(Input::DevicesChecked { generation, checkup })
     }
 
     fn meaning(&self, signal: Signal, again: bool) -> Input {
@@ -279,14 +280,18 @@ impl<'a> Agent<'a> {
                 return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
             Action::CheckDevices { generation } => {
-                let ask = Ask { state: true, ..Ask::default() };
-                self.check = self
-                    .workers
-                    .spec()
-                    .device_check
-                    .map(|check| (generation, Probes::discovery(ask, check.limit, Instant::now())));
+                let settings = self.workers.spec().device_check;
+                self.check = settings.map(|settings| Check::start(generation, settings));
             }
-            Action::Say(said) => self.voice.happening(&said, self.workers.group()),
+            Action::Reseat { .. } => {
+                return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);
+            }
+            Action::Say(said) => {
+                self.voice.happening(&said, self.workers.group());
+                if matches!(said, Happening::Reseated { .. }) {
+                    self.workers.next_seats().iter().for_each(|line| self.voice.say(line));
+                }
+            }
             Action::Finish(_) => {}
         }
         None

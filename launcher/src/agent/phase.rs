@@ -19,10 +19,19 @@ pub(super) enum Phase {
     Running { live: BTreeSet<LocalRank> },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
-    /// No worker is alive, and the devices of those that failed are looked at; at `say_at` that takes long.
-    Checking { failure: Failure, say_at: Option<Instant> },
+    /// No worker is alive, and the devices are looked at; at `say_at` that takes long.
+    Checking { failure: Failure, step: Step, say_at: Option<Instant> },
     /// Nothing of the job is left.
     Finished,
+}
+
+/// What is to come of a look at the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// How they are.
+    Condition,
+    /// Who sits where on those that are left.
+    Seats,
 }
 
 /// Why a generation is stopped.

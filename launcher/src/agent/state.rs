@@ -91,6 +91,7 @@ impl State {
             }
             Input::Looked { .. } => Vec::new(),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
+            Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
@@ -272,8 +273,8 @@ impl State {
                 }
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
-            Phase::Checking { failure, .. } => {
-                self.phase = Phase::Checking { failure, say_at: None };
+            Phase::Checking { failure, step, .. } => {
+                self.phase = Phase::Checking { failure, step, say_at: None };
                 vec![Action::Say(Happening::CheckingDevices)]
             }
             phase @ (Phase::Starting | Phase::Finished) => {

@@ -22,6 +22,7 @@ use crate::agent::failure::{Failure, Testimony};
 use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
 use crate::agent::message::{Input, JobEnd, WorkerEnd};
+use crate::agent::reseat::Seating;
 use crate::agent::stuck::Asleep;
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
@@ -46,6 +47,8 @@ pub(super) struct Workers {
     job: JobId,
     original: Original,
     placements: Vec<Placement>,
+    /// Who sits where from the next generation on, where that is another.
+    next_seating: Option<Seating>,
     meeting: Meeting,
     children: Children,
     logs: Logs,
@@ -96,6 +99,7 @@ impl Workers {
         Ok(Self {
             events: EventSink::open(&spec, &console),
             placements: placement::assign(&spec.seats),
+            next_seating: None,
             logs: Logs::new(console, spec.persona),
             tree,
             attempt: None,
@@ -117,6 +121,25 @@ impl Workers {
         &self.spec
     }
 
+    /// The next generation sits elsewhere; what is told of this one stays true.
+    pub(super) fn sit_down_next(&mut self, seating: Seating) {
+        self.next_seating = Some(seating);
+    }
+
+    fn sit_down(&mut self) {
+        let Some(seating) = self.next_seating.take() else { return };
+        self.placements = placement::assign(&seating.seats);
+        self.spec.workers = seating.workers;
+        self.spec.seats = seating.seats;
+        self.spec.visibility = seating.visibility;
+        self.spec.defaults.omp_threads = seating.omp_threads;
+    }
+
+    /// What is said of the next seats.
+    pub(super) fn next_seats(&self) -> &[String] {
+        self.next_seating.as_ref().map_or(&[], |seating| &seating.lines)
+    }
+
     /// Starts all of them, local rank 0 first.
     pub(super) fn start(
         &mut self,
@@ -124,6 +147,7 @@ impl Workers {
         restart_count: RestartCount,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
+        self.sit_down();
         self.started = now;
         self.pids.clear();
         self.error_files.clear();

@@ -62,7 +62,8 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         | Happening::DevicesUnchecked { .. }
         | Happening::DeviceWarning(_)
         | Happening::DeviceDead(_)
-        | Happening::NoRestart { .. } => return of_devices(happening, spec),
+        | Happening::NoRestart { .. }
+        | Happening::Reseated { .. } => return of_devices(happening, spec),
         Happening::Restarting { used } => {
             format!("starting all workers again (restart {used} of {})", spec.max_restarts)
         }
@@ -82,8 +83,15 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         Happening::DeviceDead(dead) => {
             plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.why))
         }
-        Happening::NoRestart { dead: 1 } => "no restart: the device would be missing".to_owned(),
-        Happening::NoRestart { .. } => "no restart: the devices would be missing".to_owned(),
+        Happening::NoRestart { why: None } => {
+            "no restart on a dead device; `--exclude-unhealthy` goes on without it".to_owned()
+        }
+        Happening::NoRestart { why: Some(why) } => format!("no restart without it: {}", plain(why)),
+        Happening::Reseated { workers } => {
+            let workers = workers.get();
+            let plural = if workers == 1 { "" } else { "s" };
+            format!("going on with {workers} worker{plural} on the devices that are left")
+        }
         _ => return None,
     })
 }

@@ -170,7 +170,8 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::DevicesUnchecked { .. }
         | Happening::DeviceWarning(_)
         | Happening::DeviceDead(_)
-        | Happening::NoRestart { .. } => {
+        | Happening::NoRestart { .. }
+        | Happening::Reseated { .. } => {
             let said = happening::of_devices(happening, group.spec);
             said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
         }

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use rankrun_contract::rank::Generation;
+use rankrun_contract::rank::{Generation, LocalWorldSize};
 
 use super::State;
 use crate::agent::checkup::Checkup;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, Happening, JobEnd};
-use crate::agent::phase::{Phase, StopCause};
+use crate::agent::phase::{Phase, Step, StopCause};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::spec::Persona;
+use crate::spec::{Persona, Unhealthy};
 
 /// A look at the devices that takes longer says so.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ impl State {
         let (cause, mut actions) = self.ended(cause);
         match cause {
             StopCause::Failure(failure) if self.rules.unhealthy.is_some() && self.stopped_by.is_none() => {
-                self.phase = Phase::Checking { failure, say_at: Some(now + SILENT_WAIT) };
+                self.look(now, failure, Step::Condition);
                 actions.push(Action::CheckDevices { generation: self.generation });
             }
             StopCause::Failure(failure) => actions.extend(self.restart_or_finish(now, failure)),
@@ -41,23 +41,57 @@ impl State {
 
     /// The devices were looked at. Where that gave no answer, it is as if nobody had asked.
     pub(super) fn checked(&mut self, now: Instant, generation: Generation, checkup: Checkup) -> Vec<Action> {
-        let is_current = generation == self.generation;
+        let Some(mut failure) = self.looked_at(generation, Step::Condition) else { return Vec::new() };
+        let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
+        failure.dead_devices = checkup.dead;
+        if failure.dead_devices.is_empty() {
+            actions.extend(self.restart_or_finish(now, failure));
+        } else if !self.may_restart(&failure) {
+            actions.push(self.finish_failed(Some(failure)));
+        } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
+            self.look(now, failure, Step::Seats);
+            actions.push(Action::Reseat { generation });
+        } else {
+            actions.push(Action::Say(Happening::NoRestart { why: None }));
+            actions.push(self.finish_failed(Some(failure)));
+        }
+        actions
+    }
+
+    /// There are seats on the devices that are left, or there are not.
+    pub(super) fn reseated(
+        &mut self,
+        now: Instant,
+        generation: Generation,
+        seating: Result<LocalWorldSize, String>,
+    ) -> Vec<Action> {
+        let Some(failure) = self.looked_at(generation, Step::Seats) else { return Vec::new() };
+        match seating {
+            Ok(workers) => {
+                self.rules.workers = workers;
+                let said = Action::Say(Happening::Reseated { workers });
+                [said].into_iter().chain(self.restart_or_finish(now, failure)).collect()
+            }
+            Err(why) => {
+                let said = Action::Say(Happening::NoRestart { why: Some(why) });
+                vec![said, self.finish_failed(Some(failure))]
+            }
+        }
+    }
+
+    fn look(&mut self, now: Instant, failure: Failure, step: Step) {
+        self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT) };
+    }
+
+    /// The failure after which this was looked at; nothing where nobody waits for it any more.
+    fn looked_at(&mut self, generation: Generation, awaited: Step) -> Option<Failure> {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Checking { mut failure, .. } if is_current => {
-                let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
-                failure.dead_devices = checkup.dead;
-                if failure.dead_devices.is_empty() {
-                    actions.extend(self.restart_or_finish(now, failure));
-                } else {
-                    let no_restart = Action::Say(Happening::NoRestart { dead: failure.dead_devices.len() });
-                    actions.extend(self.may_restart(&failure).then_some(no_restart));
-                    actions.push(self.finish_failed(Some(failure)));
-                }
-                actions
+            Phase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
+                Some(failure)
             }
             phase => {
                 self.phase = phase;
-                Vec::new()
+                None
             }
         }
     }

@@ -62,11 +62,7 @@ pub fn discover(ask: Ask, limit: Duration) -> Machine {
 pub fn cuda_order(limit: Duration) -> Result<Vec<CudaDevice>, String> {
     let mut probes = Probes::start(&[Probe::CudaOrder], limit, Instant::now());
     wait_for_all(&mut probes, limit);
-    match probes.into_answers().next() {
-        Some((_, Ok(Answer::CudaOrder(order)))) => order,
-        Some((_, Err(failed))) => Err(failed.to_string()),
-        Some((_, Ok(Answer::Machine(_)))) | None => Err(ProbeFailed::unread("another question").to_string()),
-    }
+    probes.into_cuda_order()
 }
 
 /// Probes that run at the same time. Whoever drops them kills those that have not answered.
@@ -160,6 +156,20 @@ impl Probes {
             }
         }
         merge::merge(nvidia, kernel)
+    }
+
+    /// What [`Probe::CudaOrder`] gave, where it alone was asked.
+    ///
+    /// # Errors
+    /// Why there is no answer, in words.
+    pub fn into_cuda_order(self) -> Result<Vec<CudaDevice>, String> {
+        match self.into_answers().next() {
+            Some((_, Ok(Answer::CudaOrder(order)))) => order,
+            Some((_, Err(failed))) => Err(failed.to_string()),
+            Some((_, Ok(Answer::Machine(_)))) | None => {
+                Err(ProbeFailed::unread("another question").to_string())
+            }
+        }
     }
 
     fn running(&self) -> impl Iterator<Item = &ProbeRun> {
