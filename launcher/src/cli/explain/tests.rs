@@ -116,6 +116,7 @@ fn what_is_no_launch_is_not_done() {
 /// The world of the other tests always makes up the same.
 #[test]
 fn what_is_made_up_is_known_as_such() {
+    // With a number of workers nobody asks this machine for its accelerators.
     let run_id = |line: &str| {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let environment = vec![("PATH".into(), "/bin:/usr/bin".into())];
@@ -125,12 +126,12 @@ fn what_is_made_up_is_known_as_such() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(run_id("rankrun explain sh"), (RunIdLife::Fresh, 0));
-    assert_eq!(run_id("rankrun explain --rdzv-id 7 sh"), (RunIdLife::Fixed, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 sh"), (RunIdLife::Fresh, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --rdzv-id 7 sh"), (RunIdLife::Fixed, 0));
     assert_eq!(run_id("rankrun explain torchrun --rdzv-id 7 --no-python sh"), (RunIdLife::Fresh, 1));
-    assert_eq!(run_id("rankrun explain --master-port 2 sh"), (RunIdLife::Fixed, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 sh"), (RunIdLife::Fixed, 0));
     // The notice would name an id that no launch will have.
-    assert_eq!(run_id("rankrun explain --master-port 2 --rdzv-id= sh"), (RunIdLife::Fresh, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 --rdzv-id= sh"), (RunIdLife::Fresh, 0));
 }
 
 #[test]
