@@ -281,7 +281,7 @@ impl Resolver<'_> {
                 origin: origin.clone(),
                 value: word.clone(),
                 torch: self.torchs_words(word),
-                missing: machine.troubles.iter().map(trouble_in_words).collect(),
+                missing: self.missing(machine),
             }),
             Count::Default if self.settings.persona == Persona::Torchrun => Ok(LocalWorldSize::ONE),
             Count::Default => {
@@ -290,6 +290,13 @@ impl Resolver<'_> {
                 Ok(workers)
             }
         }
+    }
+
+    /// Where no device of the wanted types was found.
+    fn missing(&self, machine: &Machine) -> Vec<String> {
+        let Count::Of { kinds, .. } = &self.wishes.count else { return Vec::new() };
+        let troubles = machine.troubles.iter().filter(|trouble| kinds.contains(&trouble.kind));
+        troubles.map(trouble_in_words).collect()
     }
 
     fn torchs_words(&self, word: &str) -> Option<&'static str> {

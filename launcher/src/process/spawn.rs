@@ -203,7 +203,13 @@ unsafe fn errno() -> libc::c_int {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
     use super::*;
+    use crate::facts::{System, World};
+    use crate::spec::{Persona, SignalSpec};
 
     #[test]
     fn a_mask_is_as_long_as_its_highest_cpu() {
@@ -211,5 +217,36 @@ mod tests {
         assert_eq!(mask_of(&[64, 1300]).len(), 1300 / 64 + 1);
         assert_eq!(mask_of(&[64])[1], 1);
         assert!(mask_of(&[]).is_empty());
+    }
+
+    /// What the kernel says of the CPUs of a child that was to have these.
+    fn bound_to(cpus: Option<Vec<u32>>) -> io::Result<String> {
+        let argv = [c"grep", c"Cpus_allowed_list", c"/proc/self/status"].map(ToOwned::to_owned).to_vec();
+        let command = Command { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus };
+        let original = Original {
+            mask: SigSet::empty(),
+            handled: HandledSignals::of(&SignalSpec::torchrun(), Persona::Rankrun),
+            file_limits: None,
+        };
+        let (read, write) = nix::unistd::pipe()?;
+        let stdio = Stdio { stdout: Some(write.as_fd()), ..Stdio::default() };
+        let spawned = spawn(&command, stdio, &original)?;
+        drop(write);
+        let mut said = String::new();
+        File::from(read).read_to_string(&mut said)?;
+        // Another test may reap every child of this process.
+        let _ = nix::sys::wait::waitpid(spawned.pid, None);
+        Ok(said.trim().trim_start_matches("Cpus_allowed_list:").trim().to_owned())
+    }
+
+    #[test]
+    fn a_child_is_bound_before_it_becomes_the_program() {
+        let own = System.affinity();
+        let last = *own.last().unwrap();
+        assert_eq!(bound_to(Some(vec![last])).unwrap(), last.to_string());
+        assert_eq!(bound_to(None).unwrap(), crate::device::affinity::ranges(&own));
+        // A CPU that is not there.
+        let error = bound_to(Some(vec![8190])).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     }
 }

@@ -1,1 +1,105 @@
-//! Later.
+//! `--numa-binding` from the command line to the seat.
+
+use super::*;
+use crate::device::{Cpu, CpuLayout, NumaNode};
+
+/// Two nodes of four CPUs, each a core of its own.
+fn two_nodes(mut machine: Machine) -> Machine {
+    let cpu = |id: u32| Cpu {
+        id,
+        package: i32::from(id >= 4),
+        siblings: vec![id],
+        cache: (0..8).filter(|other| other / 4 == id / 4).collect(),
+    };
+    let node = |id: u32| NumaNode { id, cpus: (id * 4..id * 4 + 4).collect() };
+    machine.cpus = Some(CpuLayout { nodes: vec![node(0), node(1)], cpus: (0..8).map(cpu).collect() });
+    machine
+}
+
+fn bound(launch: &Launch) -> Vec<String> {
+    let cpus = launch.spec.seats.iter().map(|seat| seat.cpus.as_deref());
+    cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), crate::device::affinity::ranges)).collect()
+}
+
+fn eight(machine: Machine) -> FakeWorld {
+    with_sign(two_nodes(machine)).allowed(&[0, 1, 2, 3, 4, 5, 6, 7])
+}
+
+#[test]
+fn workers_are_bound_near_their_device() {
+    for (line, expected) in [
+        ("rankrun --numa-binding node", vec!["0-3", "0-3", "4-7", "4-7"]),
+        ("rankrun --numa-binding exclusive", vec!["0-1", "2-3", "4-5", "6-7"]),
+        // The device that was chosen, not the one of the worker's number.
+        ("rankrun --numa-binding node --devices 3,0", vec!["4-7", "0-3"]),
+        ("rankrun --numa-binding exclusive --devices 3,0", vec!["4-7", "0-3"]),
+        ("rankrun --numa-binding node --device-visibility own --devices 2", vec!["4-7"]),
+        ("torchrun --numa-binding node --nproc-per-node 3", vec!["0-3", "0-3", "4-7"]),
+        ("torchrun --numa-binding exclusive --nproc-per-node 1", vec!["0-1"]),
+        ("rankrun", vec!["all", "all", "all", "all"]),
+    ] {
+        assert_eq!(bound(&launch(eight(gpus(4)), line, &[])), expected, "{line}");
+    }
+    let spec = launch(eight(gpus(4)), "rankrun --numa-binding socket", &[]).spec;
+    assert_eq!(spec.devices.binding.map(|binding| binding.word()), Some("socket"));
+}
+
+#[test]
+fn open_mp_threads_follow_the_binding() {
+    for (line, threads, told) in [
+        ("rankrun --numa-binding node", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 4 workers"),
+        ("rankrun --numa-binding node --devices 0,1", 2, "`OMP_NUM_THREADS=2`: 4 CPUs for 2 workers"),
+        ("rankrun --numa-binding exclusive --devices 0,1,2", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 3 workers"),
+    ] {
+        let launch = launch(eight(gpus(4)), line, &[]);
+        assert_eq!(launch.spec.defaults.omp_threads, Some(threads), "{line}");
+        assert!(said(&launch).iter().any(|line| line.ends_with(told)), "{line}: {:?}", said(&launch));
+    }
+    let torchs = launch(eight(gpus(4)), "torchrun --numa-binding node --nproc-per-node 2", &[]);
+    assert_eq!(torchs.spec.defaults.omp_threads, Some(1));
+}
+
+#[test]
+fn what_cannot_be_bound_is_refused() {
+    let near_nothing = with_sign(gpus(4)).allowed(&[0]);
+    let few = with_sign(two_nodes(gpus(4))).allowed(&[0, 4, 5]);
+    let cut = with_sign(two_nodes(gpus(4))).allowed(&[0, 1, 2, 3]);
+    for (world, line, message) in [
+        (
+            near_nothing,
+            "rankrun --numa-binding node",
+            "local rank 0 cannot be bound: the kernel shows no CPUs of NUMA node 0",
+        ),
+        (
+            few,
+            "rankrun --numa-binding exclusive",
+            "NUMA node 0 has 1 cores that may be used here, for 2 devices",
+        ),
+        (
+            cut,
+            "rankrun --numa-binding node",
+            "local rank 2 cannot be bound: none of the CPUs of NUMA node 1 may be used",
+        ),
+        (eight(gpus(1)), "torchrun --numa-binding node --nproc-per-node 2", "there is no device 1, only 1"),
+        (
+            eight(Machine::default()),
+            "rankrun --numa-binding node",
+            "needs an accelerator, of which none is visible",
+        ),
+        (eight(gpus(1)), "rankrun --numa-binding node --devices none", "needs an accelerator"),
+        (eight(missing()), "torchrun --numa-binding node", "needs an accelerator"),
+    ] {
+        let (code, text, hint) = refusal(world, line, &[]);
+        assert!(
+            code == 1 && text.contains("`--numa-binding` is `") && text.contains(message),
+            "{line}: {text}"
+        );
+        assert!(!hint.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn the_line_of_a_bound_worker_names_its_cpus() {
+    let launch = launch(eight(gpus(2)), "rankrun --numa-binding exclusive", &[("OMP_NUM_THREADS", "1")]);
+    assert!(said(&launch)[0].ends_with(", by default, CPUs 0-1"), "{:?}", said(&launch));
+}

@@ -1,1 +1,214 @@
-//! Later.
+//! Which worker has which device, what it is told of it, and what is said.
+
+use super::*;
+
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The device of each worker: `cuda:0=3` is GPU 3, found as number 0.
+fn map(launch: &Launch) -> String {
+    let seats = launch.spec.seats.iter().map(|seat| match &seat.device.card {
+        Some(card) => format!("{}={}", seat.device, card.index),
+        None => seat.device.to_string(),
+    });
+    seats.collect::<Vec<_>>().join(" ")
+}
+
+/// One variable of each worker, `-` where it is taken away and `.` where it is as it was.
+fn variable(launch: &Launch, name: &str) -> String {
+    let of = |seat: &Seat| {
+        let found = seat.variables.iter().find(|(set, _)| *set == name);
+        match found {
+            None => ".".to_owned(),
+            Some((_, None)) => "-".to_owned(),
+            Some((_, Some(value))) => value.to_string_lossy().into_owned(),
+        }
+    };
+    launch.spec.seats.iter().map(of).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn one_worker_for_each_visible_device() {
+    for (line, environment, expected) in [
+        ("rankrun", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
+        ("rankrun --nproc-per-node auto", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
+        ("rankrun --nproc-per-node 2", vec![], "cuda:0=0 cuda:1=1"),
+        ("rankrun --devices 3,1", vec![], "cuda:0=3 cuda:1=1"),
+        ("rankrun --devices=-2", vec![], "cuda:0=0 cuda:1=1 cuda:2=3"),
+        ("rankrun --devices -2,-3", vec![], "cuda:0=0 cuda:1=1"),
+        ("rankrun", vec![("RANKRUN_DEVICES", "2")], "cuda:0=2"),
+        ("torchrun", vec![("RANKRUN_DEVICES", "2,3"), ("PET_NPROC_PER_NODE", "gpu")], "cuda:0=2 cuda:1=3"),
+        ("rankrun --device-visibility own --devices 3,1", vec![], "cuda:0=3 cuda:0=1"),
+        ("rankrun --virtual-local-rank --devices 3,1", vec![], "cuda:0=3 cuda:0=1"),
+        ("rankrun --oversubscribe --nproc-per-node 3 --devices 2,3", vec![], "cuda:0=2 cuda:1=3 cuda:0=2"),
+        ("rankrun --devices none", vec![], "cpu:0"),
+        ("rankrun --device-type cpu --nproc-per-node 2", vec![], "cpu:0 cpu:1"),
+        ("rankrun", vec![(CUDA, "")], "cpu:0"),
+        ("rankrun --nproc-per-node 6 --device-type cpu", vec![], "cpu:0 cpu:1 cpu:2 cpu:3 cpu:4 cpu:5"),
+        ("rankrun --nproc-per-node cpu", vec![], "cpu:0 cpu:1 cpu:2"),
+        // Nobody looked.
+        ("torchrun --nproc-per-node 2", vec![], "cpu:0 cpu:1"),
+        ("torchrun", vec![], "cpu:0"),
+        ("torchrun --nproc-per-node gpu", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
+        ("torchrun --nproc-per-node gpu", vec![(CUDA, "2,3")], "cuda:0=2 cuda:1=3"),
+    ] {
+        let environment: Vec<_> =
+            environment.into_iter().chain([("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]).collect();
+        let launch = launch(with_sign(gpus(4)), line, &environment);
+        assert_eq!(map(&launch), expected, "{line} {environment:?}");
+        assert_eq!(LocalRank(launch.spec.workers.get()).index(), launch.spec.seats.len());
+    }
+}
+
+#[test]
+fn what_workers_are_told() {
+    for (line, environment, visible, order) in [
+        ("rankrun", vec![], ". .", ". ."),
+        ("rankrun --nproc-per-node 1", vec![], ".", "."),
+        ("rankrun", vec![(CUDA, "1,0")], ". .", ". ."),
+        ("rankrun --devices 1,0", vec![], "1,0 1,0", "PCI_BUS_ID PCI_BUS_ID"),
+        ("rankrun --devices 1,0 --device-visibility own", vec![], "1 0", "PCI_BUS_ID PCI_BUS_ID"),
+        // torch's own option, by its own rules.
+        ("rankrun --virtual-local-rank", vec![], "0 1", ". ."),
+        ("rankrun --virtual-local-rank", vec![(CUDA, " 1 ,GPU-0")], "1 GPU-0", ". ."),
+        ("torchrun --virtual-local-rank --nproc-per-node 2", vec![], "0 1", ". ."),
+        ("torchrun --nproc-per-node gpu", vec![], ". .", ". ."),
+        // Whoever runs on the CPUs sees no accelerator.
+        ("rankrun --devices none", vec![], "", "."),
+        ("torchrun", vec![("RANKRUN_DEVICE_TYPE", "cpu")], "", "."),
+    ] {
+        let launch = launch(with_sign(gpus(2)), line, &environment);
+        assert_eq!(variable(&launch, CUDA), visible, "{line} {environment:?}");
+        assert_eq!(variable(&launch, "CUDA_DEVICE_ORDER"), order, "{line} {environment:?}");
+    }
+    // Without a sign of accelerators nothing is hidden.
+    let plain = launch(world(), "rankrun --devices none --nproc-per-node 2", &[]);
+    assert!(plain.spec.seats.iter().all(|seat| seat.variables.is_empty()));
+}
+
+#[test]
+fn each_worker_has_a_line_that_says_which_device() {
+    let lines = |line: &str, environment: &[(&str, &str)]| {
+        let launch = launch(with_sign(gpus(2)), line, environment);
+        said(&launch).into_iter().filter(|line| line.starts_with("rank ")).collect::<Vec<_>>()
+    };
+    let quiet = ("OMP_NUM_THREADS", "1");
+    assert_eq!(
+        lines("rankrun", &[quiet]),
+        [
+            "rank 0 → cuda:0: GPU 0 NVIDIA A2             (0000:1b:00.0), by default",
+            "rank 1 → cuda:1: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by default",
+        ]
+    );
+    assert_eq!(
+        lines("rankrun --devices 1 --device-visibility own", &[quiet]),
+        ["rank 0 → cuda:0: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by --devices 1"]
+    );
+    assert_eq!(
+        lines("rankrun", &[(CUDA, "1"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]),
+        ["rank 0 → cuda:0: GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0), by CUDA_VISIBLE_DEVICES entry 1"]
+    );
+    for line in [
+        "rankrun --quiet",
+        "rankrun --devices none",
+        "torchrun --nproc-per-node gpu",
+        "rankrun --device-type cpu --nproc-per-node 2",
+    ] {
+        assert!(lines(line, &[]).is_empty(), "{line}");
+    }
+    // They are the last thing that is said.
+    let two = launch(with_sign(gpus(2)), "rankrun", &[]);
+    assert!(said(&two)[0].starts_with("each worker gets"), "{:?}", said(&two));
+}
+
+#[test]
+fn more_workers_than_devices_is_a_decision() {
+    let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node 3", &[]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        text,
+        "3 workers and 2 devices: GPU 0 NVIDIA A2 (0000:1b:00.0), GPU 1 NVIDIA H100 80GB HBM3 (0000:1c:00.0)"
+    );
+    assert!(hint.contains("--oversubscribe") && hint.contains("--device-type cpu"), "{hint}");
+    let one = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node 2 --devices 1", &[]).1;
+    assert!(one.starts_with("2 workers and 1 device: GPU 1 "), "{one}");
+    // torchrun lets them share, and so does whoever says so.
+    for line in ["torchrun --nproc-per-node 3", "rankrun --nproc-per-node 3 --oversubscribe"] {
+        assert_eq!(launch(with_sign(gpus(2)), line, &[]).spec.workers.get(), 3, "{line}");
+    }
+}
+
+#[test]
+fn a_number_of_workers_needs_no_driver() {
+    for what in [TroubleKind::Hung(2), TroubleKind::Failed("no permission".to_owned())] {
+        let launch =
+            launch(with_sign(trouble(what)), "rankrun --nproc-per-node 2", &[("OMP_NUM_THREADS", "1")]);
+        assert_eq!(map(&launch), "cpu:0 cpu:1");
+        let said = said(&launch);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("the cuda devices are not known: NVML"), "{said:?}");
+        assert!(said[0].ends_with("; the workers are not told which device is theirs"), "{said:?}");
+    }
+}
+
+#[test]
+fn torchruns_own_lines_are_for_who_asks() {
+    let told = |line: &str| {
+        let environment = [("LOGLEVEL", "INFO"), ("OMP_NUM_THREADS", "1")];
+        said(&launch(with_sign(gpus(2)), line, &environment))
+    };
+    assert_eq!(told("torchrun --nproc-per-node 2"), ["Using nproc_per_node=2."]);
+    for (word, kind) in [("gpu", "gpu"), ("auto", "cuda")] {
+        assert_eq!(
+            told(&format!("torchrun --nproc-per-node {word}")),
+            [
+                format!("Using nproc_per_node={word}."),
+                format!(
+                    "Using nproc_per_node={word}, setting nproc_per_node to 2 since the instance has 2 {kind}"
+                )
+            ]
+        );
+    }
+}
+
+#[test]
+fn a_dead_device_is_refused_or_left_out_where_somebody_looks() {
+    let mut machine = gpus(3);
+    machine.accelerators[1].condition = Condition::Lost { why: "GPU is lost".to_owned() };
+    let (code, text, hint) = refusal(with_sign(machine.clone()), "rankrun --check-devices", &[]);
+    assert!(code == 1 && text.contains("GPU 1 ") && text.contains("GPU is lost"), "{text}");
+    assert!(hint.contains("--exclude-unhealthy"), "{hint}");
+    let without = launch(with_sign(machine.clone()), "rankrun --exclude-unhealthy", &[]);
+    assert_eq!(map(&without), "cuda:0=0 cuda:1=2");
+    let check = without.spec.device_check.unwrap();
+    assert_eq!((check.unhealthy, check.limit), (Unhealthy::Exclude, Duration::from_secs(30)));
+    // A dead device that is not chosen is nobody's business.
+    assert_eq!(map(&launch(with_sign(machine), "rankrun --check-devices --devices 2", &[])), "cuda:0=2");
+    assert_eq!(launch(with_sign(gpus(1)), "rankrun", &[]).spec.device_check, None);
+}
+
+#[test]
+fn several_launchers_on_one_node_are_refused_with_both_fixes() {
+    let step = [("SLURM_PROCID", "3"), ("SLURM_STEP_TASKS_PER_NODE", "8(x2)")];
+    let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun", &step);
+    assert_eq!(code, 1);
+    assert_eq!(
+        text,
+        "`SLURM_STEP_TASKS_PER_NODE` says that 8 tasks run on this node, and each would start 2 workers, one for each \
+         device"
+    );
+    assert!(hint.contains("`srun --ntasks-per-node=1 rankrun …`"), "{hint}");
+    assert!(hint.contains("`--nproc-per-node 1`"), "{hint}");
+    for line in ["rankrun --nproc-per-node 1", "rankrun --devices 0", "torchrun", "rankrun --device-type cpu"]
+    {
+        assert_eq!(launch(with_sign(gpus(2)), line, &step).spec.workers.get(), 1, "{line}");
+    }
+    assert_eq!(launch(with_sign(gpus(2)), "rankrun", &[("SLURM_PROCID", "0")]).spec.workers.get(), 2);
+}
+
+#[test]
+fn a_name_from_a_library_disturbs_no_terminal() {
+    let mut machine = gpus(1);
+    machine.accelerators[0].name = "\x1b[31mGPU\n".to_owned();
+    let launch = launch(with_sign(machine), "rankrun", &[]);
+    assert_eq!(said(&launch), ["rank 0 → cuda:0: GPU 0 GPU (0000:1b:00.0), by default"]);
+}
