@@ -146,6 +146,12 @@ impl Machine {
         self
     }
 
+    /// The cards of another machine too.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        self.with_cards(other.fake.cards)
+    }
+
     /// `NVLink`s between two cards.
     #[must_use]
     pub fn linked(mut self, one: usize, other: usize, count: u32) -> Self {

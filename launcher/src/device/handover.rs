@@ -21,7 +21,7 @@ use super::{DeviceType, Part, Visibility};
 /// What each worker gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handover {
-    /// What the workers see: what was asked for, or [`Visibility::Own`] where the vendor's variable has no order.
+    /// What the workers see: what was asked for, or [`Visibility::Own`] where one list cannot say it.
     pub visibility: Visibility,
     /// Why it is not what was asked for.
     pub forced: Option<&'static str>,
@@ -40,7 +40,7 @@ pub struct Handed {
     pub variables: Vec<(&'static str, Option<OsString>)>,
 }
 
-/// The variables of `workers` workers; with more workers than devices they are dealt in turn.
+/// The variables of `workers` workers; with more workers than devices they are dealt in turn, each its own.
 #[must_use]
 pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibility: Visibility) -> Handover {
     if choice.devices.is_empty() {
@@ -49,7 +49,7 @@ pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibilit
         return Handover { visibility, forced: None, workers: (0..workers).map(worker).collect() };
     }
     let forced = match visibility {
-        Visibility::Whole => needs_own(choice),
+        Visibility::Whole => needs_own(choice, workers),
         Visibility::Own => None,
     };
     let visibility = if forced.is_some() { Visibility::Own } else { visibility };
@@ -70,10 +70,14 @@ pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibilit
 }
 
 /// Why one list cannot say which devices these are, and in which order.
-fn needs_own(choice: &Choice) -> Option<&'static str> {
+fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
     let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
     if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
         return Some("a process sees one MIG device only");
+    }
+    let can_be_named = choice.devices.iter().all(|device| !device.name.is_empty());
+    if can_be_named && usize::try_from(workers).is_ok_and(|workers| workers > choice.devices.len()) {
+        return Some("workers share devices, and the list has no place for every LOCAL_RANK");
     }
     // `1.0` is tile 0 of card 1, and comes where card 1 comes.
     let number = |name: &str| {

@@ -10,7 +10,7 @@ fn lists_that_are_none() {
     for list in
         ["0,0", "0-2,1", "9", "0-9", "-", "-9", "0,,1", "0,", "0x1", "1.5", "x", "GPU", "99999999999", "0:0"]
     {
-        refused(&format!("rankrun --devices={list}"), &machine, &[&format!("`{list}`"), "--devices"]);
+        refused(&format!("rankrun --devices={list}"), &machine, &["--devices", "hint: "]);
     }
     for (list, says) in [
         ("0,0", "`0`"),
@@ -40,9 +40,9 @@ fn a_prefix_of_two() {
     let mut machine = Machine::gpus(4);
     machine.card(1).uuid = "GPU-aab00000-0000-4000-8000-000000000001".to_owned();
     machine.card(2).uuid = "GPU-aac00000-0000-4000-8000-000000000002".to_owned();
-    let says = ["`GPU-aa`", "2 devices", &machine.pci(1), &machine.pci(2)];
-    refused("rankrun --devices GPU-aa", &machine, &says.map(|text| text));
-    refused("rankrun --devices GPU-", &machine, &["GPU-", "4 devices"]);
+    let says = ["GPU-aa`", "2 devices", &machine.pci(1), &machine.pci(2)];
+    refused("rankrun --devices GPU-aa", &machine, &says);
+    refused("rankrun --devices GPU-", &machine, &["GPU-` names no device"]);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn no_card_to_count() {
     }
     for name in ["rankrun", "torchrun"] {
         let hidden = format!("CUDA_VISIBLE_DEVICES= {name} --nproc-per-node gpu");
-        refused(&hidden, &Machine::gpus(2), &["gpu"]);
+        refused(&hidden, &Machine::gpus(2), &["CUDA_VISIBLE_DEVICES"]);
         refused(&format!("{name} --nproc-per-node gpu"), &Machine::empty(), &["gpu"]);
         refused(&format!("{name} --nproc-per-node xpu"), &Machine::gpus(2), &["xpu"]);
     }

@@ -28,7 +28,8 @@ fn each_worker_its_own() {
 fn by_number_and_by_name() {
     mig_gives("rankrun --devices 1:1,0:0", &[(1, 1), (0, 0)]);
     mig_gives("rankrun --devices MIG-11,MIG-01", &[(1, 1), (0, 1)]);
-    mig_gives("CUDA_VISIBLE_DEVICES=MIG-10 rankrun", &[(1, 0)]);
+    let list = format!("CUDA_VISIBLE_DEVICES={} rankrun", Machine::mig().mig_uuid(1, 0));
+    mig_gives(&list, &[(1, 0)]);
 }
 
 #[test]

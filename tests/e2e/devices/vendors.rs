@@ -1,6 +1,6 @@
 //! The other vendors: their cards in the kernel's own folders, and their libraries in the workers.
 
-use harness::{Launch, Machine, MachineTree, Outcome, Vendor, namespaces, only_ours};
+use harness::{Machine, MachineTree, Outcome, Vendor, namespaces, only_ours};
 
 use super::{each_sees, got, typed};
 
@@ -159,13 +159,9 @@ fn two_vendors() {
     if skipped() {
         return;
     }
-    let (tree, amd) = (MachineTree::new().amd(2).ascend(2), Machine::of_vendor(Vendor::Amd, 2, 1));
-    let launch = |line: &str| -> Launch { typed(line).under(tree.stage()).on(&amd) };
-    let outcome = launch("rankrun --device-type rocm").worker(["device=hip"]).run();
-    outcome.exits(0);
-    each_sees(&outcome, 2);
-    assert_eq!(
-        launch("rankrun --device-type npu").worker(["alive"]).run().exits(0).lines_with("alive").len(),
-        2
-    );
+    let machine = Machine::gpus(2).and(Machine::of_vendor(Vendor::Amd, 3, 1));
+    let tree = MachineTree::new().amd(3);
+    each_sees(&run("rankrun --device-type rocm", &tree, &machine, "device=hip"), 3);
+    each_sees(&run("rankrun --device-type rocm --devices 2,0", &tree, &machine, "device=hip"), 2);
+    each_sees(&run("rankrun --device-type cuda", &tree, &machine, "device=cuda"), 2);
 }

@@ -133,7 +133,10 @@ fn what_is_made_up_is_known_as_such() {
     assert_eq!(run_id("rankrun explain torchrun --rdzv-id 7 --no-python sh"), (RunIdLife::Fresh, 1));
     assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 sh"), (RunIdLife::Fixed, 0));
     // The notice would name an id that no launch will have.
-    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 --rdzv-id= sh"), (RunIdLife::Fresh, 0));
+    assert_eq!(
+        run_id("rankrun explain --nproc-per-node 1 --master-port 2 --rdzv-id= sh"),
+        (RunIdLife::Fresh, 0)
+    );
 }
 
 #[test]

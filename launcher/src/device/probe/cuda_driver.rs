@@ -1,4 +1,4 @@
-//! The CUDA driver: the only one who knows its own order of devices.
+//! The CUDA driver: the only one who knows its own order of devices, and the second source where there is no NVML.
 //!
 //! Its library is found and loaded by cudarc. The functions are taken from it by name, with plain numbers for what
 //! they return: a function that an older driver lacks is then an error and no panic, and an error code that is newer

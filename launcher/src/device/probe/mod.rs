@@ -20,7 +20,7 @@ pub const WORD: &str = "--rankrun-probe=";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
-    /// NVIDIA's cards through NVML.
+    /// NVIDIA's cards through NVML, or through the CUDA driver where there is no NVML.
     Nvidia(Ask),
     /// Everything that the kernel shows by itself: other vendors' cards, CPUs, network cards, PCI paths.
     Kernel(Ask),

@@ -159,13 +159,19 @@ impl Cards<'_> {
     fn by_uuid(&self, text: &str, form: &str, dropped: &mut Vec<String>) -> Vec<Visible> {
         let mut entries: Vec<&str> = Vec::new();
         let mut rest = text.split(',').map(str::trim);
-        for entry in rest.by_ref() {
+        while let Some(entry) = rest.next() {
             if entries.contains(&entry) {
                 dropped.push(format!("`{entry}` stands there twice, which makes no device visible"));
                 return Vec::new();
             }
             if !entry.starts_with(form) {
-                end_of_list(dropped, entry, &format!("does not begin with `{form}` as the first entry does"));
+                if !entry.is_empty() || rest.next().is_some() {
+                    end_of_list(
+                        dropped,
+                        entry,
+                        &format!("does not begin with `{form}` as the first entry does"),
+                    );
+                }
                 break;
             }
             entries.push(entry);
@@ -208,9 +214,13 @@ impl Cards<'_> {
         dropped: &mut Vec<String>,
     ) -> (Vec<Visible>, Option<String>) {
         let mut numbers: Vec<(u64, &str)> = Vec::new();
-        for entry in text.split(',').map(str::trim) {
+        let mut rest = text.split(',').map(str::trim);
+        while let Some(entry) = rest.next() {
             let Some(number) = strtoul(entry) else {
-                end_of_list(dropped, entry, "is no index");
+                // A comma at the end drops nothing.
+                if !entry.is_empty() || rest.next().is_some() {
+                    end_of_list(dropped, entry, "is no index");
+                }
                 break;
             };
             if numbers.iter().any(|(earlier, _)| *earlier == number) {
@@ -239,11 +249,9 @@ impl Cards<'_> {
     }
 }
 
-/// The first invalid entry ends the list; a comma at the end is no entry.
+/// The first invalid entry ends the list.
 fn end_of_list(dropped: &mut Vec<String>, entry: &str, why: &str) {
-    if !entry.is_empty() {
-        dropped.push(format!("`{entry}` {why}, which ends the list"));
-    }
+    dropped.push(format!("`{entry}` {why}, which ends the list"));
 }
 
 /// The number that the text begins with, as `strtoul` reads it; a negative one is no index.

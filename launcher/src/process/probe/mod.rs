@@ -248,16 +248,19 @@ fn own_name() -> OsString {
 /// libraries are found, but for the question whose answer depends on it.
 fn command(probe: Probe) -> io::Result<Command> {
     let question = serde_json::to_string(&probe)?;
-    let is_changed = |name: &OsStr| {
-        probe == Probe::CudaOrder && (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER")
+    let order = match probe {
+        Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
+        // For the CUDA driver, where there is no NVML.
+        Probe::Nvidia(_) => Some(c"CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        Probe::Kernel(_) => None,
     };
+    let is_changed =
+        |name: &OsStr| order.is_some() && (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER");
     let mut envp = std::env::vars_os()
         .filter(|(name, _)| !is_changed(name))
         .map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<Vec<_>, _>>()?;
-    if probe == Probe::CudaOrder {
-        envp.push(c"CUDA_DEVICE_ORDER=FASTEST_FIRST".to_owned());
-    }
+    envp.extend(order.map(ToOwned::to_owned));
     let argv = vec![CString::new(own_name().into_vec())?, CString::new(format!("{WORD}{question}"))?];
     Ok(Command { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
 }

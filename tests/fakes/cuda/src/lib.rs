@@ -120,8 +120,10 @@ unsafe extern "C" fn cuDeviceGet(handle: *mut c_int, ordinal: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, handle: c_int) -> c_int {
     device("cuDeviceGetName", handle, |driver, seen| {
+        let card = &driver.machine.cards[seen.card];
+        let full = seen.mig.map_or_else(|| card.name.clone(), |_| format!("{} MIG", card.name));
         // SAFETY: the caller gives `room` bytes.
-        unsafe { text(&driver.machine.cards[seen.card].name, name, room) }
+        unsafe { text(&full, name, room) }
     })
 }
 

@@ -78,7 +78,9 @@ fn by_uuid(machine: &Machine, cards: &[usize], list: &str, form: &str) -> Vec<Se
     }
     let mut named = Vec::new();
     for entry in list.split(',') {
-        let fits: Vec<_> = everything.iter().filter(|(uuid, _)| uuid.starts_with(entry)).collect();
+        // The beginning of a UUID is enough for a card.
+        let fits = |(uuid, _): &&(&str, Seen)| *uuid == entry || (form == "GPU-" && uuid.starts_with(entry));
+        let fits: Vec<_> = everything.iter().filter(fits).collect();
         let [(_, seen)] = fits[..] else { break };
         if !entry.starts_with(form) {
             break;

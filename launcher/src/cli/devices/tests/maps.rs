@@ -39,7 +39,7 @@ fn one_worker_for_each_visible_device() {
         ("torchrun", vec![("RANKRUN_DEVICES", "2,3"), ("PET_NPROC_PER_NODE", "gpu")], "cuda:0=2 cuda:1=3"),
         ("rankrun --device-visibility own --devices 3,1", vec![], "cuda:0=3 cuda:0=1"),
         ("rankrun --virtual-local-rank --devices 3,1", vec![], "cuda:0=3 cuda:0=1"),
-        ("rankrun --oversubscribe --nproc-per-node 3 --devices 2,3", vec![], "cuda:0=2 cuda:1=3 cuda:0=2"),
+        ("rankrun --oversubscribe --nproc-per-node 3 --devices 2,3", vec![], "cuda:0=2 cuda:0=3 cuda:0=2"),
         ("rankrun --devices none", vec![], "cpu:0"),
         ("rankrun --device-type cpu --nproc-per-node 2", vec![], "cpu:0 cpu:1"),
         ("rankrun", vec![(CUDA, "")], "cpu:0"),

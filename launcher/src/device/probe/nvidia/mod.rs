@@ -9,6 +9,8 @@
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
 //! | `words` | the library's errors in words (pure) |
 //!
+//! Where the library is not installed the CUDA driver is asked, which knows names, UUIDs and addresses.
+//!
 //! Every fact is optional: a function that this driver lacks, or that does not fit the card, leaves its field empty.
 //! NVML knows nothing of `CUDA_VISIBLE_DEVICES`: it shows what the driver or the container shows.
 
@@ -24,7 +26,10 @@ use std::ffi::OsStr;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::device::{Accelerator, Ask, DeviceType, Machine, Part, PciAddress, Trouble, TroubleKind};
+use super::cuda_driver;
+use crate::device::{
+    Accelerator, Ask, Condition, CudaDevice, DeviceType, Machine, Part, PciAddress, Trouble, TroubleKind,
+};
 
 /// Where the library is looked for: by name with the loader's own rules, then where Windows' Linux keeps it.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
@@ -57,9 +62,44 @@ pub fn look(ask: Ask) -> Machine {
             // hang on a lost card, and nvml-wrapper panics where the library lacks it.
             std::mem::forget(nvml);
         }
-        Err(what) => machine.troubles.push(trouble(SOURCE.to_owned(), what)),
+        Err(what) => {
+            let is_missing = matches!(what, TroubleKind::Missing(_));
+            machine.troubles.push(trouble(SOURCE.to_owned(), what));
+            if is_missing {
+                add_from_driver(&mut machine, cuda_driver::order());
+            }
+        }
     }
     machine
+}
+
+/// The driver's devices in its order, which is that of PCI: whoever starts the probe has said so. So their numbers are
+/// those of `nvidia-smi`.
+fn add_from_driver(machine: &mut Machine, driver: Result<Vec<CudaDevice>, String>) {
+    let device = |(index, device): (u32, CudaDevice)| {
+        // Of the devices in MIG mode the driver shows one instance.
+        let is_instance = device.uuid.starts_with("MIG-");
+        Accelerator {
+            kind: DeviceType::Cuda,
+            index: if is_instance { 0 } else { index },
+            name: device.name,
+            uuid: Some(device.uuid),
+            pci: device.pci,
+            numa_node: None,
+            memory: None,
+            part: if is_instance { Part::MigInstance { gpu: index } } else { Part::Whole },
+            module_id: None,
+            condition: Condition::Answers,
+            state: None,
+        }
+    };
+    match driver {
+        Ok(devices) => machine.accelerators = (0..).zip(devices).map(device).collect(),
+        // Without NVML this is most often a machine without a card.
+        Err(words) => {
+            machine.troubles.push(trouble("the CUDA driver".to_owned(), TroubleKind::Missing(words)))
+        }
+    }
 }
 
 /// The first library of `paths` that is there, initialised.
@@ -147,6 +187,21 @@ mod tests {
             panic!("it must be missing");
         };
         assert!(words.starts_with("libnvidia-ml-of-nobody.so.1:"), "{words}");
+    }
+
+    #[test]
+    fn the_drivers_devices_stand_in() {
+        let device = |uuid: &str, bus: &str| CudaDevice {
+            uuid: uuid.to_owned(),
+            pci: format!("0000:{bus}:00.0").parse().ok(),
+            name: "A".to_owned(),
+        };
+        let mut machine = Machine::default();
+        add_from_driver(&mut machine, Ok(vec![device("GPU-1", "1b"), device("MIG-2", "43")]));
+        let found: Vec<_> = machine.accelerators.iter().map(|found| (found.index, found.part)).collect();
+        assert_eq!(found, [(0, Part::Whole), (0, Part::MigInstance { gpu: 1 })]);
+        add_from_driver(&mut machine, Err("no device".to_owned()));
+        assert!(matches!(&machine.troubles[0].what, TroubleKind::Missing(words) if words == "no device"));
     }
 
     #[test]
