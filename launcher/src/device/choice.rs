@@ -2,12 +2,21 @@
 //!
 //! The steps, each in its file: the type of the devices (`kind`), what the inherited variables leave of them
 //! ([`visibility`](super::visibility)), what `--devices` takes of that (`typed`), the dead ones out, the order
-//! ([`order`](super::order)), and how the vendor's variables name what is chosen (`names`).
+//! ([`order`](super::order)), how the vendor's variables name what is chosen (`names`), and
+//! what deserves a warning (`remarks`).
 
 mod error;
+mod idle;
+mod kind;
 mod label;
+mod names;
+mod remarks;
+#[cfg(test)]
+mod tests;
+mod typed;
 mod warning;
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fmt;
 
@@ -15,10 +24,13 @@ pub use error::ChoiceError;
 pub use label::{label, line};
 pub use warning::Warning;
 
-use super::order::DeviceOrder;
-use super::selector::Selector;
-use super::visibility::Inherited;
-use super::{Accelerator, CudaDevice, DeviceType, Machine};
+use super::order::{self, DeviceOrder};
+use super::selector::{Entry, Selector};
+use super::visibility::{self, AskCuda, Asking, Counting, Inherited, Seen};
+use super::{Accelerator, CudaDevice, DeviceType, Machine, Part};
+use kind::Target;
+use names::Names;
+use typed::{Picked, Shelf};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -124,13 +136,146 @@ impl fmt::Display for How {
 /// # Errors
 /// What was typed does not fit this machine.
 pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
-    let _ = question;
-    Ok(Choice {
-        kind: DeviceType::Cpu,
-        devices: Vec::new(),
-        untouched: true,
-        pinned: Vec::new(),
-        hidden: Vec::new(),
-        warnings: Vec::new(),
-    })
+    let kind = match kind::pick(question)? {
+        Target::Of(kind) => kind,
+        target => return Ok(on_cpus(question, target == Target::WantedCpus)),
+    };
+    let answer = OnceCell::new();
+    let cuda_order = || answer.get_or_init(|| (question.cuda_order)()).clone();
+    let request = question.request;
+    let asking = Asking { counting: counting(request), cuda_order: &cuda_order };
+    let seen = visibility::read(kind, question.machine, question.inherited, asking);
+    if seen.devices.is_empty() {
+        return Err(nothing_visible(kind, &seen));
+    }
+    let shelf = Shelf { kind, machine: question.machine, seen: &seen };
+    let picked = match &request.devices {
+        Some(selector) => shelf.take(selector)?,
+        None => shelf.everything(),
+    };
+    let mut warnings = seen.warnings.clone();
+    let asked = picked.len();
+    let mut picked = without_the_dead(picked, question, &mut warnings)?;
+    // A process sees one MIG device only, so that each worker is told its own.
+    let several_instances = picked.len() > 1
+        && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
+    let untouched =
+        request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
+    if let Some(because) = seen.order_unknown.clone() {
+        if untouched {
+            warnings.push(Warning::OrderUnknown { kind, because });
+        } else if seen.list().is_some() || asking.counting == Counting::Typed {
+            return Err(ChoiceError::OrderUnknown { kind, because });
+        }
+    }
+    if let Some(order) = request.order {
+        picked = arranged(order, picked, question.machine, &cuda_order)?;
+    }
+    let names = match names::of(&picked, &shelf, question.inherited) {
+        Err(_) if untouched => Names { names: vec![String::new(); picked.len()], ..Names::default() },
+        names => names?,
+    };
+    let devices: Vec<Chosen> = picked
+        .into_iter()
+        .zip(names.names)
+        .map(|(picked, name)| Chosen { accelerator: picked.device.accelerator, how: picked.how, name })
+        .collect();
+    remarks::about(&devices, question.machine, &mut warnings);
+    Ok(Choice { kind, devices, untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
+}
+
+/// What the order of the devices means for this request.
+fn counting(request: &Request) -> Counting {
+    match (&request.devices, request.order) {
+        (None, None) => Counting::Runtime,
+        (Some(Selector::List(entries)), _) if entries.iter().all(Entry::is_identity) => Counting::Named,
+        (None, Some(order)) if order != DeviceOrder::AsListed => Counting::Named,
+        _ => Counting::Typed,
+    }
+}
+
+/// Where only the set of devices matters, nobody is asked for their order.
+fn no_driver() -> Result<Vec<CudaDevice>, String> {
+    Err("it was not asked".to_owned())
+}
+
+fn nothing_visible(kind: DeviceType, seen: &Seen) -> ChoiceError {
+    match &seen.variable {
+        Some((variable, value)) => ChoiceError::AllHidden { kind, variable, value: value.clone() },
+        None => ChoiceError::NoDevices { kind: Some(kind), because: Vec::new(), instead: Vec::new() },
+    }
+}
+
+/// CPUs: since they were wanted, so that the accelerators are hidden, or since nothing else is visible.
+fn on_cpus(question: &Question<'_>, wanted: bool) -> Choice {
+    let present = kind::present(question.machine);
+    let mut warnings = Vec::new();
+    let hidden = if wanted {
+        remarks::about_hidden(&present, question.machine, &mut warnings);
+        present
+    } else {
+        for kind in present {
+            warnings.extend(kind::glance(kind, question).warnings);
+        }
+        remarks::about(&[], question.machine, &mut warnings);
+        Vec::new()
+    };
+    let untouched = hidden.is_empty();
+    Choice { kind: DeviceType::Cpu, devices: Vec::new(), untouched, pinned: Vec::new(), hidden, warnings }
+}
+
+/// Refuses dead devices, or with `--exclude-unhealthy` leaves them out.
+fn without_the_dead(
+    mut picked: Vec<Picked>,
+    question: &Question<'_>,
+    warnings: &mut Vec<Warning>,
+) -> Result<Vec<Picked>, ChoiceError> {
+    let mut dead = Vec::new();
+    picked.retain(|picked| {
+        let illness = question.unhealthy.iter().find(|(at, _)| is_part_of(picked, *at, question.machine));
+        dead.extend(illness.map(|(_, because)| (label(&picked.device.accelerator), because.clone())));
+        illness.is_none()
+    });
+    match dead.first() {
+        Some((device, because)) if !question.request.exclude_unhealthy => {
+            return Err(ChoiceError::Unhealthy { device: device.clone(), because: because.clone() });
+        }
+        Some(_) if picked.is_empty() => {
+            let because = dead.iter().map(|(device, because)| format!("{device}: {because}")).collect();
+            return Err(ChoiceError::AllUnhealthy { because });
+        }
+        _ => {}
+    }
+    warnings.extend(dead.into_iter().map(|(device, because)| Warning::LeftOut { device, because }));
+    Ok(picked)
+}
+
+/// Whether the entry `at` of the machine is this device, the card that it is an instance of, or one of its tiles.
+fn is_part_of(picked: &Picked, at: usize, machine: &Machine) -> bool {
+    let (device, Some(entry)) = (&picked.device, machine.accelerators.get(at)) else { return false };
+    let first = &machine.accelerators[device.at];
+    match (device.accelerator.part, entry.part) {
+        (Part::MigInstance { gpu }, Part::MigParent) if entry.kind == DeviceType::Cuda => entry.index == gpu,
+        (Part::Whole, Part::Tile { card, .. }) if entry.kind == first.kind => {
+            matches!(first.part, Part::Tile { card: of, .. } if of == card)
+        }
+        _ => device.at == at,
+    }
+}
+
+fn arranged(
+    order: DeviceOrder,
+    mut picked: Vec<Picked>,
+    machine: &Machine,
+    cuda_order: AskCuda<'_>,
+) -> Result<Vec<Picked>, ChoiceError> {
+    let listed: Vec<usize> = picked.iter().map(|picked| picked.device.at).collect();
+    let places = order::arrange(order, &listed, machine, cuda_order)
+        .map_err(|error| ChoiceError::Order { word: order.word(), error })?;
+    picked.sort_by_key(|picked| places.iter().position(|at| *at == picked.device.at));
+    for picked in &mut picked {
+        let how = std::mem::replace(&mut picked.how, How::Default);
+        picked.how = How::Ordered { how: Box::new(how), order };
+    }
+    Ok(picked)
 }

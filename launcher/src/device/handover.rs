@@ -1,10 +1,22 @@
-//! How a worker is told its device: the vendor's variables. Pure.
+//! How a worker is told its device: the vendors' variables. Pure.
+//!
+//! | type | chosen | not shown |
+//! |---|---|---|
+//! | cuda | `CUDA_VISIBLE_DEVICES` with `CUDA_DEVICE_ORDER=PCI_BUS_ID`, or UUIDs | `CUDA_VISIBLE_DEVICES` empty |
+//! | rocm | `ROCR_VISIBLE_DEVICES` alone; the two filters over it go | it empty, `HIP_VISIBLE_DEVICES=-1` |
+//! | xpu | `ZE_AFFINITY_MASK` with hierarchy and PCI order; a set, so ascending or one each | cannot be said |
+//! | hpu | `HABANA_VISIBLE_MODULES`; no promised order, so ascending or one each | cannot be said |
+//! | npu | `ASCEND_RT_VISIBLE_DEVICES`; ascending or one each | `-1`, which ends the list |
+//! | mps, cpu | nothing | nothing |
+
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
 
-use super::Visibility;
 use super::choice::Choice;
 use super::visibility::Inherited;
+use super::{DeviceType, Part, Visibility};
 
 /// What each worker gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +43,97 @@ pub struct Handed {
 /// The variables of `workers` workers; with more workers than devices they are dealt in turn.
 #[must_use]
 pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibility: Visibility) -> Handover {
-    let _ = (choice, inherited);
-    let workers =
-        (0..workers).map(|ordinal| Handed { device: None, ordinal, variables: Vec::new() }).collect();
-    Handover { visibility, forced: None, workers }
+    if choice.devices.is_empty() {
+        let variables = hiding(&choice.hidden, inherited);
+        let worker = |ordinal| Handed { device: None, ordinal, variables: variables.clone() };
+        return Handover { visibility, forced: None, workers: (0..workers).map(worker).collect() };
+    }
+    let forced = match visibility {
+        Visibility::Whole => needs_own(choice),
+        Visibility::Own => None,
+    };
+    let visibility = if forced.is_some() { Visibility::Own } else { visibility };
+    let names: Vec<&str> = choice.devices.iter().map(|device| device.name.as_str()).collect();
+    let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    let worker = |local_rank: u32| {
+        let ordinal = local_rank % count;
+        let place = usize::try_from(ordinal).unwrap_or(0);
+        let (ordinal, shown) = match visibility {
+            Visibility::Whole => (ordinal, names.as_slice()),
+            Visibility::Own => (0, &names[place..=place]),
+        };
+        let as_inherited = choice.untouched && shown.len() == names.len();
+        let variables = if as_inherited { Vec::new() } else { showing(choice, shown, inherited) };
+        Handed { device: Some(place), ordinal, variables }
+    };
+    Handover { visibility, forced, workers: (0..workers).map(worker).collect() }
+}
+
+/// Why one list cannot say which devices these are, and in which order.
+fn needs_own(choice: &Choice) -> Option<&'static str> {
+    let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
+    if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
+        return Some("a process sees one MIG device only");
+    }
+    // `1.0` is tile 0 of card 1, and comes where card 1 comes.
+    let number = |name: &str| {
+        let digits = name.find(|character: char| !character.is_ascii_digit()).unwrap_or(name.len());
+        name[..digits].parse::<u64>().unwrap_or(u64::MAX)
+    };
+    let ascending = choice.devices.is_sorted_by_key(|device| number(&device.name));
+    if choice.untouched || ascending {
+        return None;
+    }
+    match choice.kind {
+        DeviceType::Xpu => Some("`ZE_AFFINITY_MASK` is a set, and cannot say this order"),
+        DeviceType::Hpu => Some("`HABANA_VISIBLE_MODULES` promises no order"),
+        DeviceType::Npu => Some("`ASCEND_RT_VISIBLE_DEVICES` must ascend, and cannot say this order"),
+        DeviceType::Cuda | DeviceType::Rocm | DeviceType::Mps | DeviceType::Cpu => None,
+    }
+}
+
+/// The variables with which a process sees these devices and no others.
+fn showing(choice: &Choice, names: &[&str], inherited: &Inherited) -> Vec<(&'static str, Option<OsString>)> {
+    // A device that the vendor's variable cannot name is not named.
+    if names.iter().any(|name| name.is_empty()) {
+        return Vec::new();
+    }
+    let list = Some(OsString::from(names.join(",")));
+    let mut variables = match choice.kind {
+        DeviceType::Cuda => vec![("CUDA_VISIBLE_DEVICES", list)],
+        DeviceType::Rocm => {
+            // These two would filter what the first leaves.
+            let over = [("HIP_VISIBLE_DEVICES", &inherited.hip), ("CUDA_VISIBLE_DEVICES", &inherited.cuda)];
+            let gone = over.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| (name, None));
+            [("ROCR_VISIBLE_DEVICES", list)].into_iter().chain(gone).collect()
+        }
+        DeviceType::Xpu => vec![("ZE_AFFINITY_MASK", list)],
+        DeviceType::Hpu => vec![("HABANA_VISIBLE_MODULES", list)],
+        DeviceType::Npu => vec![("ASCEND_RT_VISIBLE_DEVICES", list)],
+        DeviceType::Mps | DeviceType::Cpu => Vec::new(),
+    };
+    variables.extend(choice.pinned.iter().map(|(name, value)| (*name, Some(value.clone()))));
+    variables
+}
+
+/// The variables with which a process sees no device of these types, where the vendor has words for that.
+fn hiding(hidden: &[DeviceType], inherited: &Inherited) -> Vec<(&'static str, Option<OsString>)> {
+    let cuda = hidden.contains(&DeviceType::Cuda);
+    let mut variables = Vec::new();
+    for kind in hidden {
+        match kind {
+            DeviceType::Cuda => variables.push(("CUDA_VISIBLE_DEVICES", Some(OsString::new()))),
+            DeviceType::Rocm => {
+                variables.push(("ROCR_VISIBLE_DEVICES", Some(OsString::new())));
+                // PyTorch takes an empty ROCr list for one device, and an empty HIP list for all.
+                variables.push(("HIP_VISIBLE_DEVICES", Some("-1".into())));
+                if !cuda && inherited.cuda.is_some() {
+                    variables.push(("CUDA_VISIBLE_DEVICES", None));
+                }
+            }
+            DeviceType::Npu => variables.push(("ASCEND_RT_VISIBLE_DEVICES", Some("-1".into()))),
+            DeviceType::Xpu | DeviceType::Hpu | DeviceType::Mps | DeviceType::Cpu => {}
+        }
+    }
+    variables
 }

@@ -18,6 +18,8 @@
 
 pub mod affinity;
 pub mod choice;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod handover;
 pub mod health;
 mod machine;

@@ -1,5 +1,7 @@
 //! `--device-order`. Pure.
 
+#[cfg(test)]
+mod tests;
 mod topology;
 
 use std::str::FromStr;

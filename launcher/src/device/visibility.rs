@@ -7,14 +7,17 @@ mod cuda;
 mod habana;
 mod level_zero;
 mod rocm;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{OsStr, OsString};
 
 use super::choice::Warning;
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
+pub(super) use cuda::pci_order;
 pub use level_zero::is_integrated;
-pub(super) use level_zero::{hierarchy, ordinal_of};
+pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 
 /// What the launcher inherited; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -134,6 +137,12 @@ impl Seen {
     /// No variable is set: everything, in this order.
     fn all(devices: Vec<Visible>) -> Self {
         Self { devices, variable: None, order_unknown: None, warnings: Vec::new() }
+    }
+
+    /// The inherited list, if there is one; a variable that only orders the devices is none.
+    #[must_use]
+    pub fn list(&self) -> Option<&(&'static str, OsString)> {
+        self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
     }
 
     /// What a list names, in its order; `--devices` counts within it.

@@ -40,11 +40,7 @@ pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
 ///
 /// # Errors
 /// It names none of them.
-pub(in crate::device) fn match_driver(
-    machine: &Machine,
-    cards: &[usize],
-    driver: &[CudaDevice],
-) -> Result<Vec<usize>, String> {
+fn match_driver(machine: &Machine, cards: &[usize], driver: &[CudaDevice]) -> Result<Vec<usize>, String> {
     let mut order: Vec<usize> = Vec::new();
     for device in driver {
         let by_uuid = |at: &&usize| machine.accelerators[**at].uuid.as_ref() == Some(&device.uuid);

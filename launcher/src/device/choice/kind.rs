@@ -1,0 +1,170 @@
+//! Which type of device: what was asked for, or the one that the machine, the variables and the list leave.
+
+use super::{ChoiceError, Question, Selector, no_driver};
+use crate::device::selector::Entry;
+use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
+use crate::device::{Accelerator, DeviceType, Machine, Part, TroubleKind};
+
+/// What the workers run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// CPUs, since that was asked for.
+    WantedCpus,
+    /// CPUs, since no accelerator is visible.
+    Cpus,
+    /// Accelerators.
+    Of(DeviceType),
+}
+
+pub(super) fn pick(question: &Question<'_>) -> Result<Target, ChoiceError> {
+    let (machine, request) = (question.machine, question.request);
+    match (request.kind, &request.devices) {
+        (_, Some(Selector::None)) | (Some(DeviceType::Cpu), None | Some(Selector::All)) => {
+            Ok(Target::WantedCpus)
+        }
+        (Some(DeviceType::Cpu), Some(selector)) => {
+            Err(ChoiceError::NotForCpus { selector: selector.to_string() })
+        }
+        (Some(kind), _) if present(machine).contains(&kind) => Ok(Target::Of(kind)),
+        (Some(kind), _) => Err(no_devices(machine, Some(kind))),
+        (None, selector) => by_itself(question, selector.as_ref()),
+    }
+}
+
+/// The types of which the machine has something that a program can run on.
+pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
+    let usable = |kind: DeviceType| {
+        machine.accelerators.iter().any(|device| device.kind == kind && device.part != Part::MigParent)
+    };
+    DeviceType::ALL.into_iter().filter(|kind| *kind != DeviceType::Cpu && usable(*kind)).collect()
+}
+
+/// What a process sees of a type, in no promised order.
+pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
+    let asking = Asking { counting: Counting::Named, cuda_order: &no_driver };
+    visibility::read(kind, question.machine, question.inherited, asking)
+}
+
+/// Nothing of this type, and what the probes met on their way.
+fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
+    let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
+    let because = of_kind.map(|trouble| {
+        let source = &trouble.source;
+        match &trouble.what {
+            TroubleKind::Missing(why) => format!("{source} is not there: {why}"),
+            TroubleKind::Failed(why) => format!("{source} failed: {why}"),
+            TroubleKind::Hung(seconds) => format!("{source} did not answer in {seconds} s"),
+            TroubleKind::Crashed(how) => format!("{source} crashed: {how}"),
+        }
+    });
+    ChoiceError::NoDevices { kind, because: because.collect(), instead: present(machine) }
+}
+
+fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Target, ChoiceError> {
+    let present = present(question.machine);
+    let seen: Vec<(DeviceType, Seen)> = present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
+    let mut visible: Vec<(DeviceType, &Seen)> =
+        seen.iter().filter(|(_, seen)| !seen.devices.is_empty()).map(|(kind, seen)| (*kind, seen)).collect();
+    if visible.len() > 1 {
+        // Many a machine for training has the processor's GPU besides, which nobody means.
+        visible.retain(|(_, seen)| {
+            seen.devices.iter().any(|device| !visibility::is_integrated(&device.accelerator))
+        });
+    }
+    match visible.as_slice() {
+        [] => match (selector, seen.iter().find_map(|(kind, seen)| Some((*kind, seen.variable.clone()?)))) {
+            (None, _) => Ok(Target::Cpus),
+            (Some(_), Some((kind, (variable, value)))) => {
+                Err(ChoiceError::AllHidden { kind, variable, value })
+            }
+            (Some(_), None) => Err(no_devices(question.machine, None)),
+        },
+        [(kind, _)] => Ok(Target::Of(*kind)),
+        several => one_of(several, question, selector),
+    }
+}
+
+/// Several vendors' devices are visible: the list or a variable must say which are meant.
+fn one_of(
+    several: &[(DeviceType, &Seen)],
+    question: &Question<'_>,
+    selector: Option<&Selector>,
+) -> Result<Target, ChoiceError> {
+    if let Some(Selector::List(entries)) = selector
+        && let Some(kind) = named(entries, question.machine)?
+    {
+        return Ok(Target::Of(kind));
+    }
+    let pointed: Vec<DeviceType> =
+        several.iter().map(|(kind, _)| *kind).filter(|kind| points_at(question.inherited, *kind)).collect();
+    if let [kind] = pointed.as_slice() {
+        return Ok(Target::Of(*kind));
+    }
+    let there = several.iter().map(|(kind, seen)| format!("{} of type {kind}", seen.devices.len()));
+    Err(ChoiceError::SeveralTypes {
+        kinds: several.iter().map(|(kind, _)| *kind).collect(),
+        there: there.collect(),
+    })
+}
+
+/// The one type of the devices that a list names by what they are; `None` where it names none so, or one that is not
+/// there, or one that fits devices of several types.
+fn named(entries: &[Entry], machine: &Machine) -> Result<Option<DeviceType>, ChoiceError> {
+    let mut first: Option<(&Entry, DeviceType)> = None;
+    for entry in entries {
+        let mut kinds: Vec<DeviceType> = machine
+            .accelerators
+            .iter()
+            .filter(|device| names(entry, device))
+            .map(|device| device.kind)
+            .collect();
+        kinds.dedup();
+        let [kind] = kinds.as_slice() else { continue };
+        match first {
+            None => first = Some((entry, *kind)),
+            Some((_, first_kind)) if first_kind == *kind => {}
+            Some((first, first_kind)) => {
+                return Err(ChoiceError::MixedVendors {
+                    first: first.to_string(),
+                    first_kind,
+                    second: entry.to_string(),
+                    second_kind: *kind,
+                });
+            }
+        }
+    }
+    Ok(first.map(|(_, kind)| kind))
+}
+
+/// Whether an entry names a device by what it is.
+pub(super) fn names(entry: &Entry, device: &Accelerator) -> bool {
+    match entry {
+        Entry::Index(_) | Entry::Range(..) => false,
+        Entry::Except(entry) => names(entry, device),
+        Entry::Uuid(begin) => device
+            .uuid
+            .as_deref()
+            .and_then(|uuid| uuid.get(..begin.len()))
+            .is_some_and(|uuid| uuid.eq_ignore_ascii_case(begin)),
+        Entry::Mig(gpu, instance) => {
+            device.part == Part::MigInstance { gpu: *gpu } && device.index == *instance
+        }
+        // A MIG device has its card's address, and is no device of its own in PCI's eyes.
+        Entry::Pci(address) => {
+            device.pci == Some(*address) && !matches!(device.part, Part::MigInstance { .. })
+        }
+    }
+}
+
+/// Whether a variable is set that only programs for this type read.
+fn points_at(inherited: &Inherited, kind: DeviceType) -> bool {
+    let lists = match kind {
+        DeviceType::Cuda => [&inherited.cuda, &inherited.cuda_order],
+        DeviceType::Rocm => [&inherited.hip, &inherited.rocr],
+        DeviceType::Xpu => [&inherited.ze_mask, &None],
+        DeviceType::Hpu => [&inherited.habana, &None],
+        DeviceType::Npu => [&inherited.ascend, &None],
+        DeviceType::Mps | DeviceType::Cpu => [&None, &None],
+    };
+    lists.into_iter().flatten().any(|value| !value.is_empty())
+}

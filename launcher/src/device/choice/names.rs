@@ -1,0 +1,100 @@
+//! How the vendors' variables name the chosen devices, and which settings make the names mean what they say.
+
+use std::ffi::OsString;
+
+use super::typed::{Picked, Shelf};
+use super::{ChoiceError, label};
+use crate::device::visibility::{Hierarchy, Inherited, hierarchy, ordinal_of, pci_order};
+use crate::device::{Condition, DeviceType, Part};
+
+/// The names of the devices, in their order.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub(super) names: Vec<String>,
+    pub(super) pinned: Vec<(&'static str, OsString)>,
+}
+
+pub(super) fn of(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Result<Names, ChoiceError> {
+    // The runtime's own order is not known: what the user wrote is the only name that is right, beside the user's own
+    // settings.
+    if shelf.seen.order_unknown.is_some() && shelf.seen.list().is_some() {
+        return Ok(Names { names: as_written(picked), pinned: Vec::new() });
+    }
+    let index = |picked: &Picked| picked.device.accelerator.index.to_string();
+    match shelf.kind {
+        DeviceType::Cuda => cuda(picked, shelf),
+        DeviceType::Xpu => Ok(xpu(picked, shelf, inherited)),
+        DeviceType::Hpu => hpu(picked),
+        DeviceType::Rocm | DeviceType::Npu => {
+            Ok(Names { names: picked.iter().map(index).collect(), pinned: Vec::new() })
+        }
+        DeviceType::Mps | DeviceType::Cpu => {
+            Ok(Names { names: vec![String::new(); picked.len()], pinned: Vec::new() })
+        }
+    }
+}
+
+fn as_written(picked: &[Picked]) -> Vec<String> {
+    let text = |picked: &Picked| picked.device.entry.as_ref().map(|entry| entry.text.clone());
+    picked.iter().map(|picked| text(picked).unwrap_or_default()).collect()
+}
+
+/// Indices in PCI order, since many programs read the list with `int()`. UUIDs for MIG devices, where the user wrote
+/// UUIDs, and on a machine where an index is in doubt: no document says whether a card in MIG mode or one that is lost
+/// counts.
+fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
+    let cards = pci_order(shelf.machine);
+    let doubtful = cards
+        .iter()
+        .map(|at| &shelf.machine.accelerators[*at])
+        .any(|card| card.part == Part::MigParent || card.condition != Condition::Answers);
+    let is_instance = |picked: &Picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. });
+    let uuids: Option<Vec<String>> =
+        picked.iter().map(|picked| picked.device.accelerator.uuid.clone()).collect();
+    if let Some(picked) =
+        picked.iter().find(|picked| is_instance(picked) && picked.device.accelerator.uuid.is_none())
+    {
+        return Err(ChoiceError::Nameless {
+            device: label(&picked.device.accelerator),
+            variable: "CUDA_VISIBLE_DEVICES",
+            because: "the driver does not tell its UUID",
+        });
+    }
+    let wanted = doubtful || picked.iter().any(is_instance) || picked.iter().all(|picked| picked.by_uuid);
+    if let Some(names) = uuids.filter(|_| wanted) {
+        return Ok(Names { names, pinned: Vec::new() });
+    }
+    let ordinal = |picked: &Picked| cards.iter().position(|at| *at == picked.device.at);
+    let names =
+        picked.iter().map(|picked| ordinal(picked).map(|ordinal| ordinal.to_string()).unwrap_or_default());
+    Ok(Names { names: names.collect(), pinned: vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into())] })
+}
+
+fn xpu(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Names {
+    let hierarchy = hierarchy(inherited);
+    let name = |picked: &Picked| match (&picked.device.entry, hierarchy) {
+        // Under the inherited mask a card may have lost some of its tiles.
+        (Some(entry), Hierarchy::Cards) => entry.text.clone(),
+        _ => ordinal_of(shelf.machine, hierarchy, picked.device.at),
+    };
+    let known = |value: &&OsString| matches!(value.to_str(), Some("FLAT" | "COMPOSITE" | "COMBINED"));
+    let value = inherited.ze_hierarchy.as_ref().filter(known).cloned();
+    let pinned = vec![
+        ("ZE_FLAT_DEVICE_HIERARCHY", value.unwrap_or_else(|| "FLAT".into())),
+        ("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1".into()),
+    ];
+    Names { names: picked.iter().map(name).collect(), pinned }
+}
+
+fn hpu(picked: &[Picked]) -> Result<Names, ChoiceError> {
+    let name = |picked: &Picked| {
+        let module = picked.device.accelerator.module_id.map(|module| module.to_string());
+        module.ok_or_else(|| ChoiceError::Nameless {
+            device: label(&picked.device.accelerator),
+            variable: "HABANA_VISIBLE_MODULES",
+            because: "the driver does not tell its module's number",
+        })
+    };
+    let names: Result<Vec<String>, ChoiceError> = picked.iter().map(name).collect();
+    Ok(Names { names: names?, pinned: Vec::new() })
+}

@@ -1,0 +1,71 @@
+//! What deserves a warning about devices that are chosen, or hidden.
+
+use super::{Chosen, Warning, label};
+use crate::device::visibility::is_integrated;
+use crate::device::{Accelerator, DeviceType, Machine, Part};
+
+/// The modules that Gaudi's documents allow together, beside all.
+const GAUDI_GROUPS: [&[u32]; 6] = [&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[0, 1, 2, 3], &[4, 5, 6, 7]];
+
+pub(super) fn about(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning>) {
+    small_memory(devices, warnings);
+    gaudi_group(devices, machine, warnings);
+    if devices.first().is_none_or(|device| device.accelerator.kind == DeviceType::Cuda) {
+        let has_instance = |card: &Accelerator| {
+            let instance = Part::MigInstance { gpu: card.index };
+            machine.accelerators.iter().any(|device| device.kind == card.kind && device.part == instance)
+        };
+        let empty =
+            machine.accelerators.iter().filter(|card| card.part == Part::MigParent && !has_instance(card));
+        warnings.extend(empty.map(|card| Warning::NoInstances { device: label(card) }));
+    }
+}
+
+/// What workers on CPUs see all the same.
+pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<Warning>) {
+    for kind in hidden {
+        let because = match kind {
+            DeviceType::Xpu => "no value of `ZE_AFFINITY_MASK` means none",
+            DeviceType::Hpu => "no value of `HABANA_VISIBLE_MODULES` means none",
+            // The others can be hidden, and on Apple's machines a program chooses the device by itself.
+            _ => continue,
+        };
+        let matters = |device: &&Accelerator| device.kind == *kind && !is_integrated(device);
+        if machine.accelerators.iter().any(|device| matters(&device)) {
+            warnings.push(Warning::StillVisible { kind: *kind, because });
+        }
+    }
+}
+
+fn small_memory(devices: &[Chosen], warnings: &mut Vec<Warning>) {
+    let total = |device: &Chosen| device.accelerator.memory.map(|memory| memory.total);
+    let Some(largest) = devices.iter().max_by_key(|device| total(device)) else { return };
+    let Some(most) = total(largest) else { return };
+    for device in devices {
+        if let Some(memory) = total(device).filter(|memory| *memory < most.div_ceil(2)) {
+            warnings.push(Warning::SmallMemory {
+                device: label(&device.accelerator),
+                memory,
+                largest: label(&largest.accelerator),
+                most,
+            });
+        }
+    }
+}
+
+fn gaudi_group(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning>) {
+    let Some(mut modules) =
+        devices.iter().map(|device| device.accelerator.module_id).collect::<Option<Vec<_>>>()
+    else {
+        return;
+    };
+    modules.sort_unstable();
+    let there = machine.accelerators.iter().filter(|device| device.kind == DeviceType::Hpu).count();
+    let is_part = modules.len() > 1 && modules.len() < there;
+    if is_part && !GAUDI_GROUPS.contains(&modules.as_slice()) {
+        warnings.push(Warning::Unsupported {
+            kind: DeviceType::Hpu,
+            because: "Gaudi supports part of a node only as the modules 0,1 or 2,3 or 4,5 or 6,7 or 0-3 or 4-7",
+        });
+    }
+}

@@ -1,0 +1,214 @@
+//! What `--devices` takes of the devices that a process sees.
+
+use super::kind::names;
+use super::{ChoiceError, How, Selector, idle, label, line};
+use crate::device::selector::Entry;
+use crate::device::visibility::{Seen, Visible};
+use crate::device::{DeviceType, Machine, Part};
+
+/// A device on its way to being chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Picked {
+    pub(super) device: Visible,
+    pub(super) how: How,
+    /// Whether the user wrote a UUID for it, typed or in the inherited list.
+    pub(super) by_uuid: bool,
+}
+
+/// Where the devices are taken from.
+pub(super) struct Shelf<'a> {
+    pub(super) kind: DeviceType,
+    pub(super) machine: &'a Machine,
+    pub(super) seen: &'a Seen,
+}
+
+impl Shelf<'_> {
+    /// Everything that is visible.
+    pub(super) fn everything(&self) -> Vec<Picked> {
+        self.seen.devices.iter().map(|device| self.pick(device, self.how(device))).collect()
+    }
+
+    pub(super) fn take(&self, selector: &Selector) -> Result<Vec<Picked>, ChoiceError> {
+        let mut because = Vec::new();
+        let picked = match selector {
+            Selector::None => Vec::new(),
+            Selector::All => self.all(&selector.to_string()),
+            Selector::Idle => {
+                let mut all = self.all(&selector.to_string());
+                all.retain(|picked| match idle::busy(&picked.device.accelerator) {
+                    None => true,
+                    Some(why) => {
+                        because.push(format!("{}: {why}", label(&picked.device.accelerator)));
+                        false
+                    }
+                });
+                all
+            }
+            Selector::List(entries) => self.list(entries)?,
+        };
+        if picked.is_empty() {
+            let selector = selector.to_string();
+            return Err(ChoiceError::NothingLeft { selector, kind: self.kind, because });
+        }
+        Ok(picked)
+    }
+
+    fn list(&self, entries: &[Entry]) -> Result<Vec<Picked>, ChoiceError> {
+        let leading: Vec<String> = entries
+            .iter()
+            .take_while(|entry| matches!(entry, Entry::Except(_)))
+            .map(ToString::to_string)
+            .collect();
+        let mut picked = if leading.is_empty() { Vec::new() } else { self.all(&leading.join(",")) };
+        for entry in entries {
+            let text = entry.to_string();
+            if let Entry::Except(name) = entry {
+                for device in self.excluded(name, &text)? {
+                    let place = picked.iter().position(|picked| picked.device.at == device.at);
+                    let place = place.ok_or_else(|| ChoiceError::ExcludesNothing {
+                        entry: text.clone(),
+                        device: label(&device.accelerator),
+                    })?;
+                    picked.remove(place);
+                }
+                continue;
+            }
+            for device in self.named(entry, &text)? {
+                if picked.iter().any(|picked| picked.device.at == device.at) {
+                    let device = label(&device.accelerator);
+                    return Err(ChoiceError::Repeated { entry: text, device });
+                }
+                let mut one = self.typed(device, &text);
+                one.by_uuid |= matches!(entry, Entry::Uuid(_));
+                picked.push(one);
+            }
+        }
+        Ok(picked)
+    }
+
+    fn all(&self, text: &str) -> Vec<Picked> {
+        self.seen.devices.iter().map(|device| self.typed(device, text)).collect()
+    }
+
+    fn typed(&self, device: &Visible, entry: &str) -> Picked {
+        self.pick(device, How::Typed { entry: entry.to_owned(), within: self.list_variable() })
+    }
+
+    fn pick(&self, device: &Visible, how: How) -> Picked {
+        let by_uuid = device.entry.as_ref().is_some_and(|entry| entry.is_uuid);
+        Picked { device: device.clone(), how, by_uuid }
+    }
+
+    fn how(&self, device: &Visible) -> How {
+        match &self.seen.variable {
+            None => How::Default,
+            Some((variable, _)) => {
+                let entry = device.entry.as_ref().map(|entry| entry.text.clone());
+                How::Inherited { variable, entry }
+            }
+        }
+    }
+
+    /// The inherited list; what only orders the devices is none.
+    fn list_variable(&self) -> Option<&'static str> {
+        self.seen.list().map(|(variable, _)| *variable)
+    }
+
+    /// The devices of an exclusion: for a card in MIG mode all of its instances.
+    fn excluded(&self, name: &Entry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
+        match (self.named(name, text), self.card_in_mig_mode(name)) {
+            (Err(ChoiceError::InMigMode { .. }), Some((_, instances))) if !instances.is_empty() => {
+                Ok(instances)
+            }
+            (found, _) => found,
+        }
+    }
+
+    /// The devices that a name stands for; several for a range and for a card with several tiles.
+    fn named(&self, name: &Entry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
+        let devices = &self.seen.devices;
+        match name {
+            Entry::Index(index) => Ok(vec![self.indexed(*index, text)?]),
+            Entry::Range(first, last) if first <= last => {
+                (*first..=*last).map(|index| self.indexed(index, text)).collect()
+            }
+            Entry::Range(first, last) => {
+                (*last..=*first).rev().map(|index| self.indexed(index, text)).collect()
+            }
+            Entry::Except(name) => self.named(name, text),
+            Entry::Uuid(_) | Entry::Mig(..) | Entry::Pci(_) => {
+                let fits: Vec<&Visible> =
+                    devices.iter().filter(|device| names(name, &device.accelerator)).collect();
+                match (fits.as_slice(), name) {
+                    ([], _) => Err(self.not_visible(name, text)),
+                    ([_, _, ..], Entry::Uuid(_)) => Err(ChoiceError::Ambiguous {
+                        entry: text.to_owned(),
+                        fits: fits.iter().map(|device| line(&device.accelerator, device.index)).collect(),
+                    }),
+                    _ => Ok(fits),
+                }
+            }
+        }
+    }
+
+    fn indexed(&self, index: u32, text: &str) -> Result<&Visible, ChoiceError> {
+        let found = self.seen.devices.iter().find(|device| device.index == Some(index));
+        found.ok_or_else(|| match self.card_in_mig_mode(&Entry::Index(index)) {
+            Some((card, instances)) => in_mig_mode(text, card, &instances),
+            None => ChoiceError::NoSuchIndex {
+                entry: text.to_owned(),
+                index,
+                kind: self.kind,
+                within: self.list_variable(),
+                there: self.there(),
+            },
+        })
+    }
+
+    /// Why a device that is named by what it is cannot be had.
+    fn not_visible(&self, name: &Entry, text: &str) -> ChoiceError {
+        if let Some((card, instances)) = self.card_in_mig_mode(name) {
+            return in_mig_mode(text, card, &instances);
+        }
+        let entry = text.to_owned();
+        let is = |at: &usize| {
+            let device = &self.machine.accelerators[*at];
+            device.kind == self.kind && names(name, device)
+        };
+        let hidden = (0..self.machine.accelerators.len()).find(is);
+        match (hidden, &self.seen.variable) {
+            (Some(at), Some((variable, value))) => ChoiceError::Hidden {
+                entry,
+                device: label(&self.machine.accelerators[at]),
+                variable,
+                value: value.clone(),
+                there: self.there(),
+            },
+            _ => ChoiceError::NoSuchDevice { entry, kind: self.kind, there: self.there() },
+        }
+    }
+
+    /// The card in MIG mode that a name stands for, with those of its instances that are visible. An index within an
+    /// inherited list stands for none.
+    fn card_in_mig_mode(&self, name: &Entry) -> Option<(String, Vec<&Visible>)> {
+        let is = |card: &&crate::device::Accelerator| {
+            let named = match name {
+                Entry::Index(index) => self.list_variable().is_none() && card.index == *index,
+                name => names(name, card),
+            };
+            card.kind == self.kind && card.part == Part::MigParent && named
+        };
+        let card = self.machine.accelerators.iter().find(is)?;
+        let of_card = |device: &&Visible| device.accelerator.part == Part::MigInstance { gpu: card.index };
+        Some((label(card), self.seen.devices.iter().filter(of_card).collect()))
+    }
+
+    fn there(&self) -> Vec<String> {
+        self.seen.devices.iter().map(|device| line(&device.accelerator, device.index)).collect()
+    }
+}
+
+fn in_mig_mode(entry: &str, device: String, instances: &[&Visible]) -> ChoiceError {
+    let instances = instances.iter().map(|device| line(&device.accelerator, device.index)).collect();
+    ChoiceError::InMigMode { entry: entry.to_owned(), device, instances }
+}

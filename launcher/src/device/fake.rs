@@ -1,0 +1,155 @@
+//! Machines for tests.
+
+use super::{
+    Accelerator, Condition, CudaDevice, DeviceProcess, DeviceType, Link, LinkKind, Machine, Memory, Part,
+    PciAddress, State,
+};
+
+const GIB: u64 = 1 << 30;
+
+/// A card on a bus of its own: `GPU-…` with eight digits that differ between the cards of one machine.
+pub(crate) fn card(kind: DeviceType, index: u32, name: &str, bus: u8) -> Accelerator {
+    let uuid = match kind {
+        DeviceType::Cuda => {
+            Some(format!("GPU-{:08x}-1111-2222-3333-444455556666", 0xa000_0000 + u32::from(bus) * 0x101))
+        }
+        DeviceType::Rocm => Some(format!("GPU-{:016x}", 0x1c2d_0000_0000_0000 + u64::from(bus))),
+        _ => None,
+    };
+    Accelerator {
+        kind,
+        index,
+        name: name.to_owned(),
+        uuid,
+        pci: Some(PciAddress { domain: 0, bus, device: 0, function: 0 }),
+        numa_node: None,
+        memory: Some(Memory { total: 80 * GIB, free: Some(80 * GIB) }),
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: None,
+    }
+}
+
+fn alike(kind: DeviceType, count: u8, name: &str) -> Machine {
+    let cards = (0..count).map(|index| card(kind, index.into(), name, 0x10 * (index + 1)));
+    Machine { accelerators: cards.collect(), ..Machine::default() }
+}
+
+/// NVIDIA cards of one model.
+pub(crate) fn cuda(count: u8) -> Machine {
+    alike(DeviceType::Cuda, count, "NVIDIA H100")
+}
+
+/// An old card, a new one, an old one, a newer one, of 8, 24, 8 and 80 GiB: the driver's order is not PCI's.
+pub(crate) fn mixed_cuda() -> Machine {
+    let mut machine = cuda(4);
+    let models = [("NVIDIA P4", 8), ("NVIDIA RTX 4090", 24), ("NVIDIA P4", 8), ("NVIDIA H100", 80)];
+    for (card, (name, gib)) in machine.accelerators.iter_mut().zip(models) {
+        card.name = name.to_owned();
+        card.memory = Some(Memory { total: gib * GIB, free: Some(gib * GIB) });
+    }
+    machine
+}
+
+/// What the driver answers on [`mixed_cuda`]: 3, 1, 0, 2.
+pub(crate) fn mixed_cuda_order(machine: &Machine) -> Vec<CudaDevice> {
+    cuda_order(machine, &[3, 1, 0, 2])
+}
+
+/// A driver that names these entries of the machine in this order.
+pub(crate) fn cuda_order(machine: &Machine, order: &[usize]) -> Vec<CudaDevice> {
+    let device = |at: &usize| {
+        let card = &machine.accelerators[*at];
+        CudaDevice { uuid: card.uuid.clone().unwrap_or_default(), pci: card.pci, name: card.name.clone() }
+    };
+    order.iter().map(device).collect()
+}
+
+/// GPU 0 in MIG mode with two instances, then a whole GPU 1, then GPU 2 in MIG mode without instances.
+pub(crate) fn mig() -> Machine {
+    let mut machine = cuda(3);
+    let mut parents = machine.accelerators.split_off(1);
+    let parent = &mut machine.accelerators[0];
+    parent.part = Part::MigParent;
+    let instance = |index: u32| Accelerator {
+        index,
+        name: "NVIDIA H100 MIG 3g.40gb".to_owned(),
+        uuid: Some(format!("MIG-{index}0000000-aaaa-bbbb-cccc-dddddddddddd")),
+        part: Part::MigInstance { gpu: 0 },
+        memory: Some(Memory { total: 40 * GIB, free: Some(40 * GIB) }),
+        ..parent.clone()
+    };
+    let instances = [instance(0), instance(1)];
+    parents[1].part = Part::MigParent;
+    machine.accelerators.extend(instances.into_iter().chain(parents));
+    machine
+}
+
+/// AMD cards.
+pub(crate) fn rocm(count: u8) -> Machine {
+    alike(DeviceType::Rocm, count, "AMD MI300X")
+}
+
+/// Intel cards with so many tiles each.
+pub(crate) fn xpu(cards: u8, tiles: u8) -> Machine {
+    let mut machine = Machine::default();
+    for card_number in 0..cards {
+        for tile in 0..tiles {
+            let index = u32::from(card_number) * u32::from(tiles) + u32::from(tile);
+            let mut device = card(DeviceType::Xpu, index, "Intel Max 1550", 0x10 * (card_number + 1));
+            if tiles > 1 {
+                device.part = Part::Tile { card: card_number.into(), tile: tile.into() };
+            }
+            machine.accelerators.push(device);
+        }
+    }
+    machine
+}
+
+/// Gaudi cards, whose modules are numbered backwards on the board.
+pub(crate) fn hpu(count: u8) -> Machine {
+    let mut machine = alike(DeviceType::Hpu, count, "Gaudi 2");
+    for card in &mut machine.accelerators {
+        card.module_id = Some(u32::from(count) - 1 - card.index);
+    }
+    machine
+}
+
+/// Ascend cards.
+pub(crate) fn npu(count: u8) -> Machine {
+    alike(DeviceType::Npu, count, "Ascend 910B")
+}
+
+/// The cards of several machines in one.
+pub(crate) fn together(machines: impl IntoIterator<Item = Machine>) -> Machine {
+    let accelerators = machines.into_iter().flat_map(|machine| machine.accelerators).collect();
+    Machine { accelerators, ..Machine::default() }
+}
+
+/// Somebody's process on a device.
+pub(crate) fn occupy(device: &mut Accelerator, pid: u32) {
+    let process = DeviceProcess { pid, name: Some("python".to_owned()), uid: None, memory: None };
+    device.state.get_or_insert_with(Box::default).processes.push(process);
+}
+
+/// Links between all of the machine's entries: these, and one kind for all other pairs.
+pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], others: LinkKind) {
+    let count = machine.accelerators.len();
+    for a in 0..count {
+        for b in a + 1..count {
+            let kind = fast.iter().find(|link| (link.0, link.1) == (a, b)).map_or(others, |link| link.2);
+            machine.links.push(Link { a, b, kind });
+        }
+    }
+}
+
+/// Nothing on this machine needs the driver's answer.
+pub(crate) fn no_driver() -> Result<Vec<CudaDevice>, String> {
+    Err("no driver here".to_owned())
+}
+
+/// With every fact unknown.
+pub(crate) fn state() -> State {
+    State::default()
+}
