@@ -12,7 +12,7 @@ mod label;
 mod names;
 mod remarks;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod typed;
 mod warning;
 

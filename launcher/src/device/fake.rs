@@ -1,8 +1,12 @@
 //! Machines for tests.
 
+use std::ffi::OsString;
+
+use super::choice::{Choice, ChoiceError, Question, Request};
+use super::visibility::Inherited;
 use super::{
     Accelerator, Condition, CudaDevice, DeviceProcess, DeviceType, Link, LinkKind, Machine, Memory, Part,
-    PciAddress, State,
+    PciAddress,
 };
 
 const GIB: u64 = 1 << 30;
@@ -144,12 +148,95 @@ pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], oth
     }
 }
 
-/// Nothing on this machine needs the driver's answer.
-pub(crate) fn no_driver() -> Result<Vec<CudaDevice>, String> {
-    Err("no driver here".to_owned())
+/// A machine by name: `cuda 4`, `xpu 2x2` (cards and tiles), `mixed`, `mig`, `none`, and several with `+`.
+pub(crate) fn machine(name: &str) -> Machine {
+    together(name.split('+').map(|name| {
+        let (kind, count) = name.split_once(' ').unwrap_or((name, "0"));
+        let (cards, tiles) = count.split_once('x').unwrap_or((count, "1"));
+        let (cards, tiles) = (cards.parse().unwrap(), tiles.parse().unwrap());
+        match kind {
+            "cuda" => cuda(cards),
+            "mixed" => mixed_cuda(),
+            "mig" => mig(),
+            "rocm" => rocm(cards),
+            "xpu" => xpu(cards, tiles),
+            "hpu" => hpu(cards),
+            "npu" => npu(cards),
+            "none" => Machine::default(),
+            other => panic!("no machine is called `{other}`"),
+        }
+    }))
 }
 
-/// With every fact unknown.
-pub(crate) fn state() -> State {
-    State::default()
+/// Variables such as `HIP_VISIBLE_DEVICES=|CUDA_VISIBLE_DEVICES=1`.
+pub(crate) fn environment(text: &str) -> Inherited {
+    let variables: Vec<(&str, &str)> =
+        text.split('|').filter_map(|variable| variable.split_once('=')).collect();
+    Inherited::of(|name| {
+        variables
+            .iter()
+            .find(|(variable, _)| *variable == name)
+            .map(|(_, value)| std::ffi::OsStr::new(*value))
+    })
+}
+
+/// What a process has that inherits these variables and is handed others.
+pub(crate) fn changed(inherited: &Inherited, variables: &[(&'static str, Option<OsString>)]) -> Inherited {
+    let mut changed = inherited.clone();
+    for (name, value) in variables {
+        let field = match *name {
+            "CUDA_VISIBLE_DEVICES" => &mut changed.cuda,
+            "CUDA_DEVICE_ORDER" => &mut changed.cuda_order,
+            "HIP_VISIBLE_DEVICES" => &mut changed.hip,
+            "ROCR_VISIBLE_DEVICES" => &mut changed.rocr,
+            "ZE_AFFINITY_MASK" => &mut changed.ze_mask,
+            "ZE_FLAT_DEVICE_HIERARCHY" => &mut changed.ze_hierarchy,
+            "ZE_ENABLE_PCI_ID_DEVICE_ORDER" => &mut changed.ze_pci_order,
+            "HABANA_VISIBLE_MODULES" => &mut changed.habana,
+            "ASCEND_RT_VISIBLE_DEVICES" => &mut changed.ascend,
+            other => panic!("`{other}` is no variable of ours"),
+        };
+        field.clone_from(value);
+    }
+    changed
+}
+
+/// A command line such as `--devices 3,1 --device-order pci`.
+pub(crate) fn request(text: &str) -> Request {
+    let mut request = Request::default();
+    let mut words = text.split_whitespace();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap();
+        match word {
+            "--devices" => request.devices = Some(value().parse().unwrap()),
+            "--device-type" => request.kind = Some(value().parse().unwrap()),
+            "--device-order" => request.order = Some(value().parse().unwrap()),
+            "--exclude-unhealthy" => request.exclude_unhealthy = true,
+            other => panic!("`{other}` is no option"),
+        }
+    }
+    request
+}
+
+/// Chooses with the driver of [`mixed_cuda`], or with none.
+pub(crate) fn choose(
+    machine: &Machine,
+    inherited: &Inherited,
+    request: &Request,
+) -> Result<Choice, ChoiceError> {
+    let cuda_order = || {
+        let cards = machine.accelerators.iter().filter(|card| card.kind == DeviceType::Cuda).count();
+        if cards == 4 { Ok(mixed_cuda_order(machine)) } else { Err("no driver here".to_owned()) }
+    };
+    super::choice::choose(&Question { machine, inherited, request, unhealthy: &[], cuda_order: &cuda_order })
+}
+
+/// Devices as `rankrun devices` numbers them: `3 1`, `0:1` for a MIG device; `cpu` for none.
+pub(crate) fn numbers<'a>(devices: impl IntoIterator<Item = &'a Accelerator>) -> String {
+    let number = |device: &Accelerator| match device.part {
+        Part::MigInstance { gpu } => format!("{gpu}:{}", device.index),
+        _ => device.index.to_string(),
+    };
+    let numbers: Vec<String> = devices.into_iter().map(number).collect();
+    if numbers.is_empty() { "cpu".to_owned() } else { numbers.join(" ") }
 }

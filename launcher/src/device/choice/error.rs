@@ -188,6 +188,9 @@ impl ChoiceError {
             Self::NoSuchIndex { within: Some(variable), .. } => {
                 format!("an index counts within `{variable}`; a UUID or PCI address names a device by itself")
             }
+            Self::NoSuchDevice { entry, .. } if entry.contains(':') && !entry.contains('.') => {
+                "`1:0` is the first MIG device of GPU 1; a range is written `0-3`".to_owned()
+            }
             Self::NoSuchIndex { .. } | Self::NoSuchDevice { .. } => {
                 "`rankrun devices` shows them all".to_owned()
             }

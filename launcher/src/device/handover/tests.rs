@@ -1,1 +1,230 @@
+use proptest::prelude::*;
 
+use super::*;
+use crate::device::choice::tests::properties::{picks, typed, worlds};
+use crate::device::fake::{self, changed, environment, numbers, request};
+use crate::device::visibility::{self, Asking, Counting};
+use crate::device::{Accelerator, Machine};
+
+/// Variables as `A=1 -B`, the second taken away.
+fn render(variables: &[(&'static str, Option<OsString>)]) -> String {
+    let texts: Vec<String> = variables
+        .iter()
+        .map(|(name, value)| match value {
+            Some(value) => format!("{name}={}", value.to_str().unwrap()),
+            None => format!("-{name}"),
+        })
+        .collect();
+    texts.join(" ")
+}
+
+fn handed(machine: &str, variables: &str, words: &str, workers: u32, visibility: Visibility) -> Handover {
+    let inherited = environment(variables);
+    let choice = fake::choose(&fake::machine(machine), &inherited, &request(words)).unwrap();
+    hand_over(&choice, &inherited, workers, visibility)
+}
+
+/// Machine, inherited variables, command line, and the variables of worker 0 of two that see the whole list.
+const WRITTEN: &[(&str, &str, &str, &str)] = &[
+    ("cuda 4", "", "", ""),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "", ""),
+    ("cuda 4", "", "--devices 3,1", "CUDA_VISIBLE_DEVICES=3,1 CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+    (
+        "cuda 4",
+        "CUDA_VISIBLE_DEVICES=3,1",
+        "--devices 1",
+        "CUDA_VISIBLE_DEVICES=1 CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ),
+    (
+        "mixed",
+        "CUDA_VISIBLE_DEVICES=0,1",
+        "--devices 1,0",
+        "CUDA_VISIBLE_DEVICES=1,3 CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ),
+    ("cuda 4", "", "--device-order pci", "CUDA_VISIBLE_DEVICES=0,1,2,3 CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+    ("cuda 4", "", "--devices 40:00.0", "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+    ("cuda 4", "", "--devices GPU-a0004", "CUDA_VISIBLE_DEVICES=GPU-a0004040-1111-2222-3333-444455556666"),
+    ("cuda 4", "", "--devices GPU-a0004,1", "CUDA_VISIBLE_DEVICES=3,1 CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+    (
+        "cuda 4",
+        "CUDA_VISIBLE_DEVICES=GPU-a0004,GPU-a0001",
+        "--devices 1,0",
+        "CUDA_VISIBLE_DEVICES=GPU-a0001010-1111-2222-3333-444455556666,GPU-a0004040-1111-2222-3333-444455556666",
+    ),
+    // An index is in doubt where a card is in MIG mode.
+    ("mig", "", "--devices 1", "CUDA_VISIBLE_DEVICES=GPU-a0002020-1111-2222-3333-444455556666"),
+    ("mig", "", "--devices 0:1", "CUDA_VISIBLE_DEVICES=MIG-10000000-aaaa-bbbb-cccc-dddddddddddd"),
+    ("mig", "", "", "CUDA_VISIBLE_DEVICES=MIG-00000000-aaaa-bbbb-cccc-dddddddddddd"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=3,1", "", ""),
+    ("rocm 4", "", "--devices 3,1", "ROCR_VISIBLE_DEVICES=3,1"),
+    (
+        "rocm 4",
+        "ROCR_VISIBLE_DEVICES=1,2,3|HIP_VISIBLE_DEVICES=2,0|CUDA_VISIBLE_DEVICES=0",
+        "--devices 1,0",
+        "ROCR_VISIBLE_DEVICES=1,3 -HIP_VISIBLE_DEVICES -CUDA_VISIBLE_DEVICES",
+    ),
+    ("rocm 4", "CUDA_VISIBLE_DEVICES=2,3", "--devices 1", "ROCR_VISIBLE_DEVICES=3 -CUDA_VISIBLE_DEVICES"),
+    (
+        "xpu 4",
+        "",
+        "--devices 1,3",
+        "ZE_AFFINITY_MASK=1,3 ZE_FLAT_DEVICE_HIERARCHY=FLAT ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
+    ),
+    (
+        "xpu 4",
+        "",
+        "--devices 3,1",
+        "ZE_AFFINITY_MASK=3 ZE_FLAT_DEVICE_HIERARCHY=FLAT ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
+    ),
+    (
+        "xpu 2x2",
+        "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0,1.1",
+        "--devices 1",
+        "ZE_AFFINITY_MASK=1.1 ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
+    ),
+    ("xpu 4", "ZE_AFFINITY_MASK=3,1", "", ""),
+    ("hpu 8", "", "--devices 7,6", "HABANA_VISIBLE_MODULES=0,1"),
+    ("hpu 8", "", "--devices 6,7", "HABANA_VISIBLE_MODULES=1"),
+    ("npu 8", "", "--devices 1,3", "ASCEND_RT_VISIBLE_DEVICES=1,3"),
+    ("npu 8", "", "--devices 3,1", "ASCEND_RT_VISIBLE_DEVICES=3"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=3,1", "", ""),
+    // CPUs.
+    ("none", "", "", ""),
+    ("none", "", "--devices none", ""),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=", "", ""),
+    ("cuda 4", "", "--devices none", "CUDA_VISIBLE_DEVICES="),
+    ("rocm 4", "", "--device-type cpu", "ROCR_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1"),
+    (
+        "rocm 4",
+        "CUDA_VISIBLE_DEVICES=1",
+        "--devices none",
+        "ROCR_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 -CUDA_VISIBLE_DEVICES",
+    ),
+    ("npu 8", "", "--devices none", "ASCEND_RT_VISIBLE_DEVICES=-1"),
+    ("xpu 4", "", "--devices none", ""),
+];
+
+#[test]
+fn the_variables_are_written_as_the_table_says() {
+    for (machine, variables, words, expected) in WRITTEN {
+        let handover = handed(machine, variables, words, 2, Visibility::Whole);
+        let row = format!("{machine} | {variables} | {words}");
+        assert_eq!(render(&handover.workers[0].variables), *expected, "{row}");
+    }
+}
+
+#[test]
+fn an_order_that_the_variable_cannot_say_gives_each_worker_its_own() {
+    let visibility = |machine: &str, words: &str| {
+        let handover = handed(machine, "", words, 2, Visibility::Whole);
+        assert_eq!(handover.forced.is_some(), handover.visibility == Visibility::Own);
+        assert_eq!(handover.workers[1].ordinal, u32::from(handover.visibility == Visibility::Whole));
+        handover.visibility
+    };
+    assert_eq!(visibility("xpu 4", "--devices 1,3"), Visibility::Whole);
+    assert_eq!(visibility("xpu 4", "--devices 3,1"), Visibility::Own);
+    assert_eq!(visibility("npu 8", "--devices 3,1"), Visibility::Own);
+    assert_eq!(visibility("npu 8", "--devices 1,3"), Visibility::Whole);
+    assert_eq!(visibility("hpu 8", "--devices 0,1"), Visibility::Own);
+    assert_eq!(visibility("mig", "--devices 0:0,0:1"), Visibility::Own);
+    assert_eq!(visibility("cuda 4", "--devices 3,1"), Visibility::Whole);
+    assert_eq!(visibility("rocm 4", "--devices 3,1"), Visibility::Whole);
+}
+
+#[test]
+fn own_visibility_is_one_device_and_ordinal_0() {
+    let handover = handed("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "", 2, Visibility::Own);
+    let worker = |place: usize| {
+        let worker = &handover.workers[place];
+        (worker.device, worker.ordinal, render(&worker.variables))
+    };
+    assert_eq!(worker(0), (Some(0), 0, "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
+    assert_eq!(worker(1), (Some(1), 0, "CUDA_VISIBLE_DEVICES=1 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
+    assert_eq!(handover.forced, None);
+    // The only device that is visible anyway needs no words.
+    let alone = handed("cuda 4", "CUDA_VISIBLE_DEVICES=3", "", 1, Visibility::Own);
+    assert_eq!(render(&alone.workers[0].variables), "");
+}
+
+#[test]
+fn more_workers_than_devices_are_dealt_in_turn() {
+    let handover = handed("cuda 4", "", "--devices 3,1", 5, Visibility::Whole);
+    let places: Vec<Option<usize>> = handover.workers.iter().map(|worker| worker.device).collect();
+    assert_eq!(places, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
+    let ordinals: Vec<u32> = handover.workers.iter().map(|worker| worker.ordinal).collect();
+    assert_eq!(ordinals, [0, 1, 0, 1, 0]);
+    assert!(handover.workers.iter().all(|worker| worker.variables[0].1 == Some("3,1".into())));
+}
+
+#[test]
+fn workers_on_cpus_have_no_device() {
+    let handover = handed("none", "", "", 2, Visibility::Whole);
+    let nothing = |ordinal| Handed { device: None, ordinal, variables: Vec::new() };
+    assert_eq!(handover.workers, [nothing(0), nothing(1)]);
+}
+
+#[test]
+fn an_index_is_in_doubt_where_a_card_is_lost() {
+    let mut machine = fake::cuda(3);
+    machine.accelerators[0].condition = crate::device::Condition::Lost { why: "GPU is lost".to_owned() };
+    let inherited = Inherited::default();
+    let choice = fake::choose(&machine, &inherited, &request("--devices 2")).unwrap();
+    let handover = hand_over(&choice, &inherited, 1, Visibility::Whole);
+    let expected = "CUDA_VISIBLE_DEVICES=GPU-a0003030-1111-2222-3333-444455556666";
+    assert_eq!(render(&handover.workers[0].variables), expected);
+}
+
+#[test]
+fn an_index_of_nvml_that_is_not_in_pci_order_is_written_in_pci_order() {
+    let mut machine = fake::cuda(3);
+    machine.accelerators[0].pci = Some("0000:f0:00.0".parse().unwrap());
+    let inherited = Inherited::default();
+    let choice = fake::choose(&machine, &inherited, &request("--devices 0,1")).unwrap();
+    let handover = hand_over(&choice, &inherited, 2, Visibility::Whole);
+    let expected = "CUDA_VISIBLE_DEVICES=2,0 CUDA_DEVICE_ORDER=PCI_BUS_ID";
+    assert_eq!(render(&handover.workers[0].variables), expected);
+}
+
+/// What a process sees that has these variables.
+fn reread(machine: &Machine, inherited: &Inherited, kind: DeviceType) -> Vec<Accelerator> {
+    let cuda_order = || Ok(fake::mixed_cuda_order(machine));
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
+    let seen = visibility::read(kind, machine, inherited, asking);
+    seen.devices.into_iter().map(|device| device.accelerator).collect()
+}
+
+proptest! {
+    #[test]
+    fn each_worker_finds_its_device_where_it_is_told(
+        world in worlds(), picks in picks(), workers in 1_u32..10, own in any::<bool>(),
+    ) {
+        let (request, _) = typed(&world, &picks);
+        let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
+        prop_assume!(!choice.devices.is_empty());
+        let visibility = if own { Visibility::Own } else { Visibility::Whole };
+        let handover = hand_over(&choice, &world.inherited, workers, visibility);
+        for (local_rank, worker) in handover.workers.iter().enumerate() {
+            let place = worker.device.unwrap();
+            prop_assert_eq!(place, local_rank % choice.devices.len());
+            let sees = reread(&world.machine, &changed(&world.inherited, &worker.variables), choice.kind);
+            let shown = match handover.visibility {
+                Visibility::Whole => &choice.devices[..],
+                Visibility::Own => &choice.devices[place..=place],
+            };
+            let shown: Vec<Accelerator> = shown.iter().map(|device| device.accelerator.clone()).collect();
+            prop_assert_eq!(numbers(&sees), numbers(&shown));
+            prop_assert_eq!(&sees, &shown);
+            prop_assert_eq!(&sees[usize::try_from(worker.ordinal).unwrap()], &choice.devices[place].accelerator);
+        }
+    }
+
+    #[test]
+    fn a_worker_on_cpus_sees_what_cannot_be_hidden_and_no_more(world in worlds()) {
+        let choice = fake::choose(&world.machine, &world.inherited, &request("--devices none")).unwrap();
+        let handover = hand_over(&choice, &world.inherited, 1, Visibility::Whole);
+        let kind = world.machine.accelerators[0].kind;
+        let sees = reread(&world.machine, &changed(&world.inherited, &handover.workers[0].variables), kind);
+        let hides = matches!(kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
+        prop_assert!(!hides || sees.is_empty());
+    }
+}

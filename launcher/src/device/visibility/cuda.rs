@@ -72,7 +72,7 @@ impl Cards<'_> {
             cards.filter(|card| card.condition == Condition::Answers).map(|card| &card.name)
         };
         let pinned = self.inherited.cuda_order.as_deref() == Some(OsStr::new("PCI_BUS_ID"));
-        // What the driver's guess at the fastest could not tell apart it leaves in PCI order.
+        // Cards of one model leave the driver nothing to guess, and then it counts in PCI order.
         if pinned || names().all(|name| Some(name) == names().next()) {
             return (cards, None);
         }

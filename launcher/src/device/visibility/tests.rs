@@ -1,1 +1,186 @@
+use super::*;
+use crate::device::fake::{self, environment, numbers};
 
+/// What a process with these variables sees, and the number of warnings, which is shown only where there are any.
+fn sees(machine: &str, variables: &str) -> String {
+    let machine = fake::machine(machine);
+    let kind = machine.accelerators[0].kind;
+    let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
+    let seen = read(kind, &machine, &environment(variables), asking);
+    let devices = match numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
+        "cpu" => "none".to_owned(),
+        devices => devices.to_owned(),
+    };
+    match seen.warnings.len() {
+        0 => devices,
+        warnings => format!("{devices} !{warnings}"),
+    }
+}
+
+/// Machine, variables, what is visible in which order and how many warnings there are. The rows of
+/// `docs/device-selection.md` first.
+const VECTORS: &[(&str, &str, &str)] = &[
+    ("cuda 4", "", "0 1 2 3"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=", "none"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "3 1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=0,2,-1,1", "0 2 !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=0,7,1", "0 !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=-1", "none"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=NoDevFiles", "none"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=1,1", "none !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES= 1gpu,2x", "1 2 !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=0-2", "0 !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=GPU-a000", "none !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=GPU-a0003030-1111-2222-3333-444455556666,1", "2 !1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=", "none"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=0,0,1", "0 !1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=0x2", "2"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=0,0,1", "0 1 !1"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=0, 1", "0 !1"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=|CUDA_VISIBLE_DEVICES=1", "1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=2,3|HIP_VISIBLE_DEVICES=1", "3"),
+    ("xpu 4", "ZE_AFFINITY_MASK=3,1", "1 3 !1"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=FLAT|ZE_AFFINITY_MASK=1", "1"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1", "1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1, 2,3", "1 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1,3,8", "1 3 !1"),
+    // CUDA, beyond the document.
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=GPU-a0002,GPU-a0001", "1 0"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=GPU-a0002,GPU-a00020", "none !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=GPU-", "none !1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=0,1,", "0 1"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=99999999999999999999", "none !1"),
+    ("mixed", "", "3 1 0 2"),
+    ("mixed", "CUDA_VISIBLE_DEVICES=0,2", "3 0"),
+    ("mixed", "CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", "0 2"),
+    ("mixed", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "0 1 2 3"),
+    ("mixed", "CUDA_DEVICE_ORDER=FASTEST_FIRST", "3 1 0 2"),
+    ("mig", "CUDA_VISIBLE_DEVICES=MIG-10000000-aaaa-bbbb-cccc-dddddddddddd", "0:1"),
+    ("mig", "CUDA_VISIBLE_DEVICES=MIG-1", "none !1"),
+    ("mig", "CUDA_VISIBLE_DEVICES=0", "0:0"),
+    ("mig", "CUDA_VISIBLE_DEVICES=1,2", "1 !1"),
+    ("mig", "", "0:0 0:1 1"),
+    // ROCm.
+    ("rocm 4", "", "0 1 2 3"),
+    ("rocm 4", "CUDA_VISIBLE_DEVICES=", "0 1 2 3"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=-1", "none"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=+1", "none !1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES= gpu-1c2d000000000030 , 03", "2 3"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=GPU-1c2d", "none !1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=3,2x,1", "3 !1"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=3,++2", "3 !1"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=GPU-1c2d000000000020,0", "1 0"),
+    ("rocm 4", "HIP_VISIBLE_DEVICES=2|CUDA_VISIBLE_DEVICES=1", "2"),
+    ("rocm 4", "ROCR_VISIBLE_DEVICES=0,9|HIP_VISIBLE_DEVICES=0,1", "0 !2"),
+    // Intel.
+    ("xpu 2x2", "", "0 1 2 3"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE", "0 1"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1.1", "3"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0,1.2", "0 !1"),
+    ("xpu 2x2", "ZE_FLAT_DEVICE_HIERARCHY=COMBINED|ZE_AFFINITY_MASK=3,0.1", "3 !1"),
+    ("xpu 4", "ZE_AFFINITY_MASK=", "0 1 2 3"),
+    ("xpu 4", "ZE_AFFINITY_MASK=2,2,x,-1", "2 !1"),
+    // Gaudi: module 7 is device 0.
+    ("hpu 8", "", "7 6 5 4 3 2 1 0"),
+    ("hpu 8", "HABANA_VISIBLE_MODULES=0,1", "7 6"),
+    ("hpu 8", "HABANA_VISIBLE_MODULES=1,0", "6 7 !1"),
+    ("hpu 8", "HABANA_VISIBLE_MODULES=0,9,0", "7 !1"),
+    ("hpu 8", "HABANA_VISIBLE_MODULES=", "7 6 5 4 3 2 1 0"),
+    // Ascend.
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=", "none"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=-1", "none"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=3,1", "3 1 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1,1,2", "1 2 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1x,2", "1 !1"),
+];
+
+#[test]
+fn every_variable_is_read_with_its_vendors_rules() {
+    for (machine, variables, expected) in VECTORS {
+        assert_eq!(sees(machine, variables), *expected, "{machine}, {variables}");
+    }
+}
+
+#[test]
+fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
+    let machine = fake::xpu(2, 2);
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let seen = read(DeviceType::Xpu, &machine, &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"), asking);
+    let memory = seen.devices[0].accelerator.memory.unwrap();
+    assert_eq!((memory.total, memory.free), (160 << 30, Some(160 << 30)));
+    assert_eq!(seen.devices[1].at, 2);
+    let masked = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1");
+    let seen = read(DeviceType::Xpu, &machine, &masked, asking);
+    assert_eq!(seen.devices.iter().map(|device| device.at).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn an_integrated_gpu_counts_in_the_mask_and_is_not_seen_beside_a_discrete_one() {
+    let mut machine = fake::xpu(3, 1);
+    machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let at = |variables: &str| {
+        let seen = read(DeviceType::Xpu, &machine, &environment(variables), asking);
+        seen.devices.iter().map(|device| device.at).collect::<Vec<_>>()
+    };
+    assert_eq!(at(""), [1, 2]);
+    assert_eq!(at("ZE_AFFINITY_MASK=0,1"), [1]);
+    assert_eq!(at("ZE_AFFINITY_MASK=0"), [0]);
+}
+
+#[test]
+fn the_driver_is_asked_only_where_its_order_matters() {
+    let machine = fake::mixed_cuda();
+    let asked = |variables: &str, counting: Counting| {
+        let asked = std::cell::Cell::new(false);
+        let cuda_order = || {
+            asked.set(true);
+            Err("it hangs".to_owned())
+        };
+        let asking = Asking { counting, cuda_order: &cuda_order };
+        let seen = read(DeviceType::Cuda, &machine, &environment(variables), asking);
+        assert_eq!(seen.order_unknown, asked.get().then(|| "it hangs".to_owned()), "{variables}");
+        asked.get()
+    };
+    assert!(asked("", Counting::Runtime));
+    assert!(asked("CUDA_VISIBLE_DEVICES=0,2", Counting::Named));
+    assert!(asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", Counting::Typed));
+    assert!(!asked("", Counting::Typed));
+    assert!(!asked("", Counting::Named));
+    assert!(!asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", Counting::Named));
+    assert!(!asked("CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", Counting::Runtime));
+    assert!(!asked("CUDA_VISIBLE_DEVICES=GPU-a0001", Counting::Runtime));
+    assert!(!asked("CUDA_VISIBLE_DEVICES=", Counting::Runtime));
+}
+
+#[test]
+fn the_driver_is_matched_by_uuid_and_else_by_address() {
+    let machine = fake::mixed_cuda();
+    let mut driver = fake::cuda_order(&machine, &[2, 3]);
+    driver[0].uuid = "GPU-of-another-spelling".to_owned();
+    let cuda_order = || Ok(driver.clone());
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
+    let seen = read(DeviceType::Cuda, &machine, &Inherited::default(), asking);
+    // Those that it does not name come last, in PCI order.
+    assert_eq!(seen.devices.iter().map(|device| device.at).collect::<Vec<_>>(), [2, 3, 0, 1]);
+    let stranger = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &stranger };
+    let mut elsewhere = machine.clone();
+    elsewhere.accelerators.iter_mut().for_each(|card| card.pci = None);
+    assert!(read(DeviceType::Cuda, &elsewhere, &Inherited::default(), asking).order_unknown.is_some());
+}
+
+#[test]
+fn unlike_intel_cards_have_an_order_of_their_drivers() {
+    let mut machine = fake::xpu(2, 1);
+    machine.accelerators[1].name = "Intel Flex 170".to_owned();
+    let unknown = |variables: &str, counting: Counting| {
+        let asking = Asking { counting, cuda_order: &|| Err(String::new()) };
+        read(DeviceType::Xpu, &machine, &environment(variables), asking).order_unknown.is_some()
+    };
+    assert!(unknown("", Counting::Runtime));
+    assert!(unknown("ZE_AFFINITY_MASK=1", Counting::Named));
+    assert!(!unknown("", Counting::Typed));
+    assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", Counting::Runtime));
+}

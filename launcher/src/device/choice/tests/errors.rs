@@ -1,0 +1,275 @@
+//! What is refused, and in which words.
+
+use super::*;
+use crate::device::{Trouble, TroubleKind};
+
+fn refused(machine: &str, variables: &str, words: &str) -> ChoiceError {
+    refused_on(&fake::machine(machine), variables, words)
+}
+
+fn refused_on(machine: &Machine, variables: &str, words: &str) -> ChoiceError {
+    let choice = fake::choose(machine, &environment(variables), &request(words));
+    let error = choice.expect_err(&format!("{variables} | {words}"));
+    assert!(error.hint().is_some_and(|hint| !hint.is_empty()));
+    error
+}
+
+/// Machine, inherited variables, command line, and the first line of the error.
+const REFUSED: &[(&str, &str, &str, &str)] = &[
+    ("cuda 4", "", "--devices 9", "`--devices 9`: no cuda device has the index 9"),
+    ("cuda 4", "", "--devices 2-4294967295", "`--devices 2-4294967295`: no cuda device has the index 4"),
+    (
+        "cuda 4",
+        "",
+        "--devices 4294967295-0",
+        "`--devices 4294967295-0`: no cuda device has the index 4294967295",
+    ),
+    ("cuda 4", "", "--devices -9", "`--devices -9`: no cuda device has the index 9"),
+    (
+        "cuda 4",
+        "CUDA_VISIBLE_DEVICES=3,1",
+        "--devices 3",
+        "`--devices 3`: no cuda device has the index 3 within `CUDA_VISIBLE_DEVICES`",
+    ),
+    (
+        "npu 8",
+        "ASCEND_RT_VISIBLE_DEVICES=1",
+        "--devices 1",
+        "`--devices 1`: no npu device has the index 1 within `ASCEND_RT_VISIBLE_DEVICES`",
+    ),
+    ("cuda 4", "", "--devices GPU-a000", "`--devices GPU-a000` fits 4 devices"),
+    ("cuda 4", "", "--devices GPU-xyz", "`--devices GPU-xyz`: no cuda device of this machine has this name"),
+    ("cuda 4", "", "--devices 0:3", "`--devices 0:3`: no cuda device of this machine has this name"),
+    (
+        "cuda 4",
+        "",
+        "--devices 99:00.0",
+        "`--devices 0000:99:00.0`: no cuda device of this machine has this name",
+    ),
+    (
+        "cuda 4",
+        "CUDA_VISIBLE_DEVICES=3",
+        "--devices GPU-a0001",
+        "`--devices GPU-a0001`: GPU 0 NVIDIA H100 (0000:10:00.0) is hidden by `CUDA_VISIBLE_DEVICES=3`",
+    ),
+    ("cuda 4", "", "--devices 0-2,1", "`--devices 1` names GPU 1 NVIDIA H100 (0000:20:00.0) again"),
+    (
+        "cuda 4",
+        "",
+        "--devices 1,GPU-a0002",
+        "`--devices GPU-a0002` names GPU 1 NVIDIA H100 (0000:20:00.0) again",
+    ),
+    ("cuda 4", "", "--devices -1,0", "`--devices 0` names GPU 0 NVIDIA H100 (0000:10:00.0) again"),
+    (
+        "cuda 4",
+        "",
+        "--devices 0,1,-2",
+        "`--devices`: `-2` leaves out GPU 2 NVIDIA H100 (0000:30:00.0), which the list before it does not have",
+    ),
+    ("cuda 4", "", "--devices -0-3", "`--devices -0-3` leaves no cuda device"),
+    ("cuda 4", "", "--devices 1,-1", "`--devices 1,-1` leaves no cuda device"),
+    (
+        "mig",
+        "",
+        "--devices 0",
+        "`--devices 0`: GPU 0 NVIDIA H100 (0000:10:00.0) is in MIG mode, and its instances are the devices",
+    ),
+    (
+        "mig",
+        "",
+        "--devices 2",
+        "`--devices 2`: GPU 2 NVIDIA H100 (0000:30:00.0) is in MIG mode, and its instances are the devices",
+    ),
+    (
+        "mig",
+        "",
+        "--devices 10:00.0",
+        "`--devices 0000:10:00.0`: GPU 0 NVIDIA H100 (0000:10:00.0) is in MIG mode, and its instances are the devices",
+    ),
+    ("none", "", "--devices 0", "there is no accelerator"),
+    ("none", "", "--devices all", "there is no accelerator"),
+    ("none", "", "--device-type cuda", "there is no cuda device"),
+    ("rocm 4", "", "--device-type cuda", "there is no cuda device"),
+    ("cuda 4", "CUDA_VISIBLE_DEVICES=", "--devices 0", "`CUDA_VISIBLE_DEVICES=` hides every cuda device"),
+    (
+        "cuda 4",
+        "CUDA_VISIBLE_DEVICES=-1",
+        "--device-type cuda",
+        "`CUDA_VISIBLE_DEVICES=-1` hides every cuda device",
+    ),
+    ("cuda 2+xpu 2", "", "", "this machine has devices of several types"),
+    ("cuda 2+xpu 2", "", "--devices 0", "this machine has devices of several types"),
+    (
+        "cuda 2+xpu 2",
+        "CUDA_VISIBLE_DEVICES=0|ZE_AFFINITY_MASK=0",
+        "",
+        "this machine has devices of several types",
+    ),
+    (
+        "cuda 2+rocm 2",
+        "",
+        "--devices GPU-a0001,GPU-1c2d000000000010",
+        "`--devices` mixes vendors: `GPU-a0001` is a cuda device and `GPU-1c2d000000000010` a rocm device",
+    ),
+    (
+        "cuda 4",
+        "",
+        "--device-type cpu --devices 0",
+        "`--devices 0` chooses accelerators, and `--device-type cpu` asks for none",
+    ),
+    (
+        "cuda 4",
+        "",
+        "--device-order topology",
+        "`--device-order topology`: the links between the devices are not known",
+    ),
+    (
+        "cuda 2",
+        "",
+        "--device-order fastest",
+        "`--device-order fastest`: the CUDA driver does not say which device is fastest: no driver here",
+    ),
+    (
+        "rocm 4",
+        "",
+        "--device-order fastest",
+        "`--device-order fastest`: only the CUDA driver says which device is fastest, and these are rocm devices",
+    ),
+];
+
+#[test]
+fn what_does_not_fit_is_refused_with_its_entry() {
+    for (machine, variables, words, expected) in REFUSED {
+        let error = refused(machine, variables, words).to_string();
+        assert_eq!(error.lines().next(), Some(*expected), "{machine} | {variables} | {words}");
+    }
+}
+
+#[test]
+fn the_error_lists_what_is_there() {
+    let error = refused("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "--devices 2").to_string();
+    let lines: Vec<&str> = error.lines().skip(1).collect();
+    let uuid = |digits: &str| format!("GPU-{digits}-1111-2222-3333-444455556666");
+    let expected = [
+        format!("  0  NVIDIA H100  0000:40:00.0  {}", uuid("a0004040")),
+        format!("  1  NVIDIA H100  0000:20:00.0  {}", uuid("a0002020")),
+    ];
+    assert_eq!(lines, expected);
+    let mig = refused("mig", "", "--devices 0").to_string();
+    assert!(mig.lines().nth(1).unwrap().starts_with("  0:0  NVIDIA H100 MIG 3g.40gb"), "{mig}");
+}
+
+#[test]
+fn a_type_that_is_missing_is_told_with_the_troubles_and_what_is_there_instead() {
+    let mut machine = fake::rocm(1);
+    machine.troubles =
+        vec![Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what: TroubleKind::Hung(5) }];
+    let error = refused_on(&machine, "", "--device-type cuda");
+    assert_eq!(error.to_string(), "there is no cuda device\n  NVML did not answer in 5 s");
+    assert_eq!(error.hint().unwrap(), "say which with `--device-type rocm`");
+}
+
+#[test]
+fn an_order_that_only_the_driver_knows_is_refused_where_it_matters() {
+    let machine = fake::mixed_cuda();
+    let choose_with = |variables: &str, words: &str| {
+        choose(&Question {
+            machine: &machine,
+            inherited: &environment(variables),
+            request: &request(words),
+            unhealthy: &[],
+            cuda_order: &|| Err("it hangs".to_owned()),
+        })
+    };
+    let unknown = Err(ChoiceError::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() });
+    assert_eq!(choose_with("CUDA_VISIBLE_DEVICES=0,1", "--devices 0"), unknown);
+    assert_eq!(choose_with("CUDA_VISIBLE_DEVICES=0,1", "--device-order pci"), unknown);
+    assert_eq!(choose_with("CUDA_DEVICE_ORDER=FASTEST_FIRST", "--devices 0"), unknown);
+    assert!(choose_with("CUDA_DEVICE_ORDER=FASTEST_FIRST", "--devices GPU-a0001").is_ok());
+    assert!(choose_with("CUDA_VISIBLE_DEVICES=GPU-a0001", "--devices 0").is_ok());
+    assert!(choose_with("", "--devices 0").is_ok());
+    assert!(choose_with("", "--device-order pci").is_ok());
+}
+
+#[test]
+fn the_driver_is_asked_once() {
+    let machine = fake::mixed_cuda();
+    let asked = std::cell::Cell::new(0);
+    let cuda_order = || {
+        asked.set(asked.get() + 1);
+        Ok(fake::mixed_cuda_order(&machine))
+    };
+    let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
+    let request = request("--devices 1,0 --device-order fastest");
+    let question = Question {
+        machine: &machine,
+        inherited: &inherited,
+        request: &request,
+        unhealthy: &[],
+        cuda_order: &cuda_order,
+    };
+    let choice = choose(&question).unwrap();
+    assert_eq!(numbers(choice.devices.iter().map(|device| &device.accelerator)), "3 0");
+    assert_eq!(asked.get(), 1);
+}
+
+#[test]
+fn a_dead_device_is_refused_or_left_out() {
+    let machine = fake::cuda(3);
+    let unhealthy = [(1, "GPU is lost".to_owned())];
+    let with = |words: &str, unhealthy: &[(usize, String)]| {
+        choose(&Question {
+            machine: &machine,
+            inherited: &Inherited::default(),
+            request: &request(words),
+            unhealthy,
+            cuda_order: &no_driver,
+        })
+    };
+    let device = "GPU 1 NVIDIA H100 (0000:20:00.0)".to_owned();
+    let because = "GPU is lost".to_owned();
+    assert_eq!(
+        with("", &unhealthy),
+        Err(ChoiceError::Unhealthy { device: device.clone(), because: because.clone() })
+    );
+    assert_eq!(with("--devices 0,2", &unhealthy).unwrap().devices.len(), 2);
+    let choice = with("--exclude-unhealthy", &unhealthy).unwrap();
+    assert_eq!(numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
+    assert!(!choice.untouched);
+    assert_eq!(choice.warnings, [Warning::LeftOut { device, because }]);
+    let all: Vec<(usize, String)> = (0..3).map(|at| (at, "GPU is lost".to_owned())).collect();
+    assert!(
+        matches!(with("--exclude-unhealthy", &all), Err(ChoiceError::AllUnhealthy { because }) if because.len() == 3)
+    );
+    assert!(with("--exclude-unhealthy", &[(7, String::new())]).unwrap().untouched);
+}
+
+#[test]
+fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
+    let dead = |machine: &Machine, at: usize, variables: &str| {
+        let unhealthy = [(at, "it is lost".to_owned())];
+        let request = request("--exclude-unhealthy");
+        let inherited = environment(variables);
+        let question = Question {
+            machine,
+            inherited: &inherited,
+            request: &request,
+            unhealthy: &unhealthy,
+            cuda_order: &no_driver,
+        };
+        numbers(choose(&question).unwrap().devices.iter().map(|device| &device.accelerator))
+    };
+    assert_eq!(dead(&fake::mig(), 0, ""), "1");
+    assert_eq!(dead(&fake::xpu(2, 2), 1, ""), "0 2 3");
+    assert_eq!(dead(&fake::xpu(2, 2), 1, "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"), "1");
+}
+
+#[test]
+fn a_device_that_its_variable_cannot_name_is_refused() {
+    let mut machine = fake::hpu(2);
+    machine.accelerators.iter_mut().for_each(|card| card.module_id = None);
+    let error = refused_on(&machine, "", "--devices 1");
+    assert!(matches!(error, ChoiceError::Nameless { variable: "HABANA_VISIBLE_MODULES", .. }), "{error:?}");
+    let untouched = fake::choose(&machine, &Inherited::default(), &Request::default()).unwrap();
+    assert!(matches!(untouched.warnings.as_slice(), [Warning::OrderUnknown { .. }]));
+}

@@ -1,0 +1,86 @@
+//! What may surprise.
+
+use super::*;
+
+fn warned(machine: &Machine, variables: &str, words: &str) -> Vec<String> {
+    let choice = fake::choose(machine, &environment(variables), &request(words)).unwrap();
+    choice.warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn junk_in_an_inherited_list_is_one_warning() {
+    let machine = fake::cuda(4);
+    assert_eq!(
+        warned(&machine, "CUDA_VISIBLE_DEVICES=1gpu,2x,9,0", ""),
+        [
+            "`CUDA_VISIBLE_DEVICES=1gpu,2x,9,0`: of `1gpu` only `1` is read; of `2x` only `2` is read; `9` is no index of \
+          a device, which ends the list"
+        ]
+    );
+    assert_eq!(
+        warned(&machine, "CUDA_VISIBLE_DEVICES=1,1", ""),
+        ["`CUDA_VISIBLE_DEVICES=1,1`: `1` stands there twice, which makes no device visible"]
+    );
+    assert_eq!(warned(&machine, "CUDA_VISIBLE_DEVICES=", ""), [""; 0]);
+}
+
+#[test]
+fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
+    let machine = fake::mixed_cuda();
+    let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
+    let request = Request::default();
+    let question = Question {
+        machine: &machine,
+        inherited: &inherited,
+        request: &request,
+        unhealthy: &[],
+        cuda_order: &|| Err("it hangs".to_owned()),
+    };
+    let choice = choose(&question).unwrap();
+    assert_eq!(
+        choice.warnings,
+        [Warning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
+    );
+    // A worker that is shown one device is told the user's own number for it.
+    let names: Vec<&str> = choice.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!((names, choice.pinned), (vec!["0", "2"], Vec::new()));
+}
+
+#[test]
+fn a_small_card_is_named() {
+    let machine = fake::mixed_cuda();
+    assert_eq!(
+        warned(&machine, "", "--devices 2,1"),
+        [
+            "GPU 2 NVIDIA P4 (0000:30:00.0) has 8.0 GiB, less than half of the 24.0 GiB of GPU 1 NVIDIA RTX 4090 \
+          (0000:20:00.0)"
+        ]
+    );
+    assert_eq!(warned(&machine, "", "--devices 0,2"), [""; 0]);
+}
+
+#[test]
+fn cards_in_mig_mode_without_instances_are_named() {
+    let said =
+        ["GPU 2 NVIDIA H100 (0000:30:00.0) is in MIG mode and has no instances: nothing can run on it"];
+    assert_eq!(warned(&fake::mig(), "", ""), said);
+    let mut parent_alone = fake::mig();
+    parent_alone.accelerators.drain(..4);
+    assert_eq!(warned(&parent_alone, "", ""), said);
+}
+
+#[test]
+fn gaudi_modules_go_together_in_groups() {
+    let machine = fake::hpu(8);
+    assert_eq!(warned(&machine, "", "--devices 6,7"), [""; 0]);
+    assert_eq!(warned(&machine, "", "--devices 7-4"), [""; 0]);
+    assert_eq!(warned(&machine, "", "--devices 3"), [""; 0]);
+    assert!(warned(&machine, "", "--devices 5,6")[0].starts_with("Gaudi supports part of a node only as"));
+}
+
+#[test]
+fn what_cannot_be_hidden_from_workers_on_cpus_is_named() {
+    let said = ["the xpu devices stay visible to the workers: no value of `ZE_AFFINITY_MASK` means none"];
+    assert_eq!(warned(&fake::machine("cuda 1+xpu 1"), "", "--devices none"), said);
+    assert_eq!(warned(&fake::machine("cuda 1+rocm 1+npu 1"), "", "--device-type cpu"), [""; 0]);
+}
