@@ -150,3 +150,7 @@ impl World for Seen {
         System.affinity()
     }
 }
+
+#[cfg(test)]
+#[path = "reseat_tests.rs"]
+mod tests;

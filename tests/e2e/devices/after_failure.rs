@@ -1,6 +1,6 @@
 //! The look at the devices after a failure: `--check-devices` and `--exclude-unhealthy` with restarts.
 
-use harness::{Fault, Gate, Job, Lost, Machine, Outcome, Scratch, field};
+use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, only_ours};
 use nix::sys::signal::Signal;
 
 use super::typed;
@@ -11,6 +11,7 @@ struct Failing {
     gate: Gate,
     description: String,
     workers: usize,
+    /// Where the gate is.
     _scratch: Scratch,
 }
 
@@ -28,10 +29,15 @@ impl Failing {
     }
 
     /// The workers go on, on this machine.
-    fn becomes(self, machine: &Machine) -> Job {
+    fn go_on(&self, machine: &Machine) {
         let _ = machine.describe(&self.description);
         self.gate.open(self.workers);
-        self.job
+    }
+
+    /// They go on, to the end of the job.
+    fn end_on(self, machine: &Machine) -> Outcome {
+        self.go_on(machine);
+        self.job.wait()
     }
 }
 
@@ -54,7 +60,7 @@ fn the_failure_is_told_with_the_dead_device_and_who_sat_on_it() {
     let machine = Machine::gpus(2);
     for (was, name) in [(Lost::Calls, "GPU 1 NVIDIA H100"), (Lost::Handle, "GPU 1 NVIDIA H100")] {
         let failing = Failing::start("rankrun --check-devices --max-restarts 3", &machine, 2);
-        let outcome = failing.becomes(&machine.clone().lost(1, was)).wait();
+        let outcome = failing.end_on(&machine.clone().lost(1, was));
         outcome.exits(4).never_says("life=1").complains("rank 0 failed first");
         let row = outcome.lines_with("  dead ");
         let [row] = &row[..] else { panic!("one row in the card\n{outcome}") };
@@ -67,7 +73,7 @@ fn the_failure_is_told_with_the_dead_device_and_who_sat_on_it() {
 fn fewer_workers_go_on_without_it() {
     let machine = Machine::gpus(3);
     let failing = Failing::start("rankrun --exclude-unhealthy --max-restarts 3", &machine, 3);
-    let outcome = failing.becomes(&machine.clone().lost(1, Lost::Calls)).wait();
+    let outcome = failing.end_on(&machine.clone().lost(1, Lost::Calls));
     outcome.exits(0).complains("GPU 1").complains("going on with 2 workers");
     assert_eq!(second_life(&outcome, 3), cards(&machine, &[0, 2]), "{outcome}");
 }
@@ -76,7 +82,7 @@ fn fewer_workers_go_on_without_it() {
 fn a_spare_device_takes_its_place() {
     let machine = Machine::gpus(3);
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --devices 2,0,1 --nproc-per-node 2";
-    let outcome = Failing::start(line, &machine, 2).becomes(&machine.clone().lost(2, Lost::Calls)).wait();
+    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(2, Lost::Calls));
     outcome.exits(0).complains("GPU 2").complains("going on with 2 workers");
     assert_eq!(second_life(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
     let said = outcome.lines_with("→");
@@ -87,16 +93,21 @@ fn a_spare_device_takes_its_place() {
 fn the_drivers_order_is_asked_again() {
     let machine = Machine::mixed();
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --device-order fastest";
-    let outcome = Failing::start(line, &machine, 3).becomes(&machine.clone().lost(0, Lost::Calls)).wait();
-    outcome.exits(0);
-    assert_eq!(second_life(&outcome, 3), cards(&machine, &[1, 2]), "{outcome}");
+    let mut worn = machine.clone();
+    worn.card(1).ecc = Some(3);
+    let outcome = Failing::start(line, &machine, 3).end_on(&worn);
+    outcome.exits(0).complains("ECC");
+    assert_eq!(second_life(&outcome, 3), cards(&machine, &[2, 0]), "{outcome}");
+    // A driver that has lost a card says nothing any more.
+    let outcome = Failing::start(line, &machine, 3).end_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.exits(4).never_says("life=1").complains("no restart without it").complains("fastest");
 }
 
 #[test]
 fn the_number_that_was_asked_for_is_kept_or_there_is_no_restart() {
     let machine = Machine::gpus(2);
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --nproc-per-node 2";
-    let outcome = Failing::start(line, &machine, 2).becomes(&machine.clone().lost(1, Lost::Calls)).wait();
+    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
     outcome.exits(4).never_says("life=1").complains("no restart without it").complains("2 workers");
 }
 
@@ -111,25 +122,25 @@ fn a_library_that_fails_then_forbids_nothing() {
         let machine = Machine::gpus(2);
         let line = "rankrun --check-devices --max-restarts 1 --probe-timeout 1";
         let failing = Failing::start(line, &machine, 2);
-        let outcome = failing.becomes(&machine.clone().with_fault("nvmlInit_v2", fault)).wait();
+        let outcome = failing.end_on(&machine.clone().with_fault("nvmlInit_v2", fault));
         outcome.exits(0).complains("not every device could be checked").complains(words);
         outcome.says("rank=1 life=1");
     }
 }
 
 /// A job that looks at its devices, and gets no answer for a minute.
-fn looking() -> Job {
+fn looking() -> Failing {
     let machine = Machine::gpus(2);
     let line = "rankrun --check-devices --max-restarts 3 --probe-timeout 60";
-    let job =
-        Failing::start(line, &machine, 2).becomes(&machine.clone().with_fault("nvmlInit_v2", Fault::Hang));
-    job.line("waiting up to 60 s for the devices to be checked");
-    job
+    let failing = Failing::start(line, &machine, 2);
+    failing.go_on(&machine.clone().with_fault("nvmlInit_v2", Fault::Hang));
+    failing.job.line("waiting up to 60 s for the devices to be checked");
+    failing
 }
 
 #[test]
 fn a_signal_ends_the_look() {
-    let job = looking();
+    let Failing { job, .. } = looking();
     job.signal(Signal::SIGINT);
     job.wait().exits(130).never_says("life=1").complains("rank 0 failed first");
 }
@@ -138,11 +149,26 @@ fn a_signal_ends_the_look() {
 #[test]
 fn the_probe_dies_with_the_launcher() {
     for victim in ["guard", "agent"] {
-        let job = looking();
+        let Failing { job, .. } = looking();
         let (guard, agent) = (job.pid(), job.only_child_of(job.pid()));
         job.signal_to(if victim == "guard" { guard } else { agent }, Signal::SIGKILL);
         let outcome = job.wait();
         assert_ne!(outcome.status.code(), Some(0), "{outcome}");
         outcome.never_says("life=1");
+    }
+}
+
+#[test]
+fn a_question_that_is_none_is_refused() {
+    if !only_ours() {
+        return;
+    }
+    for name in [Name::Rankrun, Name::Torchrun] {
+        for question in ["", "{", "\"everything\"", "{\"nvidia\":{}}", "\"cuda_order\"x"] {
+            let outcome =
+                Launch::new(name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
+            outcome.exits(2).complains("is no question");
+            assert_eq!((outcome.err().lines().count(), outcome.out().len()), (1, 0), "{outcome}");
+        }
     }
 }
