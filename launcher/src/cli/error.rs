@@ -60,7 +60,7 @@ pub enum CliError {
 
 impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
-        Self::Setting(error.into())
+        Self::Setting(SettingError::Devices(Box::new(error)))
     }
 }
 

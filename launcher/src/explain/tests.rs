@@ -8,8 +8,11 @@ use crate::facts::fake::FakeWorld;
 use crate::spec::SignalSpec;
 
 fn question(line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
-    let world =
-        FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/tool");
+    question_in(FakeWorld::new(), line, environment)
+}
+
+fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
+    let world = world.file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/tool");
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
     let facts = world.facts(&environment);
@@ -249,6 +252,53 @@ fn the_text_is_for_people() {
     assert!(!text.contains('\x1b'));
     let coloured = render(&of(&question, &facts), &question, Style::Coloured);
     assert!(String::from_utf8(coloured).unwrap().contains("\x1b[1;33mwarning:\x1b[0m"));
+}
+
+#[test]
+fn devices_and_cpus_are_told_for_each_rank() {
+    let mut machine = crate::device::fake::cuda(2);
+    let id = |id: u32| crate::device::Cpu { id, package: 0, siblings: vec![id], cache: vec![id] };
+    let node = |id: u32| crate::device::NumaNode { id, cpus: vec![2 * id, 2 * id + 1] };
+    machine.cpus =
+        Some(crate::device::CpuLayout { nodes: vec![node(0), node(1)], cpus: (0..4).map(id).collect() });
+    machine.accelerators[0].numa_node = Some(0);
+    machine.accelerators[1].numa_node = Some(1);
+    let (name, pci) = (machine.accelerators[1].name.clone(), machine.accelerators[1].pci.unwrap());
+    let uuid = machine.accelerators[1].uuid.clone();
+    let world = FakeWorld::new().machine(machine).cpus(4);
+    let line = "rankrun explain --devices 1,0 --numa-binding node x.py";
+    let (mut question, facts) = question_in(world, line, &[("CUDA_VISIBLE_DEVICES", "0,1"), ("A", "1")]);
+    let explanation = of(&question, &facts);
+    let text = text::render(&explanation, Style::Plain);
+    let device = format!(
+        "  device      GPU 1 {name} ({pci}), NUMA node 1, by --devices 1 within CUDA_VISIBLE_DEVICES"
+    );
+    for line in [
+        "rank 0 (local rank 0, cuda:0)",
+        device.as_str(),
+        "  CPUs        2-3",
+        "  devices 1,0 command line",
+        "  device-type cuda default",
+        "  device-visibility all default",
+        "  numa-binding node command line",
+        "  check-devices - default",
+    ] {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert!(text.lines().any(|found| words(found) == words(line)), "no `{line}` in\n{text}");
+    }
+    assert!(!text.contains("warning: rank"), "{text}");
+    let visible = variable(&explanation, "CUDA_VISIBLE_DEVICES");
+    assert_eq!((visible.value, visible.source), (known("1,0"), option("--devices")));
+    assert_eq!(visible.was, Some(Text("0,1".into())));
+    let json: serde_json::Value = serde_json::from_slice(&json::render(&explanation)).unwrap();
+    let card = &json["ranks"][0]["card"];
+    assert_eq!((&card["index"], &card["name"], &card["uuid"]), (&"1".into(), &name.into(), &uuid.into()));
+    assert_eq!(card["pci"], pci.to_string());
+    assert_eq!(card["chosen_by"], "--devices 1 within CUDA_VISIBLE_DEVICES");
+    assert_eq!(json["ranks"][0]["cpus"], serde_json::json!([2, 3]));
+    question.form = Form::Script(LocalRank(0));
+    let script = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
+    assert!(script.contains("# A launch binds it to the CPUs 2-3"), "{script}");
 }
 
 #[test]

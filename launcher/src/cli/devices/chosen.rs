@@ -69,7 +69,7 @@ impl Resolver<'_> {
                 origin: origin.clone(),
                 value: word.clone(),
                 torch: self.torchs_words(word),
-                error,
+                error: Box::new(error),
             },
             _ => DeviceError::Choice(error),
         }

@@ -34,7 +34,7 @@ pub enum DeviceError {
         /// What torch says then, under its name.
         torch: Option<&'static str>,
         /// Why not.
-        error: ChoiceError,
+        error: Box<ChoiceError>,
     },
     /// Two settings exclude each other.
     #[error("{one} is `{value}`, and {other} is `{other_value}`")]
@@ -97,27 +97,32 @@ impl DeviceError {
     pub fn hint(&self) -> String {
         match self {
             Self::Selector { error, .. } => error.hint(),
-            Self::Choice(error) | Self::NoAccelerator { error, .. } => error.hint().unwrap_or_else(|| "`rankrun devices` lists what is there".to_owned()),
+            Self::Choice(error) => choice_hint(error),
+            Self::NoAccelerator { error, .. } => choice_hint(error),
             Self::Contradiction { .. } => "drop one of them".to_owned(),
             Self::Trouble { trouble: Trouble { what: TroubleKind::Hung(_), .. } } => {
-                "give it more time with `--probe-timeout SECONDS`, or do without: `--nproc-per-node N`, or `--device-type \
-                 cpu`"
-                    .to_owned()
-            }
-            Self::Trouble { .. } => {
-                "repair the driver, or do without the answer: `--nproc-per-node N`, or `--device-type cpu`".to_owned()
-            }
-            Self::TooManyWorkers { .. } => {
-                "start fewer with `--nproc-per-node`, let them share with `--oversubscribe`, or run them on the CPUs with \
+                "give it more time with `--probe-timeout SECONDS`, or do without it: `--nproc-per-node N` or \
                  `--device-type cpu`"
                     .to_owned()
             }
-            Self::SeveralLaunchers { fix, .. } => {
-                format!("start one launcher on each node (`{fix}`), or one worker in each task (`--nproc-per-node 1`)")
+            Self::Trouble { .. } => "repair the driver, or do without its answer: `--nproc-per-node N` or \
+                                     `--device-type cpu`"
+                .to_owned(),
+            Self::TooManyWorkers { .. } => {
+                "start fewer with `--nproc-per-node`, let them share with `--oversubscribe`, or run them on the \
+                 CPUs with `--device-type cpu`"
+                    .to_owned()
             }
+            Self::SeveralLaunchers { fix, .. } => format!(
+                "start one launcher on each node (`{fix}`), or one worker in each task (`--nproc-per-node 1`)"
+            ),
             Self::Binding { .. } => "try `--numa-binding node`, or leave it out".to_owned(),
         }
     }
+}
+
+fn choice_hint(error: &ChoiceError) -> String {
+    error.hint().unwrap_or_else(|| "`rankrun devices` lists what is there".to_owned())
 }
 
 fn torchs(sentence: Option<&str>) -> String {

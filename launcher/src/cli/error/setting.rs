@@ -70,7 +70,7 @@ pub enum SettingError {
     },
     /// Devices cannot be chosen, counted, shared or bound to as was asked.
     #[error(transparent)]
-    Devices(#[from] DeviceError),
+    Devices(Box<DeviceError>),
     /// A number outside of its range, or a word that is no value of the setting.
     #[error("{origin} is `{value}`, which is not {expected}")]
     Refused {
