@@ -3,6 +3,7 @@
 use rankrun_contract::rank::LocalRank;
 
 use crate::agent::message::Happening;
+use crate::cli::error::trouble_in_words;
 use crate::device::health::{Severity, findings};
 use crate::device::{Accelerator, Machine, Trouble, TroubleKind};
 use crate::placement::{Card, Device};
@@ -27,7 +28,7 @@ pub struct Checkup {
 pub struct DeadDevice {
     /// Who sat on it.
     pub local_ranks: Vec<LocalRank>,
-    /// Which one, in words: `cuda 3 (NVIDIA H100, 0000:1b:00.0)`.
+    /// Which one, in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
     pub device: String,
     /// What is wrong with it, in words.
     pub why: String,
@@ -59,7 +60,7 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
     let mut checkup = Checkup::default();
     let troubles: Vec<&Trouble> = machine.troubles.iter().filter(|trouble| is_ours(trouble, seats)).collect();
     for (device, card, local_ranks) in devices(seats) {
-        let name = describe(device, card);
+        let name = card.to_string();
         let mut dead = |why| {
             let (local_ranks, device) = (local_ranks.clone(), name.clone());
             checkup.dead.push(DeadDevice { local_ranks, device, why });
@@ -82,7 +83,7 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
         }
     }
     for trouble in troubles {
-        let text = format!("{}: {}", trouble.source, in_words(&trouble.what));
+        let text = trouble_in_words(trouble);
         if !checkup.unchecked.contains(&text) {
             checkup.unchecked.push(text);
         }
@@ -94,15 +95,6 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
 fn is_ours(trouble: &Trouble, seats: &[Seat]) -> bool {
     let is_missing = matches!(trouble.what, TroubleKind::Missing(_));
     !is_missing && seats.iter().any(|seat| seat.device.card.is_some() && seat.device.kind == trouble.kind)
-}
-
-fn in_words(what: &TroubleKind) -> String {
-    match what {
-        TroubleKind::Hung(seconds) => format!("no answer within {seconds} s"),
-        TroubleKind::Missing(words) | TroubleKind::Failed(words) | TroubleKind::Crashed(words) => {
-            words.clone()
-        }
-    }
 }
 
 /// Each device once, with all who sat on it.
@@ -132,11 +124,6 @@ pub(super) fn find<'a>(machine: &'a Machine, device: &Device, card: &Card) -> Op
     let is_nameless = |found: &&Accelerator| found.uuid.is_none() && found.pci.is_none();
     let by_index = || all().filter(is_nameless).find(|found| found.index.to_string() == card.index);
     by_uuid().or_else(by_pci).or_else(by_index)
-}
-
-fn describe(device: &Device, card: &Card) -> String {
-    let place = card.pci.map(|pci| format!(", {pci}")).unwrap_or_default();
-    format!("{} {} ({}{place})", device.kind, card.index, card.name)
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ fn only_the_devices_of_the_workers_count() {
     let machine = machine([card(0), sick, card(2)]);
     assert_eq!(judge(&machine, &[seat(2), seat(0)], 0), Checkup::default());
     let checkup = judge(&machine, &[seat(2), seat(1)], 0);
-    let expected = (vec![1], "cuda 1 (Fast, 0000:11:00.0)", "does not answer: GPU is lost");
+    let expected = (vec![1], "GPU 1 Fast (0000:11:00.0)", "does not answer: GPU is lost");
     assert_eq!(dead(&checkup), [expected]);
 }
 
@@ -85,7 +85,7 @@ fn who_is_not_listed_any_more_is_dead_also_where_another_card_has_its_place() {
     newcomer.uuid = Some("GPU-new".to_owned());
     for machine in [machine([card(0)]), machine([card(0), newcomer])] {
         let checkup = judge(&machine, &[seat(0), seat(1), seat(1)], 0);
-        assert_eq!(dead(&checkup), [(vec![1, 2], "cuda 1 (Fast, 0000:11:00.0)", GONE)]);
+        assert_eq!(dead(&checkup), [(vec![1, 2], "GPU 1 Fast (0000:11:00.0)", GONE)]);
     }
 }
 
@@ -106,7 +106,7 @@ fn nobody_is_dead_of_a_library_that_does_not_answer() {
     let checkup = judge(&machine, &[seat(0)], 0);
     assert_eq!(
         (dead(&checkup), &checkup.unchecked[..]),
-        (vec![], &["NVML: no answer within 10 s".to_owned()][..])
+        (vec![], &["NVML did not answer within 10 seconds".to_owned()][..])
     );
 
     machine.troubles = vec![trouble(TroubleKind::Missing("no such file".to_owned()))];
@@ -123,9 +123,8 @@ fn a_blemish_is_a_warning() {
     let mut hot = card(0);
     let state = State { throttle: vec![crate::device::Throttle::HardwareThermal], ..State::default() };
     hot.state = Some(Box::new(state));
-    let fatal = findings(&hot, 0).iter().any(|finding| finding.severity == Severity::Fatal);
-    assert!(!fatal, "heat kills nobody");
-    let checkup = judge(&machine([hot.clone()]), &[seat(0)], 0);
-    let warnings = findings(&hot, 0).iter().filter(|finding| finding.severity == Severity::Warning).count();
-    assert_eq!((checkup.dead.len(), checkup.warnings.len()), (0, warnings));
+    let checkup = judge(&machine([hot]), &[seat(0)], 0);
+    assert!(checkup.dead.is_empty(), "heat kills nobody");
+    let [warning] = &checkup.warnings[..] else { panic!("{checkup:?}") };
+    assert!(warning.what.contains("heat"), "{warning:?}");
 }

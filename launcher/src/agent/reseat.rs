@@ -10,7 +10,7 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalWorldSize;
 
 use crate::agent::checkup;
-use crate::cli::{self, Command};
+use crate::cli::{self, Command, Notice};
 use crate::device::{Ask, CudaDevice, Machine, Part, Visibility};
 use crate::facts::{Facts, FileKind, Permission, StandardStream, System, World};
 use crate::spec::{LaunchSpec, Seat};
@@ -72,8 +72,10 @@ pub(super) fn seats(words: &Words, before: &[Seat], machine: Machine, order: Opt
 fn read(argv: &[OsString], facts: &Facts) -> Result<Seating, String> {
     match cli::interpret(argv, facts) {
         Ok(Command::Launch(launch)) => {
+            let lines = launch.notices.iter().filter(|notice| matches!(notice, Notice::Seat { .. }));
+            let lines = lines.map(ToString::to_string).collect();
             let LaunchSpec { workers, seats, visibility, defaults, .. } = launch.spec;
-            Ok(Seating { workers, seats, visibility, omp_threads: defaults.omp_threads, lines: Vec::new() })
+            Ok(Seating { workers, seats, visibility, omp_threads: defaults.omp_threads, lines })
         }
         Ok(_) => Err("the command line means something else now".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -148,3 +150,7 @@ impl World for Seen {
         System.affinity()
     }
 }
+
+#[cfg(test)]
+#[path = "reseat_tests.rs"]
+mod tests;

@@ -135,7 +135,7 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     }
     if !card.dead_devices.is_empty() {
         return Some(
-            "see `dmesg` for what the driver says of it; `--exclude-unhealthy` starts without it".to_owned(),
+            "see `dmesg` for what the driver says of it; leave it out until it is repaired".to_owned(),
         );
     }
     match card.exit {
@@ -290,7 +290,7 @@ rank 1 failed first: killed by SIGKILL
         let card = FailureCard { dead_devices: vec![dead], ..card() };
         let line = "  dead      cuda 3 (Fast, 0000:1b:00.0) of ranks 1, 3: does not answer: GPU is lost";
         assert!(render(&card).lines().any(|found| found == line), "{}", render(&card));
-        assert!(hint(&card).is_some_and(|hint| hint.contains("--exclude-unhealthy")));
+        assert!(hint(&card).is_some_and(|hint| hint.contains("dmesg")));
     }
 
     #[test]

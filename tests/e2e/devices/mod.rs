@@ -1,6 +1,7 @@
 //! Which device each worker really gets. The oracle is never the launcher: every worker opens the (fake) library of the
 //! vendor under its own environment and says what its `LOCAL_RANK` selects there.
 
+mod after_failure;
 mod bad_input;
 mod counts;
 mod explain;

@@ -1,0 +1,117 @@
+//! Command lines that are read again on machines that have changed.
+
+use super::*;
+use crate::device::{Accelerator, Condition, DeviceType, State};
+
+/// A card of this number that was there from the start.
+fn card(index: u32) -> Accelerator {
+    Accelerator {
+        kind: DeviceType::Cuda,
+        index,
+        name: "Fast".to_owned(),
+        uuid: Some(format!("GPU-{index:08x}")),
+        pci: format!("0000:{:02x}:00.0", index + 1).parse().ok(),
+        numa_node: None,
+        memory: None,
+        part: Part::Whole,
+        module_id: None,
+        condition: Condition::Answers,
+        state: Some(Box::new(State::default())),
+    }
+}
+
+fn lost(index: u32) -> Accelerator {
+    Accelerator { condition: Condition::Lost { why: "GPU is lost".to_owned() }, ..card(index) }
+}
+
+fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
+    Machine { accelerators: accelerators.into_iter().collect(), ..Machine::default() }
+}
+
+/// A launch by these options, and the seats that it had on this machine.
+fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Words, Vec<Seat>) {
+    let program = ["--exclude-unhealthy", "--no-python", "/bin/true"];
+    let argv = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(program);
+    let words = Words { argv: argv.map(OsString::from).collect(), environment: Vec::new() };
+    match seats(&words, &[], machine.clone(), Some(order.clone())) {
+        Reseated::Seated(seating) => (words, seating.seats),
+        other => panic!("{options}: {other:?}"),
+    }
+}
+
+/// By rank: the number of the card.
+fn numbers(seats: &[Seat]) -> Vec<&str> {
+    seats.iter().map(|seat| seat.device.card.as_ref().map_or("none", |card| &*card.index)).collect()
+}
+
+fn no_driver() -> CudaOrder {
+    Err("there is none".to_owned())
+}
+
+#[test]
+fn the_words_mean_the_devices_that_are_left() {
+    let before = machine([0, 1, 2].map(card));
+    let now = machine([card(0), lost(1), card(2)]);
+    for (options, first, then) in [
+        ("--devices all", vec!["0", "1", "2"], vec!["0", "2"]),
+        ("--devices 2,1,0", vec!["2", "1", "0"], vec!["2", "0"]),
+        ("--devices 1,2,0 --nproc-per-node 2", vec!["1", "2"], vec!["2", "0"]),
+        ("--devices 2,0", vec!["2", "0"], vec!["2", "0"]),
+    ] {
+        let (words, seats_before) = launch(options, &before, &no_driver());
+        assert_eq!(numbers(&seats_before), first, "{options}");
+        let reseated = seats(&words, &seats_before, now.clone(), Some(no_driver()));
+        let Reseated::Seated(seating) = reseated else { panic!("{options}: {reseated:?}") };
+        assert_eq!(numbers(&seating.seats), then, "{options}");
+        assert_eq!(seating.workers.get() as usize, then.len(), "{options}");
+        assert_eq!(seating.lines.len(), then.len(), "{options}");
+    }
+}
+
+#[test]
+fn what_was_asked_for_is_not_made_smaller() {
+    let (words, seats_before) =
+        launch("--devices all --nproc-per-node 2", &machine([0, 1].map(card)), &no_driver());
+    let refused = |accelerators: [Accelerator; 2]| match seats(
+        &words,
+        &seats_before,
+        machine(accelerators),
+        Some(no_driver()),
+    ) {
+        Reseated::Refused(why) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused([card(0), lost(1)]).contains("2 workers"));
+    assert!(!refused([lost(0), lost(1)]).is_empty());
+}
+
+#[test]
+fn a_number_that_means_another_device_now_means_none() {
+    let (words, seats_before) = launch("--devices 0,1,2", &machine([0, 1, 2].map(card)), &no_driver());
+    // The first is not even listed: the others have moved up.
+    let moved = machine([1, 2].map(|index| Accelerator { index: index - 1, ..card(index) }));
+    let reseated = seats(&words, &seats_before, moved, Some(no_driver()));
+    assert_eq!(reseated, Reseated::Refused("the devices that are left have other numbers now".to_owned()));
+}
+
+#[test]
+fn the_drivers_order_is_asked_for_only_where_it_counts() {
+    let device = |index: u32| CudaDevice {
+        uuid: card(index).uuid.unwrap_or_default(),
+        pci: card(index).pci,
+        name: "Fast".to_owned(),
+    };
+    let now = machine([lost(0), card(1), card(2)]);
+    let order: CudaOrder = Ok(vec![device(2), device(0), device(1)]);
+    let (words, seats_before) =
+        launch("--device-order fastest --devices all", &machine([0, 1, 2].map(card)), &order);
+    assert_eq!(numbers(&seats_before), ["2", "0", "1"]);
+    assert_eq!(seats(&words, &seats_before, now.clone(), None), Reseated::NeedsOrder);
+    let Reseated::Seated(seating) = seats(&words, &seats_before, now.clone(), Some(order)) else {
+        panic!("the driver has answered")
+    };
+    assert_eq!(numbers(&seating.seats), ["2", "1"]);
+
+    let (words, seats_before) = launch("--devices all", &machine([0, 1, 2].map(card)), &no_driver());
+    assert!(matches!(seats(&words, &seats_before, now, None), Reseated::Seated(_)));
+}

@@ -1,0 +1,174 @@
+//! The look at the devices after a failure: `--check-devices` and `--exclude-unhealthy` with restarts.
+
+use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, only_ours};
+use nix::sys::signal::Signal;
+
+use super::typed;
+
+/// A job whose rank 0 fails in its first life, once the machine has become another.
+struct Failing {
+    job: Job,
+    gate: Gate,
+    description: String,
+    workers: usize,
+    /// Where the gate is.
+    _scratch: Scratch,
+}
+
+impl Failing {
+    fn start(line: &str, machine: &Machine, workers: usize) -> Self {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let launch = typed(line).on(machine);
+        let description = launch.machine_file();
+        let wait = format!("life0:{}", gate.step());
+        let steps = ["alive", "device=cuda", &wait, "life0:rank0:exit=4", "life0:forever"];
+        let job = launch.worker(steps).start();
+        job.lines("device rank=", workers);
+        Self { job, gate, description, workers, _scratch: scratch }
+    }
+
+    /// The workers go on, on this machine.
+    fn go_on(&self, machine: &Machine) {
+        let _ = machine.describe(&self.description);
+        self.gate.open(self.workers);
+    }
+
+    /// They go on, to the end of the job.
+    fn end_on(self, machine: &Machine) -> Outcome {
+        self.go_on(machine);
+        self.job.wait()
+    }
+}
+
+/// Rank and card of each worker of the second life: what was said behind the first.
+fn second_life(outcome: &Outcome, first: usize) -> Vec<(String, String)> {
+    let lines = outcome.lines_with("device rank=");
+    let of = |line: &str, key| field(line, key).expect("a worker says it").to_owned();
+    let mut found: Vec<_> = lines[first..].iter().map(|line| (of(line, "rank"), of(line, "is"))).collect();
+    found.sort();
+    found
+}
+
+fn cards(machine: &Machine, cards: &[usize]) -> Vec<(String, String)> {
+    let is = |card: &usize| machine.uuid(*card)[4..].to_owned();
+    cards.iter().enumerate().map(|(rank, card)| (rank.to_string(), is(card))).collect()
+}
+
+#[test]
+fn the_failure_is_told_with_the_dead_device_and_who_sat_on_it() {
+    let machine = Machine::gpus(2);
+    for (was, name) in [(Lost::Calls, "GPU 1 NVIDIA H100"), (Lost::Handle, "GPU 1 NVIDIA H100")] {
+        let failing = Failing::start("rankrun --check-devices --max-restarts 3", &machine, 2);
+        let outcome = failing.end_on(&machine.clone().lost(1, was));
+        outcome.exits(4).never_says("life=1").complains("rank 0 failed first");
+        let row = outcome.lines_with("  dead ");
+        let [row] = &row[..] else { panic!("one row in the card\n{outcome}") };
+        assert!(row.contains(name) && row.contains("of rank 1:") && row.contains("lost"), "{outcome}");
+        outcome.complains("no restart on a dead device; `--exclude-unhealthy`");
+    }
+}
+
+#[test]
+fn fewer_workers_go_on_without_it() {
+    let machine = Machine::gpus(3);
+    let failing = Failing::start("rankrun --exclude-unhealthy --max-restarts 3", &machine, 3);
+    let outcome = failing.end_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.exits(0).complains("GPU 1").complains("going on with 2 workers");
+    assert_eq!(second_life(&outcome, 3), cards(&machine, &[0, 2]), "{outcome}");
+}
+
+#[test]
+fn a_spare_device_takes_its_place() {
+    let machine = Machine::gpus(3);
+    let line = "rankrun --exclude-unhealthy --max-restarts 3 --devices 2,0,1 --nproc-per-node 2";
+    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(2, Lost::Calls));
+    outcome.exits(0).complains("GPU 2").complains("going on with 2 workers");
+    assert_eq!(second_life(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
+    let said = outcome.lines_with("→");
+    assert_eq!(said.len(), 4, "who sits where is told for each life\n{outcome}");
+}
+
+#[test]
+fn the_drivers_order_is_asked_again() {
+    let machine = Machine::mixed();
+    let line = "rankrun --exclude-unhealthy --max-restarts 3 --device-order fastest";
+    let mut worn = machine.clone();
+    worn.card(1).ecc = Some(3);
+    let outcome = Failing::start(line, &machine, 3).end_on(&worn);
+    outcome.exits(0).complains("ECC");
+    assert_eq!(second_life(&outcome, 3), cards(&machine, &[2, 0]), "{outcome}");
+    // A driver that has lost a card says nothing any more.
+    let outcome = Failing::start(line, &machine, 3).end_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.exits(4).never_says("life=1").complains("no restart without it").complains("fastest");
+}
+
+#[test]
+fn the_number_that_was_asked_for_is_kept_or_there_is_no_restart() {
+    let machine = Machine::gpus(2);
+    let line = "rankrun --exclude-unhealthy --max-restarts 3 --nproc-per-node 2";
+    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.exits(4).never_says("life=1").complains("no restart without it").complains("2 workers");
+}
+
+/// As if nobody had asked.
+#[test]
+fn a_library_that_fails_then_forbids_nothing() {
+    for (fault, words) in [
+        (Fault::Error(9), "NVML"),
+        (Fault::Hang, "NVML did not answer within 1 second"),
+        (Fault::Crash, "NVML crashed: killed by SIGABRT"),
+    ] {
+        let machine = Machine::gpus(2);
+        let line = "rankrun --check-devices --max-restarts 1 --probe-timeout 1";
+        let failing = Failing::start(line, &machine, 2);
+        let outcome = failing.end_on(&machine.clone().with_fault("nvmlInit_v2", fault));
+        outcome.exits(0).complains("not every device could be checked").complains(words);
+        outcome.says("rank=1 life=1");
+    }
+}
+
+/// A job that looks at its devices, and gets no answer for a minute.
+fn looking() -> Failing {
+    let machine = Machine::gpus(2);
+    let line = "rankrun --check-devices --max-restarts 3 --probe-timeout 60";
+    let failing = Failing::start(line, &machine, 2);
+    failing.go_on(&machine.clone().with_fault("nvmlInit_v2", Fault::Hang));
+    failing.job.line("waiting up to 60 s for the devices to be checked");
+    failing
+}
+
+#[test]
+fn a_signal_ends_the_look() {
+    let Failing { job, .. } = looking();
+    job.signal(Signal::SIGINT);
+    job.wait().exits(130).never_says("life=1").complains("rank 0 failed first");
+}
+
+/// No probe is left, whoever is killed: the harness counts the processes of the job.
+#[test]
+fn the_probe_dies_with_the_launcher() {
+    for victim in ["guard", "agent"] {
+        let Failing { job, .. } = looking();
+        let (guard, agent) = (job.pid(), job.only_child_of(job.pid()));
+        job.signal_to(if victim == "guard" { guard } else { agent }, Signal::SIGKILL);
+        let outcome = job.wait();
+        assert_ne!(outcome.status.code(), Some(0), "{outcome}");
+        outcome.never_says("life=1");
+    }
+}
+
+#[test]
+fn a_question_that_is_none_is_refused() {
+    if !only_ours() {
+        return;
+    }
+    for name in [Name::Rankrun, Name::Torchrun] {
+        for question in ["", "{", "\"everything\"", "{\"nvidia\":{}}", "\"cuda_order\"x"] {
+            let outcome =
+                Launch::new(name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
+            outcome.exits(2).complains("is no question");
+            assert_eq!((outcome.err().lines().count(), outcome.out().len()), (1, 0), "{outcome}");
+        }
+    }
+}
