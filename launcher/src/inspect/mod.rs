@@ -24,6 +24,7 @@ mod watch;
 mod words;
 
 use std::cell::OnceCell;
+use std::ffi::OsStr;
 use std::io;
 use std::time::Duration;
 
@@ -41,6 +42,10 @@ use watch::Subject;
 /// How long a vendor's library may take. Without the persistence daemon NVIDIA's driver initialises each card anew,
 /// which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Longer than anybody waits, and short enough to be added to any instant.
+const LONGEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// The variable of a launch's `--probe-timeout`, which holds here too.
+const LIMIT_VARIABLE: &str = "RANKRUN_PROBE_TIMEOUT";
 
 /// What `devices` asks for.
 const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
@@ -102,9 +107,19 @@ pub fn inspect(question: Inspect, facts: &Facts, style: Style, can_draw: bool) -
     }
 }
 
+/// How long a vendor's library may take; what is no time in the variable is as if it were not there.
+fn limit(facts: &Facts) -> Duration {
+    let seconds: Option<f64> =
+        facts.variable(LIMIT_VARIABLE).and_then(OsStr::to_str).and_then(|text| text.trim().parse().ok());
+    let limit = seconds
+        .filter(|seconds| *seconds > 0.0)
+        .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_LIMIT).min(LONGEST_LIMIT));
+    limit.unwrap_or(LIMIT)
+}
+
 fn tell_devices(kind: Option<DeviceType>, manner: Manner, facts: &Facts, style: Style) -> Told {
     let answer = OnceCell::new();
-    let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(LIMIT)).clone();
+    let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(limit(facts))).clone();
     let picture = take(facts, kind, &cuda_order);
     let text = match manner {
         Manner::Json => json::devices(&picture),
@@ -115,7 +130,7 @@ fn tell_devices(kind: Option<DeviceType>, manner: Manner, facts: &Facts, style: 
 
 fn tell_topology(manner: Manner, facts: &Facts, style: Style) -> Told {
     let ask = Ask { state: false, links: true, cpus: true };
-    let machine = facts.world().discover(ask, LIMIT);
+    let machine = facts.world().discover(ask, limit(facts));
     let host = short_hostname();
     let text = match manner {
         Manner::Json => json::topology(&machine, &host),
@@ -133,7 +148,7 @@ const fn status(is_blind: bool) -> ExitStatus {
 
 /// One fresh look at everything.
 fn take(facts: &Facts, kind: Option<DeviceType>, cuda_order: CudaOrder<'_>) -> Picture {
-    picture_of(facts.world().discover(EVERYTHING, LIMIT), facts, kind, cuda_order)
+    picture_of(facts.world().discover(EVERYTHING, limit(facts)), facts, kind, cuda_order)
 }
 
 fn picture_of(

@@ -26,7 +26,7 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::Picture;
 use super::terminal::Terminal;
-use super::{EVERYTHING, LIMIT, devices, picture_of, words};
+use super::{EVERYTHING, devices, limit, picture_of, words};
 
 /// A look that takes longer is told of, and so often how long it has been.
 const SILENT: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ pub(super) fn watch(subject: Subject, facts: &Facts, style: Style) -> io::Result
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
     let first = super::take(facts, subject.kind, &|| {
-        cuda_order.get_or_init(|| facts.world().cuda_order(LIMIT)).clone()
+        cuda_order.get_or_init(|| facts.world().cuda_order(limit(facts))).clone()
     });
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
     let handled = HandledSignals::of(&spec, Persona::Rankrun);
@@ -161,7 +161,7 @@ impl Watch<'_> {
     fn advance(&mut self) {
         let now = Instant::now();
         if self.look.is_none() && now >= self.next {
-            let probes = Probes::discovery(EVERYTHING, LIMIT, now);
+            let probes = Probes::discovery(EVERYTHING, limit(self.facts), now);
             self.look = Some(Look { probes, since: now });
         }
         let Some(mut look) = self.look.take() else { return };

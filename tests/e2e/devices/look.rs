@@ -86,7 +86,7 @@ fn a_library_that_does_not_answer() {
         [(Fault::Hang, "did not answer"), (Fault::Crash, "SIGABRT"), (Fault::Error(9), "Driver Not")]
     {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
-        let outcome = typed("rankrun devices --probe-timeout 1").on(&machine).run();
+        let outcome = typed("RANKRUN_PROBE_TIMEOUT=1 rankrun devices").on(&machine).run();
         assert!(outcome.status.code().is_some(), "{outcome}");
         assert!(!outcome.lines_with(words).is_empty(), "no `{words}`\n{outcome}");
     }
