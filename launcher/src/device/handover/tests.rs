@@ -151,9 +151,11 @@ fn more_workers_than_devices_are_dealt_in_turn() {
     let handover = handed("cuda 4", "", "--devices 3,1", 5, Visibility::Whole);
     let places: Vec<Option<usize>> = handover.workers.iter().map(|worker| worker.device).collect();
     assert_eq!(places, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
-    let ordinals: Vec<u32> = handover.workers.iter().map(|worker| worker.ordinal).collect();
-    assert_eq!(ordinals, [0, 1, 0, 1, 0]);
-    assert!(handover.workers.iter().all(|worker| worker.variables[0].1 == Some("3,1".into())));
+    assert_eq!(handover.visibility, Visibility::Own);
+    assert!(handover.forced.is_some());
+    assert!(handover.workers.iter().all(|worker| worker.ordinal == 0));
+    let third = "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID";
+    assert_eq!(render(&handover.workers[2].variables), third);
 }
 
 #[test]
