@@ -121,7 +121,8 @@ fn a_library_that_crashes_takes_nothing_with_it() {
 fn it_follows_the_size_of_the_terminal() {
     let scratch = Scratch::new();
     let gate = Gate::new(&scratch, "gate");
-    let smaller = format!("(head -c 1 <'{}'; stty rows 5 cols 30) >/dev/null &\n", gate.path().display());
+    let smaller =
+        format!("(head -c 1 <'{}'; stty rows 5 cols 30 </dev/tty) >/dev/null &\n", gate.path().display());
     let wrapper = ["sh".to_owned(), "-c".to_owned(), smaller + "exec \"$0\" \"$@\""];
     let mut watch = Watch::within("--watch=3600", wrapper.to_vec());
     gate.open(1);
