@@ -35,6 +35,7 @@ use crate::device::visibility::Inherited;
 use crate::device::{DeviceType, Machine, Part, TroubleKind, Visibility, presence};
 use crate::facts::Facts;
 use crate::spec::{DeviceCheck, DeviceSpec, Persona, Seat};
+pub(super) use wishes::read_limit;
 use wishes::{Count, Look, Wishes};
 
 /// What was decided about workers and devices.

@@ -117,7 +117,7 @@ pub fn in_words(bytes: u64) -> String {
 /// Bytes in GiB with one decimal, cut and not rounded: free memory is not more than there is.
 #[must_use]
 pub fn gib(bytes: u64) -> String {
-    let tenths = u128::from(bytes) * 10 >> 30;
+    let tenths = (u128::from(bytes) * 10) >> 30;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
