@@ -134,14 +134,20 @@ fn several_launchers_on_one_node() {
     }
 }
 
-/// A number under a name that chooses nothing: nobody opens a driver's library but the workers themselves.
+/// Nobody chooses or counts devices: nobody opens a driver's library but the workers themselves.
 #[test]
 fn nothing_is_looked_at_without_need() {
     if !only_ours() {
         return;
     }
     let machine = Machine::gpus(4);
-    for line in ["torchrun --nproc-per-node 2", "torchrun", "torchrun --nproc-per-node cpu"] {
+    for line in [
+        "torchrun --nproc-per-node 2",
+        "torchrun",
+        "torchrun --nproc-per-node cpu",
+        "rankrun --device-type cpu --nproc-per-node 2",
+        "rankrun --devices none",
+    ] {
         let outcome = typed(line).on(&machine).worker(["alive"]).run();
         outcome.exits(0);
         assert_eq!(outcome.opened(), [], "{line}\n{outcome}");

@@ -108,6 +108,7 @@ fn each_worker_its_own_device() {
     for (line, cards) in [
         ("rankrun --device-visibility own", vec![0, 1, 2, 3]),
         ("rankrun --devices 3,1 --device-visibility own", vec![3, 1]),
+        ("rankrun --devices 3,1 --virtual-local-rank", vec![3, 1]),
         ("CUDA_VISIBLE_DEVICES=2,0 rankrun --device-visibility own", vec![2, 0]),
         ("CUDA_VISIBLE_DEVICES=2,0 torchrun --nproc-per-node 2 --virtual-local-rank", vec![2, 0]),
     ] {

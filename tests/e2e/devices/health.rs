@@ -55,6 +55,19 @@ fn heat_neighbours_and_retired_pages_only_warn() {
     }
 }
 
+/// Without the option too it is no other card that is given in its place, and whoever gets all is warned.
+#[test]
+fn a_dead_card_is_no_other() {
+    for lost in [Lost::Calls, Lost::Handle] {
+        let machine = Machine::gpus(4).lost(1, lost);
+        gives("rankrun --devices 2,0", &machine, &[2, 0]);
+        gives("rankrun --devices 3", &machine, &[3]);
+        refused("rankrun --devices 1", &machine, &["GPU 1", "does not answer"]);
+        let outcome = typed("rankrun").on(&machine).worker(["alive"]).run();
+        outcome.exits(0).complains("does not answer").complains("--exclude-unhealthy");
+    }
+}
+
 /// Without the option nobody asks how the cards are.
 #[test]
 fn unasked_nothing_is_checked() {

@@ -32,6 +32,15 @@ fn by_number_and_by_name() {
     mig_gives(&list, &[(1, 0)]);
 }
 
+/// torch's own way.
+#[test]
+fn under_torchruns_name() {
+    let machine = Machine::mig();
+    let list = format!("{},{}", machine.mig_uuid(1, 0), machine.mig_uuid(0, 1));
+    let line = format!("CUDA_VISIBLE_DEVICES={list} torchrun --nproc-per-node 2 --virtual-local-rank");
+    mig_gives(&line, &[(1, 0), (0, 1)]);
+}
+
 #[test]
 fn the_card_itself_is_none() {
     refused("rankrun --devices 0", &Machine::mig(), &["MIG", "0:0", "0:1"]);

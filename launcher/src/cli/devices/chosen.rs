@@ -75,17 +75,19 @@ impl Resolver<'_> {
         }
     }
 
-    /// What a check found that does not forbid the launch.
+    /// What a check found that does not forbid the launch; without a check, what is dead for all to see.
     pub(super) fn tell_findings(&mut self, choice: &Choice) {
-        if self.wishes.check.is_none() {
-            return;
-        }
+        let (severity, advice) = match (self.wishes.check, self.settings.persona) {
+            (Some(_), _) => (Severity::Warning, ""),
+            (None, Persona::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
+            (None, Persona::Torchrun) => return,
+        };
         for chosen in &choice.devices {
             let all = findings(&chosen.accelerator, rustix::process::getuid().as_raw());
-            let warnings = all.iter().filter(|finding| finding.severity == Severity::Warning);
+            let told = all.iter().filter(|finding| finding.severity == severity);
             let device = label(&chosen.accelerator);
             self.notices
-                .extend(warnings.map(|finding| Notice::Device { text: format!("{device} {finding}") }));
+                .extend(told.map(|finding| Notice::Device { text: format!("{device} {finding}{advice}") }));
         }
     }
 }

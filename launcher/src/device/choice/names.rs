@@ -60,6 +60,16 @@ fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
             because: "the driver does not tell its UUID",
         });
     }
+    let is_lost = |picked: &Picked| picked.device.accelerator.condition != Condition::Answers;
+    if let Some(picked) =
+        picked.iter().find(|picked| is_lost(picked) && picked.device.accelerator.uuid.is_none())
+    {
+        return Err(ChoiceError::Nameless {
+            device: label(&picked.device.accelerator),
+            variable: "CUDA_VISIBLE_DEVICES",
+            because: "it does not answer, and tells no UUID",
+        });
+    }
     let wanted = doubtful || picked.iter().any(is_instance) || picked.iter().all(|picked| picked.by_uuid);
     if let Some(names) = uuids.filter(|_| wanted) {
         return Ok(Names { names, pinned: Vec::new() });

@@ -28,9 +28,11 @@ pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
     };
     let mut cards: Vec<usize> =
         (0..machine.accelerators.len()).filter(|at| is_card(&machine.accelerators[*at])).collect();
+    // A card that is lost does not tell its address; the library's own index follows PCI order in practice.
+    let are_known = cards.iter().all(|at| machine.accelerators[*at].pci.is_some());
     cards.sort_by_key(|at| {
         let card = &machine.accelerators[*at];
-        (card.pci.is_none(), card.pci, card.index)
+        (card.pci.filter(|_| are_known), card.index)
     });
     cards
 }

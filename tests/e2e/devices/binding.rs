@@ -1,0 +1,55 @@
+//! `--numa-binding`: the CPUs that a worker may use when it begins.
+
+use harness::{Machine, MachineTree, Outcome, namespaces, only_ours};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+use super::{refused, typed};
+
+/// Two cards, each on a NUMA node of one core with two threads: CPUs 0 and 2, and 1 and 3.
+fn run(line: &str) -> Outcome {
+    let tree = MachineTree::new().sockets(2, 1);
+    let launch = typed(line).under(tree.stage()).on(&Machine::gpus(2));
+    launch.shell("echo cpus rank=$RANK list=$$(grep Cpus_allowed_list /proc/self/status | cut -f 2)").run()
+}
+
+/// Those of the CPUs that this machine has and lets us use, as the kernel writes them.
+fn usable(cpus: &[usize]) -> String {
+    let permitted: CpuSet = sched_getaffinity(Pid::from_raw(0)).expect("a process may ask for its own");
+    let is_permitted = |cpu: &&usize| permitted.is_set(**cpu).unwrap_or(false);
+    let list: Vec<String> = cpus.iter().filter(is_permitted).map(ToString::to_string).collect();
+    list.join(",")
+}
+
+#[test]
+fn each_worker_near_its_card() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let nodes = [usable(&[0, 2]), usable(&[1, 3])];
+    if nodes.iter().any(String::is_empty) {
+        harness::tell("skipped: CPUs 0 and 1 are not both ours");
+        return;
+    }
+    for (line, order) in [
+        ("rankrun --numa-binding node", [0, 1]),
+        ("rankrun --numa-binding socket --devices 1,0", [1, 0]),
+        ("rankrun --numa-binding core-complex --device-visibility own --devices 1,0", [1, 0]),
+        ("CUDA_VISIBLE_DEVICES=1,0 torchrun --nproc-per-node 2 --numa-binding node", [1, 0]),
+        ("torchrun --nproc-per-node 2 --numa-binding exclusive", [0, 1]),
+    ] {
+        let outcome = run(line);
+        outcome.exits(0);
+        for (rank, node) in order.into_iter().enumerate() {
+            outcome.says(&format!("cpus rank={rank} list={}\n", nodes[node]));
+        }
+    }
+}
+
+#[test]
+fn without_a_card_there_is_nothing_near() {
+    if only_ours() {
+        refused("rankrun --numa-binding node", &Machine::empty(), &["--numa-binding", "node"]);
+        refused("torchrun --numa-binding node", &Machine::empty(), &["--numa-binding"]);
+    }
+}
