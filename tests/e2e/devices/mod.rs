@@ -3,6 +3,7 @@
 
 mod after_failure;
 mod bad_input;
+mod binding;
 mod counts;
 mod explain;
 mod guides;
