@@ -32,3 +32,4 @@ mod stdin;
 mod store_abuse;
 mod summary;
 mod terminal;
+mod watch;

@@ -113,7 +113,7 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
         Command::Launch(launch) => *launch,
         // Who only asks changes nothing.
         Command::Shim(_) => return Err(no_launch("shim")),
-        Command::Inspect(question) => return Err(no_launch(question.word())),
+        Command::Inspect(question) => return Err(no_launch(question.subject.word())),
         answer => return Ok(answer),
     };
     // What differs in a second reading of the same words is made up, at each launch anew.

@@ -5,10 +5,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::Command;
+use super::devices::read_limit;
 use super::error::{CliError, Origin, UsageError};
+use super::grammar::Given;
 use super::option::OptionRow;
 use super::python_text::parse_float;
+use super::run::{DEVICE_TYPE, PROBE_TIMEOUT};
+use super::settings::Settings;
 use crate::device::DeviceType;
+use crate::facts::Facts;
 use crate::spec::Persona;
 
 /// The word that asks for the devices, only in the first place and only under our own name.
@@ -24,36 +29,37 @@ const SHORTEST: f64 = 0.1;
 const LONGEST: f64 = 86_400.0;
 
 static JSON: OptionRow = OptionRow::flag("json", "For programs");
-static TYPE: OptionRow = OptionRow::choice(
-    "device-type",
-    &["cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu"],
-    "Only these devices",
-);
 
 /// A question about this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Inspect {
+pub struct Inspect {
+    /// What is asked.
+    pub subject: Subject,
+    /// How the answer is given; [`Manner::Watch`] only of devices.
+    pub manner: Manner,
+    /// `--probe-timeout`: how long a driver's library may take.
+    pub limit: Duration,
+}
+
+/// What is asked about this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
     /// `devices`
     Devices {
         /// `--device-type`: only these.
         kind: Option<DeviceType>,
-        /// How the answer is given.
-        manner: Manner,
     },
     /// `topo`
-    Topo {
-        /// How the answer is given; never [`Manner::Watch`].
-        manner: Manner,
-    },
+    Topo,
 }
 
-impl Inspect {
+impl Subject {
     /// The word that asks it.
     #[must_use]
-    pub const fn word(&self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Devices { .. } => DEVICES,
-            Self::Topo { .. } => TOPO,
+            Self::Topo => TOPO,
         }
     }
 }
@@ -75,45 +81,68 @@ pub(super) fn asks(words: &[OsString]) -> bool {
 }
 
 /// Reads them; the first is the one that [`asks`] knows.
-pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
-    read(words).map_err(|error| CliError::Usage { persona: Persona::Rankrun, error })
+pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
+    let usage = |error| CliError::Usage { persona: Persona::Rankrun, error };
+    let is_topo = words.first().is_some_and(|word| word == TOPO);
+    if words.iter().any(|word| word == "-h" || word == "--help") {
+        let text = if is_topo { include_str!("help_topo.txt") } else { include_str!("help_devices.txt") };
+        return Ok(Command::Print(text.to_owned()));
+    }
+    let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
+    let settings = Settings { persona: Persona::Rankrun, given: &said.given, facts };
+    let limit = read_limit(&settings)?;
+    let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind } };
+    Ok(Command::Inspect(Inspect { subject, manner: said.manner().map_err(usage)?, limit }))
 }
 
-fn read(words: &[OsString]) -> Result<Command, UsageError> {
-    let is_topo = words.first().is_some_and(|word| word == TOPO);
-    let (mut kind, mut json, mut every) = (None, false, None);
+/// What was said, as far as it can be understood word by word.
+#[derive(Default)]
+struct Said {
+    json: bool,
+    every: Option<Duration>,
+    kind: Option<DeviceType>,
+    given: Vec<Given>,
+}
+
+impl Said {
+    const fn manner(&self) -> Result<Manner, UsageError> {
+        match (self.json, self.every) {
+            (false, None) => Ok(Manner::Text),
+            (true, None) => Ok(Manner::Json),
+            (false, Some(every)) => Ok(Manner::Watch(every)),
+            (true, Some(_)) => Err(UsageError::WatchedJson),
+        }
+    }
+}
+
+fn read(command: &'static str, words: &[OsString]) -> Result<Said, UsageError> {
+    let (mut said, is_topo) = (Said::default(), command == TOPO);
     let mut words = words.iter().skip(1);
     while let Some(word) = words.next() {
         let (name, value) = split(word);
+        let mut needed = |option: &'static OptionRow| {
+            let value = value.or_else(|| words.next().map(OsString::as_os_str));
+            value.ok_or(UsageError::MissingValue { option })
+        };
         match (name, value) {
-            (b"-h" | b"--help", None) => {
-                let text =
-                    if is_topo { include_str!("help_topo.txt") } else { include_str!("help_devices.txt") };
-                return Ok(Command::Print(text.to_owned()));
-            }
-            (b"--json", None) => json = true,
+            (b"--json", None) => said.json = true,
             (b"--json", Some(value)) => {
                 return Err(UsageError::UnwantedValue { option: &JSON, value: lossy(value) });
             }
-            (b"--watch", value) if !is_topo => every = Some(value.map_or(Ok(DEFAULT_EVERY), parse_every)?),
-            (b"--device-type" | b"--device_type", value) if !is_topo => {
-                let value = value.or_else(|| words.next().map(OsString::as_os_str));
-                kind = Some(parse_kind(value.ok_or(UsageError::MissingValue { option: &TYPE })?)?);
+            (b"--watch", value) if !is_topo => {
+                said.every = Some(value.map_or(Ok(DEFAULT_EVERY), parse_every)?);
             }
-            _ => return Err(UsageError::UnknownTo { command: command(is_topo), word: lossy(word) }),
+            (b"--device-type" | b"--device_type", _) if !is_topo => {
+                said.kind = Some(parse_kind(needed(&DEVICE_TYPE)?)?);
+            }
+            (b"--probe-timeout" | b"--probe_timeout", _) => {
+                let value = needed(&PROBE_TIMEOUT)?.to_owned();
+                said.given.push(Given { row: &PROBE_TIMEOUT, value });
+            }
+            _ => return Err(UsageError::UnknownTo { command, word: lossy(word) }),
         }
     }
-    let manner = match (json, every) {
-        (false, None) => Manner::Text,
-        (true, None) => Manner::Json,
-        (false, Some(every)) => Manner::Watch(every),
-        (true, Some(_)) => return Err(UsageError::WatchedJson),
-    };
-    Ok(Command::Inspect(if is_topo { Inspect::Topo { manner } } else { Inspect::Devices { kind, manner } }))
-}
-
-const fn command(is_topo: bool) -> &'static str {
-    if is_topo { TOPO } else { DEVICES }
+    Ok(said)
 }
 
 /// `--name=value`
@@ -132,8 +161,11 @@ fn parse_every(value: &OsStr) -> Result<Duration, UsageError> {
 }
 
 fn parse_kind(value: &OsStr) -> Result<DeviceType, UsageError> {
-    let bad =
-        || UsageError::BadValue { option: &TYPE, origin: Origin::Option(TYPE.long), value: lossy(value) };
+    let bad = || UsageError::BadValue {
+        option: &DEVICE_TYPE,
+        origin: Origin::Option(DEVICE_TYPE.long),
+        value: lossy(value),
+    };
     value.to_str().and_then(|word| word.parse().ok()).ok_or_else(bad)
 }
 
@@ -144,15 +176,19 @@ fn lossy(text: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::fake::FakeWorld;
 
     fn told(line: &str) -> Result<Command, String> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        interpret(&words).map_err(|error| error.render())
+        let facts = FakeWorld::new().facts(&[("RANKRUN_PROBE_TIMEOUT", "7")]);
+        interpret(&words, &facts).map_err(|error| error.render())
     }
 
     #[test]
     fn the_words_may_stand_in_any_order() {
-        let devices = |kind, manner| Ok(Command::Inspect(Inspect::Devices { kind, manner }));
+        let limit = Duration::from_secs(7);
+        let inspect = |subject, manner| Ok(Command::Inspect(Inspect { subject, manner, limit }));
+        let devices = |kind, manner| inspect(Subject::Devices { kind }, manner);
         let every = |seconds| Manner::Watch(Duration::from_secs_f64(seconds));
         for (line, command) in [
             ("devices", devices(None, Manner::Text)),
@@ -160,8 +196,8 @@ mod tests {
             ("devices --watch", devices(None, every(2.0))),
             ("devices --watch=0.5 --device-type cuda", devices(Some(DeviceType::Cuda), every(0.5))),
             ("devices --device_type=rocm --json", devices(Some(DeviceType::Rocm), Manner::Json)),
-            ("topo", Ok(Command::Inspect(Inspect::Topo { manner: Manner::Text }))),
-            ("topo --json", Ok(Command::Inspect(Inspect::Topo { manner: Manner::Json }))),
+            ("topo", inspect(Subject::Topo, Manner::Text)),
+            ("topo --json", inspect(Subject::Topo, Manner::Json)),
         ] {
             assert_eq!(told(line), command, "{line}");
         }
@@ -185,6 +221,8 @@ mod tests {
             ("devices --watch --json", "`--json` and `--watch` exclude each other"),
             ("devices --device-type", "`--device-type` needs a value"),
             ("devices --device-type gpu", "`gpu`, which is not one of `cuda`, `rocm`"),
+            ("devices --probe-timeout", "`--probe-timeout` needs a value"),
+            ("topo --probe-timeout=0", "`--probe-timeout`"),
             ("topo --watch", "`rankrun topo` does not know `--watch`"),
             ("topo --device-type cuda", "does not know `--device-type`"),
         ] {

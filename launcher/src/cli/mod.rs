@@ -36,7 +36,7 @@ use std::path::Path;
 pub use by_hand::{ATTACH, Attach};
 pub use error::{CliError, Origin, SettingError, UsageError};
 pub use explain::{Explain, Form, Origins, RunIdLife};
-pub use inspect::{Inspect, Manner};
+pub use inspect::{Inspect, Manner, Subject};
 pub use notice::Notice;
 
 use crate::facts::Facts;
@@ -130,7 +130,7 @@ fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -
         Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
         }
-        _ if persona == Persona::Rankrun && inspect::asks(words) => return inspect::interpret(words),
+        _ if persona == Persona::Rankrun && inspect::asks(words) => return inspect::interpret(words, facts),
         _ => words,
     };
     let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;

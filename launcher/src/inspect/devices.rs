@@ -17,7 +17,7 @@ const STATES: [Column; 9] = [
     Column("#", Align::Left),
     Column("type", Align::Left),
     Column("name", Align::Left),
-    Column("free/all GiB", Align::Right),
+    Column("memory free", Align::Right),
     Column("°C", Align::Right),
     Column("power W", Align::Right),
     Column("clock MHz", Align::Right),

@@ -24,28 +24,17 @@ mod watch;
 mod words;
 
 use std::cell::OnceCell;
-use std::ffi::OsStr;
 use std::io;
-use std::time::Duration;
 
 use rustix::process::getuid;
 
-use crate::cli::{Inspect, Manner};
+use crate::cli::{Inspect, Manner, Subject};
 use crate::device::visibility::Inherited;
 use crate::device::{Ask, DeviceType, Machine};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream, short_hostname};
 use picture::{Context, CudaOrder, Picture};
-use watch::Subject;
-
-/// How long a vendor's library may take. Without the persistence daemon NVIDIA's driver initialises each card anew,
-/// which takes seconds.
-const LIMIT: Duration = Duration::from_secs(20);
-/// Longer than anybody waits, and short enough to be added to any instant.
-const LONGEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// The variable of a launch's `--probe-timeout`, which holds here too.
-const LIMIT_VARIABLE: &str = "RANKRUN_PROBE_TIMEOUT";
 
 /// What `devices` asks for.
 const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
@@ -90,49 +79,40 @@ pub struct Told {
 /// # Errors
 /// It was asked to watch where that cannot be done.
 pub fn inspect(question: Inspect, facts: &Facts, style: Style, can_draw: bool) -> Result<Told, InspectError> {
-    match question {
-        Inspect::Devices { kind, manner: Manner::Watch(every) } => {
+    match (question.subject, question.manner) {
+        (Subject::Devices { kind }, Manner::Watch(every)) => {
             if !facts.world().is_terminal(StandardStream::Output) {
                 return Err(InspectError::NoTerminal);
             }
             if !can_draw {
                 return Err(InspectError::NoCursor);
             }
-            let status =
-                watch::watch(Subject { kind, every }, facts, style).map_err(InspectError::Terminal)?;
+            let watched = watch::Watched { kind, every, limit: question.limit };
+            let status = watch::watch(watched, facts, style).map_err(InspectError::Terminal)?;
             Ok(Told { text: Vec::new(), status })
         }
-        Inspect::Devices { kind, manner } => Ok(tell_devices(kind, manner, facts, style)),
-        Inspect::Topo { manner } => Ok(tell_topology(manner, facts, style)),
+        (Subject::Devices { kind }, _) => Ok(tell_devices(kind, question, facts, style)),
+        (Subject::Topo, _) => Ok(tell_topology(question, facts, style)),
     }
 }
 
-/// How long a vendor's library may take; what is no time in the variable is as if it were not there.
-fn limit(facts: &Facts) -> Duration {
-    let seconds: Option<f64> =
-        facts.variable(LIMIT_VARIABLE).and_then(OsStr::to_str).and_then(|text| text.trim().parse().ok());
-    let limit = seconds
-        .filter(|seconds| *seconds > 0.0)
-        .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_LIMIT).min(LONGEST_LIMIT));
-    limit.unwrap_or(LIMIT)
-}
-
-fn tell_devices(kind: Option<DeviceType>, manner: Manner, facts: &Facts, style: Style) -> Told {
+fn tell_devices(kind: Option<DeviceType>, question: Inspect, facts: &Facts, style: Style) -> Told {
     let answer = OnceCell::new();
-    let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(limit(facts))).clone();
-    let picture = take(facts, kind, &cuda_order);
-    let text = match manner {
+    let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
+    let machine = facts.world().discover(EVERYTHING, question.limit);
+    let picture = picture_of(machine, facts, kind, &cuda_order);
+    let text = match question.manner {
         Manner::Json => json::devices(&picture),
         Manner::Text | Manner::Watch(_) => devices::page(&picture, kind).render(style).into_bytes(),
     };
     Told { text, status: status(picture.is_blind()) }
 }
 
-fn tell_topology(manner: Manner, facts: &Facts, style: Style) -> Told {
+fn tell_topology(question: Inspect, facts: &Facts, style: Style) -> Told {
     let ask = Ask { state: false, links: true, cpus: true };
-    let machine = facts.world().discover(ask, limit(facts));
+    let machine = facts.world().discover(ask, question.limit);
     let host = short_hostname();
-    let text = match manner {
+    let text = match question.manner {
         Manner::Json => json::topology(&machine, &host),
         Manner::Text | Manner::Watch(_) => {
             topo::page(&machine, &host, &facts.world().affinity()).render(style).into_bytes()
@@ -146,11 +126,7 @@ const fn status(is_blind: bool) -> ExitStatus {
     if is_blind { ExitStatus::Code(LAUNCHER_FAILED) } else { ExitStatus::SUCCESS }
 }
 
-/// One fresh look at everything.
-fn take(facts: &Facts, kind: Option<DeviceType>, cuda_order: CudaOrder<'_>) -> Picture {
-    picture_of(facts.world().discover(EVERYTHING, limit(facts)), facts, kind, cuda_order)
-}
-
+/// A machine as this user's launches would see it.
 fn picture_of(
     machine: Machine,
     facts: &Facts,

@@ -1,9 +1,21 @@
 //! The whole room in a made-up world.
 
+use std::time::Duration;
+
 use super::example::{bare, card, machine};
 use super::*;
 use crate::device::{LinkKind, Trouble, TroubleKind};
 use crate::facts::fake::FakeWorld;
+
+const LIMIT: Duration = Duration::from_secs(1);
+
+fn devices(kind: Option<DeviceType>, manner: Manner) -> Inspect {
+    Inspect { subject: Subject::Devices { kind }, manner, limit: LIMIT }
+}
+
+fn topo(manner: Manner) -> Inspect {
+    Inspect { subject: Subject::Topo, manner, limit: LIMIT }
+}
 
 fn told(machine: Machine, question: Inspect) -> Result<Told, InspectError> {
     inspect(question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
@@ -13,11 +25,11 @@ fn told(machine: Machine, question: Inspect) -> Result<Told, InspectError> {
 fn both_questions_are_answered_in_both_manners() {
     let two = || machine(vec![card(0), card(1)], LinkKind::Nvlink(2));
     for (question, part) in [
-        (Inspect::Devices { kind: None, manner: Manner::Text }, ": 2 cuda devices\n"),
-        (Inspect::Devices { kind: Some(DeviceType::Rocm), manner: Manner::Text }, ": no rocm devices\n"),
-        (Inspect::Devices { kind: None, manner: Manner::Json }, "\"selector\": \"1\""),
-        (Inspect::Topo { manner: Manner::Text }, "GPU1  NV2    X "),
-        (Inspect::Topo { manner: Manner::Json }, "\"NV2\""),
+        (devices(None, Manner::Text), ": 2 cuda devices\n"),
+        (devices(Some(DeviceType::Rocm), Manner::Text), ": no rocm devices\n"),
+        (devices(None, Manner::Json), "\"selector\": \"1\""),
+        (topo(Manner::Text), "GPU1  NV2    X "),
+        (topo(Manner::Json), "\"NV2\""),
     ] {
         let told = told(two(), question).unwrap();
         let text = String::from_utf8(told.text).unwrap();
@@ -34,9 +46,7 @@ fn it_fails_only_where_nothing_could_be_told() {
         what: TroubleKind::Crashed("SIGSEGV".to_owned()),
     };
     let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
-    for question in
-        [Inspect::Devices { kind: None, manner: Manner::Json }, Inspect::Topo { manner: Manner::Text }]
-    {
+    for question in [devices(None, Manner::Json), topo(Manner::Text)] {
         let status = |machine| told(machine, question).unwrap().status;
         assert_eq!(status(bare()), ExitStatus::SUCCESS);
         assert_eq!(status(broken(bare())), ExitStatus::Code(1));
@@ -46,7 +56,7 @@ fn it_fails_only_where_nothing_could_be_told() {
 
 #[test]
 fn what_is_no_terminal_is_not_watched() {
-    let question = Inspect::Devices { kind: None, manner: Manner::Watch(Duration::from_secs(2)) };
+    let question = devices(None, Manner::Watch(Duration::from_secs(2)));
     let error = told(bare(), question).unwrap_err();
     assert!(matches!(error, InspectError::NoTerminal));
     assert!(error.hint().is_some_and(|hint| hint.contains("--json")));

@@ -26,7 +26,7 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::Picture;
 use super::terminal::Terminal;
-use super::{EVERYTHING, devices, limit, picture_of, words};
+use super::{EVERYTHING, devices, picture_of, words};
 
 /// A look that takes longer is told of, and so often how long it has been.
 const SILENT: Duration = Duration::from_secs(1);
@@ -36,9 +36,11 @@ const ESCAPE: u8 = 0x1b;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Subject {
+pub(super) struct Watched {
     pub(super) kind: Option<DeviceType>,
     pub(super) every: Duration,
+    /// How long a look may take.
+    pub(super) limit: Duration,
 }
 
 /// What somebody wants.
@@ -79,7 +81,7 @@ struct Look {
 
 /// The loop's own.
 struct Watch<'a> {
-    subject: Subject,
+    watched: Watched,
     facts: &'a Facts,
     style: Style,
     inbox: SignalInbox,
@@ -96,18 +98,18 @@ struct Watch<'a> {
 ///
 /// # Errors
 /// The terminal or the signals are refused.
-pub(super) fn watch(subject: Subject, facts: &Facts, style: Style) -> io::Result<ExitStatus> {
+pub(super) fn watch(watched: Watched, facts: &Facts, style: Style) -> io::Result<ExitStatus> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
-    let first = super::take(facts, subject.kind, &|| {
-        cuda_order.get_or_init(|| facts.world().cuda_order(limit(facts))).clone()
-    });
+    let machine = facts.world().discover(EVERYTHING, watched.limit);
+    let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
+    let first = picture_of(machine, facts, watched.kind, &ask);
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
     let handled = HandledSignals::of(&spec, Persona::Rankrun);
     signal::block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
     let mut watch = Watch {
-        subject,
+        watched,
         facts,
         style,
         inbox,
@@ -115,15 +117,15 @@ pub(super) fn watch(subject: Subject, facts: &Facts, style: Style) -> io::Result
         terminal: Terminal::enter()?,
         screen: Screen::default(),
         look: None,
-        next: Instant::now() + subject.every,
+        next: Instant::now() + watched.every,
         cuda_order: cuda_order.into_inner().unwrap_or_else(|| Err("it was not asked".to_owned())),
     };
-    watch.screen.show(shown(first, subject));
+    watch.screen.show(shown(first, watched));
     watch.run()
 }
 
-fn shown(picture: Picture, subject: Subject) -> Shown {
-    let page = devices::page(&picture, subject.kind);
+fn shown(picture: Picture, watched: Watched) -> Shown {
+    let page = devices::page(&picture, watched.kind);
     Shown { machine: picture.machine, page, at: Instant::now() }
 }
 
@@ -153,7 +155,7 @@ impl Watch<'_> {
         let waiting = waited.filter(|(waited, _)| *waited >= SILENT).map(|(waited, look)| {
             format!("{} has not answered for {} s", look.probes.waiting_for(), waited.as_secs())
         });
-        let bytes = self.screen.draw(self.subject, waiting, self.terminal.size(), self.style);
+        let bytes = self.screen.draw(self.watched, waiting, self.terminal.size(), self.style);
         self.terminal.write(&bytes);
     }
 
@@ -161,15 +163,15 @@ impl Watch<'_> {
     fn advance(&mut self) {
         let now = Instant::now();
         if self.look.is_none() && now >= self.next {
-            let probes = Probes::discovery(EVERYTHING, limit(self.facts), now);
+            let probes = Probes::discovery(EVERYTHING, self.watched.limit, now);
             self.look = Some(Look { probes, since: now });
         }
         let Some(mut look) = self.look.take() else { return };
         if look.probes.advance(now) {
             let ask = || self.cuda_order.clone();
-            let picture = picture_of(look.probes.into_machine(), self.facts, self.subject.kind, &ask);
-            self.screen.show(shown(picture, self.subject));
-            self.next = now + self.subject.every;
+            let picture = picture_of(look.probes.into_machine(), self.facts, self.watched.kind, &ask);
+            self.screen.show(shown(picture, self.watched));
+            self.next = now + self.watched.every;
             self.draw();
         } else {
             let is_slow = now.duration_since(look.since) >= SILENT;
@@ -223,10 +225,10 @@ impl Screen {
         }
     }
 
-    fn draw(&self, subject: Subject, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
+    fn draw(&self, watched: Watched, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let now = LocalTime::of(SystemTime::now()).to_string().replace('_', " ");
-        let title = format!("rankrun devices   every {} s   {now}   q ends", subject.every.as_secs_f64());
+        let title = format!("rankrun devices   every {} s   {now}   q ends", watched.every.as_secs_f64());
         let age = shown.at.elapsed().as_secs();
         let trouble = waiting.or_else(|| self.trouble.clone());
         let trouble = trouble.map(|why| format!("{why}; this picture is {age} s old"));

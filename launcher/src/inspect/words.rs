@@ -16,11 +16,11 @@ pub(super) fn device(accelerator: &Accelerator) -> String {
     format!("{} {}", accelerator.kind, index(accelerator))
 }
 
-/// `79.1/80.0`, in GiB.
+/// `79.1/80.0 GiB`: free and all.
 pub(super) fn memory(memory: Option<Memory>) -> String {
     memory.map_or_else(String::new, |memory| {
         let free = memory.free.map_or_else(|| "?".to_owned(), gib);
-        format!("{free}/{}", gib(memory.total))
+        format!("{free}/{} GiB", gib(memory.total))
     })
 }
 
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(of(None, None), "");
         assert_eq!(of(Some(5), None), "5");
         assert_eq!(of(None, Some(7)), "?/7");
-        assert_eq!(memory(Some(Memory { total: 80 << 30, free: None })), "?/80.0");
+        assert_eq!(memory(Some(Memory { total: 80 << 30, free: None })), "?/80.0 GiB");
         assert_eq!(memory(None), "");
     }
 

@@ -70,17 +70,22 @@ pub(super) enum Look {
     Needed,
 }
 
+/// `--probe-timeout`
+pub(in crate::cli) fn read_limit(settings: &Settings<'_>) -> Result<Duration, CliError> {
+    match settings.float(&PROBE_TIMEOUT)? {
+        None => Ok(DEFAULT_LIMIT),
+        Some(Setting { origin, value }) if value.is_nan() || value <= 0.0 => {
+            Err(refused(origin, value, Expected::Interval))
+        }
+        Some(Setting { value, .. }) => {
+            Ok(Duration::try_from_secs_f64(value).unwrap_or(LONGEST_LIMIT).min(LONGEST_LIMIT))
+        }
+    }
+}
+
 impl Wishes {
     pub(super) fn read(settings: &Settings<'_>) -> Result<Self, CliError> {
-        let seconds = match settings.float(&PROBE_TIMEOUT)? {
-            None => DEFAULT_LIMIT,
-            Some(Setting { origin, value }) if value.is_nan() || value <= 0.0 => {
-                return Err(refused(origin, value, Expected::Interval));
-            }
-            Some(Setting { value, .. }) => {
-                Duration::try_from_secs_f64(value).unwrap_or(LONGEST_LIMIT).min(LONGEST_LIMIT)
-            }
-        };
+        let seconds = read_limit(settings)?;
         let unhealthy = match (settings.flag(&EXCLUDE_UNHEALTHY)?, settings.flag(&CHECK_DEVICES)?) {
             (true, _) => Some(Unhealthy::Exclude),
             (false, true) => Some(Unhealthy::Refuse),

@@ -211,7 +211,7 @@ impl ChoiceError {
             }
             Self::NothingLeft { .. } => "`--devices none` runs on CPUs".to_owned(),
             Self::NoDevices { instead, .. } if instead.is_empty() => {
-                "`rankrun devices -v` tells what was looked for".to_owned()
+                "`rankrun devices` tells what was looked for".to_owned()
             }
             Self::NoDevices { instead: kinds, .. } | Self::SeveralTypes { kinds, .. } => types(kinds),
             Self::MixedVendors { first_kind, .. } => {

@@ -14,9 +14,9 @@ fn an_idle_and_a_busy_card() {
     let expected = "\
 node17: 2 cuda devices
 
-#  type  name                   free/all GiB  °C  power W  clock MHz  use %  throttle
-0  cuda  NVIDIA A100-SXM4-80GB     79.5/80.0  34   61/400   210/1410      0  idle
-1  cuda  NVIDIA A100-SXM4-80GB     11.0/80.0  91  398/400  1275/1410    100  power limit, heat
+#  type  name                     memory free  °C  power W  clock MHz  use %  throttle
+0  cuda  NVIDIA A100-SXM4-80GB  79.5/80.0 GiB  34   61/400   210/1410      0  idle
+1  cuda  NVIDIA A100-SXM4-80GB  11.0/80.0 GiB  91  398/400  1275/1410    100  power limit, heat
 
 warning: cuda 1: 91 °C, slowed down by heat (its limit is 92 °C)
 warning: cuda 1: slowed down by its power limit: 398 of 400 W
@@ -46,10 +46,10 @@ fn instances_stand_below_their_card_and_a_lost_card_says_so() {
     let expected = "\
 node17: 2 cuda devices
 
-#      type  name                      free/all GiB  °C  power W  clock MHz  use %  throttle
-0      cuda  NVIDIA A100-SXM4-80GB        79.5/80.0  34   61/400   210/1410      0  idle
-  0:0  cuda  NVIDIA A100-SXM4-80GB M…      9.5/10.0
-1      cuda  NVIDIA A100-SXM4-80GB                                                  does not answer
+#      type  name                        memory free  °C  power W  clock MHz  use %  throttle
+0      cuda  NVIDIA A100-SXM4-80GB     79.5/80.0 GiB  34   61/400   210/1410      0  idle
+  0:0  cuda  NVIDIA A100-SXM4-80GB M…   9.5/10.0 GiB
+1      cuda  NVIDIA A100-SXM4-80GB                                                   does not answer
 
 error: cuda 1: does not answer: GPU is lost
 
