@@ -119,11 +119,18 @@ impl Resolver<'_> {
             Look::Needed => {
                 let kinds = self.wishes.kinds()?;
                 let machine = self.discover();
-                if let Some(error) = self.trouble(&machine, &kinds) {
-                    return Err(error.into());
+                match self.trouble(&machine, &kinds) {
+                    Some(error) if self.needs_the_answer() || sign() => return Err(error.into()),
+                    Some(error) => {
+                        let text = format!("{error}; no accelerator shows itself, so the CPUs are taken");
+                        self.notices.push(Notice::Device { text });
+                        self.on_cpus(None)?
+                    }
+                    None => {
+                        let choice = self.choose(&machine)?;
+                        self.on_devices(&machine, &choice)?
+                    }
                 }
-                let choice = self.choose(&machine)?;
-                self.on_devices(&machine, &choice)?
             }
         };
         self.tell_count(&devices)?;
@@ -154,6 +161,7 @@ impl Resolver<'_> {
 
     fn devices(&self, workers: LocalWorldSize, seats: Vec<Seat>, visibility: Visibility) -> Devices {
         let wishes = &self.wishes;
+        let has_devices = seats.iter().any(|seat| seat.device.kind != DeviceType::Cpu);
         Devices {
             workers,
             seats,
@@ -164,7 +172,8 @@ impl Resolver<'_> {
                 oversubscribe: wishes.oversubscribe,
                 binding: wishes.binding.as_ref().map(|binding| binding.value),
             },
-            check: wishes.check,
+            // Nothing can be wrong with devices that nobody has.
+            check: wishes.check.filter(|_| has_devices),
             lines: Vec::new(),
         }
     }
@@ -189,6 +198,12 @@ impl Resolver<'_> {
         Ok(self.wishes.visibility.unwrap_or(otherwise))
     }
 
+    /// Whether accelerators were asked for, and not only taken where there are some.
+    const fn needs_the_answer(&self) -> bool {
+        let counts = matches!(self.wishes.count, Count::Default | Count::Auto);
+        !counts || self.wishes.about_devices() || self.wishes.binding.is_some()
+    }
+
     /// The first library that did not answer, of those that matter for these types (of any, where there are none).
     fn trouble(&self, machine: &Machine, kinds: &[DeviceType]) -> Option<DeviceError> {
         let matters = |kind: &DeviceType| kinds.is_empty() || kinds.contains(kind);
@@ -203,7 +218,7 @@ impl Resolver<'_> {
             let missing = machine.troubles.iter();
             let missing = missing.filter(|trouble| matches!(trouble.what, TroubleKind::Missing(_)));
             self.notices.extend(missing.map(|trouble| Notice::Detail {
-                text: format!("no {} devices: {}", trouble.kind, trouble_in_words(trouble)),
+                text: format!("looking for {} devices: {}", trouble.kind, trouble_in_words(trouble)),
                 torch_line: None,
             }));
         }

@@ -83,12 +83,20 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
             "rankrun --nproc-per-node 2 --devices 0,1",
             "torchrun --nproc-per-node auto",
         ] {
-            let (code, text, said) = refusal(world().machine(trouble(what.clone())), line, &[]);
+            let (code, text, said) = refusal(with_sign(trouble(what.clone())), line, &[]);
             assert!(code == 1 && text.contains(words) && said.contains(hint), "{line}: {text}: {said}");
         }
-        // Of another type.
-        assert_eq!(refusal(world().machine(trouble(what)), "rankrun --nproc-per-node xpu", &[]).0, 1);
+        // Where nothing shows itself, only who asked for accelerators.
+        for line in ["rankrun --nproc-per-node gpu", "rankrun --devices 0", "rankrun --numa-binding node"] {
+            let (_, text, _) = refusal(world().machine(trouble(what.clone())), line, &[]);
+            assert!(text.contains(words), "{line}: {text}");
+        }
+        for line in ["rankrun", "torchrun --nproc-per-node auto"] {
+            let launch = launch(world().cpus(1).machine(trouble(what.clone())), line, &[]);
+            assert!(said(&launch)[0].contains(words) && launch.spec.workers.get() == 1, "{line}");
+        }
     }
+    // Of another type.
     let (_, text, _) =
         refusal(world().machine(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node xpu", &[]);
     assert_eq!(text, "`--nproc-per-node` is `xpu`: there is no xpu device");
@@ -99,7 +107,7 @@ fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
     let quiet = launch(world().machine(missing()), "rankrun", &[]);
     assert_eq!((quiet.spec.workers.get(), said(&quiet)), (1, vec![]));
     let told = launch(world().machine(missing()), "rankrun -v", &[]);
-    assert_eq!(said(&told), ["no cuda devices: NVML is not here (libnvidia-ml.so.1: no such file)"]);
+    assert_eq!(said(&told), ["looking for cuda devices: NVML is not here (libnvidia-ml.so.1: no such file)"]);
     let (code, text, _) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
     assert_eq!(
         (code, text.as_str()),

@@ -209,6 +209,7 @@ fn a_dead_device_is_refused_or_left_out_where_somebody_looks() {
     // A dead device that is not chosen is nobody's business.
     assert_eq!(map(&launch(with_sign(machine), "rankrun --check-devices --devices 2", &[])), "cuda:0=2");
     assert_eq!(launch(with_sign(gpus(1)), "rankrun", &[]).spec.device_check, None);
+    assert_eq!(launch(world(), "rankrun --check-devices", &[]).spec.device_check, None);
 }
 
 #[test]
