@@ -86,6 +86,9 @@ fn workers_run_on_cpus_of_their_own() {
 
 #[test]
 fn a_node_that_is_not_there() {
+    if !only_ours() {
+        return;
+    }
     let mut machine = two_on_one_node();
     machine.card(1).numa = Some(77);
     for name in ["rankrun", "torchrun --nproc-per-node 2"] {
