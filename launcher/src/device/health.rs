@@ -133,7 +133,9 @@ fn heat(state: &State) -> Option<Finding> {
         || state.throttle.contains(&Throttle::HardwareThermal);
     let (now, limit) = (state.temperature, state.slowdown_temperature);
     let text = match (is_throttled, now, limit) {
-        (true, Some(now), Some(limit)) => format!("{now} °C, slowed down by heat (its limit is {limit} °C)"),
+        (true, Some(now), Some(limit)) => {
+            format!("{now} °C, slowed down by heat; the hardware steps in at {limit} °C")
+        }
         (true, Some(now), None) => format!("{now} °C, slowed down by heat"),
         (true, None, _) => "slowed down by heat".to_owned(),
         (false, Some(now), Some(limit)) if limit > 0 && now.saturating_add(HEAT_MARGIN) >= limit => {

@@ -137,7 +137,11 @@ fn chosen(
         unhealthy: &[],
         cuda_order: context.cuda_order,
     };
-    let Choice { kind: found, devices, warnings, .. } = choose(&question)?;
+    let Choice { kind: found, devices, warnings, .. } = match choose(&question) {
+        // That is an answer too.
+        Err(ChoiceError::AllHidden { .. }) => return Ok((Some(Vec::new()), Vec::new())),
+        answer => answer?,
+    };
     let position = |device: &Accelerator| {
         let same = |other: &Accelerator| {
             (other.kind, other.index, other.part) == (device.kind, device.index, device.part)

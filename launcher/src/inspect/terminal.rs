@@ -11,15 +11,12 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
-use crate::process::signal;
 use crate::reporter::console::write_while_ready;
 
 use super::frame::{ENTER, LEAVE, Size};
 
 /// How long a terminal that has stopped showing anything holds us up.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often we ask the shell for the foreground; a group that it has forgotten is never given it.
-const FOREGROUND_TRIES: usize = 3;
 
 /// The terminal as we use it; dropping it puts everything back.
 pub(super) struct Terminal {
@@ -27,26 +24,24 @@ pub(super) struct Terminal {
     output: OwnedFd,
     /// The modes that were found, while they are not in force; none where we are not typed to.
     modes: Option<Termios>,
+    /// Whether our picture is on it.
+    is_ours: bool,
 }
 
 impl Terminal {
-    /// Takes the terminal over.
+    /// The terminal as it is; [`Self::take`] makes it ours.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub(super) fn enter() -> io::Result<Self> {
-        let mut terminal = Self { input: io::stdin(), output: patient_output()?, modes: None };
-        terminal.take()?;
-        Ok(terminal)
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { input: io::stdin(), output: patient_output()?, modes: None, is_ours: false })
     }
 
-    fn take(&mut self) -> io::Result<()> {
-        for _ in 0..FOREGROUND_TRIES {
-            if self.is_in_foreground() {
-                break;
-            }
-            signal::suspend()?;
-        }
+    /// Takes it over.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn take(&mut self) -> io::Result<()> {
         if let Ok(found) = tcgetattr(&self.input) {
             let mut modes = found.clone();
             // Ctrl-C and Ctrl-Z stay signals: they reach a probe that hangs as well.
@@ -56,30 +51,25 @@ impl Terminal {
             tcsetattr(&self.input, OptionalActions::Now, &modes)?;
             self.modes = Some(found);
         }
+        self.is_ours = true;
         self.write(ENTER);
         Ok(())
     }
 
-    fn is_in_foreground(&self) -> bool {
+    /// Whether the shell has given it to us.
+    pub(super) fn is_in_foreground(&self) -> bool {
         tcgetpgrp(&self.output).map_or(true, |group| group == getpgrp())
     }
 
-    fn leave(&mut self) {
-        self.write(LEAVE);
+    /// Puts everything back.
+    pub(super) fn leave(&mut self) {
+        if std::mem::take(&mut self.is_ours) {
+            self.write(LEAVE);
+        }
         if let Some(modes) = self.modes.take() {
             // Where that fails the terminal is gone.
             let _ = tcsetattr(&self.input, OptionalActions::Now, &modes);
         }
-    }
-
-    /// Ctrl-Z: gives the terminal back, and takes it again once we go on.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub(super) fn suspend(&mut self) -> io::Result<()> {
-        self.leave();
-        signal::suspend()?;
-        self.take()
     }
 
     /// Where keys come from, if anybody can type.

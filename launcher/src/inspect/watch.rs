@@ -30,6 +30,8 @@ use super::{EVERYTHING, devices, picture_of, words};
 
 /// A look that takes longer is told of, and so often how long it has been.
 const SILENT: Duration = Duration::from_secs(1);
+/// How often we stop to be given the foreground; a group of processes that no shell knows never is.
+const FOREGROUND_TRIES: usize = 3;
 /// Ctrl-D, which ends whatever is typed to.
 const END_OF_INPUT: u8 = 4;
 const ESCAPE: u8 = 0x1b;
@@ -114,7 +116,7 @@ pub(super) fn watch(watched: Watched, facts: &Facts, style: Style) -> io::Result
         style,
         inbox,
         handled,
-        terminal: Terminal::enter()?,
+        terminal: Terminal::new()?,
         screen: Screen::default(),
         look: None,
         next: Instant::now() + watched.every,
@@ -131,7 +133,9 @@ fn shown(picture: Picture, watched: Watched) -> Shown {
 
 impl Watch<'_> {
     fn run(&mut self) -> io::Result<ExitStatus> {
-        self.draw();
+        if let Some(status) = self.come_forward()? {
+            return Ok(status);
+        }
         loop {
             self.advance();
             self.sleep()?;
@@ -141,13 +145,33 @@ impl Watch<'_> {
                 Some(Event::Suspended) => {
                     // Its time would run out while we stand still.
                     self.look = None;
-                    self.terminal.suspend()?;
-                    self.draw();
+                    self.terminal.leave();
+                    signal::suspend()?;
+                    if let Some(status) = self.come_forward()? {
+                        return Ok(status);
+                    }
                 }
                 Some(Event::End(status)) => return Ok(status),
                 None => {}
             }
         }
+    }
+
+    /// Takes the terminal once it is ours to take. In the background we stop, as every program that wants the terminal
+    /// does; whoever ends us there is heard when we go on.
+    fn come_forward(&mut self) -> io::Result<Option<ExitStatus>> {
+        for _ in 0..FOREGROUND_TRIES {
+            if let Some(Event::End(status)) = signalled(&self.inbox, &self.handled)? {
+                return Ok(Some(status));
+            }
+            if self.terminal.is_in_foreground() {
+                break;
+            }
+            signal::suspend()?;
+        }
+        self.terminal.take()?;
+        self.draw();
+        Ok(None)
     }
 
     fn draw(&self) {

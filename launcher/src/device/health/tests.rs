@@ -55,10 +55,13 @@ fn each_state_has_its_words() {
     for (state, text) in [
         (hot(89, vec![]), "warning: 89 °C, slows itself down at 92 °C"),
         (hot(91, vec![]), "warning: 91 °C, slows itself down at 92 °C"),
-        (hot(85, vec![SoftwareThermal]), "warning: 85 °C, slowed down by heat (its limit is 92 °C)"),
+        (
+            hot(85, vec![SoftwareThermal]),
+            "warning: 85 °C, slowed down by heat; the hardware steps in at 92 °C",
+        ),
         (
             hot(95, vec![HardwareSlowdown, HardwareThermal]),
-            "warning: 95 °C, slowed down by heat (its limit is 92 °C)",
+            "warning: 95 °C, slowed down by heat; the hardware steps in at 92 °C",
         ),
         (State { throttle: vec![HardwareThermal], ..State::default() }, "warning: slowed down by heat"),
         (

@@ -18,7 +18,7 @@ node17: 2 cuda devices
 0  cuda  NVIDIA A100-SXM4-80GB  79.5/80.0 GiB  34   61/400   210/1410      0  idle
 1  cuda  NVIDIA A100-SXM4-80GB  11.0/80.0 GiB  91  398/400  1275/1410    100  power limit, heat
 
-warning: cuda 1: 91 °C, slowed down by heat (its limit is 92 °C)
+warning: cuda 1: 91 °C, slowed down by heat; the hardware steps in at 92 °C
 warning: cuda 1: slowed down by its power limit: 398 of 400 W
 warning: cuda 1: busy with somebody else's process: pid 99 `python3`
 

@@ -69,3 +69,24 @@ fn variables_of_the_type_may_hide() {
     );
     assert_eq!(variables(DeviceType::Xpu, &set), None);
 }
+
+#[test]
+fn what_a_launch_would_not_see_is_hidden() {
+    let hidden = |cuda: &str| {
+        let seen = picture(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
+        let hidden: Vec<usize> = (0..4).filter(|at| seen.hidden_by[*at].is_some()).collect();
+        let listed = seen.orders.iter().find(|order| order.order == DeviceOrder::AsListed);
+        (hidden, listed.and_then(|order| order.devices.clone().ok()))
+    };
+    assert_eq!(hidden("3,1"), (vec![0, 2], Some(vec![3, 1])));
+    assert_eq!(hidden(""), (vec![0, 1, 2, 3], Some(vec![])));
+    assert_eq!(hidden("-1"), (vec![0, 1, 2, 3], Some(vec![])));
+    assert_eq!(hidden("0,1,2,3").0, [0; 0]);
+}
+
+#[test]
+fn what_the_vendor_drops_is_told() {
+    let seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
+    let told: Vec<&str> = seen.warnings.iter().map(|warning| warning.text.as_str()).collect();
+    assert!(told.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{told:?}");
+}
