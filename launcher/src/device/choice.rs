@@ -1,8 +1,8 @@
 //! Which devices, in which order. Pure: machine, inherited variables and request → [`Choice`].
 //!
 //! The steps, each in its file: the type of the devices (`kind`), what the inherited variables leave of them
-//! ([`visibility`](super::visibility)), what `--devices` takes of that (`typed`), the dead ones out, the order
-//! ([`order`](super::order)), how the vendor's variables name what is chosen (`names`), and
+//! ([`visibility`]), what `--devices` takes of that (`typed`), the dead ones out, the order
+//! ([`order`]), how the vendor's variables name what is chosen (`names`), and
 //! what deserves a warning (`remarks`).
 
 mod error;

@@ -1,6 +1,6 @@
 //! `--check-devices` and `--exclude-unhealthy`.
 
-use harness::{Gate, Lost, Machine, Scratch};
+use harness::{Lost, Machine};
 
 use super::{each_sees, gives, refused, seat_lines, typed};
 
@@ -72,29 +72,4 @@ fn a_dead_card_is_no_other() {
 #[test]
 fn unasked_nothing_is_checked() {
     gives("rankrun", &Machine::gpus(2).hot(0), &[0, 1]).never_says("91");
-}
-
-/// The card falls off the bus while the job runs: the restart is refused.
-#[test]
-fn a_card_that_dies_forbids_the_restart() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
-    let machine = Machine::gpus(2);
-    let launch = typed("rankrun --check-devices --max-restarts 3").on(&machine);
-    let description = launch.machine_file();
-    let job = launch.worker(["alive", &gate.step(), "rank0:exit=4", "forever"]).start();
-    job.lines("alive rank=", 2);
-    let _ = machine.lost(1, Lost::Calls).describe(&description);
-    gate.open(2);
-    let outcome = job.wait();
-    assert_ne!(outcome.status.code(), Some(0), "{outcome}");
-    outcome.complains("GPU 1").complains("lost").never_says("life=1");
-}
-
-/// Nothing is wrong with the cards: the restart goes on.
-#[test]
-fn healthy_cards_permit_the_restart() {
-    let launch = typed("rankrun --check-devices --max-restarts 1").on(&Machine::gpus(2));
-    let outcome = launch.worker(["alive", "rank0:life0:exit=4", "life0:forever"]).run();
-    outcome.exits(0).says("rank=1 life=1");
 }

@@ -45,13 +45,31 @@ fn the_orders() {
 
 #[test]
 fn as_data() {
-    let machine = Machine::gpus(2).busy(1, std::process::id());
+    let own = std::process::id();
+    let machine = Machine::mixed().busy(2, own);
     let value = json("rankrun devices --json", &machine);
-    let text = value.to_string();
-    for card in 0..2 {
-        assert!(text.contains(machine.uuid(card)) && text.contains(&machine.pci(card)), "{text}");
+    for card in 0..3 {
+        let found = &value["devices"][card];
+        assert_eq!(found["index"], card, "{value:#}");
+        assert_eq!(found["uuid"], machine.uuid(card), "{value:#}");
+        assert_eq!(found["pci"], machine.pci(card), "{value:#}");
+        assert_eq!(found["answers"], true, "{value:#}");
+        assert_eq!(found["state"]["temperature_celsius"], 41, "{value:#}");
+        assert_eq!(found["state"]["power_milliwatts"], 120_000, "{value:#}");
     }
-    assert!(text.contains(&std::process::id().to_string()), "the process is there: {text}");
+    assert_eq!(value["devices"][2]["state"]["processes"][0]["pid"], own, "{value:#}");
+    let orders = value["orders"].as_array().expect("a list of orders");
+    let of = |order: &str| orders.iter().find(|each| each["order"] == order).map(|each| &each["devices"]);
+    assert_eq!(of("pci"), Some(&serde_json::json!([0, 1, 2])), "{value:#}");
+    assert_eq!(of("fastest"), Some(&serde_json::json!([1, 2, 0])), "{value:#}");
+}
+
+/// What a launch would not see is shown all the same, and marked.
+#[test]
+fn what_is_hidden_is_marked() {
+    let value = json("CUDA_VISIBLE_DEVICES=1 rankrun devices --json", &Machine::gpus(2));
+    assert_eq!(value["devices"][0]["hidden_by"], "CUDA_VISIBLE_DEVICES", "{value:#}");
+    assert_eq!(value["devices"][1]["hidden_by"], Value::Null, "{value:#}");
 }
 
 #[test]
@@ -90,20 +108,4 @@ fn a_library_that_does_not_answer() {
         assert!(outcome.status.code().is_some(), "{outcome}");
         assert!(!outcome.lines_with(words).is_empty(), "no `{words}`\n{outcome}");
     }
-}
-
-/// In a terminal the table stays in its place, and what changed is marked.
-#[test]
-fn watched() {
-    let machine = Machine::gpus(2);
-    let launch = typed("rankrun devices --watch").terminal().on(&machine);
-    let description = launch.machine_file();
-    let job = launch.start();
-    job.text(" 41");
-    let _ = machine.hot(1).describe(&description);
-    job.text("91");
-    job.signal(nix::sys::signal::Signal::SIGINT);
-    let outcome = job.wait();
-    // Home or up, and reverse video or another mark; never a second screenful below the first.
-    assert!(outcome.out().contains("\u{1b}["), "{:?}", outcome.out());
 }

@@ -76,7 +76,13 @@ fn as_data() {
     let outcome = typed("rankrun topo --json").on(&Machine::switched()).run();
     outcome.exits(0);
     let value: Value = serde_json::from_slice(outcome.out_bytes()).expect("one JSON document");
-    assert!(value.to_string().contains("NV18"), "{outcome}");
+    for at in 0..8 {
+        for other in 0..8 {
+            let expected = if at == other { "X" } else { "NV18" };
+            assert_eq!(value["matrix"][at][other], expected, "{outcome}");
+        }
+        assert_eq!(value["devices"][at]["numa_affinity"], at / 4, "{outcome}");
+    }
 }
 
 /// From sysfs alone, with CPUs, NUMA nodes and network cards.

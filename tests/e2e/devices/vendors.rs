@@ -164,4 +164,10 @@ fn two_vendors() {
     each_sees(&run("rankrun --device-type rocm", &tree, &machine, "device=hip"), 3);
     each_sees(&run("rankrun --device-type rocm --devices 2,0", &tree, &machine, "device=hip"), 2);
     each_sees(&run("rankrun --device-type cuda", &tree, &machine, "device=cuda"), 2);
+    each_sees(&run("rankrun --nproc-per-node gpu", &tree, &machine, "device=cuda"), 2);
+    for line in ["rankrun", "rankrun --devices 1"] {
+        let outcome = typed(line).under(tree.stage()).on(&machine).worker(["print=started"]).run();
+        outcome.exits(1).never_says("started");
+        outcome.complains("--device-type cuda").complains("--device-type rocm");
+    }
 }
