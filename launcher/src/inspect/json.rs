@@ -6,8 +6,8 @@
 use serde::Serialize;
 
 use crate::device::{
-    Accelerator, Condition, CpuLayout, DeviceType, Machine, Nic, NumaNode, Part, PciAddress, State, Throttle,
-    Trouble, TroubleKind,
+    Accelerator, Condition, Cpu, CpuLayout, DeviceType, Machine, Nic, NumaNode, Part, PciAddress, State,
+    Throttle, Trouble, TroubleKind,
 };
 
 use super::picture::Picture;
@@ -45,6 +45,7 @@ struct Device<'a> {
     part: &'static str,
     /// Of a MIG instance, the index of its GPU; of a tile, its card.
     parent: Option<u32>,
+    tile: Option<u32>,
     module_id: Option<u32>,
     answers: bool,
     /// Why it does not.
@@ -103,6 +104,17 @@ struct Cpus<'a> {
     /// Those that this process may use.
     usable: &'a [u32],
     nodes: Vec<Node<'a>>,
+    cpus: Vec<CpuAnswer>,
+}
+
+#[derive(Serialize)]
+struct CpuAnswer {
+    id: u32,
+    package: i32,
+    /// The CPUs of its core, as ranges.
+    siblings: String,
+    /// Those that share its last cache, as ranges.
+    cache: String,
 }
 
 #[derive(Serialize)]
@@ -226,11 +238,11 @@ fn object(answer: &impl Serialize) -> Vec<u8> {
 }
 
 fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32) -> Device<'a> {
-    let (part, parent) = match device.part {
-        Part::Whole => ("whole", None),
-        Part::MigParent => ("mig_parent", None),
-        Part::MigInstance { gpu } => ("mig_instance", Some(gpu)),
-        Part::Tile { card, .. } => ("tile", Some(card)),
+    let (part, parent, tile) = match device.part {
+        Part::Whole => ("whole", None, None),
+        Part::MigParent => ("mig_parent", None, None),
+        Part::MigInstance { gpu } => ("mig_instance", Some(gpu), None),
+        Part::Tile { card, tile } => ("tile", Some(card), Some(tile)),
     };
     let lost_because = match &device.condition {
         Condition::Answers => None,
@@ -248,6 +260,7 @@ fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32)
         memory_free_bytes: device.memory.and_then(|memory| memory.free),
         part,
         parent,
+        tile,
         module_id: device.module_id,
         answers: lost_because.is_none(),
         lost_because,
@@ -298,7 +311,18 @@ fn nic(nic: &Nic) -> NicAnswer<'_> {
 
 fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> Cpus<'a> {
     let node = |node: &'a NumaNode| Node { id: node.id, cpus: &node.cpus };
-    Cpus { count: layout.cpus.len(), usable: affinity, nodes: layout.nodes.iter().map(node).collect() }
+    let cpu = |cpu: &Cpu| CpuAnswer {
+        id: cpu.id,
+        package: cpu.package,
+        siblings: words::ranges(&cpu.siblings),
+        cache: words::ranges(&cpu.cache),
+    };
+    Cpus {
+        count: layout.cpus.len(),
+        usable: affinity,
+        nodes: layout.nodes.iter().map(node).collect(),
+        cpus: layout.cpus.iter().map(cpu).collect(),
+    }
 }
 
 fn trouble(trouble: &Trouble) -> TroubleAnswer<'_> {

@@ -29,7 +29,7 @@ fn a_device_has_stable_names() {
             "type": "cuda", "index": 0, "selector": "0", "name": "NVIDIA A100-SXM4-80GB",
             "uuid": "GPU-00000000-1111-2222-3333-444444444444", "pci": "0000:10:00.0", "numa_node": 0,
             "memory_total_bytes": 85_899_345_920_u64, "memory_free_bytes": 85_362_475_008_u64,
-            "part": "whole", "parent": null, "module_id": null, "answers": true, "lost_because": null,
+            "part": "whole", "parent": null, "tile": null, "module_id": null, "answers": true, "lost_because": null,
             "hidden_by": null,
             "state": {
                 "compute_capability": "8.0", "temperature_celsius": 34, "slowdown_temperature_celsius": 92,
@@ -59,6 +59,7 @@ fn a_device_has_stable_names() {
         })
     );
     assert_eq!(answer["cpus"]["count"], 8);
+    assert_eq!(answer["cpus"]["cpus"][5], json!({ "id": 5, "package": 1, "siblings": "5", "cache": "5" }));
     assert_eq!(answer["cpus"]["nodes"][1], json!({ "id": 1, "cpus": [4, 5, 6, 7] }));
 }
 
