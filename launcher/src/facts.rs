@@ -6,6 +6,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
 
+mod affinity;
+
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,11 +16,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::{AccessFlags, Pid, access};
+use nix::unistd::{AccessFlags, access};
 
 use crate::device::{Ask, CudaDevice, Machine};
-use crate::process::probe;
+use crate::process::probe::{self, TellOfWait};
 
 /// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
@@ -83,13 +84,20 @@ pub trait World {
     fn discover(&self, ask: Ask, limit: Duration) -> Machine;
     /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or why there is no answer.
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
-    /// The CPUs of this process's affinity mask, in ascending order.
+    /// The CPUs of this process's affinity mask, in ascending order; none where the kernel does not tell.
     fn affinity(&self) -> Vec<u32>;
 }
 
 /// This machine.
 #[derive(Debug, Clone, Copy)]
-pub struct System;
+pub struct System {
+    tell_of_wait: TellOfWait,
+}
+
+impl System {
+    /// Whoever waits for it is not told.
+    pub const SILENT: Self = Self { tell_of_wait: |_, _| {} };
+}
 
 impl World for System {
     fn working_folder(&self) -> Option<PathBuf> {
@@ -97,10 +105,10 @@ impl World for System {
     }
 
     fn affinity_cpus(&self) -> usize {
-        // nix's mask has room for 1024 CPUs; on a larger machine the kernel refuses it, and std knows a way.
-        match sched_getaffinity(Pid::from_raw(0)) {
-            Ok(mask) => (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true)).count(),
-            Err(_) => std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+        match self.affinity().len() {
+            // A sandbox may refuse the question; std knows other ways.
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+            count => count,
         }
     }
 
@@ -147,17 +155,15 @@ impl World for System {
     }
 
     fn discover(&self, ask: Ask, limit: Duration) -> Machine {
-        probe::discover(ask, limit)
+        probe::discover(ask, limit, self.tell_of_wait)
     }
 
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
-        probe::cuda_order(limit)
+        probe::cuda_order(limit, self.tell_of_wait)
     }
 
     fn affinity(&self) -> Vec<u32> {
-        let mask = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
-        let own = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true));
-        own.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
+        affinity::own_cpus().unwrap_or_default()
     }
 }
 
@@ -178,10 +184,10 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// This process on this machine.
+    /// This process on this machine. A look at its devices that takes long is told.
     #[must_use]
-    pub fn gather() -> Self {
-        Self::new(std::env::vars_os().collect(), Box::new(System))
+    pub fn gather(tell_of_wait: TellOfWait) -> Self {
+        Self::new(std::env::vars_os().collect(), Box::new(System { tell_of_wait }))
     }
 
     /// A given environment in a given world.
@@ -202,6 +208,13 @@ impl Facts {
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment
+    }
+
+    /// The environment as it was given to us, for another reading of the same words: [`Self::new`] takes it.
+    #[must_use]
+    pub fn given_environment(&self) -> Vec<(OsString, OsString)> {
+        let python = self.calling_python.iter().map(|python| (CALLING_PYTHON.into(), python.into()));
+        self.environment.iter().cloned().chain(python).collect()
     }
 
     /// One variable; an empty value is a value.
@@ -306,6 +319,9 @@ mod tests {
         assert_eq!(facts.calling_python(), Some(Path::new("/env/python")));
         let names: Vec<_> = facts.environment().iter().map(|(name, _)| name.to_str().unwrap()).collect();
         assert_eq!(names, ["A", "B"]);
+        let again = Facts::new(facts.given_environment(), Box::new(FakeWorld::new()));
+        assert_eq!(again.calling_python(), facts.calling_python());
+        assert_eq!(again.environment(), facts.environment());
     }
 
     #[test]
@@ -326,8 +342,9 @@ mod tests {
 
     #[test]
     fn the_system_knows_itself() {
-        let facts = Facts::gather();
+        let facts = Facts::gather(|_, _| {});
         assert!(facts.world().affinity_cpus() >= 1);
+        assert_eq!(facts.world().affinity().len(), facts.world().affinity_cpus());
         let own = std::env::current_exe().unwrap();
         assert!(facts.is_executable(&own));
         assert_eq!(facts.world().first_bytes(&own), b"\x7fELF");

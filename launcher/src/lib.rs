@@ -33,15 +33,18 @@ pub mod template;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use nix::sys::signal::SigSet;
 use nix::unistd::getppid;
 
 use rankrun_contract::env::ERROR_FILE;
 use rankrun_contract::rank::JobId;
 
 use crate::agent::Setup;
+use crate::agent::reseat::Words;
 use crate::cli::{Attach, Command, Explain, Inspect, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
@@ -51,7 +54,7 @@ use crate::process::descendants::can_walk;
 use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
-use crate::process::probe;
+use crate::process::probe::{self, TellOfWait};
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
@@ -68,12 +71,15 @@ pub fn main() -> ExitCode {
     if let Some(question) = first.as_deref().and_then(probe::question) {
         return probe::serve(question);
     }
+    // What a person starts by hand keeps the descriptors of their shell, and its wrapper needs nobody's signals yet.
+    let by_hand = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
+    let begun = if by_hand { Begun::untouched() } else { Begun::now() };
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let facts = Facts::gather();
+    let facts = Facts::gather(tell_of_wait(&argv));
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(launch)) => {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
-            run(*launch, &facts, foreign_python)
+            run(*launch, &facts, foreign_python, begun)
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Inspect(question)) => inspect(question, &facts),
@@ -89,6 +95,32 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What was done before the command line was read: reading it may start probes, and take long.
+struct Begun {
+    /// Whether descriptors of strangers are kept from probes and workers.
+    closed: io::Result<()>,
+    /// The signal mask that was in force before, where it was changed.
+    mask: Option<SigSet>,
+}
+
+impl Begun {
+    fn now() -> Self {
+        Self { closed: inherited::close_on_exec(), mask: signal::keep_as_the_first() }
+    }
+
+    const fn untouched() -> Self {
+        Self { closed: Ok(()), mask: None }
+    }
+}
+
+/// Under the name torchrun only torchrun's own lines are expected.
+fn tell_of_wait(argv: &[OsString]) -> TellOfWait {
+    match cli::persona(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
+        Persona::Rankrun => reporter::tell_of_wait,
+        Persona::Torchrun => |_, _| {},
+    }
+}
+
 fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
     match shim::run(words, argv0, program, facts) {
@@ -97,12 +129,13 @@ fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode
     }
 }
 
-fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>) -> ExitCode {
-    let closed = inherited::close_on_exec();
+fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Begun) -> ExitCode {
+    let Begun { closed, mask } = begun;
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     // In this order: what the guard blocks before the fork, the agent has blocked too.
-    let split = signal::block(&handled).and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
+    let mask = signal::block_after(mask, &handled);
+    let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
         Ok((_, Side::Guard(guard))) => end(supervise(guard, &launch.spec)),
         Ok((mask, Side::Agent(link))) => {
@@ -185,9 +218,10 @@ impl AgentStart<'_> {
             voice.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
+        let words =
+            Words { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
         let (spec, foreign_python) = (self.launch.spec, self.foreign_python);
-        let argv = std::env::args_os().collect();
-        let setup = Setup { spec, argv, environment, job, original, launcher, foreign_python };
+        let setup = Setup { spec, words, environment, job, original, launcher, foreign_python };
         agent::run(setup, self.link, voice);
     }
 

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Process, fixture, namespaces, only_ours};
+use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, namespaces, only_ours};
 use nix::sys::signal::Signal;
 
 /// A container needs namespaces; the test fails where they are refused, unless the switch says so.
@@ -54,6 +54,40 @@ fn signals_reach_the_workers() {
         let outcome = job.wait();
         outcome.exits(name.code(143));
         assert_eq!(outcome.lines_with("got SIGTERM").len(), 2, "{outcome}");
+    }
+}
+
+/// The kernel drops a signal to PID 1 that nobody handles: the launcher must, also before it knows what to launch.
+#[test]
+fn a_signal_ends_the_look_at_the_devices() {
+    if skipped() {
+        return;
+    }
+    let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang);
+    for (name, options, signal) in [
+        (Name::Rankrun, "--nproc-per-node=2", Signal::SIGTERM),
+        (Name::Rankrun, "--devices=0", Signal::SIGINT),
+        (Name::Torchrun, "--nproc-per-node=gpu", Signal::SIGTERM),
+    ] {
+        let launch = Launch::new(name).args(["--standalone", options]).env("RANKRUN_PROBE_TIMEOUT", "60");
+        let launch = contained(launch.on(&machine));
+        let opening = launch.opening();
+        let job = launch.worker(["alive"]).start();
+        opening.wait();
+        job.signal_to(first(&job), signal);
+        job.wait().exits(128 + signal as i32).never_says("alive rank=");
+    }
+}
+
+#[test]
+fn workers_get_the_signals_that_the_container_was_started_with() {
+    if skipped() {
+        return;
+    }
+    for options in [&[][..], &["--signals-to-handle", "SIGUSR1"]] {
+        let launch = contained(Launch::standalone(Name::Rankrun, 1).args(options));
+        let outcome = launch.shell("grep -e SigBlk -e SigIgn /proc/self/status").run();
+        outcome.exits(0).says("SigBlk:\t0000000000000000").says("SigIgn:\t0000000000000000");
     }
 }
 

@@ -62,8 +62,8 @@ const SILENT_WAIT: Duration = Duration::from_secs(2);
 pub struct Setup {
     /// What was asked for.
     pub spec: LaunchSpec,
-    /// The command line, the name first.
-    pub argv: Vec<OsString>,
+    /// What the launcher was started with.
+    pub words: Words,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
     /// The mark of the job.
@@ -144,8 +144,7 @@ impl<'a> Agent<'a> {
         let state = State::new(Rules::of(&setup.spec));
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
-        let environment = setup.environment.clone();
-        let words = Words { argv: setup.argv.clone(), environment };
+        let words = setup.words.clone();
         let workers = Workers::open(setup, voice.console().clone())?;
         let (signalled, check, died_of) = (false, None, None);
         Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, words, check, died_of })

@@ -23,7 +23,7 @@ pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;
 pub struct Words {
     /// Its command line, the name first.
     pub argv: Vec<OsString>,
-    /// Its environment.
+    /// Its environment, whole: also what no worker sees.
     pub environment: Vec<(OsString, OsString)>,
 }
 
@@ -115,39 +115,39 @@ impl World for Seen {
     }
 
     fn working_folder(&self) -> Option<PathBuf> {
-        System.working_folder()
+        System::SILENT.working_folder()
     }
 
     fn affinity_cpus(&self) -> usize {
-        System.affinity_cpus()
+        System::SILENT.affinity_cpus()
     }
 
     fn kind(&self, path: &Path) -> FileKind {
-        System.kind(path)
+        System::SILENT.kind(path)
     }
 
     fn may(&self, permission: Permission, path: &Path) -> bool {
-        System.may(permission, path)
+        System::SILENT.may(permission, path)
     }
 
     fn first_bytes(&self, path: &Path) -> Vec<u8> {
-        System.first_bytes(path)
+        System::SILENT.first_bytes(path)
     }
 
     fn resolve_links(&self, path: &Path) -> PathBuf {
-        System.resolve_links(path)
+        System::SILENT.resolve_links(path)
     }
 
     fn is_terminal(&self, stream: StandardStream) -> bool {
-        System.is_terminal(stream)
+        System::SILENT.is_terminal(stream)
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {
-        System.fresh_uuid()
+        System::SILENT.fresh_uuid()
     }
 
     fn affinity(&self) -> Vec<u32> {
-        System.affinity()
+        System::SILENT.affinity()
     }
 }
 

@@ -68,6 +68,21 @@ fn the_words_mean_the_devices_that_are_left() {
     }
 }
 
+/// There is no other Python in this world: without that of the shim the words could not be read again.
+#[test]
+fn the_shims_python_is_there_again() {
+    let given = [("PATH", "/nowhere"), ("RANKRUN_SHIM_PYTHON", "/bin/sh")];
+    let given = given.map(|(name, value)| (name.into(), value.into())).to_vec();
+    let argv = ["/nowhere/rankrun", "--exclude-unhealthy", "/etc/passwd"].map(OsString::from).to_vec();
+    let seats_of = |environment| {
+        let words = Words { argv: argv.clone(), environment };
+        seats(&words, &[], machine([card(0)]), Some(no_driver()))
+    };
+    let facts = Facts::new(given, Box::new(System::SILENT));
+    assert!(matches!(seats_of(facts.environment().to_vec()), Reseated::Refused(_)));
+    assert!(matches!(seats_of(facts.given_environment()), Reseated::Seated(_)));
+}
+
 #[test]
 fn what_was_asked_for_is_not_made_smaller() {
     let (words, seats_before) =

@@ -8,6 +8,7 @@ use std::ptr;
 
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::getpid;
 
 use crate::spec::{Persona, SignalSpec};
 
@@ -30,6 +31,11 @@ impl HandledSignals {
             stop.extend(Some(Signal::SIGINT).filter(taken));
         }
         Self { stop, forward: spec.forward.iter().copied().filter(taken).collect() }
+    }
+
+    /// Those that stop a launch before its command line says which: what torchrun handles by default.
+    fn before_the_words() -> Self {
+        Self::of(&SignalSpec::torchrun(), Persona::Rankrun)
     }
 
     /// All that there are: for a child that is to have none of them ignored.
@@ -85,6 +91,37 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
     Ok(before)
 }
 
+/// Blocks the signals that would stop a launch, where the calling process is PID 1 of a container; returns the mask that
+/// was in force before, and `None` where nothing was done.
+///
+/// An unhandled signal to PID 1 is dropped by the kernel, a blocked one is kept until somebody reads it: whoever waits
+/// meanwhile ([`SignalInbox::of_the_first`]), or else the guard.
+#[must_use]
+pub fn keep_as_the_first() -> Option<SigSet> {
+    if getpid().as_raw() != 1 {
+        return None;
+    }
+    let mut before = SigSet::empty();
+    let kept: SigSet = HandledSignals::before_the_words().iter().collect();
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&kept), Some(&mut before)).ok()?;
+    Some(before)
+}
+
+/// As [`block`], after [`keep_as_the_first`]: what that blocked and nobody handles is as it was before.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result<SigSet> {
+    let before = block(handled)?;
+    let Some(original) = kept else { return Ok(before) };
+    let unhandled: SigSet = HandledSignals::before_the_words()
+        .iter()
+        .filter(|signal| !handled.contains(*signal as i32) && !original.contains(*signal))
+        .collect();
+    sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&unhandled), None)?;
+    Ok(original)
+}
+
 /// Whoever started us may ignore SIGCHLD (`trap '' CHLD`): then the kernel reaps our children and tells nobody.
 ///
 /// # Errors
@@ -107,6 +144,17 @@ impl SignalInbox {
     pub fn open(handled: &HandledSignals) -> io::Result<Self> {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         Ok(Self { fd: SignalFd::with_flags(&readable(handled), flags)? })
+    }
+
+    /// What [`keep_as_the_first`] keeps; `None` where the calling process is not PID 1.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn of_the_first() -> io::Result<Option<Self>> {
+        if getpid().as_raw() != 1 {
+            return Ok(None);
+        }
+        Self::open(&HandledSignals::before_the_words()).map(Some)
     }
 
     /// The next pending signal's number, `None` when there is none.

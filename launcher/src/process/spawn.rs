@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_child_is_bound_before_it_becomes_the_program() {
-        let own = System.affinity();
+        let own = System::SILENT.affinity();
         let last = *own.last().unwrap();
         assert_eq!(bound_to(Some(vec![last])).unwrap(), last.to_string());
         assert_eq!(bound_to(None).unwrap(), crate::device::affinity::ranges(&own));

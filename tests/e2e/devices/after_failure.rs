@@ -1,6 +1,6 @@
 //! The look at the devices after a failure: `--check-devices` and `--exclude-unhealthy` with restarts.
 
-use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, only_ours};
+use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, fixture, only_ours};
 use nix::sys::signal::Signal;
 
 use super::typed;
@@ -17,13 +17,18 @@ struct Failing {
 
 impl Failing {
     fn start(line: &str, machine: &Machine, workers: usize) -> Self {
+        Self::launched(typed(line).args(["--no-python"]), machine, workers)
+    }
+
+    /// The program and its arguments are still missing.
+    fn launched(launch: Launch, machine: &Machine, workers: usize) -> Self {
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
-        let launch = typed(line).on(machine);
+        let launch = launch.on(machine);
         let description = launch.machine_file();
         let wait = format!("life0:{}", gate.step());
         let steps = ["alive", "device=cuda", &wait, "life0:rank0:exit=4", "life0:forever"];
-        let job = launch.worker(steps).start();
+        let job = launch.args([fixture("worker")]).args(steps).start();
         job.lines("device rank=", workers);
         Self { job, gate, description, workers, _scratch: scratch }
     }
@@ -101,6 +106,22 @@ fn the_drivers_order_is_asked_again() {
     // A driver that has lost a card says nothing any more.
     let outcome = Failing::start(line, &machine, 3).end_on(&machine.clone().lost(1, Lost::Calls));
     outcome.exits(4).never_says("life=1").complains("no restart without it").complains("fastest");
+}
+
+/// The words are read again with the Python that was torchrun; there is no other one here.
+#[test]
+fn the_shims_python_runs_the_next_life_too() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let python = scratch.file("python", "#!/bin/sh\nshift\nexec \"$@\"\n", 0o755);
+    let line = "PATH=/nowhere rankrun --exclude-unhealthy --max-restarts 3";
+    let launch = typed(line).env("RANKRUN_SHIM_PYTHON", python);
+    let machine = Machine::gpus(2);
+    let outcome = Failing::launched(launch, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.exits(0).complains("going on with 1 worker");
+    assert_eq!(second_life(&outcome, 2), cards(&machine, &[0]), "{outcome}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Drivers' libraries that answer with errors, hang, crash, or are not there: bounded, named, and never a hang.
 
+use std::fs;
+use std::path::Path;
+
 use harness::{Fault, Machine, only_ours};
 
 use super::{gives, refused, typed};
@@ -72,6 +75,28 @@ fn no_library_is_no_card() {
     assert_eq!(outcome.lines_with("alive rank=").len(), 1, "{outcome}");
     let outcome = typed("rankrun").on(&Machine::empty()).worker(["alive"]).run();
     outcome.exits(0).never_says("libnvidia-ml");
+}
+
+/// A probe that cannot be killed would keep it open: a lock that others wait for, or the end of a pipe.
+#[test]
+fn a_probe_has_no_descriptor_of_a_stranger() {
+    if !only_ours() {
+        return;
+    }
+    let machine = Machine::gpus(1).with_fault("nvmlInit_v2", Fault::Hang);
+    let with_a_stranger = ["sh", "-c", "exec 9</dev/zero; exec \"$@\"", "sh"];
+    let launch = typed("rankrun --devices 0 --probe-timeout 60").under(with_a_stranger).on(&machine);
+    let opening = launch.opening();
+    let job = launch.worker(["alive"]).start();
+    opening.wait();
+    let has_it = |pid: i32| {
+        fs::read_link(format!("/proc/{pid}/fd/9")).is_ok_and(|target| target == Path::new("/dev/zero"))
+    };
+    let probes = job.children_of(job.pid());
+    assert!(has_it(job.pid()), "{job}");
+    assert!(!probes.is_empty() && !probes.iter().any(|pid| has_it(*pid)), "{probes:?}\n{job}");
+    job.signal(nix::sys::signal::Signal::SIGTERM);
+    job.wait().never_says("alive rank=");
 }
 
 /// A probe that hangs is not left behind: the harness counts the processes of the job.

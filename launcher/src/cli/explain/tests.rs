@@ -122,7 +122,7 @@ fn what_is_made_up_is_known_as_such() {
         // A probe would be this test.
         let environment =
             vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
-        let facts = Facts::new(environment, Box::new(crate::facts::System));
+        let facts = Facts::new(environment, Box::new(crate::facts::System::SILENT));
         match crate::cli::interpret(&argv, &facts).unwrap() {
             Command::Explain(explain) => (explain.run_id, explain.launch.notices.len()),
             other => panic!("{other:?}"),

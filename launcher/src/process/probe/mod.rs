@@ -13,7 +13,7 @@ mod run;
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
@@ -23,15 +23,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
-use crate::cli;
 use crate::device::probe::{self, Answer, Probe, WORD, merge};
 use crate::device::{Ask, CudaDevice, DeviceType, Machine, Trouble, TroubleKind};
-use crate::exit_code::USAGE;
+use crate::exit_code::{USAGE, code_of_signal};
 use crate::process::Exit;
 use crate::process::command::Command;
-use crate::reporter;
-use crate::spec::Persona;
+use crate::process::signal::{SignalInbox, die_by};
 
+use run::GIVE_UP_AFTER_KILL;
 pub use run::{ProbeFailed, ProbeRun};
 
 /// Our own program, also where its file was replaced or deleted since we were started.
@@ -45,13 +44,16 @@ const PANICKED: u8 = 101;
 /// What only the kernel's probe finds.
 const KERNEL_ONLY: [DeviceType; 4] = [DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
 
+/// Says what a wait is for, and how long it takes at most.
+pub type TellOfWait = fn(&str, Duration);
+
 /// The accelerators; whatever goes wrong is in [`Machine::troubles`].
 ///
 /// Blocks for `limit` at most, and a little longer where a probe cannot be killed.
 #[must_use]
-pub fn discover(ask: Ask, limit: Duration) -> Machine {
+pub fn discover(ask: Ask, limit: Duration, tell_of_wait: TellOfWait) -> Machine {
     let mut probes = Probes::discovery(ask, limit, Instant::now());
-    wait_for_all(&mut probes, limit);
+    wait_for_all(&mut probes, limit, tell_of_wait);
     probes.into_machine()
 }
 
@@ -59,14 +61,15 @@ pub fn discover(ask: Ask, limit: Duration) -> Machine {
 ///
 /// # Errors
 /// Why there is no answer, in words.
-pub fn cuda_order(limit: Duration) -> Result<Vec<CudaDevice>, String> {
+pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaDevice>, String> {
     let mut probes = Probes::start(&[Probe::CudaOrder], limit, Instant::now());
-    wait_for_all(&mut probes, limit);
+    wait_for_all(&mut probes, limit, tell_of_wait);
     probes.into_cuda_order()
 }
 
-/// Probes that run at the same time. Whoever drops them kills those that have not answered.
-#[derive(Debug)]
+/// Probes that run at the same time. Whoever drops them kills those that have not answered, and waits a little for their
+/// end: a zombie would count as a child that somebody else left us.
+#[derive(Debug, Default)]
 pub struct Probes {
     asked: Vec<(Probe, Progress)>,
 }
@@ -172,6 +175,19 @@ impl Probes {
         }
     }
 
+    /// Until one of these is readable, or `left` is over; less where the end of a probe is not heard.
+    fn wait<'fd>(&self, left: Duration, fds: impl Iterator<Item = BorrowedFd<'fd>>) {
+        let unheard = self.running().any(ProbeRun::ends_unheard);
+        let left = if unheard { left.min(LOOK_EVERY) } else { left };
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        if poll(&mut fds, timeout).is_err() {
+            // Interrupted, or without memory: a look costs nothing and brings us on.
+            std::thread::yield_now();
+        }
+    }
+
     fn running(&self) -> impl Iterator<Item = &ProbeRun> {
         self.asked.iter().filter_map(|(_, progress)| match progress {
             Progress::Running(run) => Some(run),
@@ -179,11 +195,42 @@ impl Probes {
         })
     }
 
-    fn into_answers(self) -> impl Iterator<Item = (Probe, Result<Answer, ProbeFailed>)> {
-        self.asked.into_iter().filter_map(|(probe, progress)| match progress {
+    fn running_mut(&mut self) -> impl Iterator<Item = &mut ProbeRun> {
+        self.asked.iter_mut().filter_map(|(_, progress)| match progress {
+            Progress::Running(run) => Some(run),
+            Progress::Answered(_) => None,
+        })
+    }
+
+    fn into_answers(mut self) -> impl Iterator<Item = (Probe, Result<Answer, ProbeFailed>)> {
+        std::mem::take(&mut self.asked).into_iter().filter_map(|(probe, progress)| match progress {
             Progress::Answered(answer) => Some((probe, answer)),
             Progress::Running(_) => None,
         })
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        for run in self.running_mut() {
+            // What is reaped already has no group any more.
+            if !run.reap() {
+                run.kill();
+            }
+        }
+        // One wait for all, however many there are.
+        let until = Instant::now() + GIVE_UP_AFTER_KILL;
+        loop {
+            self.asked.retain_mut(|(_, progress)| match progress {
+                Progress::Running(run) => !run.reap(),
+                Progress::Answered(_) => false,
+            });
+            let left = until.saturating_duration_since(Instant::now());
+            if self.asked.is_empty() || left.is_zero() {
+                return;
+            }
+            self.wait(left, self.running().filter_map(ProbeRun::end));
+        }
     }
 }
 
@@ -208,9 +255,15 @@ fn without(probe: Probe, failed: &ProbeFailed) -> Machine {
 }
 
 /// Waits until all have answered or are given up.
-fn wait_for_all(probes: &mut Probes, limit: Duration) {
+fn wait_for_all(probes: &mut Probes, limit: Duration, tell_of_wait: TellOfWait) {
+    // Without it a signal is read when the guard opens its own.
+    let inbox = SignalInbox::of_the_first().ok().flatten();
     let mut say_at = Some(Instant::now() + SILENT_WAIT);
     loop {
+        if let Some(signal) = inbox.as_ref().and_then(stop_signal) {
+            drop(std::mem::take(probes));
+            end_by(signal);
+        }
         let now = Instant::now();
         if probes.advance(now) {
             return;
@@ -219,25 +272,25 @@ fn wait_for_all(probes: &mut Probes, limit: Duration) {
             tell_of_wait(&probes.waiting_for(), limit);
         }
         let until = probes.deadline().into_iter().chain(say_at).min();
-        let mut left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(now));
-        if probes.running().any(ProbeRun::ends_unheard) {
-            left = left.min(LOOK_EVERY);
-        }
-        let mut fds: Vec<PollFd<'_>> = probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        // Rounded up: a millisecond too early would be a turn for nothing.
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        if poll(&mut fds, timeout).is_err() {
-            // Interrupted, or without memory: a look costs nothing and brings us on.
-            std::thread::yield_now();
-        }
+        let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(now));
+        probes.wait(left, probes.as_fds().chain(inbox.as_ref().map(AsFd::as_fd)));
     }
 }
 
-/// Under the name torchrun only torchrun's own lines are expected.
-fn tell_of_wait(whom: &str, limit: Duration) {
-    if cli::persona(&own_name()) == Persona::Rankrun {
-        reporter::tell_of_wait(whom, limit);
-    }
+/// A signal that is to stop the launch, as far as it would not have ended this process by itself.
+fn stop_signal(inbox: &SignalInbox) -> Option<i32> {
+    std::iter::from_fn(|| inbox.next().ok().flatten())
+        .find(|number| ![libc::SIGCHLD, libc::SIGWINCH].contains(number))
+}
+
+/// Ends this process as the signal would have, were it not PID 1.
+#[expect(
+    clippy::exit,
+    reason = "whoever asked for the devices has nothing to tidy up, and nothing is started"
+)]
+fn end_by(signal: i32) -> ! {
+    die_by(signal);
+    std::process::exit(code_of_signal(signal).into())
 }
 
 fn own_name() -> OsString {

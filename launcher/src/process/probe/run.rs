@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
@@ -29,7 +28,7 @@ const QUOTED: usize = 200;
 /// So much is read in one turn, however fast a probe writes.
 const CHUNKS: usize = 64;
 /// After SIGKILL only a process in uninterruptible sleep is still there.
-const GIVE_UP_AFTER_KILL: Duration = Duration::from_millis(500);
+pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_millis(500);
 
 /// Why a probe gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,8 +172,12 @@ impl ProbeRun {
     /// What becomes readable when [`Self::advance`] has something to do.
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let pipes = [&self.stdout, &self.stderr].into_iter().flatten().map(AsFd::as_fd);
-        let pidfd = self.pidfd.as_ref().filter(|_| self.end == End::NotYet).map(AsFd::as_fd);
-        pipes.chain(pidfd)
+        pipes.chain(self.end())
+    }
+
+    /// What becomes readable when its process has ended.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().filter(|_| self.end == End::NotYet).map(AsFd::as_fd)
     }
 
     /// When [`Self::advance`] has something to do, if nothing becomes readable before.
@@ -261,7 +264,8 @@ impl ProbeRun {
         })
     }
 
-    fn reap(&mut self) {
+    /// Looks for its end, without waiting; `true` where nothing more can be hoped for.
+    pub(super) fn reap(&mut self) -> bool {
         if self.end == End::NotYet {
             match wait_for(self.pid) {
                 Reaped::Child { exit, .. } => self.end = End::Reaped(exit),
@@ -269,6 +273,7 @@ impl ProbeRun {
                 Reaped::AllAlive => {}
             }
         }
+        self.end != End::NotYet || matches!(self.stage, Stage::Over)
     }
 
     fn read(&mut self) {
@@ -287,6 +292,11 @@ impl ProbeRun {
         Some(line.trim().chars().take(QUOTED).collect())
     }
 
+    #[cfg(test)]
+    pub(super) const fn pid(&self) -> Pid {
+        self.pid
+    }
+
     /// Its end, taken from it as a reaper of all children would.
     #[cfg(test)]
     pub(super) fn reaped_elsewhere(&self) -> (Pid, Exit) {
@@ -297,7 +307,7 @@ impl ProbeRun {
     }
 
     /// It and whom it has started; unreaped, its group cannot have become somebody else's.
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         if self.end == End::NotYet {
             let _ = killpg(self.pid, Signal::SIGKILL);
         }
@@ -305,15 +315,11 @@ impl ProbeRun {
 }
 
 impl Drop for ProbeRun {
-    /// Nobody waits for the answer any more. A zombie would count as a child that somebody else left us.
+    /// Nobody waits for the answer any more. Does not wait for the end: [`Probes`](super::Probes) has done that for all
+    /// of its own at once.
     fn drop(&mut self) {
-        self.reap();
-        if self.end == End::NotYet && !matches!(self.stage, Stage::Over) {
+        if !self.reap() {
             self.kill();
-            if let Some(pidfd) = &self.pidfd {
-                let timeout = PollTimeout::try_from(GIVE_UP_AFTER_KILL).unwrap_or(PollTimeout::ZERO);
-                let _ = poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], timeout);
-            }
             self.reap();
         }
     }

@@ -1,9 +1,9 @@
 //! Probes whose part a shell plays.
 
-use std::os::fd::AsFd;
 use std::thread;
 
 use super::*;
+use crate::process::child::{Reaped, wait_for};
 
 /// Longer than any of these tests may take.
 const LONG: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ fn shell(script: &str, limit: Duration) -> Probes {
 /// What comes of it, and nobody else's process is waited for.
 fn outcome(script: &str, limit: Duration) -> Result<Answer, ProbeFailed> {
     let mut probes = shell(script, limit);
-    wait_for_all(&mut probes, limit);
+    wait_for_all(&mut probes, limit, |_, _| {});
     let (_, answer) = probes.into_answers().next().unwrap();
     answer
 }
@@ -116,6 +116,21 @@ fn who_is_dropped_is_killed() {
     let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
     drop(probes);
     readable(&pidfd);
+}
+
+/// All of them, and none is left as a zombie.
+#[test]
+fn who_is_dropped_together_is_reaped_together() {
+    let mut probes = shell("trap '' TERM; sleep 1000", LONG);
+    for script in ["exec >&- 2>&-; sleep 1000", "exit 3"] {
+        probes.asked.append(&mut shell(script, LONG).asked);
+    }
+    let pids: Vec<Pid> = probes.running().map(ProbeRun::pid).collect();
+    drop(probes);
+    assert_eq!(pids.len(), 3);
+    for pid in pids {
+        assert_eq!(wait_for(pid), Reaped::NoChildren);
+    }
 }
 
 /// Waits for the end of a process.
