@@ -17,10 +17,10 @@ struct Failing {
 
 impl Failing {
     fn start(line: &str, machine: &Machine, workers: usize) -> Self {
-        Self::launched(typed(line).args(["--no-python"]), machine, workers)
+        Self::launched(typed(line).worker([""; 0]), machine, workers)
     }
 
-    /// The program and its arguments are still missing.
+    /// The steps of the workers are still missing.
     fn launched(launch: Launch, machine: &Machine, workers: usize) -> Self {
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
@@ -28,7 +28,7 @@ impl Failing {
         let description = launch.machine_file();
         let wait = format!("life0:{}", gate.step());
         let steps = ["alive", "device=cuda", &wait, "life0:rank0:exit=4", "life0:forever"];
-        let job = launch.args([fixture("worker")]).args(steps).start();
+        let job = launch.args(steps).start();
         job.lines("device rank=", workers);
         Self { job, gate, description, workers, _scratch: scratch }
     }
@@ -115,9 +115,11 @@ fn the_shims_python_runs_the_next_life_too() {
         return;
     }
     let scratch = Scratch::new();
-    let python = scratch.file("python", "#!/bin/sh\nshift\nexec \"$@\"\n", 0o755);
+    let worker = fixture("worker");
+    let python = format!("#!/bin/sh\nshift 2\nexec '{}' \"$@\"\n", worker.display());
+    let python = scratch.file("python", &python, 0o755);
     let line = "PATH=/nowhere rankrun --exclude-unhealthy --max-restarts 3";
-    let launch = typed(line).env("RANKRUN_SHIM_PYTHON", python);
+    let launch = typed(line).env("RANKRUN_SHIM_PYTHON", python).args([scratch.file("train.py", "", 0o644)]);
     let machine = Machine::gpus(2);
     let outcome = Failing::launched(launch, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
     outcome.exits(0).complains("going on with 1 worker");
