@@ -23,7 +23,7 @@ pub struct Device {
 pub struct Card {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
-    /// What its number counts: `GPU`, `MIG`, `HPU`, `NPU`.
+    /// What its number counts: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
     pub noun: &'static str,
     /// Its name.
     pub name: String,
@@ -33,7 +33,7 @@ pub struct Card {
     pub pci: Option<PciAddress>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
-    /// How it was chosen, such as `--devices 3` or `entry 3 of CUDA_VISIBLE_DEVICES`.
+    /// How it was chosen, such as `--devices 3` or `CUDA_VISIBLE_DEVICES entry 3`.
     pub how: String,
 }
 

@@ -110,7 +110,7 @@ fn the_last_picture_stays_while_a_library_hangs() {
 fn a_library_that_crashes_takes_nothing_with_it() {
     let mut watch = Watch::start("--watch=0.1");
     let _ = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Crash).describe(&watch.machine);
-    watch.job.text("NVML took our probe down");
+    watch.job.text("NVML crashed");
     let _ = Machine::gpus(2).hot(1).describe(&watch.machine);
     watch.job.text("\x1b[7m91\x1b[m");
     watch.job.type_text("q");

@@ -106,7 +106,13 @@ impl Machine {
     /// Two cards in MIG mode with two MIG devices each.
     #[must_use]
     pub fn mig() -> Self {
-        let mut machine = Self::gpus(2);
+        Self::mig_cards(2)
+    }
+
+    /// So many cards in MIG mode with two MIG devices each.
+    #[must_use]
+    pub fn mig_cards(count: u32) -> Self {
+        let mut machine = Self::gpus(count);
         for (at, card) in machine.fake.cards.iter_mut().enumerate() {
             let uuid = |mig| format!("MIG-{at}{mig}00ffee-0000-5000-8000-0000000000{at}{mig}");
             card.mig = (0..2).map(|mig| Mig { uuid: uuid(mig), memory: 40 * GIB }).collect();

@@ -3,7 +3,6 @@
 use rankrun_contract::rank::LocalRank;
 
 use crate::agent::message::Happening;
-use crate::cli::error::trouble_in_words;
 use crate::device::health::{Severity, findings};
 use crate::device::{Accelerator, Machine, Trouble, TroubleKind};
 use crate::placement::{Card, Device};
@@ -83,7 +82,7 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
         }
     }
     for trouble in troubles {
-        let text = trouble_in_words(trouble);
+        let text = trouble.to_string();
         if !checkup.unchecked.contains(&text) {
             checkup.unchecked.push(text);
         }

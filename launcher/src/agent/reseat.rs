@@ -11,7 +11,8 @@ use rankrun_contract::rank::LocalWorldSize;
 
 use crate::agent::checkup;
 use crate::cli::{self, Command, Notice};
-use crate::device::{Ask, CudaDevice, Machine, Part, Visibility};
+use crate::device::choice::number;
+use crate::device::{Ask, CudaDevice, Machine, Visibility};
 use crate::facts::{Facts, FileKind, Permission, StandardStream, System, World};
 use crate::spec::{LaunchSpec, Seat};
 
@@ -85,13 +86,7 @@ fn read(argv: &[OsString], facts: &Facts) -> Result<Seating, String> {
 fn has_same_numbers(before: &[Seat], machine: &Machine) -> bool {
     before.iter().all(|seat| {
         let Some(card) = &seat.device.card else { return true };
-        checkup::find(machine, &seat.device, card).is_none_or(|found| {
-            let index = match found.part {
-                Part::MigInstance { gpu } => format!("{gpu}:{}", found.index),
-                Part::Whole | Part::MigParent | Part::Tile { .. } => found.index.to_string(),
-            };
-            index == card.index
-        })
+        checkup::find(machine, &seat.device, card).is_none_or(|found| number(found) == card.index)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Command lines that are read again on machines that have changed.
 
 use super::*;
-use crate::device::{Accelerator, Condition, DeviceType, State};
+use crate::device::{Accelerator, Condition, DeviceType, Part, State};
 
 /// A card of this number that was there from the start.
 fn card(index: u32) -> Accelerator {

@@ -24,7 +24,7 @@ use std::path::Path;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::Verbosity;
-use super::error::{CliError, DeviceError, SettingError, trouble_in_words};
+use super::error::{CliError, DeviceError, SettingError};
 use super::notice::Notice;
 use super::settings::{Setting, Settings};
 use super::torchrun::VIRTUAL_LOCAL_RANK;
@@ -218,7 +218,7 @@ impl Resolver<'_> {
             let missing = machine.troubles.iter();
             let missing = missing.filter(|trouble| matches!(trouble.what, TroubleKind::Missing(_)));
             self.notices.extend(missing.map(|trouble| Notice::Detail {
-                text: format!("looking for {} devices: {}", trouble.kind, trouble_in_words(trouble)),
+                text: format!("looking for {} devices: {}", trouble.kind, trouble),
                 torch_line: None,
             }));
         }

@@ -6,7 +6,6 @@
 use std::fmt;
 
 pub use device::DeviceError;
-pub(crate) use device::trouble_in_words;
 pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
 
 use super::grammar::tables;

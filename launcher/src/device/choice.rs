@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::fmt;
 
 pub use error::ChoiceError;
-pub use label::{label, line};
+pub use label::{label, line, noun, number};
 pub use warning::Warning;
 
 use super::order::{self, DeviceOrder};
@@ -43,6 +43,8 @@ pub struct Request {
     pub order: Option<DeviceOrder>,
     /// `--exclude-unhealthy`: a dead device is left out instead of refused.
     pub exclude_unhealthy: bool,
+    /// Nothing is chosen: the devices are only counted, as PyTorch counts them.
+    pub as_torch: bool,
 }
 
 /// Everything that the choice depends on.
@@ -157,7 +159,8 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     let asked = picked.len();
     let mut picked = without_the_dead(picked, question, &mut warnings)?;
     // A process sees one MIG device only, so that each worker is told its own.
-    let several_instances = picked.len() > 1
+    let several_instances = !request.as_torch
+        && picked.len() > 1
         && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
     let untouched =
         request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
@@ -187,6 +190,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
 /// What the order of the devices means for this request.
 fn counting(request: &Request) -> Counting {
     match (&request.devices, request.order) {
+        _ if request.as_torch => Counting::Torch,
         (None, None) => Counting::Runtime,
         (Some(Selector::List(entries)), _) if entries.iter().all(Entry::is_identity) => Counting::Named,
         (None, Some(order)) if order != DeviceOrder::AsListed => Counting::Named,

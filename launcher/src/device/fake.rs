@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::choice::{Choice, ChoiceError, Question, Request};
+use super::choice::{Choice, ChoiceError, Question, Request, number};
 use super::visibility::Inherited;
 use super::{
     Accelerator, Condition, CudaDevice, DeviceProcess, DeviceType, Link, LinkKind, Machine, Memory, Part,
@@ -233,10 +233,6 @@ pub(crate) fn choose(
 
 /// Devices as `rankrun devices` numbers them: `3 1`, `0:1` for a MIG device; `cpu` for none.
 pub(crate) fn numbers<'a>(devices: impl IntoIterator<Item = &'a Accelerator>) -> String {
-    let number = |device: &Accelerator| match device.part {
-        Part::MigInstance { gpu } => format!("{gpu}:{}", device.index),
-        _ => device.index.to_string(),
-    };
     let numbers: Vec<String> = devices.into_iter().map(number).collect();
     if numbers.is_empty() { "cpu".to_owned() } else { numbers.join(" ") }
 }

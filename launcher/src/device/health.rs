@@ -11,9 +11,9 @@ use super::{Accelerator, Condition, DeviceProcess, Memory, Part, State, Throttle
 const HEAT_MARGIN: u32 = 3;
 /// From so many per cent of its power limit on, a device that the limit holds back is at it.
 const NEAR_LIMIT_PER_CENT: u64 = 95;
-/// So much memory may be in use although nobody is seen to use it: the driver needs some itself.
-const DRIVERS_MEMORY: u64 = 1 << 30;
-/// The same in per cent of all: on a large card it needs more.
+/// What a driver may keep of any card, in bytes.
+const DRIVERS_MEMORY: u64 = 500 << 20;
+/// The same in per cent of all: of a large card it keeps more.
 const DRIVERS_PER_CENT: u64 = 5;
 /// More processes than that are only counted.
 const MOST_PROCESSES: usize = 3;
@@ -105,6 +105,14 @@ pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, Finding)> {
             (at, Finding::warning(format!("{total} of memory, less than half of the largest's {largest}")))
         })
         .collect()
+}
+
+/// The bytes in use, where that is more than a driver keeps for itself: 5 per cent or 500 MiB, whichever is more.
+#[must_use]
+pub fn in_use(memory: Memory) -> Option<u64> {
+    let used = memory.total.checked_sub(memory.free?)?;
+    let share = u128::from(memory.total) * u128::from(DRIVERS_PER_CENT) / 100;
+    (used > DRIVERS_MEMORY && u128::from(used) > share).then_some(used)
 }
 
 /// Bytes for people: `79.6 GiB`, and below one GiB `512 MiB`.
@@ -224,11 +232,8 @@ fn named(process: &DeviceProcess) -> String {
 /// Memory is in use, and the processes are those of another container, or of a user that is hidden from us. A card
 /// in MIG mode is told by its instances.
 fn unseen_users(memory: Memory, part: Part, state: &State) -> Option<Finding> {
-    let used = memory.total.checked_sub(memory.free?)?;
-    let share = u128::from(memory.total) * u128::from(DRIVERS_PER_CENT) / 100;
-    let is_much = used > DRIVERS_MEMORY && u128::from(used) > share;
     let is_unseen = state.processes.is_empty() && part != Part::MigParent;
-    (is_much && is_unseen).then(|| {
+    in_use(memory).filter(|_| is_unseen).map(|used| {
         let used = in_words(used);
         Finding::warning(format!(
             "{used} of its memory in use by processes that are not to be seen from here"

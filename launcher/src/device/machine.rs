@@ -314,6 +314,20 @@ pub struct Trouble {
     pub what: TroubleKind,
 }
 
+impl fmt::Display for Trouble {
+    /// The source and what is wrong with it: `NVML did not answer within 30 seconds`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = &self.source;
+        match &self.what {
+            TroubleKind::Missing(why) => write!(f, "{source} is not there: {why}"),
+            TroubleKind::Failed(why) => write!(f, "{source} failed: {why}"),
+            TroubleKind::Hung(1) => write!(f, "{source} did not answer within 1 second"),
+            TroubleKind::Hung(seconds) => write!(f, "{source} did not answer within {seconds} seconds"),
+            TroubleKind::Crashed(how) => write!(f, "{source} crashed: {how}"),
+        }
+    }
+}
+
 /// What went wrong in a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

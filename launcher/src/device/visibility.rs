@@ -42,6 +42,13 @@ pub struct Inherited {
     pub ascend: Option<OsString>,
 }
 
+impl Counting {
+    /// Whether the order of the untouched runtime matters.
+    pub(super) const fn is_runtimes(self) -> bool {
+        matches!(self, Self::Runtime | Self::Torch)
+    }
+}
+
 impl Inherited {
     /// From a lookup in the environment.
     #[must_use]
@@ -64,7 +71,7 @@ impl Inherited {
 /// Asks the CUDA driver for its devices under `FASTEST_FIRST`.
 pub type AskCuda<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
-/// How devices are counted that no inherited list names.
+/// How devices are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counting {
     /// As the runtime of an untouched worker counts them.
@@ -74,6 +81,9 @@ pub enum Counting {
     Typed,
     /// In any order, since nothing depends on it: as the vendor's tool shows them.
     Named,
+    /// As PyTorch's `device_count` counts them for an untouched worker: an NVIDIA card in MIG mode is one device, and
+    /// of a list of MIG devices the driver shows the first alone.
+    Torch,
 }
 
 /// What a process of this machine sees of one type of device.

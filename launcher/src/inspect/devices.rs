@@ -3,6 +3,7 @@
 //! What matters at a glance comes first and fits 100 columns: one row per device with its load and heat, what is
 //! wrong, and who uses it. Then what a device is called and where it is, and what the launcher would do with them.
 
+use crate::device::choice::number;
 use crate::device::health::{Severity, in_words};
 use crate::device::{Accelerator, Condition, DeviceProcess, DeviceType, Machine, Part, State, Trouble};
 
@@ -94,11 +95,11 @@ fn summary(picture: &Picture, kind: Option<DeviceType>) -> String {
 /// A MIG instance stands below its card.
 fn index(device: &Accelerator) -> String {
     let indent = if matches!(device.part, Part::MigInstance { .. }) { "  " } else { "" };
-    format!("{indent}{}", words::index(device))
+    format!("{indent}{}", number(device))
 }
 
 fn key(table: &str, device: &Accelerator) -> String {
-    format!("{table}/{}/{}", device.kind, words::index(device))
+    format!("{table}/{}/{}", device.kind, number(device))
 }
 
 fn state_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
@@ -216,7 +217,7 @@ fn orders(page: &mut Page, picture: &Picture) {
         .map(|order| {
             let (text, tone) = match &order.devices {
                 Ok(devices) => {
-                    let index = |at: &usize| words::index(&picture.machine.accelerators[*at]);
+                    let index = |at: &usize| number(&picture.machine.accelerators[*at]);
                     (devices.iter().map(index).collect::<Vec<_>>().join(" "), Tone::Plain)
                 }
                 Err(why) => (why.clone(), Tone::Faint),
@@ -244,7 +245,7 @@ pub(super) fn troubles(page: &mut Page, machine: &Machine) {
         page.blank();
     }
     for trouble in serious {
-        let text = format!(" {}: {}", trouble.kind, words::trouble(trouble));
+        let text = format!(" {}: {trouble}", trouble.kind);
         let key = format!("trouble/{}/{}", trouble.kind, trouble.source);
         page.line(key, &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
     }
@@ -256,7 +257,7 @@ pub(super) fn sources(page: &mut Page, machine: &Machine) {
     let rows: Vec<Row> = missing
         .map(|trouble| {
             let key = format!("source/{}/{}", trouble.kind, trouble.source);
-            Row::new(key).cell(trouble.kind.word()).cell(words::trouble(trouble))
+            Row::new(key).cell(trouble.kind.word()).cell(trouble.to_string())
         })
         .collect();
     if !rows.is_empty() {

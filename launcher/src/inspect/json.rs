@@ -5,6 +5,8 @@
 
 use serde::Serialize;
 
+use crate::device::affinity::ranges;
+use crate::device::choice::number;
 use crate::device::{
     Accelerator, Condition, Cpu, CpuLayout, DeviceType, Machine, Nic, NumaNode, Part, PciAddress, State,
     Throttle, Trouble, TroubleKind,
@@ -12,7 +14,6 @@ use crate::device::{
 
 use super::picture::Picture;
 use super::topo::{Topology, word};
-use super::words;
 
 /// The shape of both objects. They grow without a new number; a field that is there keeps its name and meaning.
 const VERSION: u32 = 1;
@@ -251,7 +252,7 @@ fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32)
     Device {
         r#type: device.kind,
         index: device.index,
-        selector: words::index(device),
+        selector: number(device),
         name: &device.name,
         uuid: device.uuid.as_deref(),
         pci: device.pci,
@@ -314,8 +315,8 @@ fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> Cpus<'a> {
     let cpu = |cpu: &Cpu| CpuAnswer {
         id: cpu.id,
         package: cpu.package,
-        siblings: words::ranges(&cpu.siblings),
-        cache: words::ranges(&cpu.cache),
+        siblings: ranges(&cpu.siblings),
+        cache: ranges(&cpu.cache),
     };
     Cpus {
         count: layout.cpus.len(),
@@ -332,7 +333,7 @@ fn trouble(trouble: &Trouble) -> TroubleAnswer<'_> {
         TroubleKind::Hung(_) => "hung",
         TroubleKind::Crashed(_) => "crashed",
     };
-    TroubleAnswer { r#type: trouble.kind, source: &trouble.source, kind, text: words::trouble(trouble) }
+    TroubleAnswer { r#type: trouble.kind, source: &trouble.source, kind, text: trouble.to_string() }
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! `rankrun topo`: how the devices are joined, as the matrix of `nvidia-smi topo -m`. Pure.
 
+use crate::device::affinity::ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
+use super::devices;
 use super::page::{Align, Column, Page, Row, Tone};
-use super::{devices, words};
 
 /// What stands in a cell of the matrix where nobody knows.
 const UNKNOWN: &str = "?";
@@ -121,7 +122,7 @@ fn matrix(page: &mut Page, topology: &Topology) {
         }
         if let Some(near) = topology.near.get(at) {
             let unknown = || UNKNOWN.to_owned();
-            row = row.cell(near.cpus.as_deref().map_or_else(unknown, words::ranges));
+            row = row.cell(near.cpus.as_deref().map_or_else(unknown, ranges));
             row = row.cell(near.numa_node.map_or_else(unknown, |node| node.to_string()));
             if has_nics {
                 row = row.cell(nearest(near, topology));

@@ -267,7 +267,7 @@ fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
         serious.map(|trouble| trouble.source.as_str()).any(|other| other == source)
     };
     let serious = new.troubles.iter().filter(|trouble| words::is_serious(trouble));
-    serious.filter(|trouble| !was_there(&trouble.source)).map(words::trouble).next()
+    serious.filter(|trouble| !was_there(&trouble.source)).map(ToString::to_string).next()
 }
 
 fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<Event>> {
@@ -336,7 +336,7 @@ mod tests {
         screen.show(shown("one", Some(TroubleKind::Missing("no file".to_owned()))));
         screen.show(shown("two", Some(TroubleKind::Hung(10))));
         assert!(is_shown(&screen, "one"));
-        assert_eq!(screen.trouble.as_deref(), Some("NVML did not answer in 10 s"));
+        assert_eq!(screen.trouble.as_deref(), Some("NVML did not answer within 10 seconds"));
         screen.show(shown("three", None));
         assert!(is_shown(&screen, "three") && screen.trouble.is_none());
         assert!(screen.before.is_some_and(|page| page == shown("one", None).page));

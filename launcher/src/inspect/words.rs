@@ -1,19 +1,13 @@
 //! What is found, in words. Pure.
 
+use crate::device::affinity::ranges;
+use crate::device::choice::number;
 use crate::device::health::{gib, watts};
-use crate::device::{Accelerator, Machine, Memory, Part, Throttle, Trouble, TroubleKind};
-
-/// Its number as `--devices` takes it: `3`, and `1:0` for the first MIG device of GPU 1.
-pub(super) fn index(accelerator: &Accelerator) -> String {
-    match accelerator.part {
-        Part::MigInstance { gpu } => format!("{gpu}:{}", accelerator.index),
-        Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.index.to_string(),
-    }
-}
+use crate::device::{Accelerator, Machine, Memory, Throttle, Trouble, TroubleKind};
 
 /// The name of a device within a sentence: `cuda 3`.
 pub(super) fn device(accelerator: &Accelerator) -> String {
-    format!("{} {}", accelerator.kind, index(accelerator))
+    format!("{} {}", accelerator.kind, number(accelerator))
 }
 
 /// `79.1/80.0 GiB`: free and all.
@@ -60,36 +54,9 @@ pub(super) fn throttles(reasons: &[Throttle]) -> String {
     words.join(", ")
 }
 
-/// Numbers as ranges: `0-3,8`.
-pub(super) fn ranges(numbers: &[u32]) -> String {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for &number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    let shown = |(first, last): &(u32, u32)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    runs.iter().map(shown).collect::<Vec<_>>().join(",")
-}
-
 /// `1 GPU`, `2 GPUs`.
 pub(super) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
-}
-
-/// What could not be found out.
-pub(super) fn trouble(trouble: &Trouble) -> String {
-    let source = &trouble.source;
-    match &trouble.what {
-        TroubleKind::Missing(why) => format!("{source} is not there: {why}"),
-        TroubleKind::Failed(why) => format!("{source} answers with an error: {why}"),
-        TroubleKind::Hung(seconds) => format!("{source} did not answer in {seconds} s"),
-        TroubleKind::Crashed(how) => format!("{source} took our probe down: {how}"),
-    }
 }
 
 /// Whether it keeps us from telling something that may well be there.
@@ -122,18 +89,6 @@ mod tests {
     use crate::device::{Cpu, CpuLayout, DeviceType, NumaNode};
 
     #[test]
-    fn numbers_become_ranges() {
-        for (numbers, text) in [
-            (vec![], ""),
-            (vec![3], "3"),
-            (vec![0, 1, 2, 3, 8, 10, 11], "0-3,8,10-11"),
-            (vec![u32::MAX - 1, u32::MAX], "4294967294-4294967295"),
-        ] {
-            assert_eq!(ranges(&numbers), text);
-        }
-    }
-
-    #[test]
     fn what_is_unknown_is_a_question_mark() {
         assert_eq!(of(None, None), "");
         assert_eq!(of(Some(5), None), "5");
@@ -147,16 +102,12 @@ mod tests {
         let of = |what| Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
         for (what, text, serious) in [
             (TroubleKind::Missing("no such file".to_owned()), "NVML is not there: no such file", false),
-            (
-                TroubleKind::Failed("Unknown Error".to_owned()),
-                "NVML answers with an error: Unknown Error",
-                true,
-            ),
-            (TroubleKind::Hung(10), "NVML did not answer in 10 s", true),
-            (TroubleKind::Crashed("SIGSEGV".to_owned()), "NVML took our probe down: SIGSEGV", true),
+            (TroubleKind::Failed("Unknown Error".to_owned()), "NVML failed: Unknown Error", true),
+            (TroubleKind::Hung(10), "NVML did not answer within 10 seconds", true),
+            (TroubleKind::Crashed("SIGSEGV".to_owned()), "NVML crashed: SIGSEGV", true),
         ] {
             let told = of(what);
-            assert_eq!((trouble(&told).as_str(), is_serious(&told)), (text, serious));
+            assert_eq!((told.to_string().as_str(), is_serious(&told)), (text, serious));
         }
     }
 

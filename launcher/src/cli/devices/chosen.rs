@@ -22,6 +22,7 @@ impl Resolver<'_> {
             kind: kind_of(&self.wishes.kinds()?, machine),
             order: self.wishes.order.as_ref().map(|order| order.value),
             exclude_unhealthy: self.wishes.check.is_some_and(|check| check.unhealthy == Unhealthy::Exclude),
+            as_torch: self.is_passive() && matches!(self.wishes.count, Count::Auto | Count::Of { .. }),
         };
         let choice = match self.choose_as(machine, &unhealthy, &request) {
             // Which of them torch would take is decided by how it was built; most often it was for the first.

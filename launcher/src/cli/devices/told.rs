@@ -2,33 +2,16 @@
 
 use crate::cli::notice::Notice;
 use crate::device::affinity::ranges;
-use crate::device::choice::{Chosen, How};
-use crate::device::{Accelerator, DeviceType, Part};
+use crate::device::choice::{Chosen, How, noun, number};
 use crate::placement::Card;
 use crate::reporter::plain::plain;
 use crate::spec::Seat;
-
-const fn noun(accelerator: &Accelerator) -> &'static str {
-    match (accelerator.kind, accelerator.part) {
-        (_, Part::MigInstance { .. }) => "MIG",
-        (DeviceType::Hpu, _) => "HPU",
-        (DeviceType::Npu, _) => "NPU",
-        _ => "GPU",
-    }
-}
-
-fn index(accelerator: &Accelerator) -> String {
-    match accelerator.part {
-        Part::MigInstance { gpu } => format!("{gpu}:{}", accelerator.index),
-        _ => accelerator.index.to_string(),
-    }
-}
 
 /// What is told of a chosen device.
 pub(super) fn card(chosen: &Chosen) -> Card {
     let accelerator = &chosen.accelerator;
     Card {
-        index: index(accelerator),
+        index: number(accelerator),
         noun: noun(accelerator),
         name: plain(&accelerator.name),
         uuid: accelerator.uuid.as_deref().map(plain),

@@ -49,7 +49,7 @@ pub enum DeviceError {
         other_value: String,
     },
     /// Nobody knows which devices there are.
-    #[error("the {} devices are not known: {}", trouble.kind, trouble_in_words(trouble))]
+    #[error("the {} devices are not known: {}", trouble.kind, trouble)]
     Trouble {
         /// What went wrong.
         trouble: Trouble,
@@ -131,16 +131,4 @@ fn torchs(sentence: Option<&str>) -> String {
 
 fn devices(count: usize) -> String {
     if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
-}
-
-/// What went wrong, with its source.
-pub(crate) fn trouble_in_words(trouble: &Trouble) -> String {
-    let source = &trouble.source;
-    match &trouble.what {
-        TroubleKind::Missing(why) => format!("{source} is not here ({why})"),
-        TroubleKind::Failed(why) => format!("{source} failed: {why}"),
-        TroubleKind::Hung(1) => format!("{source} did not answer within 1 second"),
-        TroubleKind::Hung(seconds) => format!("{source} did not answer within {seconds} seconds"),
-        TroubleKind::Crashed(how) => format!("{source} crashed: {how}"),
-    }
 }

@@ -170,6 +170,16 @@ pub enum ChoiceError {
         /// Why.
         because: &'static str,
     },
+    /// A device that is lost, of which nothing is known that names it.
+    #[error("`{variable}` cannot name {device}: it does not answer, and tells no UUID")]
+    Lost {
+        /// Which.
+        device: String,
+        /// The vendor's variable.
+        variable: &'static str,
+        /// What `--devices` calls it.
+        index: Option<u32>,
+    },
     /// The devices cannot be put into the order that was asked for.
     #[error("`--device-order {word}`: {error}")]
     Order {
@@ -218,7 +228,14 @@ impl ChoiceError {
                 format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
             }
             Self::NotForCpus { .. } => "leave one of the two away".to_owned(),
-            Self::Unhealthy { .. } => "`--exclude-unhealthy` goes on without it".to_owned(),
+            Self::Lost { index: Some(index), .. } => {
+                format!(
+                    "`--exclude-unhealthy` goes on without it, and so does `-{index}` at the end of `--devices`"
+                )
+            }
+            Self::Unhealthy { .. } | Self::Lost { index: None, .. } => {
+                "`--exclude-unhealthy` goes on without it".to_owned()
+            }
             Self::AllUnhealthy { .. } => "`rankrun devices` shows their state".to_owned(),
             Self::OrderUnknown { kind: DeviceType::Cuda, .. } => {
                 "set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, or name the devices by UUID in `CUDA_VISIBLE_DEVICES`"

@@ -3,7 +3,7 @@
 use super::{ChoiceError, Question, Selector, no_driver};
 use crate::device::selector::Entry;
 use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
-use crate::device::{Accelerator, DeviceType, Machine, Part, TroubleKind};
+use crate::device::{Accelerator, DeviceType, Machine, Part};
 
 /// What the workers run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,15 +48,7 @@ pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
 /// Nothing of this type, and what the probes met on their way.
 fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
     let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
-    let because = of_kind.map(|trouble| {
-        let source = &trouble.source;
-        match &trouble.what {
-            TroubleKind::Missing(why) => format!("{source} is not there: {why}"),
-            TroubleKind::Failed(why) => format!("{source} failed: {why}"),
-            TroubleKind::Hung(seconds) => format!("{source} did not answer in {seconds} s"),
-            TroubleKind::Crashed(how) => format!("{source} crashed: {how}"),
-        }
-    });
+    let because = of_kind.map(ToString::to_string);
     ChoiceError::NoDevices { kind, because: because.collect(), instead: present(machine) }
 }
 

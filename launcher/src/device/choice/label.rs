@@ -26,7 +26,9 @@ pub fn line(accelerator: &Accelerator, index: Option<u32>) -> String {
     text
 }
 
-fn noun(accelerator: &Accelerator) -> &'static str {
+/// What its number counts: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
+#[must_use]
+pub const fn noun(accelerator: &Accelerator) -> &'static str {
     match (accelerator.kind, accelerator.part) {
         (_, Part::MigInstance { .. }) => "MIG device",
         (_, Part::Tile { .. }) => "tile",
@@ -36,7 +38,10 @@ fn noun(accelerator: &Accelerator) -> &'static str {
     }
 }
 
-fn number(accelerator: &Accelerator) -> String {
+/// Its number as `--devices` takes it on a machine without inherited lists, which is that of its vendor's tool: `3`, and
+/// `1:0` for the first MIG device of GPU 1.
+#[must_use]
+pub fn number(accelerator: &Accelerator) -> String {
     match accelerator.part {
         Part::MigInstance { gpu } => format!("{gpu}:{}", accelerator.index),
         Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.index.to_string(),

@@ -64,10 +64,10 @@ fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
     if let Some(picked) =
         picked.iter().find(|picked| is_lost(picked) && picked.device.accelerator.uuid.is_none())
     {
-        return Err(ChoiceError::Nameless {
+        return Err(ChoiceError::Lost {
             device: label(&picked.device.accelerator),
             variable: "CUDA_VISIBLE_DEVICES",
-            because: "it does not answer, and tells no UUID",
+            index: picked.device.index,
         });
     }
     let wanted = doubtful || picked.iter().any(is_instance) || picked.iter().all(|picked| picked.by_uuid);

@@ -2,7 +2,7 @@
 
 use super::{Chosen, Warning, label};
 use crate::device::visibility::is_integrated;
-use crate::device::{Accelerator, DeviceType, Machine, Part};
+use crate::device::{Accelerator, DeviceType, Machine, Part, health};
 
 /// The modules that Gaudi's documents allow together, beside all.
 const GAUDI_GROUPS: [&[u32]; 6] = [&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[0, 1, 2, 3], &[4, 5, 6, 7]];
@@ -38,19 +38,12 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
 }
 
 fn small_memory(devices: &[Chosen], warnings: &mut Vec<Warning>) {
-    let total = |device: &Chosen| device.accelerator.memory.map(|memory| memory.total);
-    let Some(largest) = devices.iter().max_by_key(|device| total(device)) else { return };
-    let Some(most) = total(largest) else { return };
-    for device in devices {
-        if let Some(memory) = total(device).filter(|memory| *memory < most.div_ceil(2)) {
-            warnings.push(Warning::SmallMemory {
-                device: label(&device.accelerator),
-                memory,
-                largest: label(&largest.accelerator),
-                most,
-            });
-        }
-    }
+    let accelerators: Vec<&Accelerator> = devices.iter().map(|device| &device.accelerator).collect();
+    let small = health::small_memory(&accelerators);
+    warnings.extend(small.into_iter().map(|(at, finding)| Warning::SmallMemory {
+        device: label(accelerators[at]),
+        because: finding.text,
+    }));
 }
 
 fn gaudi_group(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning>) {

@@ -45,12 +45,8 @@ pub enum Warning {
     SmallMemory {
         /// Which.
         device: String,
-        /// Its memory in bytes.
-        memory: u64,
-        /// The largest.
-        largest: String,
-        /// The largest's memory in bytes.
-        most: u64,
+        /// Both sizes, as [`small_memory`](crate::device::health::small_memory) says it.
+        because: String,
     },
     /// A card in MIG mode without instances, which nothing can run on.
     NoInstances {
@@ -88,12 +84,7 @@ impl fmt::Display for Warning {
                  another device than its line says"
             ),
             Self::LeftOut { device, because } => write!(f, "{device} is left out: {because}"),
-            Self::SmallMemory { device, memory, largest, most } => write!(
-                f,
-                "{device} has {}, less than half of the {} of {largest}",
-                gibibytes(*memory),
-                gibibytes(*most)
-            ),
+            Self::SmallMemory { device, because } => write!(f, "{device} has {because}"),
             Self::NoInstances { device } => {
                 write!(f, "{device} is in MIG mode and has no instances: nothing can run on it")
             }
@@ -103,10 +94,4 @@ impl fmt::Display for Warning {
             }
         }
     }
-}
-
-/// `79.6 GiB`
-pub(super) fn gibibytes(bytes: u64) -> String {
-    let tenths = u128::from(bytes) * 10 / (1 << 30);
-    format!("{}.{} GiB", tenths / 10, tenths % 10)
 }

@@ -162,6 +162,21 @@ fn memory_that_nobody_seems_to_use_is_told() {
 }
 
 #[test]
+fn in_use_is_more_than_a_driver_keeps() {
+    const MIB: u64 = 1 << 20;
+    for (total, used, is_told) in [
+        (8 * GIB, 500 * MIB, false),
+        (8 * GIB, 501 * MIB, true),
+        (80 * GIB, 4 * GIB, false),
+        (80 * GIB, 4 * GIB + 1, true),
+    ] {
+        let memory = Memory { total, free: Some(total - used) };
+        assert_eq!(in_use(memory), is_told.then_some(used), "{used} of {total}");
+    }
+    assert_eq!(in_use(Memory { total: GIB, free: None }), None);
+}
+
+#[test]
 fn a_card_much_smaller_than_the_largest_is_named() {
     let of = |total: u64, part| Accelerator {
         memory: Some(Memory { total, free: None }),

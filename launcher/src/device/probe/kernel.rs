@@ -23,7 +23,7 @@ mod tree;
 use std::io::ErrorKind;
 use std::path::Path;
 
-pub use cpu_list::{NoCpuList, parse_cpu_list, render_cpu_list};
+pub use cpu_list::{NoCpuList, parse_cpu_list};
 
 use crate::device::{
     Accelerator, Ask, Condition, DeviceType, Link, LinkKind, Machine, Part, Trouble, TroubleKind,

@@ -112,7 +112,7 @@ impl Cards<'_> {
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
         // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
         let counts = match asking.counting {
-            Counting::Runtime => !has_instances,
+            Counting::Runtime | Counting::Torch => !has_instances,
             Counting::Typed => variable.is_some(),
             Counting::Named => false,
         };
@@ -125,7 +125,11 @@ impl Cards<'_> {
         };
         let mut seen = Seen::all(Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
-            if self.machine.accelerators[card].part == Part::MigParent {
+            if asking.counting == Counting::Torch {
+                // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
+                let at = self.device_of(card).unwrap_or(card);
+                seen.devices.push(Visible::of(self.machine, at));
+            } else if self.machine.accelerators[card].part == Part::MigParent {
                 let instances = self.instances(card).map(|at| Visible::of(self.machine, at));
                 seen.devices.extend(instances.map(|device| Visible { index: None, ..device }));
             } else {
@@ -146,7 +150,13 @@ impl Cards<'_> {
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
         let (devices, order_unknown) = match form {
-            Some(form) => (self.by_uuid(&text, form, &mut dropped), None),
+            Some(form) => {
+                let mut devices = self.by_uuid(&text, form, &mut dropped);
+                if form == "MIG-" && asking.counting == Counting::Torch {
+                    devices.truncate(1);
+                }
+                (devices, None)
+            }
             None => self.by_number(&text, asking, &mut dropped),
         };
         // The usual ways to write "none".

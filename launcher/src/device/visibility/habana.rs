@@ -18,14 +18,14 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
     let mut seen = match not_empty(inherited.habana.as_ref()) {
         Some(value) => listed(&devices, value),
         None => {
-            if counting == Counting::Runtime {
+            if counting.is_runtimes() {
                 // The vendor's PyTorch bridge gives a process the module of its local rank.
                 devices.sort_by_key(|device| device.accelerator.module_id);
             }
             Seen::all(devices)
         }
     };
-    let counts_modules = seen.variable.is_some() || counting == Counting::Runtime;
+    let counts_modules = seen.variable.is_some() || counting.is_runtimes();
     if !numbered && counts_modules && seen.devices.len() > 1 {
         seen.order_unknown = Some("the driver does not tell the modules' numbers".to_owned());
     }

@@ -63,7 +63,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
     let unlike = match mask {
         // The mask counts every GPU, the integrated too.
         Some(_) => !alike(cards.iter().map(|tiles| &machine.accelerators[tiles[0]])),
-        None => counting == Counting::Runtime && !alike(devices.iter().map(|device| &device.accelerator)),
+        None => counting.is_runtimes() && !alike(devices.iter().map(|device| &device.accelerator)),
     };
     let mut seen = match mask {
         Some(mask) => Seen::listed(devices, VARIABLE, mask, &dropped),

@@ -3,10 +3,14 @@ use crate::device::fake::{self, environment, numbers};
 
 /// What a process with these variables sees, and the number of warnings, which is shown only where there are any.
 fn sees(machine: &str, variables: &str) -> String {
+    sees_counting(machine, variables, Counting::Runtime)
+}
+
+fn sees_counting(machine: &str, variables: &str, counting: Counting) -> String {
     let machine = fake::machine(machine);
     let kind = machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
+    let asking = Asking { counting, cuda_order: &cuda_order };
     let seen = read(kind, &machine, &environment(variables), asking);
     let devices = match numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
         "cpu" => "none".to_owned(),
@@ -99,6 +103,20 @@ const VECTORS: &[(&str, &str, &str)] = &[
 fn every_variable_is_read_with_its_vendors_rules() {
     for (machine, variables, expected) in VECTORS {
         assert_eq!(sees(machine, variables), *expected, "{machine}, {variables}");
+    }
+}
+
+/// GPU 0 has two MIG devices, GPU 1 is whole, GPU 2 has none.
+#[test]
+fn torch_counts_cards_in_mig_mode() {
+    let sees = |variables: &str| sees_counting("mig", variables, Counting::Torch);
+    assert_eq!(sees(""), "0:0 1 2");
+    let [first, second] = [0, 1].map(|index| format!("MIG-{index}0000000-aaaa-bbbb-cccc-dddddddddddd"));
+    assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={second},{first}")), "0:1");
+    assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={first}")), "0:0");
+    assert_eq!(sees("CUDA_VISIBLE_DEVICES=1,0"), "1 0:0");
+    for (machine, variables, expected) in VECTORS.iter().filter(|(machine, ..)| *machine != "mig") {
+        assert_eq!(sees_counting(machine, variables, Counting::Torch), *expected, "{machine}, {variables}");
     }
 }
 

@@ -86,7 +86,10 @@ fn a_library_that_hangs_is_told() {
     let trouble = Trouble { kind: DeviceType::Cuda, source, what: TroubleKind::Hung(20) };
     let hung = Machine { troubles: vec![trouble], ..Machine::default() };
     assert!(picture(hung.clone(), None, None).is_blind());
-    assert_eq!(text(hung, None), "node17: no accelerators\n\nerror: cuda: NVML did not answer in 20 s\n");
+    assert_eq!(
+        text(hung, None),
+        "node17: no accelerators\n\nerror: cuda: NVML did not answer within 20 seconds\n"
+    );
     assert!(!picture(bare(), None, None).is_blind());
 }
 

@@ -107,7 +107,7 @@ fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
     let quiet = launch(world().machine(missing()), "rankrun", &[]);
     assert_eq!((quiet.spec.workers.get(), said(&quiet)), (1, vec![]));
     let told = launch(world().machine(missing()), "rankrun -v", &[]);
-    assert_eq!(said(&told), ["looking for cuda devices: NVML is not here (libnvidia-ml.so.1: no such file)"]);
+    assert_eq!(said(&told), ["looking for cuda devices: NVML is not there: libnvidia-ml.so.1: no such file"]);
     let (code, text, _) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
     assert_eq!(
         (code, text.as_str()),

@@ -1,6 +1,8 @@
 //! Which worker has which device, what it is told of it, and what is said.
 
 use super::*;
+use crate::device::choice::{How, label};
+use crate::device::fake;
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -237,4 +239,36 @@ fn a_name_from_a_library_disturbs_no_terminal() {
     machine.accelerators[0].name = "\x1b[31mGPU\n".to_owned();
     let launch = launch(with_sign(machine), "rankrun", &[]);
     assert_eq!(said(&launch), ["rank 0 → cuda:0: GPU 0 GPU (0000:1b:00.0), by default"]);
+}
+
+/// The line of a worker and what is said of its device elsewhere.
+#[test]
+fn a_device_is_called_the_same_everywhere() {
+    let parts = [
+        (DeviceType::Cuda, Part::Whole, "GPU 1"),
+        (DeviceType::Cuda, Part::MigInstance { gpu: 2 }, "MIG device 2:1"),
+        (DeviceType::Xpu, Part::Tile { card: 0, tile: 1 }, "tile 1"),
+        (DeviceType::Hpu, Part::Whole, "HPU 1"),
+        (DeviceType::Npu, Part::Whole, "NPU 1"),
+    ];
+    for (kind, part, title) in parts {
+        let accelerator = Accelerator { part, ..gpu(kind, 1) };
+        let label = label(&accelerator);
+        let card = told::card(&Chosen { accelerator, how: How::Default, name: String::new() });
+        assert_eq!((card.title().as_str(), card.to_string()), (title, label));
+    }
+}
+
+/// torch counts cards where nothing is set, and asks the driver where MIG devices are listed, which shows the first.
+#[test]
+fn torchrun_counts_a_card_in_mig_mode_once() {
+    let machine = fake::mig;
+    let list = "MIG-10000000-aaaa-bbbb-cccc-dddddddddddd,MIG-00000000-aaaa-bbbb-cccc-dddddddddddd";
+    for word in ["gpu", "auto"] {
+        let line = format!("torchrun --nproc-per-node {word}");
+        assert_eq!(map(&launch(with_sign(machine()), &line, &[])), "cuda:0=0:0 cuda:1=1 cuda:2=2");
+        assert_eq!(map(&launch(with_sign(machine()), &line, &[(CUDA, list)])), "cuda:0=0:1");
+        let ours = format!("rankrun --nproc-per-node {word}");
+        assert_eq!(map(&launch(with_sign(machine()), &ours, &[])), "cuda:0=0:0 cuda:0=0:1 cuda:0=1");
+    }
 }

@@ -1,7 +1,7 @@
 //! What is refused, and in which words.
 
 use super::*;
-use crate::device::{Trouble, TroubleKind};
+use crate::device::{Condition, Trouble, TroubleKind};
 
 fn refused(machine: &str, variables: &str, words: &str) -> ChoiceError {
     refused_on(&fake::machine(machine), variables, words)
@@ -165,7 +165,7 @@ fn a_type_that_is_missing_is_told_with_the_troubles_and_what_is_there_instead() 
     machine.troubles =
         vec![Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what: TroubleKind::Hung(5) }];
     let error = refused_on(&machine, "", "--device-type cuda");
-    assert_eq!(error.to_string(), "there is no cuda device\n  NVML did not answer in 5 s");
+    assert_eq!(error.to_string(), "there is no cuda device\n  NVML did not answer within 5 seconds");
     assert_eq!(error.hint().unwrap(), "say which with `--device-type rocm`");
 }
 
@@ -262,6 +262,25 @@ fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
     assert_eq!(dead(&fake::mig(), 0, ""), "1");
     assert_eq!(dead(&fake::xpu(2, 2), 1, ""), "0 2 3");
     assert_eq!(dead(&fake::xpu(2, 2), 1, "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"), "1");
+}
+
+#[test]
+fn a_lost_card_without_a_name_is_refused_with_the_ways_to_leave_it_out() {
+    let mut machine = fake::cuda(8);
+    let card = &mut machine.accelerators[5];
+    card.condition = Condition::Lost { why: "GPU is lost".to_owned() };
+    (card.uuid, card.name, card.pci) = (None, "unknown".to_owned(), None);
+    let error = refused_on(&machine, "", "--devices -0-3");
+    assert_eq!(
+        error.to_string(),
+        "`CUDA_VISIBLE_DEVICES` cannot name GPU 5 unknown: it does not answer, and tells no UUID"
+    );
+    assert_eq!(
+        error.hint().unwrap(),
+        "`--exclude-unhealthy` goes on without it, and so does `-5` at the end of `--devices`"
+    );
+    let without = fake::choose(&machine, &Inherited::default(), &request("--devices -0-3,-5")).unwrap();
+    assert_eq!(numbers(without.devices.iter().map(|device| &device.accelerator)), "4 6 7");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What may surprise.
 
 use super::*;
+use crate::device::Memory;
 
 fn warned(machine: &Machine, variables: &str, words: &str) -> Vec<String> {
     let choice = fake::choose(machine, &environment(variables), &request(words)).unwrap();
@@ -51,12 +52,14 @@ fn a_small_card_is_named() {
     let machine = fake::mixed_cuda();
     assert_eq!(
         warned(&machine, "", "--devices 2,1"),
-        [
-            "GPU 2 NVIDIA P4 (0000:30:00.0) has 8.0 GiB, less than half of the 24.0 GiB of GPU 1 NVIDIA RTX 4090 \
-          (0000:20:00.0)"
-        ]
+        ["GPU 2 NVIDIA P4 (0000:30:00.0) has 8.0 GiB of memory, less than half of the largest's 24.0 GiB"]
     );
     assert_eq!(warned(&machine, "", "--devices 0,2"), [""; 0]);
+    // MIG devices are small on purpose.
+    let mut mig = fake::mig();
+    mig.accelerators[2].memory = Some(Memory { total: 5 << 30, free: None });
+    let said = warned(&mig, "", "--devices 0:0,0:1,1");
+    assert!(!said.iter().any(|text| text.contains("less than half")), "{said:?}");
 }
 
 #[test]

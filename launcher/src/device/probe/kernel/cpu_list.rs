@@ -40,23 +40,12 @@ fn number(text: &str) -> Result<u32, NoCpuList> {
     number.filter(|number| *number < MOST_CPUS).ok_or(NoCpuList)
 }
 
-/// CPUs in ascending order as the kernel writes them.
-#[must_use]
-pub fn render_cpu_list(cpus: &[u32]) -> String {
-    let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
-    let items = runs.map(|run| match run {
-        [] => String::new(),
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-    });
-    items.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::affinity::ranges;
 
     #[test]
     fn lists_as_the_kernel_writes_them() {
@@ -71,8 +60,6 @@ mod tests {
         for (text, cpus) in cases {
             assert_eq!(parse_cpu_list(text).as_deref(), Ok(cpus), "{text:?}");
         }
-        assert_eq!(render_cpu_list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
-        assert_eq!(render_cpu_list(&[]), "");
     }
 
     #[test]
@@ -88,7 +75,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(cpus in prop::collection::btree_set(0..MOST_CPUS, 0..200)) {
             let cpus: Vec<u32> = cpus.into_iter().collect();
-            prop_assert_eq!(parse_cpu_list(&render_cpu_list(&cpus)), Ok(cpus));
+            prop_assert_eq!(parse_cpu_list(&ranges(&cpus)), Ok(cpus));
         }
 
         #[test]
