@@ -11,6 +11,8 @@ use crate::spec::Seat;
 const fn noun(accelerator: &Accelerator) -> &'static str {
     match (accelerator.kind, accelerator.part) {
         (_, Part::MigInstance { .. }) => "MIG",
+        // Its number counts tiles, and not cards.
+        (_, Part::Tile { .. }) => "tile",
         (DeviceType::Hpu, _) => "HPU",
         (DeviceType::Npu, _) => "NPU",
         _ => "GPU",
