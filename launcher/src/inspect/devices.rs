@@ -86,6 +86,7 @@ fn summary(picture: &Picture, kind: Option<DeviceType>) -> String {
         .map(|kind| words::count(of(kind), &noun(kind)))
         .collect();
     match (counts.is_empty(), kind) {
+        (true, _) if picture.is_blind() => "the accelerators are not known".to_owned(),
         (true, None | Some(DeviceType::Cpu)) => "no accelerators".to_owned(),
         (true, Some(kind)) => format!("no {kind} devices"),
         (false, _) => counts.join(", "),

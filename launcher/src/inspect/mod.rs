@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `again` | a second, shorter look where the first one lost everything |
 //! | `picture` | machine, variables and driver → everything that is told (pure) |
 //! | `words` | what is found, in words (pure) |
 //! | `page` | lines of named cells (pure) |
@@ -13,6 +14,7 @@
 //!
 //! What a vendor's library does to whoever asks it happens in the probes, which are children; here it is only told.
 
+mod again;
 mod devices;
 mod frame;
 mod json;
@@ -99,7 +101,7 @@ pub fn inspect(question: Inspect, facts: &Facts, style: Style, can_draw: bool) -
 fn tell_devices(kind: Option<DeviceType>, question: Inspect, facts: &Facts, style: Style) -> Told {
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
-    let machine = facts.world().discover(EVERYTHING, question.limit);
+    let machine = look(EVERYTHING, question, facts);
     let picture = picture_of(machine, facts, kind, &cuda_order);
     let text = match question.manner {
         Manner::Json => json::devices(&picture),
@@ -110,7 +112,7 @@ fn tell_devices(kind: Option<DeviceType>, question: Inspect, facts: &Facts, styl
 
 fn tell_topology(question: Inspect, facts: &Facts, style: Style) -> Told {
     let ask = Ask { state: false, links: true, cpus: true };
-    let machine = facts.world().discover(ask, question.limit);
+    let machine = look(ask, question, facts);
     let host = short_hostname();
     let text = match question.manner {
         Manner::Json => json::topology(&machine, &host),
@@ -120,6 +122,10 @@ fn tell_topology(question: Inspect, facts: &Facts, style: Style) -> Told {
     };
     let is_blind = machine.accelerators.is_empty() && machine.troubles.iter().any(words::is_serious);
     Told { text, status: status(is_blind) }
+}
+
+fn look(ask: Ask, question: Inspect, facts: &Facts) -> Machine {
+    again::look(ask, question.limit, |ask, limit| facts.world().discover(ask, limit))
 }
 
 const fn status(is_blind: bool) -> ExitStatus {

@@ -87,7 +87,9 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let topology = Topology::of(machine);
     let mut page = Page::default();
     if topology.near.is_empty() {
-        page.line("title", &[("title", &format!("{host}: no accelerators"), Tone::Heading)]);
+        let is_blind = machine.troubles.iter().any(words::is_serious);
+        let what = if is_blind { "the accelerators are not known" } else { "no accelerators" };
+        page.line("title", &[("title", &format!("{host}: {what}"), Tone::Heading)]);
     } else {
         matrix(&mut page, &topology);
     }

@@ -26,7 +26,7 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::Picture;
 use super::terminal::Terminal;
-use super::{EVERYTHING, devices, picture_of, words};
+use super::{EVERYTHING, again, devices, picture_of, words};
 
 /// A look that takes longer is told of, and so often how long it has been.
 const SILENT: Duration = Duration::from_secs(1);
@@ -79,6 +79,8 @@ struct Screen {
 struct Look {
     probes: Probes,
     since: Instant,
+    /// What the first look found, where this is the second.
+    first: Option<Machine>,
 }
 
 /// The loop's own.
@@ -103,7 +105,7 @@ struct Watch<'a> {
 pub(super) fn watch(watched: Watched, facts: &Facts, style: Style) -> io::Result<ExitStatus> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
-    let machine = facts.world().discover(EVERYTHING, watched.limit);
+    let machine = again::look(EVERYTHING, watched.limit, |ask, limit| facts.world().discover(ask, limit));
     let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
     let first = picture_of(machine, facts, watched.kind, &ask);
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
@@ -188,12 +190,23 @@ impl Watch<'_> {
         let now = Instant::now();
         if self.look.is_none() && now >= self.next {
             let probes = Probes::discovery(EVERYTHING, self.watched.limit, now);
-            self.look = Some(Look { probes, since: now });
+            self.look = Some(Look { probes, since: now, first: None });
         }
         let Some(mut look) = self.look.take() else { return };
         if look.probes.advance(now) {
+            let found = look.probes.into_machine();
+            let machine = match look.first {
+                None if again::is_worth_it(&found, EVERYTHING) => {
+                    let (ask, limit) = (again::shorter(EVERYTHING), again::limit(self.watched.limit));
+                    let probes = Probes::discovery(ask, limit, now);
+                    self.look = Some(Look { probes, since: look.since, first: Some(found) });
+                    return;
+                }
+                None => found,
+                Some(first) => again::joined(first, found, EVERYTHING),
+            };
             let ask = || self.cuda_order.clone();
-            let picture = picture_of(look.probes.into_machine(), self.facts, self.watched.kind, &ask);
+            let picture = picture_of(machine, self.facts, self.watched.kind, &ask);
             self.screen.show(shown(picture, self.watched));
             self.next = now + self.watched.every;
             self.draw();

@@ -1,12 +1,11 @@
 //! `ASCEND_RT_VISIBLE_DEVICES` (CANN).
 //!
-//! Left open by the vendor and decided here: an empty list names nothing, as `vLLM` reads it; a repeated id counts once;
-//! a list that does not ascend, which today's CANN does not support, is taken as it stands, with a warning.
+//! Left open by the vendor and decided here: an empty list names nothing, as `vLLM` reads it; today's CANN supports
+//! ascending lists only, so that the list ends before the first id that is not above the one before it.
 
 use std::ffi::OsString;
 
 use super::{Inherited, Seen, Visible, of_kind};
-use crate::device::choice::Warning;
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
@@ -35,17 +34,13 @@ fn listed(devices: &[Visible], value: &OsString) -> Seen {
             }
             break;
         };
-        if named.iter().any(|seen| seen.at == device.at) {
-            dropped.push(format!("`{entry}` stands there again and counts once"));
-        } else {
-            named.push(device.clone().named(entry, false));
+        // What stands behind it would be promised to a worker that does not get it.
+        if let Some(last) = named.last().filter(|last| last.accelerator.index >= device.accelerator.index) {
+            let last = last.accelerator.index;
+            dropped.push(format!("`{entry}` is not above `{last}`, and the list must ascend: it ends there"));
+            break;
         }
+        named.push(device.clone().named(entry, false));
     }
-    let ascending = named.is_sorted_by_key(|device| device.at);
-    let mut seen = Seen::listed(named, VARIABLE, value, &dropped);
-    if !ascending {
-        let because = "today's CANN supports ascending lists only";
-        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: value.clone(), because });
-    }
-    seen
+    Seen::listed(named, VARIABLE, value, &dropped)
 }

@@ -94,8 +94,9 @@ const VECTORS: &[(&str, &str, &str)] = &[
     // Ascend.
     ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=", "none"),
     ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=-1", "none"),
-    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=3,1", "3 1 !1"),
-    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1,1,2", "1 2 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=3,1", "3 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1,3,2,5", "1 3 !1"),
+    ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1,1,2", "1 !1"),
     ("npu 8", "ASCEND_RT_VISIBLE_DEVICES=1x,2", "1 !1"),
 ];
 

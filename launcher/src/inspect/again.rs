@@ -1,0 +1,149 @@
+//! A second, shorter look, where the first one lost everything to one question too many. Pure, but for the looks.
+//!
+//! A library that hangs or crashes over a temperature or a link takes the whole answer with it, and yet a launch, which
+//! asks for neither, finds the cards. So what is lost is asked for again by itself, and shown with the trouble.
+
+use std::time::Duration;
+
+use crate::device::probe::merge::merge;
+use crate::device::{Ask, DeviceType, Machine, Trouble, TroubleKind};
+
+/// The second look asks for so little that a library that takes longer will not answer.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// Looks, and where that is worth it looks again.
+pub(super) fn look(ask: Ask, limit: Duration, discover: impl Fn(Ask, Duration) -> Machine) -> Machine {
+    let first = discover(ask, limit);
+    if !is_worth_it(&first, ask) {
+        return first;
+    }
+    let second = discover(shorter(ask), self::limit(limit));
+    joined(first, second, ask)
+}
+
+/// The same without what libraries stumble over.
+pub(super) const fn shorter(ask: Ask) -> Ask {
+    Ask { state: false, links: false, cpus: ask.cpus }
+}
+
+/// The limit of the second look.
+pub(super) fn limit(limit: Duration) -> Duration {
+    limit.min(LONGEST)
+}
+
+/// Whether a shorter question may find what this one did not.
+pub(super) fn is_worth_it(first: &Machine, ask: Ask) -> bool {
+    shorter(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
+}
+
+/// Whether the whole answer about this type went with the trouble.
+fn is_lost(machine: &Machine, trouble: &Trouble) -> bool {
+    match trouble.what {
+        TroubleKind::Crashed(_) | TroubleKind::Hung(_) => true,
+        TroubleKind::Failed(_) => !machine.accelerators.iter().any(|found| found.kind == trouble.kind),
+        TroubleKind::Missing(_) => false,
+    }
+}
+
+/// What the second look found in place of what the first one lost, with the first one's troubles.
+pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
+    let is_found = |kind: DeviceType| second.accelerators.iter().any(|found| found.kind == kind);
+    let is_back = |trouble: &Trouble| {
+        is_lost(&first, trouble)
+            && is_found(trouble.kind)
+            && !second.troubles.iter().any(|again| again.kind == trouble.kind && is_lost(&second, again))
+    };
+    let back: Vec<DeviceType> =
+        first.troubles.iter().filter(|trouble| is_back(trouble)).map(|trouble| trouble.kind).collect();
+    let mut troubles = first.troubles.clone();
+    for trouble in troubles.iter_mut().filter(|trouble| is_back(trouble)) {
+        trouble.source = format!("{}, asked for {},", trouble.source, besides(ask));
+    }
+    let is_nvidia = |kind: &DeviceType| *kind == DeviceType::Cuda;
+    let others_are_lost = !first.accelerators.iter().any(|found| !is_nvidia(&found.kind));
+    let of = |machine: Machine, is_wanted: &dyn Fn(&DeviceType) -> bool| {
+        // Positions would no longer mean what they meant.
+        let accelerators = machine.accelerators.into_iter().filter(|found| is_wanted(&found.kind));
+        Machine { accelerators: accelerators.collect(), links: Vec::new(), nics: Vec::new(), ..machine }
+    };
+    let joined = match (back.iter().any(is_nvidia), back.iter().any(|kind| !is_nvidia(kind))) {
+        (true, true) if others_are_lost => second,
+        (true, _) => merge(of(second, &is_nvidia), first),
+        (false, true) if others_are_lost => merge(first, of(second, &|kind| !is_nvidia(kind))),
+        (false, _) => first,
+    };
+    Machine { troubles, ..joined }
+}
+
+/// What the first look asked for, and the second did not.
+const fn besides(ask: Ask) -> &'static str {
+    match (ask.state, ask.links) {
+        (true, true) => "state and links",
+        (true, false) => "state",
+        (false, _) => "links",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::{bare, card, machine};
+    use super::*;
+    use crate::device::{Link, LinkKind};
+
+    const ASK: Ask = Ask { state: true, links: true, cpus: true };
+
+    fn lost(kind: DeviceType, what: TroubleKind) -> Machine {
+        let trouble = Trouble { kind, source: "NVML".to_owned(), what };
+        Machine { troubles: vec![trouble], ..bare() }
+    }
+
+    fn crashed() -> TroubleKind {
+        TroubleKind::Crashed("SIGSEGV".to_owned())
+    }
+
+    #[test]
+    fn what_a_question_too_many_loses_is_found_by_a_shorter_one() {
+        for what in [crashed(), TroubleKind::Hung(1), TroubleKind::Failed("garbled".to_owned())] {
+            let found = look(ASK, Duration::from_secs(30), |ask, limit| match ask.state || ask.links {
+                true => lost(DeviceType::Cuda, what.clone()),
+                false => {
+                    assert!(ask.cpus && limit == LONGEST);
+                    machine(vec![card(0), card(1)], LinkKind::Sys)
+                }
+            });
+            assert_eq!(found.accelerators.len(), 2, "{what:?}");
+            assert_eq!(found.troubles[0].source, "NVML, asked for state and links,");
+            assert_eq!(found.troubles[0].what, what);
+        }
+    }
+
+    #[test]
+    fn what_the_first_look_found_stays() {
+        let mut amd = card(0);
+        amd.kind = DeviceType::Rocm;
+        let mut other = amd.clone();
+        other.index = 1;
+        let first = Machine {
+            links: vec![Link { a: 0, b: 1, kind: LinkKind::Xgmi }],
+            ..machine(vec![amd.clone(), other.clone()], LinkKind::Xgmi)
+        };
+        let first = Machine { troubles: lost(DeviceType::Cuda, crashed()).troubles, ..first };
+        amd.state = None;
+        other.state = None;
+        let second = machine(vec![card(0), amd, other], LinkKind::Sys);
+        let found = joined(first.clone(), second, ASK);
+        let kinds: Vec<DeviceType> = found.accelerators.iter().map(|found| found.kind).collect();
+        assert_eq!(kinds, [DeviceType::Cuda, DeviceType::Rocm, DeviceType::Rocm]);
+        assert_eq!(found.accelerators[1].state, first.accelerators[0].state);
+        assert!(found.links.contains(&Link { a: 1, b: 2, kind: LinkKind::Xgmi }), "{:?}", found.links);
+    }
+
+    #[test]
+    fn what_stays_lost_is_told_as_it_was() {
+        let first = lost(DeviceType::Cuda, crashed());
+        assert_eq!(joined(first.clone(), first.clone(), ASK), first);
+        let missing = lost(DeviceType::Cuda, TroubleKind::Missing("no file".to_owned()));
+        assert!(!is_worth_it(&missing, ASK) && is_worth_it(&first, ASK));
+        assert!(!is_worth_it(&first, shorter(ASK)));
+    }
+}
