@@ -147,8 +147,9 @@ fn intel_in_pci_order_and_discrete_first() {
     folder.intel("0000:06:00.0", "xe", 132).file("sys/bus/pci/devices/0000:06:00.0/vendor", "0x10de\n");
     folder.file("sys/bus/pci/drivers/xe/bind", "");
     let found = cards(&folder);
-    assert_eq!(addresses(&found), ["0000:1b:00.0", "0000:9a:00.0"]);
-    assert_eq!(indices(&found), [0, 1]);
+    assert_eq!(addresses(&found), ["0000:1b:00.0", "0000:9a:00.0", "0000:00:02.0"]);
+    assert_eq!(indices(&found), [0, 1, 2]);
+    assert_eq!(found.iter().map(|card| card.integrated).collect::<Vec<_>>(), [false, false, true]);
     folder.remove("dev/dri/renderD128").remove("dev/dri/renderD129");
     assert_eq!(addresses(&cards(&folder)), ["0000:00:02.0"], "the integrated one where there is no other");
     folder.remove("dev/dri/renderD130");
