@@ -45,6 +45,7 @@ fn seat(index: u32) -> Seat {
             numa_node: None,
             how: "--devices".to_owned(),
         }),
+        known: true,
     };
     seat
 }

@@ -97,7 +97,7 @@ impl Resolver<'_> {
         let facts = self.settings.facts;
         let sign = || presence::sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
         let devices = match self.wishes.look(self.settings.persona, sign) {
-            Look::No => self.on_cpus(None)?,
+            Look::No => self.unseen(sign())?,
             Look::OnlyCpus => {
                 self.refuse_devices_on_cpus()?;
                 // Where there are accelerators the workers must not see them.
@@ -115,7 +115,7 @@ impl Resolver<'_> {
                     Err(error) => {
                         let text = format!("{error}; the workers are not told which device is theirs");
                         self.notices.push(Notice::Device { text });
-                        self.on_cpus(None)?
+                        self.unseen(true)?
                     }
                 }
             }
@@ -140,6 +140,16 @@ impl Resolver<'_> {
             }
         };
         self.tell_count(&devices)?;
+        Ok(devices)
+    }
+
+    /// Nobody knows what the workers run on; on the CPUs, where no accelerator shows itself.
+    fn unseen(&mut self, sign: bool) -> Result<Devices, CliError> {
+        let mut devices = self.on_cpus(None)?;
+        // Who counts CPUs means workers on them.
+        if sign && self.wishes.count != Count::Cpus {
+            devices.seats.iter_mut().for_each(|seat| seat.device.known = false);
+        }
         Ok(devices)
     }
 

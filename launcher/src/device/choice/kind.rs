@@ -70,9 +70,8 @@ fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Tar
         Some((*kind, seen.variable.clone().filter(|_| emptied)?))
     });
     // Many a machine has the processor's GPU, for the screen: nobody means it but who says so.
-    let is_meant = |(kind, seen): &(DeviceType, &Seen)| {
-        !all_integrated(seen) || is_named(*kind, question, selector)
-    };
+    let is_meant =
+        |(kind, seen): &(DeviceType, &Seen)| !all_integrated(seen) || is_named(*kind, question, selector);
     if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {
         visible.retain(is_meant);
     }
@@ -118,8 +117,7 @@ pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>)
     let mut told: Vec<Warning> = Vec::new();
     for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
         let seen = glance(kind, question);
-        let new: Vec<Warning> =
-            seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
+        let new: Vec<Warning> = seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
         if taken.is_none() || seen.devices.is_empty() {
             told.extend(new);
         }

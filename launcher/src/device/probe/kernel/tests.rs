@@ -247,3 +247,33 @@ fn a_thousand_cards_are_not_believed() {
     }
     assert_eq!(cards(&folder).len(), MOST_CARDS);
 }
+
+#[test]
+fn a_processors_own_amd_gpu_is_known_by_its_memory() {
+    let gib = |count: u64| count << 30;
+    for (video, bank, integrated) in [
+        (Some(gib(1) / 2), gib(1) / 2, true),
+        // Newer kernels count what it may borrow.
+        (Some(gib(1) / 2), gib(30), true),
+        (None, gib(1), true),
+        (Some(gib(192)), gib(192), false),
+        // One of the partitions of a card.
+        (Some(gib(192)), gib(1), false),
+        // MI300A
+        (Some(0), gib(128), false),
+        (None, 0, false),
+    ] {
+        let folder = Folder::new();
+        let (pci, node) = ("sys/bus/pci/devices/0000:11:00.0", "sys/class/kfd/kfd/topology/nodes/1");
+        if let Some(video) = video {
+            folder.file(&format!("{pci}/mem_info_vram_total"), &format!("{video}\n"));
+        }
+        folder.file("dev/kfd", "").file("dev/dri/renderD128", "").file(&format!("{node}/gpu_id"), "7\n");
+        let properties = "cpu_cores_count 16\nsimd_count 4\nlocation_id 4352\ndrm_render_minor 128\n";
+        folder.file(&format!("{node}/properties"), properties);
+        let bank = format!("heap_type 1\nsize_in_bytes {bank}\n");
+        folder.file(&format!("{node}/mem_banks/0/properties"), &bank);
+        let found: Vec<bool> = cards(&folder).iter().map(|card| card.integrated).collect();
+        assert_eq!(found, [integrated], "{video:?} {bank}");
+    }
+}

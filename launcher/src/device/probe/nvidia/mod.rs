@@ -244,7 +244,10 @@ mod tests {
                 let troubles = look(nvml, driver.clone(), has_nodes).troubles;
                 troubles.into_iter().map(|trouble| trouble.what).collect::<Vec<_>>()
             };
-            assert!(matches!(&kinds(missing(), true)[..], [TroubleKind::Missing(_), TroubleKind::Missing(_)]));
+            assert!(matches!(
+                &kinds(missing(), true)[..],
+                [TroubleKind::Missing(_), TroubleKind::Missing(_)]
+            ));
             assert_eq!(kinds(failed(), true)[0], failed());
             assert_eq!(kinds(failed(), false)[0], TroubleKind::Missing("Driver Not Loaded".to_owned()));
         }
