@@ -10,12 +10,14 @@ use crate::spec::Seat;
 /// What a worker computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// What it is.
+    /// What it is; says nothing where `known` is false.
     pub kind: DeviceType,
     /// The number under which the worker finds it among those that it sees. CPUs: tells replicas apart, binds nothing.
     pub ordinal: u32,
     /// Which of the node's devices it is, where that was found out.
     pub card: Option<Card>,
+    /// Whether anybody looked. A worker that nobody looked for may well run on an accelerator, and is told nothing.
+    pub known: bool,
 }
 
 /// One of the node's devices, in words for people.
@@ -60,13 +62,16 @@ impl Device {
     /// One of several CPU devices.
     #[must_use]
     pub const fn cpu(replica: u32) -> Self {
-        Self { kind: DeviceType::Cpu, ordinal: replica, card: None }
+        Self { kind: DeviceType::Cpu, ordinal: replica, card: None, known: true }
     }
 }
 
 impl fmt::Display for Device {
     /// As workers are told: `cuda:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.known {
+            return f.write_str("not looked at");
+        }
         write!(f, "{}:{}", self.kind, self.ordinal)
     }
 }

@@ -118,7 +118,8 @@ fn our_own_variables_mark_the_job() {
         assert_eq!(first["RANKRUN_JOB"], second["RANKRUN_JOB"]);
         assert_uuid(&first["RANKRUN_JOB"]);
         assert_eq!(first["RANKRUN_GENERATION"], "0");
-        assert!(first["RANKRUN_DEVICE"].starts_with("cpu:"), "{}", first["RANKRUN_DEVICE"]);
+        let (device, other) = (first.get("RANKRUN_DEVICE"), second.get("RANKRUN_DEVICE"));
+        assert!(device.is_none() || device != other, "{outcome}");
     }
 }
 

@@ -33,10 +33,8 @@ impl WorkerContext {
     /// The place that `env` describes.
     #[must_use]
     pub fn new(env: WorkerEnv) -> Self {
-        let device = match &env.rankrun {
-            Some(rankrun) => rankrun.device.clone(),
-            None => format!("cpu:{}", env.local_rank),
-        };
+        let told = env.rankrun.as_ref().and_then(|rankrun| rankrun.device.clone());
+        let device = told.unwrap_or_else(|| format!("cpu:{}", env.local_rank));
         Self { device, run_id: env.run_id.clone(), env: Some(env) }
     }
 
@@ -94,7 +92,7 @@ impl WorkerContext {
         &self.run_id
     }
 
-    /// The device of this worker, such as `cpu:0`.
+    /// The device of this worker, such as `cpu:0`; that of its local rank where no launcher said one.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device

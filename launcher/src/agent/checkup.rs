@@ -57,7 +57,9 @@ impl Checkup {
 #[must_use]
 pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
     let mut checkup = Checkup::default();
-    let troubles: Vec<&Trouble> = machine.troubles.iter().filter(|trouble| is_ours(trouble, seats)).collect();
+    // What stands in for a source knows less: that the devices are there, not how they are.
+    let all = machine.troubles.iter().chain(&machine.made_good);
+    let troubles: Vec<&Trouble> = all.filter(|trouble| is_ours(trouble, seats)).collect();
     for (device, card, local_ranks) in devices(seats) {
         let name = card.to_string();
         let mut dead = |why| {

@@ -18,6 +18,7 @@ fn card(index: u32) -> Accelerator {
         numa_node: None,
         memory: None,
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: Some(Box::default()),
@@ -44,6 +45,7 @@ fn seat(index: u32) -> Seat {
             numa_node: None,
             how: "--devices".to_owned(),
         }),
+        known: true,
     };
     seat
 }

@@ -14,6 +14,7 @@ fn card(index: u32) -> Accelerator {
         numa_node: None,
         memory: None,
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: Some(Box::new(State::default())),

@@ -97,7 +97,7 @@ impl Resolver<'_> {
         let facts = self.settings.facts;
         let sign = || presence::sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
         let devices = match self.wishes.look(self.settings.persona, sign) {
-            Look::No => self.on_cpus(None)?,
+            Look::No => self.unseen(sign())?,
             Look::OnlyCpus => {
                 self.refuse_devices_on_cpus()?;
                 // Where there are accelerators the workers must not see them.
@@ -106,13 +106,16 @@ impl Resolver<'_> {
             }
             Look::Perhaps => {
                 let machine = self.discover();
-                let choice = self.trouble(&machine, &[]).map_or_else(|| self.choose(&machine), Err);
+                let choice = match self.trouble(&machine, &[]) {
+                    Some((_, error)) => Err(error),
+                    None => self.choose(&machine),
+                };
                 match choice {
                     Ok(choice) => self.on_devices(&machine, &choice)?,
                     Err(error) => {
                         let text = format!("{error}; the workers are not told which device is theirs");
                         self.notices.push(Notice::Device { text });
-                        self.on_cpus(None)?
+                        self.unseen(true)?
                     }
                 }
             }
@@ -120,8 +123,11 @@ impl Resolver<'_> {
                 let kinds = self.wishes.kinds()?;
                 let machine = self.discover();
                 match self.trouble(&machine, &kinds) {
-                    Some(error) if self.needs_the_answer() || sign() => return Err(error.into()),
-                    Some(error) => {
+                    Some((_, error)) if self.needs_the_answer() => return Err(error.into()),
+                    Some((kind, error)) if presence::has_node(facts.world(), kind) => {
+                        return Err(error.into());
+                    }
+                    Some((_, error)) => {
                         let text = format!("{error}; no accelerator shows itself, so the CPUs are taken");
                         self.notices.push(Notice::Device { text });
                         self.on_cpus(None)?
@@ -134,6 +140,16 @@ impl Resolver<'_> {
             }
         };
         self.tell_count(&devices)?;
+        Ok(devices)
+    }
+
+    /// Nobody knows what the workers run on; on the CPUs, where no accelerator shows itself.
+    fn unseen(&mut self, sign: bool) -> Result<Devices, CliError> {
+        let mut devices = self.on_cpus(None)?;
+        // Who counts CPUs means workers on them.
+        if sign && self.wishes.count != Count::Cpus {
+            devices.seats.iter_mut().for_each(|seat| seat.device.known = false);
+        }
         Ok(devices)
     }
 
@@ -205,15 +221,19 @@ impl Resolver<'_> {
     }
 
     /// The first library that did not answer, of those that matter for these types (of any, where there are none).
-    fn trouble(&self, machine: &Machine, kinds: &[DeviceType]) -> Option<DeviceError> {
+    fn trouble(&self, machine: &Machine, kinds: &[DeviceType]) -> Option<(DeviceType, DeviceError)> {
         let matters = |kind: &DeviceType| kinds.is_empty() || kinds.contains(kind);
         let mut troubles = machine.troubles.iter().filter(|trouble| matters(&trouble.kind));
         let trouble = troubles.find(|trouble| !matches!(trouble.what, TroubleKind::Missing(_)))?;
-        Some(DeviceError::Trouble { trouble: trouble.clone() })
+        Some((trouble.kind, DeviceError::Trouble { trouble: trouble.clone() }))
     }
 
     fn discover(&mut self) -> Machine {
         let machine = self.settings.facts.discover(self.wishes.ask(), self.wishes.limit);
+        let made_good = machine.made_good.iter().map(|trouble| Notice::Device {
+            text: format!("{}; the CUDA driver answers in its place", trouble_in_words(trouble)),
+        });
+        self.notices.extend(made_good);
         if self.verbosity >= Verbosity::Info {
             let missing = machine.troubles.iter();
             let missing = missing.filter(|trouble| matches!(trouble.what, TroubleKind::Missing(_)));

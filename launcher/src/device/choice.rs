@@ -156,8 +156,15 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
         None => shelf.everything(),
     };
     let mut warnings = seen.warnings.clone();
+    if request.kind.is_none() {
+        let elsewhere = kind::lost_elsewhere(question, Some(kind)).into_iter();
+        warnings.extend(elsewhere.filter(|warning| !warning.is_told(&seen.warnings)));
+    }
     let asked = picked.len();
     let mut picked = without_the_dead(picked, question, &mut warnings)?;
+    if request.devices.is_none() && seen.list().is_none() {
+        without_integrated(&mut picked);
+    }
     // A process sees one MIG device only, so that each worker is told its own.
     let several_instances = !request.as_torch
         && picked.len() > 1
@@ -218,14 +225,19 @@ fn on_cpus(question: &Question<'_>, wanted: bool) -> Choice {
         remarks::about_hidden(&present, question.machine, &mut warnings);
         present
     } else {
-        for kind in present {
-            warnings.extend(kind::glance(kind, question).warnings);
-        }
+        warnings.extend(kind::lost_elsewhere(question, None));
         remarks::about(&[], question.machine, &mut warnings);
         Vec::new()
     };
     let untouched = hidden.is_empty();
     Choice { kind: DeviceType::Cpu, devices: Vec::new(), untouched, pinned: Vec::new(), hidden, warnings }
+}
+
+/// Nobody who takes all cards means the processor's own GPU beside them.
+fn without_integrated(picked: &mut Vec<Picked>) {
+    if picked.iter().any(|picked| !picked.device.accelerator.integrated) {
+        picked.retain(|picked| !picked.device.accelerator.integrated);
+    }
 }
 
 /// Refuses dead devices, or with `--exclude-unhealthy` leaves them out.

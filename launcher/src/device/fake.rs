@@ -29,6 +29,7 @@ pub(crate) fn card(kind: DeviceType, index: u32, name: &str, bus: u8) -> Acceler
         numa_node: None,
         memory: Some(Memory { total: 80 * GIB, free: Some(80 * GIB) }),
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: None,

@@ -20,6 +20,9 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// What could not be found out, and why; also each library that is simply not there.
     pub troubles: Vec<Trouble>,
+    /// Sources that failed and that another one stands in for: news to the user, and no reason to stop.
+    #[serde(default)]
+    pub made_good: Vec<Trouble>,
 }
 
 /// One accelerator, or a part of one that programs see as a device.
@@ -43,6 +46,10 @@ pub struct Accelerator {
     pub memory: Option<Memory>,
     /// Whole or a part.
     pub part: Part,
+    /// Whether it is the graphics of the processor, with no memory of its own to speak of: there for the screen, and
+    /// taken for a job only where somebody names it.
+    #[serde(default)]
+    pub integrated: bool,
     /// Habana's module id: the fixed position on the board.
     pub module_id: Option<u32>,
     /// Whether it answers.

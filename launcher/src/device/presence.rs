@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::device::DeviceType;
 use crate::facts::{FileKind, World};
 
 /// What the vendors' drivers make: NVIDIA, WSL, NVIDIA's embedded boards, AMD, any GPU, Habana, Ascend.
@@ -53,6 +54,22 @@ pub fn sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
         || DRIVER_FOLDERS.iter().any(|folder| has_library(Path::new(folder)))
 }
 
+/// Whether a driver has made a device node for devices of this type. A library alone is no card: computers without one
+/// often share the image of those that have some.
+#[must_use]
+pub fn has_node(world: &dyn World, kind: DeviceType) -> bool {
+    let nodes: &[&str] = match kind {
+        DeviceType::Cuda => &DEVICES[..4],
+        DeviceType::Rocm => &["/dev/kfd"],
+        DeviceType::Xpu => &["/dev/dri"],
+        DeviceType::Hpu => &["/dev/accel"],
+        DeviceType::Npu => &["/dev/davinci_manager"],
+        DeviceType::Mps => return cfg!(target_os = "macos"),
+        DeviceType::Cpu => &[],
+    };
+    nodes.iter().any(|node| world.kind(Path::new(node)) != FileKind::Missing)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +111,16 @@ mod tests {
             let path: &'static str = format!("{folder}/{NVML}").leak();
             assert!(found(&FakeWorld::new().file(path, b""), None), "{folder}");
         }
+    }
+
+    #[test]
+    fn a_library_alone_is_no_device() {
+        let world = FakeWorld::new().file("/usr/lib/libnvidia-ml.so.1", b"");
+        assert!(found(&world, None) && !has_node(&world, DeviceType::Cuda));
+        assert!(has_node(&FakeWorld::new().device("/dev/nvidiactl"), DeviceType::Cuda));
+        let amd = FakeWorld::new().device("/dev/kfd").folder("/dev/dri");
+        let kinds = DeviceType::ALL.into_iter().filter(|kind| has_node(&amd, *kind)).collect::<Vec<_>>();
+        assert_eq!(kinds, [DeviceType::Rocm, DeviceType::Xpu]);
     }
 
     #[test]

@@ -16,7 +16,6 @@ use super::choice::Warning;
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
 pub(super) use cuda::pci_order;
-pub use level_zero::is_integrated;
 pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 
 /// What the launcher inherited; `None` where a variable is not set.

@@ -240,8 +240,8 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
 
 /// What went wrong with the looking.
 pub(super) fn troubles(page: &mut Page, machine: &Machine) {
-    let serious: Vec<&Trouble> =
-        machine.troubles.iter().filter(|trouble| words::is_serious(trouble)).collect();
+    let all = machine.troubles.iter().chain(&machine.made_good);
+    let serious: Vec<&Trouble> = all.filter(|trouble| words::is_serious(trouble)).collect();
     if !serious.is_empty() {
         page.blank();
     }

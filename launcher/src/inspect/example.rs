@@ -40,6 +40,7 @@ pub(super) fn card(index: u32) -> Accelerator {
         numa_node: Some(index / 4),
         memory: Some(Memory { total: 80 * GIB, free: Some(79 * GIB + GIB / 2) }),
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: Some(Box::new(state)),

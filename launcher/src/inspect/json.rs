@@ -172,7 +172,7 @@ pub(super) fn devices(picture: &Picture) -> Vec<u8> {
         cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &picture.affinity)),
         orders: orders.collect(),
         warnings: warnings.collect(),
-        troubles: machine.troubles.iter().map(trouble).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble).collect(),
     })
 }
 
@@ -227,7 +227,7 @@ pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
         matrix: &topology.cells,
         devices: near.collect(),
         nics: machine.nics.iter().map(nic).collect(),
-        troubles: machine.troubles.iter().map(trouble).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble).collect(),
     })
 }
 

@@ -214,6 +214,7 @@ fn only(machine: Machine, kind: DeviceType) -> Machine {
         links: machine.links.into_iter().filter_map(link).collect(),
         nics: machine.nics.into_iter().map(nic).collect(),
         troubles: machine.troubles.into_iter().filter(|trouble| trouble.kind == kind).collect(),
+        made_good: machine.made_good.into_iter().filter(|trouble| trouble.kind == kind).collect(),
         accelerators: machine.accelerators.into_iter().filter(|device| device.kind == kind).collect(),
         cpus: machine.cpus,
     }

@@ -3,7 +3,7 @@
 use crate::device::affinity::ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
-use super::devices;
+use super::{devices, words};
 use super::page::{Align, Column, Page, Row, Tone};
 
 /// What stands in a cell of the matrix where nobody knows.

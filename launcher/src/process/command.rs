@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use rankrun_contract::env::{Master, RankrunEnv, Role, WorkerEnv};
+use rankrun_contract::env::{self, Master, RankrunEnv, Role, WorkerEnv};
 use rankrun_contract::rank::{
     Generation, JobId, LocalRank, NodeCount, NodeRank, Rank, RestartCount, WorldSize,
 };
@@ -87,6 +87,8 @@ pub fn build(
         .map(|(name, _)| *name)
         .chain(of_seat.map(|(name, _)| *name))
         .chain(OF_THIS_LAUNCH)
+        // One of a launcher above this one is another's.
+        .chain([env::DEVICE])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -163,7 +165,7 @@ pub fn variables(
         rankrun: Some(RankrunEnv {
             job: round.job.clone(),
             generation: round.generation,
-            device: placement.device.to_string(),
+            device: placement.device.known.then(|| placement.device.to_string()),
         }),
     };
     let mut vars = env.to_vars();

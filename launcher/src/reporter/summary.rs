@@ -89,7 +89,9 @@ pub fn render(card: &FailureCard) -> String {
     let mut lines = vec![format!("rank {} failed first: {}", card.rank, what_happened(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
-    row("device", device(&card.device));
+    if card.device.known {
+        row("device", device(&card.device));
+    }
     for dead in &card.dead_devices {
         row("dead", plain(&format!("{} of {}: {}", dead.device, ranks(&dead.ranks), dead.why)));
     }
@@ -275,7 +277,7 @@ rank 1 failed first: killed by SIGKILL
             numa_node: Some(1),
             how: "--devices 3".to_owned(),
         };
-        card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu) };
+        card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu), known: true };
         let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
         assert!(render(&card).contains(row), "{}", render(&card));
     }

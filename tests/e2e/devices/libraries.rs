@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{Fault, Machine, only_ours};
+use harness::{Fault, Machine, MachineTree, namespaces, only_ours};
 
 use super::{gives, refused, typed};
 
@@ -22,12 +22,39 @@ fn a_launch_that_needs_the_answer_is_refused() {
         // Without the driver as the second source.
         let machine = machine.without_library("libcuda.so.1").without_library("libcuda.so");
         refused("rankrun --devices 1 --probe-timeout 1", &machine, &["NVML", words]);
-        refused("rankrun --probe-timeout 1", &machine, &["NVML", words]);
         if only_ours() {
             let torchrun = "RANKRUN_PROBE_TIMEOUT=1 torchrun --nproc-per-node gpu";
             refused(torchrun, &machine, &["NVML", words]);
         }
+        if namespaces() {
+            let tree = MachineTree::new().file("dev/nvidiactl", "").file("dev/nvidia0", "");
+            let launch = typed("rankrun --probe-timeout 1").under(tree.stage()).on(&machine);
+            let outcome = launch.worker(["print=started"]).run();
+            outcome.exits(1).never_says("started").complains("NVML").complains(words);
+        }
     }
+}
+
+/// A computer without a card that has the image of those that have some.
+#[test]
+fn libraries_without_a_card_leave_the_cpus() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let machine = Machine::empty().with_fault("nvmlInit_v2", Fault::Error(9));
+    for line in ["rankrun", "rankrun --nproc-per-node 2", "torchrun --nproc-per-node 2"] {
+        let tree = MachineTree::new();
+        let outcome = typed(line).under(tree.stage()).on(&machine).worker(["alive"]).run();
+        outcome.exits(0).says("alive rank=0").never_says("NVML");
+    }
+}
+
+/// NVML fails, and the CUDA driver has the cards.
+#[test]
+fn the_driver_stands_in_for_a_library_that_fails() {
+    let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Error(9));
+    let outcome = gives("rankrun", &machine, &[0, 1]);
+    assert_eq!(outcome.lines_with("Driver Not Loaded").len(), 1, "{outcome}");
 }
 
 /// The launcher says so, and goes on: the number of workers is known.

@@ -49,7 +49,7 @@ pub const SIGNALS_TO_HANDLE: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 pub const JOB: &str = "RANKRUN_JOB";
 /// Which life of the worker group this is, counted from 0.
 pub const GENERATION: &str = "RANKRUN_GENERATION";
-/// The device of this worker, such as `cpu:0`.
+/// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
@@ -100,8 +100,8 @@ pub struct RankrunEnv {
     pub job: JobId,
     /// Which life of the worker group this is.
     pub generation: Generation,
-    /// The worker's device, such as `cpu:0`.
-    pub device: String,
+    /// The worker's device, such as `cpu:0`; `None` where the launcher did not look.
+    pub device: Option<String>,
 }
 
 /// Everything that a launcher tells one worker through its environment.
@@ -204,7 +204,9 @@ impl WorkerEnv {
         if let Some(rankrun) = &self.rankrun {
             vars.push((JOB, text(&rankrun.job)));
             vars.push((GENERATION, text(&rankrun.generation)));
-            vars.push((DEVICE, text(&rankrun.device)));
+            if let Some(device) = &rankrun.device {
+                vars.push((DEVICE, text(device)));
+            }
         }
         vars
     }
@@ -330,7 +332,7 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         Ok(Some(RankrunEnv {
             job: JobId(self.required_text(JOB)?),
             generation: self.required(GENERATION)?,
-            device: self.required_text(DEVICE)?,
+            device: self.text(DEVICE)?,
         }))
     }
 }

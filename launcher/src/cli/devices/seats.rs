@@ -96,7 +96,7 @@ fn seat(
     let device = match at.and_then(|at| choice.devices.get(at)) {
         Some(chosen) => {
             let card = Some(told::card(chosen));
-            Device { kind: choice.kind, ordinal, card }
+            Device { kind: choice.kind, ordinal, card, known: true }
         }
         None => Device::cpu(local_rank.0),
     };

@@ -32,6 +32,7 @@ fn gpu(kind: DeviceType, index: u32) -> Accelerator {
         numa_node: Some(index / 2),
         memory: Some(Memory { total: 80 << 30, free: Some(80 << 30) }),
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: None,

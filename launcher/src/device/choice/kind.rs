@@ -1,6 +1,6 @@
 //! Which type of device: what was asked for, or the one that the machine, the variables and the list leave.
 
-use super::{ChoiceError, Question, Selector, no_driver};
+use super::{ChoiceError, Question, Selector, Warning, no_driver};
 use crate::device::selector::Entry;
 use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
 use crate::device::{Accelerator, DeviceType, Machine, Part};
@@ -57,14 +57,18 @@ fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Tar
     let seen: Vec<(DeviceType, Seen)> = present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
     let mut visible: Vec<(DeviceType, &Seen)> =
         seen.iter().filter(|(_, seen)| !seen.devices.is_empty()).map(|(kind, seen)| (*kind, seen)).collect();
-    if visible.len() > 1 {
-        // Many a machine for training has the processor's GPU besides, which nobody means.
-        visible.retain(|(_, seen)| {
-            seen.devices.iter().any(|device| !visibility::is_integrated(&device.accelerator))
-        });
+    let hidden = seen.iter().find_map(|(kind, seen)| {
+        let emptied = seen.devices.is_empty() && has_cards(*kind, question.machine);
+        Some((*kind, seen.variable.clone().filter(|_| emptied)?))
+    });
+    // Many a machine has the processor's GPU, for the screen: nobody means it but who says so.
+    let is_meant =
+        |(kind, seen): &(DeviceType, &Seen)| !all_integrated(seen) || is_named(*kind, question, selector);
+    if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {
+        visible.retain(is_meant);
     }
     match visible.as_slice() {
-        [] => match (selector, seen.iter().find_map(|(kind, seen)| Some((*kind, seen.variable.clone()?)))) {
+        [] => match (selector, hidden) {
             (None, _) => Ok(Target::Cpus),
             (Some(_), Some((kind, (variable, value)))) => {
                 Err(ChoiceError::AllHidden { kind, variable, value })
@@ -74,6 +78,43 @@ fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Tar
         [(kind, _)] => Ok(Target::Of(*kind)),
         several => one_of(several, question, selector),
     }
+}
+
+fn all_integrated(seen: &Seen) -> bool {
+    seen.devices.iter().all(|device| device.accelerator.integrated)
+}
+
+/// Whether there are devices of this type that are no processor's own.
+fn has_cards(kind: DeviceType, machine: &Machine) -> bool {
+    machine.accelerators.iter().any(|device| device.kind == kind && !device.integrated)
+}
+
+/// Whether the list has one of this type by what it is, or, where no other type's cards are there, a variable of its
+/// vendor's points at it.
+fn is_named(kind: DeviceType, question: &Question<'_>, selector: Option<&Selector>) -> bool {
+    let listed = match selector {
+        Some(Selector::List(entries)) => entries.iter().any(|entry| {
+            let fits = |device: &Accelerator| device.kind == kind && names(entry, device);
+            !matches!(entry, Entry::Except(_)) && question.machine.accelerators.iter().any(fits)
+        }),
+        _ => false,
+    };
+    let elsewhere =
+        |other: DeviceType| has_cards(other, question.machine) && points_at(question.inherited, other);
+    listed || (points_at(question.inherited, kind) && !DeviceType::ALL.into_iter().any(elsewhere))
+}
+
+/// What types other than `taken` lost to their variables; each variable is told once, though several vendors read it.
+pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>) -> Vec<Warning> {
+    let mut told: Vec<Warning> = Vec::new();
+    for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
+        let seen = glance(kind, question);
+        let new: Vec<Warning> = seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
+        if taken.is_none() || seen.devices.is_empty() {
+            told.extend(new);
+        }
+    }
+    told
 }
 
 /// Several vendors' devices are visible: the list or a variable must say which are meant.

@@ -1,7 +1,6 @@
 //! What deserves a warning about devices that are chosen, or hidden.
 
 use super::{Chosen, Warning, label};
-use crate::device::visibility::is_integrated;
 use crate::device::{Accelerator, DeviceType, Machine, Part, health};
 
 /// The modules that Gaudi's documents allow together, beside all.
@@ -30,7 +29,7 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
             // The others can be hidden, and on Apple's machines a program chooses the device by itself.
             _ => continue,
         };
-        let matters = |device: &&Accelerator| device.kind == *kind && !is_integrated(device);
+        let matters = |device: &&Accelerator| device.kind == *kind && !device.integrated;
         if machine.accelerators.iter().any(|device| matters(&device)) {
             warnings.push(Warning::StillVisible { kind: *kind, because });
         }

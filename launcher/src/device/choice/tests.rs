@@ -1,6 +1,7 @@
 //! Tables of machines, variables and command lines.
 
 mod errors;
+mod integrated;
 pub(crate) mod properties;
 mod warnings;
 
@@ -134,17 +135,6 @@ fn idle_leaves_out_what_somebody_uses() {
     ];
     let error = ChoiceError::NothingLeft { selector: "idle".into(), kind: DeviceType::Cuda, because };
     assert_eq!(idle(&machine), Err(error));
-}
-
-#[test]
-fn an_integrated_gpu_beside_real_ones_is_no_second_vendor() {
-    let mut machine = fake::machine("cuda 2+xpu 1");
-    machine.accelerators[2].pci = Some("0000:00:02.0".parse().unwrap());
-    let choice = fake::choose(&machine, &Inherited::default(), &Request::default()).unwrap();
-    assert_eq!((choice.kind, choice.devices.len()), (DeviceType::Cuda, 2));
-    machine.accelerators.drain(..2);
-    let alone = fake::choose(&machine, &Inherited::default(), &Request::default()).unwrap();
-    assert_eq!((alone.kind, alone.devices.len()), (DeviceType::Xpu, 1));
 }
 
 #[test]

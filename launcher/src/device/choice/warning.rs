@@ -69,6 +69,17 @@ pub enum Warning {
     },
 }
 
+impl Warning {
+    /// Whether one of these is about the same inherited variable: several vendors read some.
+    pub(super) fn is_told(&self, told: &[Self]) -> bool {
+        let variable = |warning: &Self| match warning {
+            Self::Dropped { variable, .. } | Self::NoOrder { variable, .. } => Some(*variable),
+            _ => None,
+        };
+        variable(self).is_some_and(|name| told.iter().any(|other| variable(other) == Some(name)))
+    }
+}
+
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,6 +16,7 @@ fn card(state: State) -> Accelerator {
         numa_node: None,
         memory: Some(Memory { total: 80 * GIB, free: Some(79 * GIB + GIB / 2) }),
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: Some(Box::new(state)),

@@ -132,6 +132,7 @@ const fn card(kind: DeviceType, name: String) -> Accelerator {
         numa_node: None,
         memory: None,
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: None,

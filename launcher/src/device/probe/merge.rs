@@ -28,7 +28,7 @@ pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
     let nodes = kernel.cpus.as_ref().map_or(0, |cpus| count_with_cpus(&cpus.nodes));
     let nics = kernel.nics.into_iter().map(|nic| seen_from(nic, &entries, nodes)).collect();
     let accelerators = entries.into_iter().map(|entry| entry.accelerator).collect();
-    Machine { accelerators, cpus: kernel.cpus, links, nics, troubles }
+    Machine { accelerators, cpus: kernel.cpus, links, nics, troubles, made_good: nvidia.made_good }
 }
 
 fn count_with_cpus(nodes: &[NumaNode]) -> usize {

@@ -29,13 +29,6 @@ pub(in crate::device) fn hierarchy(inherited: &Inherited) -> Hierarchy {
     }
 }
 
-/// Whether it is part of the processor: these sit on the first bus.
-#[must_use]
-pub fn is_integrated(accelerator: &Accelerator) -> bool {
-    let on_first_bus = accelerator.pci.is_some_and(|pci| pci.domain == 0 && pci.bus == 0);
-    accelerator.kind == DeviceType::Xpu && on_first_bus
-}
-
 /// How the mask names a device in PCI order.
 pub(in crate::device) fn ordinal_of(machine: &Machine, hierarchy: Hierarchy, at: usize) -> String {
     let cards = cards(machine);
@@ -56,8 +49,11 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
         Hierarchy::Tiles => tiles(machine, &cards, entries.as_deref()),
         Hierarchy::Cards => whole_cards(machine, &cards, entries.as_deref()),
     };
-    if devices.iter().any(|device| !is_integrated(&device.accelerator)) {
-        devices.retain(|device| !is_integrated(&device.accelerator));
+    if devices.iter().any(|device| !device.accelerator.integrated) {
+        devices.retain(|device| !device.accelerator.integrated);
+        for (index, device) in devices.iter_mut().enumerate() {
+            device.index = u32::try_from(index).ok();
+        }
     }
     let pinned = inherited.ze_pci_order.as_deref() == Some(OsStr::new("1"));
     let unlike = match mask {

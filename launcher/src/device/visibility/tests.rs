@@ -138,6 +138,7 @@ fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
 fn an_integrated_gpu_counts_in_the_mask_and_is_not_seen_beside_a_discrete_one() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
+    machine.accelerators[0].integrated = true;
     let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
     let at = |variables: &str| {
         let seen = read(DeviceType::Xpu, &machine, &environment(variables), asking);

@@ -159,3 +159,58 @@ fn what_makes_no_sense_is_refused() {
         assert!(text.starts_with("`RANKRUN_DEVICE_TYPE` is `tpu`, which is not one of"), "{text}");
     }
 }
+
+/// Nobody looked: that is not to say that there is nothing.
+#[test]
+fn workers_that_nobody_looked_for_are_told_no_device() {
+    let known = |world: FakeWorld, line: &str| {
+        let launch = launch(world, line, &[]);
+        launch.spec.seats.iter().map(|seat| seat.device.known).collect::<Vec<_>>()
+    };
+    assert_eq!(known(with_sign(gpus(2)), "torchrun --nproc-per-node 2"), [false, false]);
+    assert_eq!(known(world(), "torchrun --nproc-per-node 2"), [true, true]);
+    assert_eq!(known(with_sign(gpus(2)), "rankrun --nproc-per-node 2"), [true, true]);
+    assert_eq!(known(with_sign(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node 1"), [false]);
+    assert_eq!(known(with_sign(gpus(2)), "rankrun --nproc-per-node 1 --devices none"), [true]);
+}
+
+/// The image has the library, and the machine has no card.
+#[test]
+fn a_library_alone_refuses_no_launch() {
+    let image = || world().cpus(3).file("/usr/lib/libnvidia-ml.so.1", b"");
+    for (line, workers) in [("rankrun", 1), ("rankrun --nproc-per-node auto", 3)] {
+        let launch = launch(image().machine(trouble(TroubleKind::Hung(1))), line, &[]);
+        assert_eq!(launch.spec.workers.get(), workers, "{line}");
+    }
+}
+
+#[test]
+fn a_source_that_another_stands_in_for_is_told_once() {
+    let mut machine = gpus(2);
+    machine.made_good = trouble(TroubleKind::Failed("Driver Not Loaded".to_owned())).troubles;
+    let launch = launch(with_sign(machine), "rankrun --quiet", &[]);
+    let told = said(&launch);
+    assert_eq!(launch.spec.workers.get(), 2);
+    assert_eq!(told.iter().filter(|line| line.contains("Driver Not Loaded")).count(), 1, "{told:?}");
+}
+
+/// A laptop: its GPU is for the screen.
+#[test]
+fn an_integrated_gpu_neither_counts_nor_refuses() {
+    let laptop = || {
+        let mut gpu = gpu(DeviceType::Xpu, 0);
+        gpu.integrated = true;
+        world().cpus(3).device("/dev/dri").machine(Machine { accelerators: vec![gpu], ..Machine::default() })
+    };
+    for (line, workers, device) in [
+        ("rankrun --nproc-per-node 2", 2, "cpu:0"),
+        ("rankrun --nproc-per-node auto", 3, "cpu:0"),
+        ("torchrun --nproc-per-node auto", 3, "cpu:0"),
+        ("rankrun", 1, "cpu:0"),
+        ("rankrun --nproc-per-node xpu", 1, "xpu:0"),
+    ] {
+        let launch = launch(laptop(), line, &[]);
+        let first = launch.spec.seats[0].device.to_string();
+        assert_eq!((launch.spec.workers.get(), &*first), (workers, device), "{line}");
+    }
+}

@@ -11,6 +11,10 @@ use super::{Report, card, hwmon, pci, processes};
 const DRIVER: &str = "/dev/kfd";
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 
+/// A GPU with less memory than this, in bytes, is a processor's own. Those have 512 MiB of the machine's memory set
+/// aside by the firmware, seldom more, and no card for computing has so little.
+const LEAST_OF_A_CARD: u64 = 2 << 30;
+
 /// Adds the nodes that the runtime would count: GPUs with compute units whose render node can be opened.
 pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     let nodes = match tree.numbered(NODES, "") {
@@ -72,8 +76,19 @@ fn found(tree: &Tree<'_>, node: &str, properties: &Properties) -> Accelerator {
         pci: address,
         numa_node: address.and_then(|address| pci::numa_node(tree, address)),
         memory: memory(tree, node, folder.as_deref()),
+        integrated: is_integrated(tree, node, folder.as_deref()),
         ..card(DeviceType::Rocm, name)
     }
+}
+
+/// Memory decides, and not `cpu_cores_count`: newer kernels list the GPU of every processor as a node without CPUs, and
+/// the MI300A is part of a processor too, with hundreds of GiB. Video memory is asked before the banks, in which newer
+/// kernels count what a processor's GPU may borrow; the MI300A, which has no other memory, tells 0 of it.
+fn is_integrated(tree: &Tree<'_>, node: &str, folder: Option<&str>) -> bool {
+    let path = folder.map(|folder| format!("{folder}/mem_info_vram_total"));
+    let video: Option<u64> = path.and_then(|path| tree.number(&path)).filter(|total| *total > 0);
+    let total = video.or_else(|| memory(tree, node, None).map(|memory| memory.total));
+    total.is_some_and(|total| total < LEAST_OF_A_CARD)
 }
 
 /// The banks of the node, which for one partition of a card are its own; what is in use, only the driver knows.

@@ -16,7 +16,8 @@ struct Gpu {
     tiles: Vec<u32>,
 }
 
-/// Adds the cards, discrete ones only where there are any, as PyTorch counts them; each tile of several is a device.
+/// Adds the cards; each tile of several is a device. Discrete ones come first, so that their numbers are those that
+/// PyTorch gives them; an integrated one beside them is kept since `ZE_AFFINITY_MASK` counts it.
 pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     let mut addresses = Vec::new();
     let mut drivers = 0;
@@ -40,9 +41,7 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     addresses.dedup();
     let mut gpus: Vec<Gpu> =
         addresses.into_iter().filter_map(|address| usable(tree, address, report)).collect();
-    if gpus.iter().any(|gpu| is_discrete(gpu.address)) {
-        gpus.retain(|gpu| is_discrete(gpu.address));
-    }
+    gpus.sort_by_key(|gpu| !is_discrete(gpu.address));
     if gpus.is_empty() {
         report.missing(
             DeviceType::Xpu,
@@ -68,12 +67,22 @@ fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut Report) -> Option<G
         return None;
     }
     let Some(minor) = tree.numbered(&format!("{folder}/drm"), "renderD").ok()?.first().copied() else {
-        report.failed(DeviceType::Xpu, &folder, "it has no render node");
+        let why = "it has no render node";
+        if is_discrete(address) {
+            report.failed(DeviceType::Xpu, &folder, why);
+        } else {
+            report.missing(DeviceType::Xpu, &folder, why);
+        }
         return None;
     };
     let node = format!("/dev/dri/renderD{minor}");
     if let Err(why) = tree.usable(&node) {
-        report.closed(DeviceType::Xpu, &node, why);
+        // Nobody waits for the processor's own GPU.
+        if is_discrete(address) {
+            report.closed(DeviceType::Xpu, &node, why);
+        } else {
+            report.missing(DeviceType::Xpu, &node, why.desc());
+        }
         return None;
     }
     let tiles = tiles(tree, &folder, is_discrete(address));
@@ -96,6 +105,7 @@ fn add(tree: &Tree<'_>, number: u32, gpu: &Gpu, state: bool, report: &mut Report
     let id = tree.hex(&format!("{}/device", gpu.folder));
     let whole = Accelerator {
         pci: Some(gpu.address),
+        integrated: !is_discrete(gpu.address),
         numa_node: pci::numa_node(tree, gpu.address),
         state: state.then(|| Box::new(hwmon::state(tree, &gpu.folder))),
         ..card(DeviceType::Xpu, name(id))

@@ -147,8 +147,9 @@ fn intel_in_pci_order_and_discrete_first() {
     folder.intel("0000:06:00.0", "xe", 132).file("sys/bus/pci/devices/0000:06:00.0/vendor", "0x10de\n");
     folder.file("sys/bus/pci/drivers/xe/bind", "");
     let found = cards(&folder);
-    assert_eq!(addresses(&found), ["0000:1b:00.0", "0000:9a:00.0"]);
-    assert_eq!(indices(&found), [0, 1]);
+    assert_eq!(addresses(&found), ["0000:1b:00.0", "0000:9a:00.0", "0000:00:02.0"]);
+    assert_eq!(indices(&found), [0, 1, 2]);
+    assert_eq!(found.iter().map(|card| card.integrated).collect::<Vec<_>>(), [false, false, true]);
     folder.remove("dev/dri/renderD128").remove("dev/dri/renderD129");
     assert_eq!(addresses(&cards(&folder)), ["0000:00:02.0"], "the integrated one where there is no other");
     folder.remove("dev/dri/renderD130");
@@ -245,4 +246,34 @@ fn a_thousand_cards_are_not_believed() {
         folder.file(&format!("dev/davinci{number}"), "");
     }
     assert_eq!(cards(&folder).len(), MOST_CARDS);
+}
+
+#[test]
+fn a_processors_own_amd_gpu_is_known_by_its_memory() {
+    let gib = |count: u64| count << 30;
+    for (video, bank, integrated) in [
+        (Some(gib(1) / 2), gib(1) / 2, true),
+        // Newer kernels count what it may borrow.
+        (Some(gib(1) / 2), gib(30), true),
+        (None, gib(1), true),
+        (Some(gib(192)), gib(192), false),
+        // One of the partitions of a card.
+        (Some(gib(192)), gib(1), false),
+        // MI300A
+        (Some(0), gib(128), false),
+        (None, 0, false),
+    ] {
+        let folder = Folder::new();
+        let (pci, node) = ("sys/bus/pci/devices/0000:11:00.0", "sys/class/kfd/kfd/topology/nodes/1");
+        if let Some(video) = video {
+            folder.file(&format!("{pci}/mem_info_vram_total"), &format!("{video}\n"));
+        }
+        folder.file("dev/kfd", "").file("dev/dri/renderD128", "").file(&format!("{node}/gpu_id"), "7\n");
+        let properties = "cpu_cores_count 16\nsimd_count 4\nlocation_id 4352\ndrm_render_minor 128\n";
+        folder.file(&format!("{node}/properties"), properties);
+        let bank = format!("heap_type 1\nsize_in_bytes {bank}\n");
+        folder.file(&format!("{node}/mem_banks/0/properties"), &bank);
+        let found: Vec<bool> = cards(&folder).iter().map(|card| card.integrated).collect();
+        assert_eq!(found, [integrated], "{video:?} {bank}");
+    }
 }

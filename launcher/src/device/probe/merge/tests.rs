@@ -13,6 +13,7 @@ fn card(kind: DeviceType, index: u32, pci: &str) -> Accelerator {
         numa_node: None,
         memory: None,
         part: Part::Whole,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: None,
@@ -57,7 +58,7 @@ fn kernel() -> Machine {
         links: vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Node],
     };
     let troubles = vec![trouble(DeviceType::Cuda, "/proc/driver"), trouble(DeviceType::Xpu, "/sys/xe")];
-    Machine { accelerators, cpus: None, links, nics: vec![nic], troubles }
+    Machine { accelerators, cpus: None, links, nics: vec![nic], troubles, made_good: Vec::new() }
 }
 
 #[test]

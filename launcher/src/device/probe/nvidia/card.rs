@@ -118,6 +118,7 @@ fn blank(index: u32, part: Part) -> Accelerator {
         numa_node: None,
         memory: None,
         part,
+        integrated: false,
         module_id: None,
         condition: Condition::Answers,
         state: None,

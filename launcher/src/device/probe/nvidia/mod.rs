@@ -9,7 +9,9 @@
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
 //! | `words` | the library's errors in words (pure) |
 //!
-//! Where the library is not installed the CUDA driver is asked, which knows names, UUIDs and addresses.
+//! Where the library is not installed, or cannot be initialised, the CUDA driver is asked, which knows names, UUIDs and
+//! addresses. Where that has none either and no device node is there, the machine has no card: a computer without one
+//! often shares its image with those that have some.
 //!
 //! Every fact is optional: a function that this driver lacks, or that does not fit the card, leaves its field empty.
 //! NVML knows nothing of `CUDA_VISIBLE_DEVICES`: it shows what the driver or the container shows.
@@ -22,6 +24,8 @@ mod state;
 mod words;
 
 use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -39,6 +43,9 @@ const MOST_CARDS: u32 = 256;
 
 /// More MIG devices than any card has (7 today).
 const MOST_INSTANCES: u32 = 64;
+
+/// Device nodes of drivers that do not call them after NVIDIA: WSL's, and those of its embedded boards.
+const OTHER_NODES: [&[u8]; 3] = [b"dxg", b"nvhost-ctrl-gpu", b"nvmap"];
 
 /// What troubles name as the one that was asked.
 const SOURCE: &str = "NVML";
@@ -62,20 +69,29 @@ pub fn look(ask: Ask) -> Machine {
             // hang on a lost card, and nvml-wrapper panics where the library lacks it.
             std::mem::forget(nvml);
         }
-        Err(what) => {
-            let is_missing = matches!(what, TroubleKind::Missing(_));
-            machine.troubles.push(trouble(SOURCE.to_owned(), what));
-            if is_missing {
-                add_from_driver(&mut machine, cuda_driver::order());
-            }
-        }
+        Err(what) => add_from_driver(&mut machine, what, cuda_driver::order(), has_nodes(Path::new("/dev"))),
     }
     machine
 }
 
-/// The driver's devices in its order, which is that of PCI: whoever starts the probe has said so. So their numbers are
-/// those of `nvidia-smi`.
-fn add_from_driver(machine: &mut Machine, driver: Result<Vec<CudaDevice>, String>) {
+/// Whether a driver of NVIDIA's made device nodes in this folder.
+fn has_nodes(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|entries| entries.flatten().any(|entry| is_node(&entry.file_name())))
+}
+
+fn is_node(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(b"nvidia") || OTHER_NODES.contains(&name)
+}
+
+/// What the CUDA driver answers, where NVML is in trouble. The driver's order is that of PCI: whoever starts the probe has
+/// said so. So its numbers are those of `nvidia-smi`.
+fn add_from_driver(
+    machine: &mut Machine,
+    what: TroubleKind,
+    driver: Result<Vec<CudaDevice>, String>,
+    has_nodes: bool,
+) {
     let device = |(index, device): (u32, CudaDevice)| {
         // Of the devices in MIG mode the driver shows one instance.
         let is_instance = device.uuid.starts_with("MIG-");
@@ -88,18 +104,31 @@ fn add_from_driver(machine: &mut Machine, driver: Result<Vec<CudaDevice>, String
             numa_node: None,
             memory: None,
             part: if is_instance { Part::MigInstance { gpu: index } } else { Part::Whole },
+            integrated: false,
             module_id: None,
             condition: Condition::Answers,
             state: None,
         }
     };
-    match driver {
-        Ok(devices) => machine.accelerators = (0..).zip(devices).map(device).collect(),
-        // Without NVML this is most often a machine without a card.
-        Err(words) => {
-            machine.troubles.push(trouble("the CUDA driver".to_owned(), TroubleKind::Missing(words)))
+    let is_missing = matches!(what, TroubleKind::Missing(_));
+    // Nothing of NVIDIA's is here but files of an image.
+    let is_nowhere = |what| match what {
+        TroubleKind::Failed(words) if !has_nodes => TroubleKind::Missing(words),
+        what => what,
+    };
+    let nvml = |what| trouble(SOURCE.to_owned(), what);
+    let words = match driver {
+        Ok(devices) if devices.is_empty() => "it has no device".to_owned(),
+        Ok(devices) => {
+            machine.accelerators = (0..).zip(devices).map(device).collect();
+            let troubles = if is_missing { &mut machine.troubles } else { &mut machine.made_good };
+            return troubles.push(nvml(what));
         }
-    }
+        Err(words) => words,
+    };
+    machine.troubles.push(nvml(is_nowhere(what)));
+    // With NVML in trouble that is the one to tell; without NVML this is most often a machine without a card.
+    machine.troubles.push(trouble("the CUDA driver".to_owned(), TroubleKind::Missing(words)));
 }
 
 /// The first library of `paths` that is there, initialised.
@@ -196,12 +225,40 @@ mod tests {
             pci: format!("0000:{bus}:00.0").parse().ok(),
             name: "A".to_owned(),
         };
-        let mut machine = Machine::default();
-        add_from_driver(&mut machine, Ok(vec![device("GPU-1", "1b"), device("MIG-2", "43")]));
-        let found: Vec<_> = machine.accelerators.iter().map(|found| (found.index, found.part)).collect();
-        assert_eq!(found, [(0, Part::Whole), (0, Part::MigInstance { gpu: 1 })]);
-        add_from_driver(&mut machine, Err("no device".to_owned()));
-        assert!(matches!(&machine.troubles[0].what, TroubleKind::Missing(words) if words == "no device"));
+        let missing = || TroubleKind::Missing("no such file".to_owned());
+        let failed = || TroubleKind::Failed("Driver Not Loaded".to_owned());
+        let cards = || Ok(vec![device("GPU-1", "1b"), device("MIG-2", "43")]);
+        let look = |nvml, driver, has_nodes| {
+            let mut machine = Machine::default();
+            add_from_driver(&mut machine, nvml, driver, has_nodes);
+            machine
+        };
+        for (nvml, made_good) in [(missing(), 0), (failed(), 1)] {
+            let machine = look(nvml, cards(), true);
+            let found: Vec<_> = machine.accelerators.iter().map(|found| (found.index, found.part)).collect();
+            assert_eq!(found, [(0, Part::Whole), (0, Part::MigInstance { gpu: 1 })]);
+            assert_eq!((machine.made_good.len(), machine.troubles.len()), (made_good, 1 - made_good));
+        }
+        for driver in [Err("no device".to_owned()), Ok(vec![])] {
+            let kinds = |nvml, has_nodes| {
+                let troubles = look(nvml, driver.clone(), has_nodes).troubles;
+                troubles.into_iter().map(|trouble| trouble.what).collect::<Vec<_>>()
+            };
+            assert!(matches!(
+                &kinds(missing(), true)[..],
+                [TroubleKind::Missing(_), TroubleKind::Missing(_)]
+            ));
+            assert_eq!(kinds(failed(), true)[0], failed());
+            assert_eq!(kinds(failed(), false)[0], TroubleKind::Missing("Driver Not Loaded".to_owned()));
+        }
+    }
+
+    #[test]
+    fn device_nodes_are_known_by_their_names() {
+        for (name, expected) in [("nvidia0", true), ("nvidiactl", true), ("dxg", true), ("null", false)] {
+            assert_eq!(is_node(OsStr::new(name)), expected, "{name}");
+        }
+        assert!(!has_nodes(Path::new("/nowhere")));
     }
 
     #[test]
