@@ -7,11 +7,13 @@
 //! | `count` | how many workers |
 //! | `seats` | which worker has which device |
 //! | `scheduler` | whether each task of a scheduler is a launcher |
+//! | `advice` | hints that fit what was said, and the name under which it was said |
 //! | `told` | the lines that say who sits where |
 //!
 //! Under the name torchrun nothing is chosen: the workers inherit the vendors' variables as they are, and devices are
 //! only counted, where a word asks for it, or bound near to. Our own variables (`RANKRUN_DEVICES`, …) count there too.
 
+mod advice;
 mod chosen;
 mod count;
 mod scheduler;
@@ -58,10 +60,14 @@ pub(super) fn resolve_devices(
     verbosity: Verbosity,
     notices: &mut Vec<Notice>,
 ) -> Result<Devices, CliError> {
-    let wishes = Wishes::read(settings)?;
+    let wishes = Wishes::read(settings).map_err(|error| match settings.persona {
+        Persona::Rankrun => error,
+        Persona::Torchrun => advice::in_torchruns_words(error),
+    })?;
     let mut resolver =
         Resolver { settings, verbosity, inherited: inherited(settings.facts), wishes, notices };
-    resolver.resolve()
+    let resolved = resolver.resolve();
+    resolved.map_err(|error| advice::advised(error, &resolver.wishes, settings.persona))
 }
 
 fn inherited(facts: &Facts) -> Inherited {
@@ -248,6 +254,8 @@ impl Resolver<'_> {
     fn on_devices(&mut self, machine: &Machine, choice: &Choice) -> Result<Devices, CliError> {
         let workers = self.workers(choice)?;
         if choice.kind == DeviceType::Cpu {
+            let useless = advice::without_effect(&self.wishes).filter(|_| choice.untouched);
+            self.notices.extend(useless.map(|text| Notice::Device { text }));
             return self.on_cpus((!choice.untouched).then_some(choice));
         }
         self.refuse_sharing(choice, workers)?;

@@ -116,11 +116,18 @@ impl CliError {
     /// The whole text for stderr, ready to print.
     #[must_use]
     pub fn render(&self) -> String {
-        match (self.usage(), self.hint()) {
+        let text = match (self.usage(), self.hint()) {
             (Some(usage), _) => format!("{usage}{}torchrun: error: {self}\n", self.variable_line()),
             (None, Some(hint)) => format!("error: {self}\n\nhint: {hint}\n"),
             (None, None) => format!("error: {self}\n"),
-        }
+        };
+        // What was typed is repeated, and may hold commands for a terminal.
+        let harmless = |letter: char| match letter {
+            '\n' | '\t' => letter.to_string(),
+            letter if letter.is_control() => letter.escape_default().to_string(),
+            letter => letter.to_string(),
+        };
+        text.chars().map(harmless).collect()
     }
 }
 

@@ -90,7 +90,7 @@ pub enum SelectorError {
     #[error("the list is empty")]
     Empty,
     /// Nothing between two commas, or before the first or after the last.
-    #[error("entry {place} of `{list}` is empty")]
+    #[error("entry {place} of `{}` is empty", cut(list))]
     EmptyEntry {
         /// The whole list.
         list: String,
@@ -113,7 +113,7 @@ pub enum SelectorError {
         entry: String,
     },
     /// `all`, `idle` or `none` beside other entries.
-    #[error("`{word}` stands alone, and not in a list (`{list}`)")]
+    #[error("`{word}` stands alone, and not in a list (`{}`)", cut(list))]
     NotAlone {
         /// The word.
         word: String,
@@ -121,7 +121,7 @@ pub enum SelectorError {
         list: String,
     },
     /// `cuda:1,2`: PyTorch's way of writing one device.
-    #[error("`{list}` begins with a device type")]
+    #[error("`{}` begins with a device type", cut(list))]
     TypePrefix {
         /// The whole list.
         list: String,
@@ -131,7 +131,7 @@ pub enum SelectorError {
         rest: String,
     },
     /// None of the forms.
-    #[error("`{entry}` names no device")]
+    #[error("`{}` names no device", cut(entry))]
     Junk {
         /// The entry.
         entry: String,
@@ -191,6 +191,10 @@ impl FromStr for Selector {
             if matches!(entry, "all" | "none" | "idle") {
                 return Err(SelectorError::NotAlone { word: entry.to_owned(), list: text.to_owned() });
             }
+            // Messages repeat an entry.
+            if entry.len() > LONGEST_SHOWN || entry.chars().any(char::is_control) {
+                return Err(SelectorError::Junk { entry: entry.to_owned() });
+            }
             let parsed = parse_entry(entry)?;
             if entries.contains(&parsed) {
                 return Err(SelectorError::Repeated { entry: entry.to_owned() });
@@ -199,6 +203,26 @@ impl FromStr for Selector {
         }
         Ok(Self::List(entries))
     }
+}
+
+/// So many bytes of a value are shown in a message.
+const LONGEST_SHOWN: usize = 200;
+
+/// A value as a message can show it: on one line, not too long, and nothing in it commands a terminal.
+#[must_use]
+pub fn cut(value: &str) -> String {
+    let end = value.floor_char_boundary(LONGEST_SHOWN);
+    let mut shown: String = value[..end]
+        .chars()
+        .flat_map(|letter| {
+            let escaped = letter.is_control().then(|| letter.escape_default());
+            escaped.into_iter().flatten().chain((!letter.is_control()).then_some(letter))
+        })
+        .collect();
+    if end < value.len() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// `cuda:1,2`, `gpu:1`, `cuda`: the error that says how it is written here.

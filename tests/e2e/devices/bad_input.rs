@@ -35,6 +35,15 @@ fn an_index_that_is_not_there_lists_what_is() {
     refused("rankrun --devices 9", &machine, &says);
 }
 
+/// What is repeated in a message commands no terminal.
+#[test]
+fn a_list_of_control_characters() {
+    let launch = typed("rankrun").args(["--devices", "GPU-0\n\u{1b}[31m"]).on(&Machine::gpus(2));
+    let outcome = launch.worker(["print=started"]).run();
+    outcome.exits(1).complains("GPU-0\\n").never_says("started");
+    assert!(!outcome.to_string().contains('\u{1b}'), "{outcome}");
+}
+
 #[test]
 fn a_prefix_of_two() {
     let mut machine = Machine::gpus(4);
@@ -52,6 +61,7 @@ fn words_that_are_none() {
     refused("rankrun --device-type tpu", &machine, &["tpu", "rocm"]);
     refused("rankrun --device-visibility some", &machine, &["some", "own"]);
     refused("rankrun --probe-timeout 0", &machine, &["--probe-timeout"]);
+    refused("rankrun --probe-timeout 1e-9", &machine, &["--probe-timeout", "from 0.1 up"]);
     refused("rankrun --probe-timeout soon", &machine, &["--probe-timeout", "soon"]);
     refused("rankrun --device-type xpu", &machine, &["xpu"]);
     refused("rankrun --device-type cpu --devices 0", &machine, &["--device-type", "--devices"]);

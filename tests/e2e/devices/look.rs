@@ -64,6 +64,19 @@ fn as_data() {
     assert_eq!(of("fastest"), Some(&serde_json::json!([1, 2, 0])), "{value:#}");
 }
 
+/// A question too many costs its answer, and not the cards.
+#[test]
+fn a_state_that_cannot_be_asked_for_hides_no_card() {
+    for (fault, words) in [(Fault::Crash, "SIGABRT"), (Fault::Hang, "did not answer")] {
+        let machine = Machine::gpus(4).with_fault("nvmlDeviceGetTemperature", fault);
+        let outcome = devices("RANKRUN_PROBE_TIMEOUT=1 rankrun devices", &machine);
+        assert!(!outcome.lines_with(words).is_empty(), "no `{words}`\n{outcome}");
+        for card in 0..4 {
+            outcome.says(&machine.pci(card)).says(machine.uuid(card));
+        }
+    }
+}
+
 /// What a launch would not see is shown all the same, and marked.
 #[test]
 fn what_is_hidden_is_marked() {

@@ -125,6 +125,8 @@ fn ascend() {
         ("rankrun --devices 1,3", vec!["1", "3"]),
         ("rankrun --devices 3,1", vec!["3", "1"]),
         ("ASCEND_RT_VISIBLE_DEVICES=1,3,8 rankrun", vec!["1", "3"]),
+        // The list ends where it does not ascend.
+        ("ASCEND_RT_VISIBLE_DEVICES=3,1 rankrun", vec!["3"]),
         ("ASCEND_RT_VISIBLE_DEVICES=1,3,5 rankrun --devices 2,0", vec!["5", "1"]),
         ("ASCEND_RT_VISIBLE_DEVICES=1,3 torchrun --nproc-per-node npu", vec!["1", "3"]),
     ] {

@@ -2,8 +2,10 @@
 
 use super::Resolver;
 use super::wishes::Count;
+use crate::cli::Verbosity;
 use crate::cli::error::DeviceError;
 use crate::cli::notice::Notice;
+use crate::cli::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning, choose, label};
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine};
@@ -33,12 +35,28 @@ impl Resolver<'_> {
             choice => choice,
         };
         let choice = choice.map_err(|error| self.no_choice(error))?;
+        self.tell_old_names(&choice);
         let warnings = choice.warnings.iter();
         let warnings =
             warnings.filter(|warning| !self.is_passive() || matches!(warning, Warning::Dropped { .. }));
+        // torch's option takes the entry in its place from the list, and checks nothing.
+        let is_torchs = !self.wishes.about_devices()
+            && choice.kind == DeviceType::Cpu
+            && self.settings.flag(&VIRTUAL_LOCAL_RANK).unwrap_or(false);
+        let warnings = warnings.filter(|warning| !(is_torchs && matches!(warning, Warning::Dropped { .. })));
         let told = warnings.map(|warning| Notice::Device { text: plain(&warning.to_string()) });
         self.notices.extend(told.collect::<Vec<_>>());
         Ok(choice)
+    }
+
+    /// `MIG-GPU-<uuid>/1/0`, for whoever asked to hear more.
+    fn tell_old_names(&mut self, choice: &Choice) {
+        let is_old = |uuid: &&str| uuid.starts_with("MIG-GPU-") && uuid.contains('/');
+        let mut names = choice.devices.iter().filter_map(|chosen| chosen.accelerator.uuid.as_deref());
+        if let Some(name) = names.find(is_old).filter(|_| self.verbosity >= Verbosity::Info) {
+            let text = format!("`{}` is a name of drivers before R470, and passes as it is", plain(name));
+            self.notices.push(Notice::Detail { text, torch_line: None });
+        }
     }
 
     fn choose_as(

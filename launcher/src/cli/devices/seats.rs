@@ -49,7 +49,9 @@ impl Resolver<'_> {
         let asked = self.asked_visibility()?;
         let Handover { visibility, forced, workers } =
             hand_over(choice, &self.inherited, workers.get(), asked);
-        if let Some(why) = forced {
+        // One worker that sees its one device is nothing to tell of.
+        let is_news = workers.len() > 1 || choice.devices.len() > 1;
+        if let Some(why) = forced.filter(|_| is_news) {
             let text = format!("each worker sees its own device alone, as LOCAL_RANK 0: {why}");
             self.notices.push(Notice::Device { text });
         }

@@ -10,6 +10,7 @@ use crate::spec::Unhealthy;
 
 use super::*;
 
+mod advice;
 mod binding;
 mod looks;
 mod maps;

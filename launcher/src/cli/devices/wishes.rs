@@ -22,6 +22,8 @@ use crate::spec::{DeviceCheck, Persona, Unhealthy};
 
 /// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
 const MOST_WORKERS: i128 = 4_194_304;
+/// In seconds. Less is too short for any driver.
+const SHORTEST_LIMIT: f64 = 0.1;
 const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
 /// Longer than anybody waits for a driver, and short enough to be added to any instant.
 const LONGEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -74,8 +76,8 @@ pub(super) enum Look {
 pub(in crate::cli) fn read_limit(settings: &Settings<'_>) -> Result<Duration, CliError> {
     match settings.float(&PROBE_TIMEOUT)? {
         None => Ok(DEFAULT_LIMIT),
-        Some(Setting { origin, value }) if value.is_nan() || value <= 0.0 => {
-            Err(refused(origin, value, Expected::Interval))
+        Some(Setting { origin, value }) if value.is_nan() || value < SHORTEST_LIMIT => {
+            Err(refused(origin, value, Expected::ProbeLimit))
         }
         Some(Setting { value, .. }) => {
             Ok(Duration::try_from_secs_f64(value).unwrap_or(LONGEST_LIMIT).min(LONGEST_LIMIT))

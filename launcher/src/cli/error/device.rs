@@ -5,14 +5,14 @@ use rankrun_contract::rank::LocalRank;
 use super::Origin;
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
-use crate::device::selector::SelectorError;
+use crate::device::selector::{SelectorError, cut};
 use crate::device::{Trouble, TroubleKind};
 
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// `--devices` is no list of devices.
-    #[error("{origin} is `{value}`: {error}")]
+    #[error("{origin} is `{}`: {error}", cut(value))]
     Selector {
         /// Where it came from.
         origin: Origin,
@@ -20,6 +20,14 @@ pub enum DeviceError {
         value: String,
         /// What is wrong with it.
         error: SelectorError,
+    },
+    /// Any other, with a hint that fits how and where it was said.
+    #[error("{error}")]
+    Advised {
+        /// What is wrong.
+        error: Box<Self>,
+        /// What to do.
+        hint: String,
     },
     /// What was asked for is not there, or not clear.
     #[error(transparent)]
@@ -96,6 +104,7 @@ impl DeviceError {
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
+            Self::Advised { hint, .. } => hint.clone(),
             Self::Selector { error, .. } => error.hint(),
             Self::Choice(error) => choice_hint(error),
             Self::NoAccelerator { error, .. } => choice_hint(error),

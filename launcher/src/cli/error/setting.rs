@@ -147,6 +147,8 @@ pub enum Expected {
     RestartCount,
     /// Seconds above zero.
     Interval,
+    /// `--probe-timeout`: seconds, not too few for any library.
+    ProbeLimit,
     /// Seconds, zero included.
     Duration,
     /// A port, 0 included.
@@ -179,6 +181,7 @@ impl fmt::Display for Expected {
             Self::NodeCount => "a number of nodes or MIN:MAX with 0 < MIN ≤ MAX",
             Self::RestartCount => "a number of restarts from 0 to 4294967295",
             Self::Interval => "a number of seconds above 0",
+            Self::ProbeLimit => "a number of seconds from 0.1 up",
             Self::Duration => "a number of seconds from 0 up",
             Self::Port => "a port from 0 to 65535",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",

@@ -151,7 +151,8 @@ impl Cards<'_> {
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
         let (devices, order_unknown) = match form {
             Some(form) => {
-                let mut devices = self.by_uuid(&text, form, &mut dropped);
+                let old = self.by_old_names(&text);
+                let mut devices = old.unwrap_or_else(|| self.by_uuid(&text, form, &mut dropped));
                 if form == "MIG-" && asking.counting == Counting::Torch {
                     devices.truncate(1);
                 }
@@ -201,6 +202,39 @@ impl Cards<'_> {
             named.push(Visible::of(self.machine, at).named(entry, true));
         }
         named
+    }
+
+    /// MIG devices in the form that drivers before R470 gave out, and later ones still take: `MIG-GPU-<uuid>/1/0`, with
+    /// the ids of the GPU instance and of the compute instance in it. Where the driver does not tell these names it is
+    /// not known which instance one means, and so the card stands for it.
+    ///
+    /// Nothing where the list has anything else.
+    fn by_old_names(&self, text: &str) -> Option<Vec<Visible>> {
+        let entries: Vec<&str> = text.split(',').map(str::trim).collect();
+        let is_known = entries.iter().all(|entry| self.unique(entry, "MIG-").is_some());
+        let is_twice = entries.iter().enumerate().any(|(at, entry)| entries[..at].contains(entry));
+        if is_known || is_twice {
+            return None;
+        }
+        entries.into_iter().map(|entry| self.by_old_name(entry)).collect()
+    }
+
+    fn by_old_name(&self, entry: &str) -> Option<Visible> {
+        let (card, ids) = entry.strip_prefix("MIG-")?.split_once('/')?;
+        let (instance, compute) = ids.split_once('/')?;
+        let (instance, _): (u32, u32) = (instance.parse().ok()?, compute.parse().ok()?);
+        let is_it = |at: &usize| self.machine.accelerators[*at].uuid.as_deref() == Some(card);
+        let at = pci_order(self.machine).into_iter().find(is_it)?;
+        let mut device = Visible::of(self.machine, at);
+        let gpu = device.accelerator.index;
+        device.accelerator.part = Part::MigInstance { gpu };
+        device.accelerator.index = instance;
+        device.accelerator.name = format!("{} MIG {ids}", device.accelerator.name);
+        device.accelerator.uuid = Some(entry.to_owned());
+        // The card's own would be told as the instance's.
+        device.accelerator.memory = None;
+        device.accelerator.state = None;
+        Some(device.named(entry, true))
     }
 
     /// The one device that a UUID fits: the beginning of a card's is enough, that of a MIG device is written whole.

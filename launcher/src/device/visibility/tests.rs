@@ -135,6 +135,17 @@ fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
 }
 
 #[test]
+fn a_tile_that_is_left_of_a_card_is_told_from_a_card() {
+    let machine = fake::xpu(2, 2);
+    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let mask = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0.1,1");
+    let seen = read(DeviceType::Xpu, &machine, &mask, asking);
+    let labels: Vec<String> =
+        seen.devices.iter().map(|device| crate::device::choice::label(&device.accelerator)).collect();
+    assert!(labels[0].starts_with("tile 1 ") && labels[1].starts_with("GPU 1 "), "{labels:?}");
+}
+
+#[test]
 fn an_integrated_gpu_counts_in_the_mask_and_is_not_seen_beside_a_discrete_one() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());

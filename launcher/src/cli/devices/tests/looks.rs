@@ -84,7 +84,8 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
             "torchrun --nproc-per-node auto",
         ] {
             let (code, text, said) = refusal(with_sign(trouble(what.clone())), line, &[]);
-            assert!(code == 1 && text.contains(words) && said.contains(hint), "{line}: {text}: {said}");
+            assert!(code == 1 && text.contains(words), "{line}: {text}");
+            assert!(line != "rankrun" || said.contains(hint), "{line}: {said}");
         }
         // Where nothing shows itself, only who asked for accelerators.
         for line in ["rankrun --nproc-per-node gpu", "rankrun --devices 0", "rankrun --numa-binding node"] {
@@ -128,7 +129,7 @@ fn what_makes_no_sense_is_refused() {
         (
             "rankrun --probe-timeout 0",
             1,
-            "`--probe-timeout` is `0`, which is not a number of seconds above 0",
+            "`--probe-timeout` is `0`, which is not a number of seconds from 0.1 up",
         ),
         ("rankrun --probe-timeout soon", 2, "`--probe-timeout` is `soon`, which is not a number"),
         ("rankrun --device-order best", 2, "`--device-order` is `best`, which is not one of `pci`"),
