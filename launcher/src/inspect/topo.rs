@@ -3,8 +3,8 @@
 use crate::device::affinity::ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
-use super::{devices, words};
 use super::page::{Align, Column, Page, Row, Tone};
+use super::{devices, words};
 
 /// What stands in a cell of the matrix where nobody knows.
 const UNKNOWN: &str = "?";
