@@ -87,7 +87,7 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let topology = Topology::of(machine);
     let mut page = Page::default();
     if topology.near.is_empty() {
-        let is_blind = machine.troubles.iter().any(words::is_serious);
+        let is_blind = machine.troubles.iter().any(super::words::is_serious);
         let what = if is_blind { "the accelerators are not known" } else { "no accelerators" };
         page.line("title", &[("title", &format!("{host}: {what}"), Tone::Heading)]);
     } else {

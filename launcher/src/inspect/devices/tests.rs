@@ -86,13 +86,10 @@ fn a_library_that_hangs_is_told() {
     let trouble = Trouble { kind: DeviceType::Cuda, source, what: TroubleKind::Hung(20) };
     let hung = Machine { troubles: vec![trouble], ..Machine::default() };
     assert!(picture(hung.clone(), None, None).is_blind());
-    assert_eq!(text(hung, None), "node17: the accelerators are not known\n\nerror: cuda: NVML did not answer within 20 seconds\n");
-=======
     assert_eq!(
         text(hung, None),
         "node17: the accelerators are not known\n\nerror: cuda: NVML did not answer within 20 seconds\n"
     );
->>>>>>> a6520de (odd: tests for hints, old MIG names, notices, a look without state)
     assert!(!picture(bare(), None, None).is_blind());
 }
 
