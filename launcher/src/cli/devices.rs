@@ -237,7 +237,7 @@ impl Resolver<'_> {
     fn discover(&mut self) -> Machine {
         let machine = self.settings.facts.discover(self.wishes.ask(), self.wishes.limit);
         let made_good = machine.made_good.iter().map(|trouble| Notice::Device {
-            text: format!("{}; the CUDA driver answers in its place", trouble_in_words(trouble)),
+            text: format!("{trouble}; the CUDA driver answers in its place"),
         });
         self.notices.extend(made_good);
         if self.verbosity >= Verbosity::Info {

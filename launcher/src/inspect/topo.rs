@@ -3,8 +3,8 @@
 use crate::device::affinity::ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
-use super::{devices, words};
 use super::page::{Align, Column, Page, Row, Tone};
+use super::{devices, words};
 
 /// What stands in a cell of the matrix where nobody knows.
 const UNKNOWN: &str = "?";
@@ -87,7 +87,7 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let topology = Topology::of(machine);
     let mut page = Page::default();
     if topology.near.is_empty() {
-        let is_blind = machine.troubles.iter().any(super::words::is_serious);
+        let is_blind = machine.troubles.iter().any(words::is_serious);
         let what = if is_blind { "the accelerators are not known" } else { "no accelerators" };
         page.line("title", &[("title", &format!("{host}: {what}"), Tone::Heading)]);
     } else {
