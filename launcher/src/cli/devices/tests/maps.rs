@@ -48,8 +48,8 @@ fn one_worker_for_each_visible_device() {
         ("rankrun --nproc-per-node 6 --device-type cpu", vec![], "cpu:0 cpu:1 cpu:2 cpu:3 cpu:4 cpu:5"),
         ("rankrun --nproc-per-node cpu", vec![], "cpu:0 cpu:1 cpu:2"),
         // Nobody looked.
-        ("torchrun --nproc-per-node 2", vec![], "cpu:0 cpu:1"),
-        ("torchrun", vec![], "cpu:0"),
+        ("torchrun --nproc-per-node 2", vec![], "not looked at not looked at"),
+        ("torchrun", vec![], "not looked at"),
         ("torchrun --nproc-per-node gpu", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
         ("torchrun --nproc-per-node gpu", vec![(CUDA, "2,3")], "cuda:0=2 cuda:1=3"),
     ] {
