@@ -39,6 +39,8 @@ pub struct State {
     generation: Generation,
     restarts_used: RestartCount,
     stopped_by: Option<Signal>,
+    /// What the workers of this generation were told to end by.
+    told: Vec<Signal>,
     phase: Phase,
     /// Over the workers of the generation that is running, where it is asked for.
     watch: Option<Watch>,
@@ -53,6 +55,7 @@ impl State {
             generation: Generation(0),
             restarts_used: RestartCount(0),
             stopped_by: None,
+            told: Vec::new(),
             phase: Phase::Starting,
             watch: None,
         }
@@ -103,6 +106,7 @@ impl State {
     fn start(&mut self, now: Instant) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
+        self.told.clear();
         self.phase = Phase::Running { live };
         Action::Start { generation: self.generation, restart_count: self.restarts_used }
     }
@@ -111,8 +115,25 @@ impl State {
         if generation != self.generation {
             return Vec::new();
         }
-        let live = (0..failed.0).map(LocalRank).collect();
-        self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Running { mut live } => {
+                live.retain(|local_rank| *local_rank < failed);
+                self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
+            }
+            // They were told to stop while they were being started: nobody waits for those who are not there.
+            Phase::Stopping { mut live, cause, stage } => {
+                live.retain(|local_rank| *local_rank < failed);
+                if live.is_empty() {
+                    return self.stopped(now, cause);
+                }
+                self.phase = Phase::Stopping { live, cause, stage };
+                Vec::new()
+            }
+            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
     }
 
     fn exited(&mut self, now: Instant, generation: Generation, end: WorkerEnd) -> Vec<Action> {
@@ -134,7 +155,7 @@ impl State {
             Phase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
                 if let StopCause::Failure(failure) = &mut cause {
-                    failure.followed_by(FollowingEnd { end, stopped: self.was_stopped(end.exit, stage) });
+                    failure.followed_by(FollowingEnd { end, stopped: self.was_stopped(end.exit) });
                 }
                 if live.is_empty() {
                     return self.stopped(now, cause);
@@ -149,14 +170,11 @@ impl State {
         }
     }
 
-    /// Whether a worker ended in this way because we told it to.
-    fn was_stopped(&self, exit: Exit, stage: Stage) -> bool {
-        match exit {
-            Exit::Signal { number: libc::SIGTERM, .. } => true,
-            Exit::Signal { number: libc::SIGKILL, .. } => matches!(stage, Stage::Killed { .. }),
-            Exit::Signal { number, .. } => self.stopped_by.is_some_and(|signal| signal as i32 == number),
-            Exit::Code(_) => false,
-        }
+    /// Whether a worker ended in this way because we told it to, or because somebody told us and the workers alike.
+    fn was_stopped(&self, exit: Exit) -> bool {
+        let Exit::Signal { number, .. } = exit else { return false };
+        let told = || self.told.iter().copied().chain(self.stopped_by);
+        number == libc::SIGTERM || told().any(|signal| signal as i32 == number)
     }
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
@@ -318,7 +336,10 @@ impl State {
         vec![told, said]
     }
 
-    fn signal(&self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
+    fn signal(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
+        if !self.told.contains(&signal) {
+            self.told.push(signal);
+        }
         Action::Signal { generation: self.generation, local_ranks: self.ours(live), signal }
     }
 
@@ -333,6 +354,9 @@ fn with_at(mut actions: Vec<Action>, at: usize, action: Action) -> Vec<Action> {
     actions
 }
 
+#[cfg(test)]
+#[path = "simulation/mod.rs"]
+mod simulation;
 #[cfg(test)]
 #[path = "state_tests.rs"]
 mod tests;

@@ -6,6 +6,7 @@ use nix::unistd::Pid;
 use proptest::prelude::*;
 
 use super::*;
+use crate::agent::failure::Testimony;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::LAUNCHER_FAILED;
 use rankrun_contract::rank::LocalWorldSize;
@@ -18,7 +19,12 @@ mod left_out;
 const GRACE: Duration = Duration::from_secs(30);
 
 fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
-    State::new(Rules {
+    State::new(rules(workers, max_restarts, persona))
+}
+
+/// The rules of a launch that asks for nothing else.
+pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules {
+    Rules {
         persona,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
@@ -27,7 +33,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         interrupt: Interrupt::Listed,
         unhealthy: None,
         left_out: None,
-    })
+    }
 }
 
 /// One clock for a whole test.
@@ -212,6 +218,46 @@ fn a_start_that_fails_half_way_stops_what_it_started() {
     let actions = job.handle(at(1), exited(0, 1, killed_by(15)));
     assert_eq!(started(&actions), None);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+}
+
+#[test]
+fn a_start_that_fails_during_a_stop_changes_neither_its_cause_nor_its_deadline() {
+    let at = clock();
+    for again in [false, true] {
+        let mut job = state(3, 5, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(0), stop(Signal::SIGINT, false));
+        if again {
+            let _ = job.handle(at(0), stop(Signal::SIGINT, true));
+        }
+        let deadline = job.deadline();
+        let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(1) };
+        assert_eq!(job.handle(at(1), input), [], "they were told; invariants 4 and 5");
+        assert_eq!(job.deadline(), deadline);
+        let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "nobody waits for the others");
+    }
+    let mut job = state(3, 5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(0), stop(Signal::SIGINT, false));
+    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
+    assert!(end(&job.handle(at(0), nobody)).is_some());
+}
+
+#[test]
+fn who_ended_by_the_users_second_wish_is_no_cause() {
+    let at = clock();
+    let mut job = state(2, 0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let Input::Exited { generation, end: mut first } = exited(0, 0, Exit::Code(1)) else { unreachable!() };
+    first.testimony = Some(Testimony { written: SystemTime::UNIX_EPOCH, lost: Some(LocalRank(1)) });
+    let _ = job.handle(at(0), Input::Exited { generation, end: first });
+    let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
+    let _ = job.handle(at(2), stop(Signal::SIGINT, false));
+    let actions = job.handle(at(3), exited(0, 1, killed_by(libc::SIGINT)));
+    let failure = end(&actions).unwrap().failure.as_ref().unwrap();
+    assert_eq!(failure.first.local_rank, LocalRank(0), "invariant 5");
+    assert!(failure.others[0].stopped);
 }
 
 #[test]

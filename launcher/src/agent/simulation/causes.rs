@@ -1,0 +1,118 @@
+//! Invariant 5: why a generation ends.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::book::{Book, Cause};
+use super::invariants::{Turn, Verdict, must};
+use crate::agent::failure::{Failure, Manner};
+use crate::agent::message::{Action, Happening, Released, WorkerEnd};
+use crate::process::Exit;
+
+/// A crash so soon after the first failure may have been before it.
+const SAME_MOMENT: Duration = Duration::from_millis(500);
+
+/// What a generation is said to have ended of is what came first; of failures that came together, one for which there
+/// is evidence.
+pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
+    let cause = turn.cause();
+    let mut released = turn.book.life.released;
+    let mut blamed = turn.book.life.group_failed;
+    for action in turn.actions {
+        match action {
+            Action::Release { because } => {
+                must(released.is_none(), || {
+                    format!("released because of {released:?}, then of {because:?}")
+                })?;
+                must(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
+                released = Some(*because);
+            }
+            Action::Say(Happening::GroupFailed { cause: end }) => {
+                must(blamed.is_none(), || "two causes".to_owned())?;
+                may_be_blamed(turn, end, cause)?;
+                blamed = Some(*end);
+            }
+            Action::Finish(end) => {
+                is_told(turn, end.failure.as_ref(), cause)?;
+                let first = end.failure.as_ref().map(|failure| failure.first);
+                must(first == blamed, || format!("{blamed:?} was the cause, {first:?} is told at the end"))?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
+    match because {
+        Released::Failed(end) => {
+            [Some(Cause::Failed(end.local_rank)), Some(Cause::Stuck(end.local_rank))].contains(&cause)
+        }
+        Released::Stopped => cause == Some(Cause::User),
+        Released::NotStarted => cause == Some(Cause::NotStarted),
+    }
+}
+
+/// What is told at the end is of the kind that came first.
+fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
+    let manner = failure.map(|failure| failure.manner);
+    let is_told = match (cause, manner) {
+        (Some(Cause::Failed(_)), Some(Manner::Ended | Manner::EndedByStop))
+        | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
+        | (Some(Cause::User | Cause::NotStarted) | None, None) => true,
+        (Some(Cause::Failed(_) | Cause::Stuck(_)), _)
+        | (Some(Cause::User | Cause::NotStarted) | None, Some(_)) => false,
+    };
+    must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
+    let Some(failure) = failure.filter(|failure| !matches!(failure.manner, Manner::Stuck { .. })) else {
+        return Ok(());
+    };
+    let generation = turn.book.generation;
+    must(failure.generation == generation, || format!("it was {generation:?}"))?;
+    let ours = failure.others.iter().find(|other| !other.stopped && is_ended_by_us(turn, &other.end));
+    must(ours.is_none(), || format!("our stop ended this one, and it is told as a failure: {ours:?}"))?;
+    let is_ours = is_ended_by_us(turn, &failure.first);
+    must(!is_ours || failure.manner == Manner::EndedByStop, || {
+        format!("our stop ended it, and it is told as its own doing: {:?}", failure.first)
+    })
+}
+
+fn is_ended_by_us(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
+    turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit))
+}
+
+fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verdict {
+    match cause {
+        Some(Cause::Failed(first)) => {
+            must(is_evident(turn.book, end, first), || {
+                format!("{first:?} was first, and {end:?} is blamed")
+            })?;
+            let is_ours = is_ended_by_us(turn, end) && end.testimony.is_none();
+            must(!is_ours, || format!("our own stop ended {end:?}"))
+        }
+        Some(Cause::Stuck(stuck)) => {
+            must(end.local_rank == stuck, || format!("{stuck:?} is stuck, not {end:?}"))
+        }
+        Some(Cause::User | Cause::NotStarted) | None => {
+            Err(format!("{cause:?} was first, and {end:?} is blamed"))
+        }
+    }
+}
+
+/// Whether there is anything for which it could be blamed instead of the one that was seen first.
+fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
+    let ends = book.life.ends_since();
+    let Some(seen_first) = ends.first() else { return false };
+    let is_lost = |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(blamed.local_rank));
+    let crashes = [libc::SIGKILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
+    let is_crash = matches!(blamed.exit, Exit::Signal { number, .. } if crashes.contains(&number));
+    let is_at_once = blamed.at.duration_since(seen_first.at).is_ok_and(|later| later <= SAME_MOMENT);
+    let wrote_first = match (blamed.testimony, seen_first.testimony) {
+        (Some(blamed), Some(first)) => blamed.written <= first.written,
+        _ => false,
+    };
+    let is_known = ends.contains(blamed) && !blamed.exit.is_success();
+    is_known
+        && (blamed.local_rank == first || ends.iter().any(is_lost) || is_crash && is_at_once || wrote_first)
+}

@@ -1,0 +1,363 @@
+//! The numbered invariants, one function each, in the words of the design document. They judge by what went in, what
+//! came out and what the processes of the node really did; the machine itself is never asked.
+//!
+//! What the state machine does not own is judged as far as it can be seen from it:
+//!
+//! - 2: there is one node, so a round is over as soon as everything is ready, and its placement is the seats that the
+//!   last look at the devices left.
+//! - 3: reaping is the shell's; here, that nobody is forgotten and no end counts twice.
+//! - 6: there is no membership that could change, so only that restarts are counted.
+//! - 7: there is no time limit of the job yet.
+//! - 9: there are no heartbeats yet; here, every other word about an old generation.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+
+use super::book::{Book, Cause};
+use super::causes::invariant_5;
+use super::history::Setup;
+use super::node::{Node, Process};
+use crate::agent::failure::Manner;
+use crate::agent::message::{Action, Happening, Input, JobEnd};
+use crate::agent::rules::Interrupt;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::Exit;
+use crate::spec::Persona;
+
+/// What a stop may take longer than the grace, and its end longer than the five seconds after SIGKILL.
+const LENIENCY: Duration = Duration::from_millis(100);
+const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
+
+/// One answer of the machine, or a moment at which it was silent.
+pub(super) struct Turn<'a> {
+    pub(super) setup: &'a Setup,
+    /// With the input, and without what the machine answered.
+    pub(super) book: &'a Book,
+    pub(super) node: &'a Node,
+    pub(super) now: Instant,
+    pub(super) input: Option<&'a Input>,
+    /// It is about a generation that is over.
+    pub(super) stale: bool,
+    pub(super) deadline_before: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) actions: &'a [Action],
+}
+
+/// What is wrong, in words.
+pub(super) type Verdict = Result<(), String>;
+
+/// An invariant that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) invariant: &'static Invariant,
+    pub(super) why: String,
+}
+
+/// One invariant.
+#[derive(Debug)]
+pub(super) struct Invariant {
+    pub(super) number: &'static str,
+    pub(super) words: &'static str,
+    holds: fn(&Turn<'_>) -> Verdict,
+}
+
+impl PartialEq for Invariant {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Invariant {}
+
+pub(super) static INVARIANTS: [Invariant; 11] = [
+    Invariant { number: "1", words: "At most one generation has living workers.", holds: invariant_1 },
+    Invariant {
+        number: "2",
+        words: "A worker is spawned only for a completed round, with the placement of that round.",
+        holds: invariant_2,
+    },
+    Invariant {
+        number: "3",
+        words: "Every spawned process is reaped exactly once, and its exit enters the state exactly once.",
+        holds: invariant_3,
+    },
+    Invariant {
+        number: "4",
+        words: "Every stop has a cause, a deadline and an end: SIGKILL is sent by grace + 0.1 s, the stop ends with \
+                the last reap, and what is not reaped 5 s later is reported.",
+        holds: invariant_4,
+    },
+    Invariant {
+        number: "5",
+        words: "The first cause of a generation's end is never replaced; a worker that ended by our own stop signal \
+                is never a cause.",
+        holds: invariant_5,
+    },
+    Invariant {
+        number: "6",
+        words: "Restarts never exceed the policy's budget; a membership change uses none of it.",
+        holds: invariant_6,
+    },
+    Invariant {
+        number: "7",
+        words: "No restart after a stop by the user, by a time limit, or after the job is closed.",
+        holds: invariant_7,
+    },
+    Invariant {
+        number: "8",
+        words: "The exit status is a function of the final state alone, by the table in `exit_code.rs`.",
+        holds: invariant_8,
+    },
+    Invariant { number: "9", words: "A heartbeat of an old generation changes nothing.", holds: invariant_9 },
+    Invariant {
+        number: "10",
+        words: "A handled signal is answered in every phase, at once; the second one kills.",
+        holds: invariant_10,
+    },
+    Invariant {
+        number: "left out",
+        words: "A worker that is left to a person is waited for, and never signalled (`rules.rs`).",
+        holds: the_persons_worker_is_spared,
+    },
+];
+
+impl Broken {
+    /// The machine and its deadline do not come to an end.
+    pub(super) fn by_the_deadline(why: String) -> Self {
+        Self { invariant: &INVARIANTS[3], why: format!("the deadline: {why}") }
+    }
+}
+
+/// All that do not hold.
+pub(super) fn judge(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
+    let broken: Vec<Broken> = INVARIANTS
+        .iter()
+        .filter_map(|invariant| (invariant.holds)(turn).err().map(|why| Broken { invariant, why }))
+        .collect();
+    if broken.is_empty() { Ok(()) } else { Err(broken) }
+}
+
+/// That something must be so, or else.
+pub(super) fn must(holds: bool, why: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+impl Turn<'_> {
+    fn starts(&self) -> impl Iterator<Item = (usize, Generation, RestartCount)> {
+        self.actions.iter().enumerate().filter_map(|(at, action)| match action {
+            Action::Start { generation, restart_count } => Some((at, *generation, *restart_count)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn finish(&self) -> Option<&JobEnd> {
+        self.actions.iter().find_map(|action| match action {
+            Action::Finish(end) => Some(end),
+            _ => None,
+        })
+    }
+
+    /// Of the generation that is the current one, and not a person's.
+    fn workers(&self) -> impl Iterator<Item = &Process> {
+        self.node.ours(self.book.generation)
+    }
+
+    fn is_sent(&self, process: &Process, wanted: Signal) -> bool {
+        let is_it = |action: &Action| match action {
+            Action::Signal { generation, local_ranks, signal } => {
+                *generation == process.generation
+                    && *signal == wanted
+                    && local_ranks.contains(&process.local_rank)
+            }
+            _ => false,
+        };
+        process.told.contains(&wanted) || self.actions.iter().any(is_it)
+    }
+
+    fn sweeps(&self, actions: &[Action]) -> bool {
+        let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.book.generation);
+        self.book.life.swept || actions.iter().any(is_it)
+    }
+
+    /// Why the generation ends, as the machine was told or has just found out.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        let found = || {
+            self.actions.iter().find_map(|action| match action {
+                Action::Say(Happening::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+                _ => None,
+            })
+        };
+        self.book.life.cause.or_else(found)
+    }
+
+    fn given_up(&self) -> &[LocalRank] {
+        let said = self.actions.iter().find_map(|action| match action {
+            Action::Say(Happening::CannotEnd { local_ranks }) => Some(local_ranks),
+            _ => None,
+        });
+        said.unwrap_or(&self.book.life.given_up)
+    }
+}
+
+/// Nor does what an old one left behind live.
+fn invariant_1(turn: &Turn<'_>) -> Verdict {
+    let Some((at, generation, _)) = turn.starts().next() else { return Ok(()) };
+    let old =
+        turn.node.processes.iter().find(|old| old.is_alive() && !old.by_hand && old.generation != generation);
+    must(old.is_none(), || format!("{generation:?} starts, and {old:?} is alive"))?;
+    let is_swept = turn.book.starts == 0 || turn.sweeps(&turn.actions[..at]);
+    must(is_swept, || format!("{generation:?} starts before the old one's leftovers are killed"))
+}
+
+fn invariant_2(turn: &Turn<'_>) -> Verdict {
+    let asks = |action: &Action| matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. });
+    for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
+        must(turn.book.ready, || "a start before anything was ready".to_owned())?;
+        must(generation.0 == expected, || format!("{generation:?} starts where {expected} was next"))?;
+        let has_seats = turn.book.open.is_none() && !turn.actions[..at].iter().any(asks);
+        must(has_seats, || "a start while the seats are being looked for".to_owned())?;
+    }
+    must(turn.starts().count() <= 1, || "two starts at once".to_owned())
+}
+
+fn invariant_3(turn: &Turn<'_>) -> Verdict {
+    let Some(end) = turn.finish() else { return Ok(()) };
+    let ours = || turn.node.processes.iter().filter(|process| !process.by_hand);
+    let forgotten =
+        ours().find(|process| !process.is_known() && !turn.given_up().contains(&process.local_rank));
+    must(forgotten.is_none(), || format!("the job ends, and nobody knows of the end of {forgotten:?}"))?;
+    let Some(failure) = &end.failure else { return Ok(()) };
+    let told = [&failure.first].into_iter().chain(failure.others.iter().map(|other| &other.end));
+    let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
+    let mut seen: Vec<LocalRank> = turn.book.life.ends_since().iter().map(|end| end.local_rank).collect();
+    if let Some(Cause::Stuck(local_rank)) = turn.cause()
+        && !seen.contains(&local_rank)
+    {
+        seen.push(local_rank);
+    }
+    told.sort_unstable();
+    seen.sort_unstable();
+    must(told == seen, || format!("the ends of {seen:?} were seen, those of {told:?} are told"))
+}
+
+fn invariant_4(turn: &Turn<'_>) -> Verdict {
+    let life = &turn.book.life;
+    if turn.book.finished || turn.book.starts == 0 {
+        return Ok(());
+    }
+    let sent = |wanted: fn(Signal) -> bool| {
+        let is_it = |action: &Action| matches!(action, Action::Signal { signal, .. } if wanted(*signal));
+        turn.actions.iter().any(is_it).then_some(turn.now)
+    };
+    let asked_at = life.asked_at.or_else(|| sent(|_| true));
+    let killed_at = life.killed_at.or_else(|| sent(|signal| signal == Signal::SIGKILL));
+    must(turn.cause().is_some() || asked_at.is_none(), || "a stop without a cause".to_owned())?;
+
+    let stays = || turn.workers().filter(|process| !process.is_known());
+    let kill_by = asked_at.map(|asked| asked + Duration::from_millis(u64::from(turn.setup.grace)));
+    if let Some(kill_by) = kill_by
+        && let Some(spared) =
+            stays().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGKILL))
+    {
+        must(turn.now <= kill_by + LENIENCY, || format!("SIGKILL is overdue for {spared:?}"))?;
+    }
+    let report_by = killed_at.map(|killed| killed + GIVE_UP_AFTER_KILL);
+    if let Some(report_by) = report_by
+        && let Some(stuck) = stays().find(|process| !turn.given_up().contains(&process.local_rank))
+    {
+        must(turn.now <= report_by + LENIENCY, || format!("it is not reported that {stuck:?} does not end"))?;
+    }
+    let is_over = turn.finish().is_some() || turn.starts().next().is_some();
+    if let Some(due) = report_by.or(kill_by)
+        && !is_over
+        && stays().next().is_some()
+    {
+        must(turn.deadline.is_some_and(|deadline| deadline <= due), || {
+            format!("the stop has no deadline, or a late one: {:?}", turn.deadline.map(|at| at - turn.now))
+        })?;
+    }
+    let last_is_reaped = turn.cause().is_some() && !life.start_pending && stays().next().is_none();
+    // Whether a start comes too early is another invariant's business.
+    let ends = turn.sweeps(turn.actions) || turn.starts().next().is_some();
+    must(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
+}
+
+/// The budget of a launch without any other rule: so many restarts in its whole life.
+fn invariant_6(turn: &Turn<'_>) -> Verdict {
+    for (_, generation, restart_count) in turn.starts() {
+        let used = RestartCount(turn.book.starts);
+        must(used.0 <= turn.setup.max_restarts, || format!("{generation:?} starts beyond the budget"))?;
+        must(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
+    }
+    Ok(())
+}
+
+fn invariant_7(turn: &Turn<'_>) -> Verdict {
+    let told = turn.book.wish;
+    must(told.is_none() || turn.starts().next().is_none(), || format!("a start after {told:?}"))?;
+    let is_closed = turn.book.finished;
+    must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
+}
+
+fn invariant_8(turn: &Turn<'_>) -> Verdict {
+    let Some(end) = turn.finish() else { return Ok(()) };
+    must(end.stopped_by == turn.book.wish, || {
+        format!("told to stop by {:?}, it says {:?}", turn.book.wish, end.stopped_by)
+    })?;
+    let status = status(turn.setup, turn.book.starts > 0, end, turn.cause());
+    must(end.status == status, || format!("{:?} where {status:?} is due", end.status))
+}
+
+/// The table of `exit_code.rs`.
+fn status(setup: &Setup, has_started: bool, end: &JobEnd, cause: Option<Cause>) -> ExitStatus {
+    let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
+        Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
+        Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
+        Some((Manner::EndedByStop | Manner::Stuck { .. }, _)) | None => LAUNCHER_FAILED,
+    };
+    let is_exception =
+        |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
+    match (setup.persona, end.stopped_by) {
+        (_, None) if cause.is_none() => ExitStatus::Code(0),
+        (Persona::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
+        (Persona::Rankrun, None) => ExitStatus::Code(of_worker()),
+        (Persona::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),
+        (Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
+    }
+}
+
+fn invariant_9(turn: &Turn<'_>) -> Verdict {
+    let is_silent = turn.actions.is_empty() && turn.deadline == turn.deadline_before;
+    must(!turn.stale || is_silent, || format!("an old generation brings about {:?}", turn.actions))
+}
+
+fn invariant_10(turn: &Turn<'_>) -> Verdict {
+    let Some(Input::StopRequested { signal, again }) = turn.input.filter(|_| !turn.book.finished) else {
+        return Ok(());
+    };
+    let told = match (signal, turn.setup.interrupt) {
+        _ if *again => Signal::SIGKILL,
+        (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
+        _ => *signal,
+    };
+    let unanswered = turn.workers().find(|process| {
+        process.is_alive() && !turn.is_sent(process, told) && !turn.is_sent(process, Signal::SIGKILL)
+    });
+    must(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
+    let somebody_stays = turn.book.life.start_pending || turn.workers().any(|process| !process.is_known());
+    must(somebody_stays || turn.finish().is_some(), || "nobody is left, and the job goes on".to_owned())
+}
+
+fn the_persons_worker_is_spared(turn: &Turn<'_>) -> Verdict {
+    let Some(spared) = turn.setup.left_out.map(LocalRank) else { return Ok(()) };
+    let is_touched = turn.actions.iter().any(|action| match action {
+        Action::Signal { local_ranks, .. } | Action::Pass { local_ranks, .. } => {
+            local_ranks.contains(&spared)
+        }
+        _ => false,
+    });
+    must(!is_touched, || format!("{:?}", turn.actions))
+}

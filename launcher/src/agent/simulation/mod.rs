@@ -1,0 +1,110 @@
+//! The state machine on a virtual node, through random histories: exits, signals, time, workers that sit in the kernel,
+//! the look at the devices, a worker that is left to a person, in any order. After every turn the numbered
+//! invariants of the design document are asked, and for each of them there are machines that break it, which must be
+//! found.
+//!
+//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long.
+#![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
+
+mod book;
+mod causes;
+mod history;
+mod invariants;
+mod mutants;
+mod node;
+mod report;
+mod world;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rankrun_contract::rank::LocalRank;
+
+use super::State;
+use super::tests::rules;
+use crate::agent::rules::Rules;
+use history::{History, Setup};
+use invariants::{Broken, INVARIANTS};
+use mutants::{FAULTS, Fault, Mutant};
+use report::{Failing, search, shortest, told};
+
+const HISTORIES: u64 = 100_000;
+const SOAK_HISTORIES: u64 = 20 * HISTORIES;
+/// At most; the search ends when it has found a few.
+const HISTORIES_OF_A_MUTANT: u64 = 50_000;
+const THREADS: u64 = 2;
+
+/// The real machine for a node like this.
+fn machine(setup: &Setup) -> State {
+    let plain = rules(setup.workers, setup.max_restarts, setup.persona);
+    State::new(Rules {
+        grace: Duration::from_millis(u64::from(setup.grace)),
+        stuck_limit: setup.stuck_limit.map(|limit| Duration::from_millis(u64::from(limit))),
+        interrupt: setup.interrupt,
+        unhealthy: setup.unhealthy,
+        left_out: setup.left_out.map(LocalRank),
+        ..plain
+    })
+}
+
+/// Another one each time, and printed.
+fn seed() -> u64 {
+    let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
+    let seed = given.unwrap_or_else(clock);
+    println!("RANKRUN_SEED={seed}");
+    seed
+}
+
+#[test]
+fn the_machine_holds_its_invariants_in_every_history() {
+    let soak = std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1");
+    let (seed, count) = (seed(), if soak { SOAK_HISTORIES } else { HISTORIES });
+    let part = |thread| search((seed.wrapping_add(thread), THREADS, count / THREADS), machine, |_| true);
+    let failing: Vec<Failing> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    if let Some(shortest) = shortest(failing) {
+        panic!("{}", told(&shortest, machine));
+    }
+}
+
+/// The shortest history that breaks this invariant and no other.
+fn find(fault: Fault, number: &str) -> Option<Failing> {
+    let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
+    shortest(search((seed(), 1, HISTORIES_OF_A_MUTANT), |setup| Mutant::new(fault, setup), alone))
+}
+
+#[test]
+fn every_mutant_breaks_its_invariant_and_is_found() {
+    for (fault, number) in FAULTS {
+        let Some(failing) = find(fault, number) else {
+            panic!("{fault:?} breaks invariant {number} unnoticed")
+        };
+        let length = failing.history.events.len();
+        println!("{fault:?} breaks invariant {number} in {length} events");
+        assert!(length <= 5, "{}", told(&failing, |setup| Mutant::new(fault, setup)));
+    }
+}
+
+#[test]
+fn every_invariant_has_a_mutant() {
+    for invariant in &INVARIANTS {
+        assert!(FAULTS.iter().any(|(_, number)| *number == invariant.number), "{invariant:?}");
+    }
+}
+
+#[test]
+fn a_failing_history_is_told_with_its_seed_and_without_what_it_does_not_need() {
+    let fault = Fault::SwallowsTheKill;
+    let failing = find(fault, "4").unwrap();
+    assert!(failing.history.events.len() <= 1, "a stop and time, which come at the end of every history");
+    let text = told(&failing, |setup| Mutant::new(fault, setup));
+    let begins = "invariant 4: Every stop has a cause, a deadline and an end";
+    assert!(text.starts_with(begins), "{text}");
+    assert!(text.contains(&format!("RANKRUN_SEED={}", failing.seed)), "{text}");
+    assert!(text.contains("-> Start") && text.contains("DeadlinePassed"), "{text}");
+    let again = History::random(failing.seed);
+    assert_eq!(again, History::random(failing.seed));
+    assert!(again.events.len() >= failing.history.events.len());
+}

@@ -1,0 +1,299 @@
+//! Machines that break one invariant each: the real one, with a fault in what it hears or in what it says.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+
+use super::history::{MOST_WORKERS, Setup};
+use super::machine;
+use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::state::State;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::Exit;
+
+/// What the virtual node talks to.
+pub(super) trait Machine {
+    fn deadline(&self) -> Option<Instant>;
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action>;
+}
+
+impl Machine for State {
+    fn deadline(&self) -> Option<Instant> {
+        self.deadline()
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        self.handle(now, input)
+    }
+}
+
+/// What is wrong with a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// When one worker of a stop has ended, it takes all for gone.
+    StartsBesideTheOld,
+    /// Nobody kills what the old generation left behind.
+    LeavesLeftovers,
+    StartsTwice,
+    /// It does not wait until everything is ready.
+    StartsAtOnce,
+    CountsEndsTwice,
+    ForgetsAnEnd,
+    /// One success is everybody's.
+    DoesNotWait,
+    SwallowsTheKill,
+    KillsLate,
+    HasNoDeadline,
+    NeverGivesUp,
+    /// A signal that is for the workers stops them.
+    StopsForNothing,
+    LeavesLeftoversAtTheEnd,
+    BlamesTheLast,
+    /// Whom it stopped itself.
+    BlamesItsVictim,
+    /// When the user stops the job meanwhile.
+    ForgetsTheCause,
+    RestartsOnceTooOften,
+    ForgetsItsRestarts,
+    RestartsAfterAStop,
+    SpeaksAfterTheEnd,
+    PraisesAFailure,
+    /// The status of a later generation is another one.
+    RemembersThePast,
+    BelievesTheOld,
+    DeafWhileChecking,
+    DeafWhileStopping,
+    AsksOnceMore,
+    SignalsThePerson,
+}
+
+/// All of them, with the invariant that each breaks.
+pub(super) const FAULTS: [(Fault, &str); 27] = [
+    (Fault::StartsBesideTheOld, "1"),
+    (Fault::LeavesLeftovers, "1"),
+    (Fault::StartsTwice, "2"),
+    (Fault::StartsAtOnce, "2"),
+    (Fault::CountsEndsTwice, "3"),
+    (Fault::ForgetsAnEnd, "3"),
+    (Fault::DoesNotWait, "3"),
+    (Fault::SwallowsTheKill, "4"),
+    (Fault::KillsLate, "4"),
+    (Fault::HasNoDeadline, "4"),
+    (Fault::NeverGivesUp, "4"),
+    (Fault::StopsForNothing, "4"),
+    (Fault::LeavesLeftoversAtTheEnd, "4"),
+    (Fault::BlamesTheLast, "5"),
+    (Fault::BlamesItsVictim, "5"),
+    (Fault::ForgetsTheCause, "5"),
+    (Fault::RestartsOnceTooOften, "6"),
+    (Fault::ForgetsItsRestarts, "6"),
+    (Fault::RestartsAfterAStop, "7"),
+    (Fault::SpeaksAfterTheEnd, "7"),
+    (Fault::PraisesAFailure, "8"),
+    (Fault::RemembersThePast, "8"),
+    (Fault::BelievesTheOld, "9"),
+    (Fault::DeafWhileChecking, "10"),
+    (Fault::DeafWhileStopping, "10"),
+    (Fault::AsksOnceMore, "10"),
+    (Fault::SignalsThePerson, "left out"),
+];
+
+/// A machine with a fault.
+pub(super) struct Mutant {
+    real: State,
+    fault: Fault,
+    setup: Setup,
+    generation: Generation,
+    was_ready: bool,
+    doing: Doing,
+}
+
+/// As far as it can be seen from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    Running,
+    Stopping,
+    Killing,
+    Checking,
+    Nothing,
+}
+
+impl Mutant {
+    pub(super) fn new(fault: Fault, setup: &Setup) -> Self {
+        let (generation, doing) = (Generation(0), Doing::Nothing);
+        Self { real: machine(setup), fault, setup: *setup, generation, was_ready: false, doing }
+    }
+
+    /// What the real machine hears instead.
+    fn mishear(&mut self, input: Input) -> Vec<Input> {
+        let was_ready = std::mem::replace(&mut self.was_ready, true);
+        match (self.fault, self.doing, input) {
+            (Fault::StartsBesideTheOld, Doing::Stopping | Doing::Killing, input @ Input::Exited { .. }) => {
+                self.with_all_ended(input, Exit::Signal { number: libc::SIGTERM, core_dumped: false })
+            }
+            (Fault::DoesNotWait, Doing::Running, input @ Input::Exited { .. }) => {
+                self.with_all_ended(input, Exit::Code(0))
+            }
+            (Fault::CountsEndsTwice, _, input @ Input::Exited { .. }) => vec![input.clone(), input],
+            (Fault::StartsAtOnce, _, input) if !was_ready => vec![Input::Ready, input],
+            (Fault::NeverGivesUp, Doing::Killing, Input::DeadlinePassed)
+            | (Fault::DeafWhileChecking, Doing::Checking, Input::StopRequested { .. })
+            | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { again: false, .. }) => {
+                Vec::new()
+            }
+            (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
+                vec![Input::StopRequested { signal, again: false }]
+            }
+            (Fault::BelievesTheOld, _, Input::StartedByHand { local_rank, pid, .. }) => {
+                vec![Input::StartedByHand { generation: self.generation, local_rank, pid }]
+            }
+            (Fault::BelievesTheOld, _, Input::DevicesChecked { checkup, .. }) => {
+                vec![Input::DevicesChecked { generation: self.generation, checkup }]
+            }
+            (_, _, input) => vec![input],
+        }
+    }
+
+    fn with_all_ended(&self, input: Input, exit: Exit) -> Vec<Input> {
+        let (pid, at) = (Pid::from_raw(1), SystemTime::UNIX_EPOCH);
+        let end = |local_rank| WorkerEnd { local_rank, pid, exit, at, testimony: None };
+        let ended = |rank| Input::Exited { generation: self.generation, end: end(LocalRank(rank)) };
+        [input].into_iter().chain((0..MOST_WORKERS).map(ended)).collect()
+    }
+
+    /// What it says instead of what the real machine says to `input`.
+    fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
+        let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
+        let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
+        match self.fault {
+            Fault::LeavesLeftovers if starts => actions.retain(|action| !is_leftovers(action)),
+            Fault::LeavesLeftoversAtTheEnd if !starts => actions.retain(|action| !is_leftovers(action)),
+            Fault::StartsTwice => {
+                let start = actions.iter().find(|action| matches!(action, Action::Start { .. })).cloned();
+                actions.extend(start);
+            }
+            Fault::SwallowsTheKill if *input == Input::DeadlinePassed => {
+                actions.retain(|action| !matches!(action, Action::Signal { signal: Signal::SIGKILL, .. }));
+            }
+            Fault::StopsForNothing if matches!(input, Input::SignalPassed { .. }) => {
+                let local_ranks = (0..self.setup.workers).map(LocalRank).collect();
+                actions.push(Action::Signal {
+                    generation: self.generation,
+                    local_ranks,
+                    signal: Signal::SIGTERM,
+                });
+            }
+            Fault::SpeaksAfterTheEnd
+                if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>
+            {
+                actions.push(Action::Say(Happening::CheckingDevices));
+            }
+            Fault::SignalsThePerson => self.signal_the_person(&mut actions),
+            _ => {}
+        }
+        self.restart_anyway(input, &mut actions);
+        actions.iter_mut().for_each(|action| match action {
+            Action::Start { restart_count, .. } if self.fault == Fault::ForgetsItsRestarts => {
+                *restart_count = RestartCount(0);
+            }
+            Action::Finish(end) => self.misjudge(end),
+            _ => {}
+        });
+        let blamed = actions.iter().find_map(|action| match action {
+            Action::Finish(end) => end.failure.as_ref().map(|failure| failure.first),
+            _ => None,
+        });
+        for action in &mut actions {
+            if let (Action::Say(Happening::GroupFailed { cause }), Some(blamed)) = (action, blamed) {
+                *cause = blamed;
+            }
+        }
+        actions
+    }
+
+    fn signal_the_person(&self, actions: &mut [Action]) {
+        for action in actions {
+            if let Action::Signal { local_ranks, .. } = action {
+                local_ranks.extend(self.setup.left_out.map(LocalRank));
+            }
+        }
+    }
+
+    fn restart_anyway(&self, input: &Input, actions: &mut [Action]) {
+        let budget_left = self.generation.0 < self.setup.max_restarts;
+        let Some(last @ Action::Finish(_)) = actions.last_mut() else { return };
+        let Action::Finish(end) = &*last else { return };
+        let was_ended = matches!(input, Input::Exited { .. }) && end.failure.is_some();
+        let restarts = match self.fault {
+            Fault::RestartsOnceTooOften => was_ended && !budget_left && end.stopped_by.is_none(),
+            Fault::RestartsAfterAStop => was_ended && budget_left && end.stopped_by.is_some(),
+            _ => false,
+        };
+        if restarts {
+            let next = self.generation.0 + 1;
+            *last = Action::Start { generation: Generation(next), restart_count: RestartCount(next) };
+        }
+    }
+
+    fn misjudge(&self, end: &mut JobEnd) {
+        match (self.fault, &mut end.failure) {
+            (Fault::PraisesAFailure, _) => end.status = ExitStatus::SUCCESS,
+            (Fault::RemembersThePast, Some(_)) if self.generation != Generation(0) => {
+                end.status = ExitStatus::Code(LAUNCHER_FAILED);
+            }
+            (Fault::ForgetsAnEnd, Some(failure)) => {
+                failure.others.pop();
+            }
+            (Fault::BlamesTheLast, Some(failure)) => {
+                if let Some(last) = failure.others.last_mut() {
+                    std::mem::swap(&mut last.end, &mut failure.first);
+                }
+            }
+            (Fault::BlamesItsVictim, Some(failure)) => {
+                if let Some(victim) = failure.others.iter_mut().find(|other| other.stopped) {
+                    std::mem::swap(&mut victim.end, &mut failure.first);
+                }
+            }
+            (Fault::ForgetsTheCause, failure) if end.stopped_by.is_some() => *failure = None,
+            _ => {}
+        }
+    }
+
+    fn watch(&mut self, actions: &[Action]) {
+        for action in actions {
+            self.doing = match action {
+                Action::Start { generation, .. } => {
+                    self.generation = *generation;
+                    Doing::Running
+                }
+                Action::Signal { signal: Signal::SIGKILL, .. } => Doing::Killing,
+                Action::Signal { .. } => Doing::Stopping,
+                Action::CheckDevices { .. } | Action::Reseat { .. } => Doing::Checking,
+                Action::Finish(_) => Doing::Nothing,
+                _ => self.doing,
+            };
+        }
+    }
+}
+
+impl Machine for Mutant {
+    fn deadline(&self) -> Option<Instant> {
+        let deadline = self.real.deadline();
+        match (self.fault, self.doing) {
+            (Fault::KillsLate, Doing::Stopping) => deadline.map(|at| at + Duration::from_millis(200)),
+            (Fault::HasNoDeadline, Doing::Stopping) => None,
+            _ => deadline,
+        }
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        let heard = self.mishear(input.clone());
+        let actions: Vec<Action> = heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
+        let actions = self.misspeak(&input, actions);
+        self.watch(&actions);
+        actions
+    }
+}

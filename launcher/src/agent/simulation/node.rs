@@ -1,0 +1,186 @@
+//! The processes of a virtual node. They keep their own books, from which the machine is judged.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use super::history::{Setup, Temper, Wrote};
+use crate::process::Exit;
+
+/// A worker.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) generation: Generation,
+    pub(super) local_rank: LocalRank,
+    pub(super) pid: Pid,
+    /// It is a person's.
+    pub(super) by_hand: bool,
+    pub(super) being: Being,
+    /// The signals to stop that it got.
+    pub(super) told: Vec<Signal>,
+    /// How it will end of them, and when.
+    due: Option<Due>,
+}
+
+/// What has become of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Being {
+    Awake,
+    /// It sits in the kernel.
+    Asleep,
+    /// It has ended, and the machine does not know.
+    Gone,
+    /// Its end was handed to the machine.
+    Known,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at: Instant,
+    exit: Exit,
+    wrote: Wrote,
+}
+
+/// How a worker has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) generation: Generation,
+    pub(super) local_rank: LocalRank,
+    pub(super) pid: Pid,
+    pub(super) exit: Exit,
+    pub(super) wrote: Wrote,
+}
+
+impl Process {
+    pub(super) const fn is_alive(&self) -> bool {
+        matches!(self.being, Being::Awake | Being::Asleep)
+    }
+
+    pub(super) const fn is_asleep(&self) -> bool {
+        matches!(self.being, Being::Asleep)
+    }
+
+    pub(super) const fn is_known(&self) -> bool {
+        matches!(self.being, Being::Known)
+    }
+
+    /// It died of a signal that we sent.
+    pub(super) fn is_ended_by_us(&self, exit: Exit) -> bool {
+        matches!(exit, Exit::Signal { number, .. } if self.told.iter().any(|told| *told as i32 == number))
+    }
+
+    fn end(&mut self, exit: Exit, wrote: Wrote) -> Ended {
+        self.being = Being::Gone;
+        let Self { generation, local_rank, pid, .. } = *self;
+        Ended { generation, local_rank, pid, exit, wrote }
+    }
+}
+
+/// All of them, of all generations.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) processes: Vec<Process>,
+}
+
+impl Node {
+    pub(super) fn spawn(&mut self, generation: Generation, local_rank: LocalRank, by_hand: bool) -> Pid {
+        let pid = Pid::from_raw(100 + i32::try_from(self.processes.len()).expect("few processes"));
+        self.processes.push(Process {
+            generation,
+            local_rank,
+            pid,
+            by_hand,
+            being: Being::Awake,
+            told: Vec::new(),
+            due: None,
+        });
+        pid
+    }
+
+    /// Those of one generation that are the agent's own.
+    pub(super) fn ours(&self, generation: Generation) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(move |process| process.generation == generation && !process.by_hand)
+    }
+
+    /// The `index`th, counted round and round, of those that live and fit.
+    pub(super) fn living(
+        &mut self,
+        index: u32,
+        fits: impl Fn(&Process) -> bool + Copy,
+    ) -> Option<&mut Process> {
+        let count = self.processes.iter().filter(|process| process.is_alive() && fits(process)).count();
+        let index = (index as usize).checked_rem(count)?;
+        self.processes.iter_mut().filter(|process| process.is_alive() && fits(process)).nth(index)
+    }
+
+    pub(super) fn end(&mut self, index: u32, exit: Exit, wrote: Wrote) -> Option<Ended> {
+        Some(self.living(index, |process| !process.is_asleep())?.end(exit, wrote))
+    }
+
+    pub(super) fn by_pid(&self, pid: Pid) -> Option<&Process> {
+        self.processes.iter().find(|process| process.pid == pid)
+    }
+
+    pub(super) fn entered(&mut self, pid: Pid) {
+        if let Some(process) = self.processes.iter_mut().find(|process| process.pid == pid) {
+            process.being = Being::Known;
+        }
+    }
+
+    /// Signals the groups of these workers.
+    pub(super) fn signal(
+        &mut self,
+        (generation, local_ranks): (Generation, &[LocalRank]),
+        signal: Signal,
+        now: Instant,
+        setup: &Setup,
+    ) {
+        let meant = |process: &&mut Process| {
+            process.is_alive()
+                && process.generation == generation
+                && local_ranks.contains(&process.local_rank)
+        };
+        for process in self.processes.iter_mut().filter(meant) {
+            process.told.push(signal);
+            let temper = setup.tempers[process.local_rank.0 as usize];
+            let Some(due) = react(temper, signal, now) else { continue };
+            if process.due.is_none_or(|before| due.at < before.at) || signal == Signal::SIGKILL {
+                process.due = Some(due);
+            }
+        }
+    }
+
+    /// When the next one ends of a signal.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        let dying = self.processes.iter().filter(|process| process.is_alive() && !process.is_asleep());
+        dying.filter_map(|process| process.due.map(|due| due.at)).min()
+    }
+
+    /// Those whose time has come.
+    pub(super) fn end_those_due(&mut self, now: Instant) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        for process in self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_asleep())
+        {
+            if let Some(due) = process.due.filter(|due| due.at <= now) {
+                ended.push(process.end(due.exit, due.wrote));
+            }
+        }
+        ended
+    }
+}
+
+fn react(temper: Temper, signal: Signal, now: Instant) -> Option<Due> {
+    let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
+    let (after, exit, wrote) = match temper {
+        _ if signal == Signal::SIGKILL => (0, by_signal, Wrote::Nothing),
+        Temper::Obeys { after } => (after, by_signal, Wrote::Nothing),
+        Temper::Complains { after } => (after, by_signal, Wrote::Own),
+        Temper::Handles { after, code } => (after, Exit::Code(code), Wrote::Nothing),
+        Temper::DeafTo(deaf) if deaf != signal => (0, by_signal, Wrote::Nothing),
+        Temper::DeafTo(_) | Temper::Ignores => return None,
+    };
+    Some(Due { at: now + Duration::from_millis(u64::from(after)), exit, wrote })
+}

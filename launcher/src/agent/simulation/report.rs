@@ -1,0 +1,159 @@
+//! The search for histories that break something, and the shortest of them in words.
+
+use std::fmt::Write;
+
+use super::history::{Event, History, Setup, Temper, What, Wrote};
+use super::invariants::Broken;
+use super::mutants::Machine;
+use super::world::live;
+use crate::process::Exit;
+
+/// So many failing histories are shortened before the shortest is told.
+const ENOUGH: usize = 8;
+
+/// A history that breaks something.
+#[derive(Debug)]
+pub(super) struct Failing {
+    pub(super) seed: u64,
+    pub(super) history: History,
+    pub(super) broken: Vec<Broken>,
+}
+
+/// The histories of `count` seeds from `seed` on, `step` apart; those that break what is `wanted`, shortened.
+pub(super) fn search<M: Machine>(
+    (seed, step, count): (u64, u64, u64),
+    machine: impl Fn(&Setup) -> M,
+    wanted: impl Fn(&[Broken]) -> bool,
+) -> Vec<Failing> {
+    let try_out = |history: &History| {
+        let broken = live(history, machine(&history.setup), None).err()?;
+        wanted(&broken).then_some(broken)
+    };
+    (0..count)
+        .map(|index| seed.wrapping_add(index.wrapping_mul(step)))
+        .filter_map(|seed| {
+            let history = History::random(seed);
+            try_out(&history).map(|broken| shorten(Failing { seed, history, broken }, try_out))
+        })
+        .take(ENOUGH)
+        .collect()
+}
+
+/// The one with the fewest events.
+pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
+    failing.into_iter().min_by_key(|failing| failing.history.events.len())
+}
+
+/// Takes away what is not needed to fail in the same way, until nothing can be taken away.
+fn shorten(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
+    let first = failing.broken[0].invariant;
+    let same = |broken: &Vec<Broken>| broken.iter().any(|it| it.invariant == first);
+    loop {
+        let next = simpler(&failing.history)
+            .find_map(|history| try_out(&history).filter(same).map(|broken| (history, broken)));
+        let Some((history, broken)) = next else { return failing };
+        failing = Failing { seed: failing.seed, history, broken };
+    }
+}
+
+/// All that are simpler by one step, those first that are so by much.
+fn simpler(history: &History) -> impl Iterator<Item = History> + use<'_> {
+    let length = history.events.len();
+    let cuts = [length / 2, length / 4, 2, 1].into_iter().filter(|cut| *cut > 0);
+    let shorter = cuts.flat_map(move |cut| {
+        (0..=length.saturating_sub(cut)).filter(move |_| cut <= length).map(move |from| {
+            let mut events = history.events.clone();
+            events.drain(from..from + cut);
+            History { events, ..history.clone() }
+        })
+    });
+    let plainer =
+        simpler_setups(&history.setup).map(|setup| History { setup, events: history.events.clone() });
+    let milder = (0..length).flat_map(move |at| {
+        simpler_events(history.events[at]).map(move |event| {
+            let mut events = history.events.clone();
+            events[at] = event;
+            History { events, ..history.clone() }
+        })
+    });
+    shorter.chain(plainer).chain(milder)
+}
+
+fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
+    let plain = Setup::PLAIN;
+    let fields = [
+        Setup { persona: plain.persona, ..*setup },
+        Setup { max_restarts: setup.max_restarts.saturating_sub(1), ..*setup },
+        Setup { grace: plain.grace, ..*setup },
+        Setup { stuck_limit: None, ..*setup },
+        Setup { interrupt: plain.interrupt, ..*setup },
+        Setup { unhealthy: None, ..*setup },
+        Setup { left_out: None, ..*setup },
+        Setup { start_fails: None, ..*setup },
+        Setup { late: 0, ..*setup },
+        Setup { early: false, ..*setup },
+        Setup { workers: without_one(setup), ..*setup },
+    ];
+    let tempers = (0..setup.tempers.len()).flat_map(move |at| {
+        [Temper::Obeys { after: 0 }, Temper::Ignores].into_iter().filter_map(move |temper| {
+            let mut tempers = setup.tempers;
+            let is_simpler = !matches!(tempers[at], Temper::Ignores | Temper::Obeys { after: 0 })
+                || temper == Temper::Obeys { after: 0 };
+            tempers[at] = temper;
+            is_simpler.then_some(Setup { tempers, ..*setup })
+        })
+    });
+    fields.into_iter().chain(tempers).filter(move |simpler| simpler != setup)
+}
+
+/// As long as the one that is left out has a place.
+fn without_one(setup: &Setup) -> u32 {
+    setup.workers.saturating_sub(1).max(1).max(setup.left_out.map_or(1, |rank| rank + 1))
+}
+
+fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
+    let ends = |worker, exit, wrote| What::Ends { worker, exit, wrote };
+    let simpler = match event.what {
+        What::Ends { worker, exit, wrote } => {
+            let success = matches!(exit, Exit::Code(0));
+            vec![
+                ends(worker, exit, Wrote::Nothing),
+                ends(worker, if success { exit } else { Exit::Code(1) }, wrote),
+                ends(worker.saturating_sub(1), exit, wrote),
+            ]
+        }
+        What::Wait(_) => vec![What::NextMoment],
+        What::FallsAsleep(worker) => vec![What::FallsAsleep(worker.saturating_sub(1))],
+        What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
+        What::NextMoment
+        | What::Stop { .. }
+        | What::Pass(_)
+        | What::Answer { .. }
+        | What::StartsByHand
+        | What::Stale(_) => Vec::new(),
+    };
+    let simpler = simpler.into_iter().map(move |what| Event { what, ..event });
+    [Event { held: false, ..event }].into_iter().chain(simpler).filter(move |simpler| *simpler != event)
+}
+
+/// The failing history in words: what is broken, how to see it again, what was chosen and what happened.
+pub(super) fn told<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M) -> String {
+    let Failing { seed, history, broken } = failing;
+    let mut text = String::new();
+    for Broken { invariant, why } in broken {
+        let _ = writeln!(text, "invariant {}: {}\n  {why}", invariant.number, invariant.words);
+    }
+    let _ = writeln!(
+        text,
+        "\nthe shortest history that breaks it; RANKRUN_SEED={seed} begins with a longer one:"
+    );
+    let _ = writeln!(text, "  {:?}", history.setup);
+    for Event { what, held } in &history.events {
+        let _ = writeln!(text, "  {what:?}{}", if *held { ", and at once" } else { "" });
+    }
+    let mut transcript = Vec::new();
+    // It fails as it did before.
+    let _ = live(history, machine(&history.setup), Some(&mut transcript));
+    let _ = writeln!(text, "\nwhat happened:\n{}", transcript.join("\n"));
+    text
+}

@@ -1,0 +1,346 @@
+//! A virtual node around the machine: it lets a history happen, does what the machine wants as the agent's loop does
+//! it, and asks the invariants after every turn. Its clock goes on only where the history says so.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize};
+
+use super::book::{Book, Question};
+use super::history::{Event, History, MOST_WORKERS, Setup, Stale, Way, What, Wrote};
+use super::invariants::{Broken, Turn, judge};
+use super::mutants::Machine;
+use super::node::{Being, Ended, Node};
+use crate::agent::checkup::{Checkup, DeadDevice};
+use crate::agent::failure::Testimony;
+use crate::agent::message::{Action, Input, WorkerEnd};
+use crate::agent::stuck::Asleep;
+use crate::process::Exit;
+
+/// More turns than this within one wait are a loop that turns for nothing.
+const MOST_TURNS: u32 = 2_000;
+
+/// A node on which one history happens.
+struct World<'a, M> {
+    setup: &'a Setup,
+    machine: M,
+    book: Book,
+    node: Node,
+    queue: VecDeque<Input>,
+    now: Instant,
+    /// A signal to stop came through the guard.
+    signalled: bool,
+    /// Its answer is not on its way.
+    unanswered: Option<Question>,
+    transcript: Option<&'a mut Vec<String>>,
+}
+
+/// Lets a history happen; what is broken by the first turn that breaks anything.
+pub(super) fn live(
+    history: &History,
+    machine: impl Machine,
+    transcript: Option<&mut Vec<String>>,
+) -> Result<(), Vec<Broken>> {
+    let setup = &history.setup;
+    let mut world = World {
+        setup,
+        machine,
+        book: Book::new(setup),
+        node: Node::default(),
+        queue: VecDeque::new(),
+        now: origin(),
+        signalled: false,
+        unanswered: None,
+        transcript,
+    };
+    let early = if setup.early { history.events.len().min(1) } else { 0 };
+    let (before, after) = history.events.split_at(early);
+    world.happen(before)?;
+    // The agent's loop collects what came before.
+    world.queue.push_back(Input::Ready);
+    world.turn()?;
+    world.happen(after)?;
+    world.turn()?;
+    world.close()
+}
+
+/// Where the virtual clock starts.
+fn origin() -> Instant {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+    *ORIGIN.get_or_init(Instant::now)
+}
+
+const fn millis(millis: u32) -> Duration {
+    Duration::from_millis(millis as u64)
+}
+
+impl<M: Machine> World<'_, M> {
+    fn happen(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
+        for event in events {
+            if self.book.finished {
+                return Ok(());
+            }
+            self.choose(event.what)?;
+            if !event.held {
+                self.turn()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, what: What) -> Result<(), Vec<Broken>> {
+        match what {
+            What::Wait(time) => {
+                self.turn()?;
+                return self.wait_until(self.now + millis(time));
+            }
+            What::NextMoment => {
+                self.turn()?;
+                return self.next_moment().map_or(Ok(()), |moment| self.wait_until(moment));
+            }
+            What::Ends { worker, exit, wrote } => {
+                let ended = self.node.end(worker, exit, wrote);
+                self.reaped(ended);
+            }
+            What::Stop { signal, by } => {
+                let again = by == Way::Guard && self.signalled;
+                self.signalled |= by == Way::Guard;
+                self.queue.push_back(Input::StopRequested { signal, again });
+            }
+            What::Pass(signal) => self.queue.push_back(Input::SignalPassed { signal }),
+            What::FallsAsleep(worker) => {
+                if let Some(process) = self.node.living(worker, |process| !process.is_asleep()) {
+                    process.being = Being::Asleep;
+                }
+            }
+            What::WakesUp(worker) => {
+                if let Some(process) = self.node.living(worker, |process| process.is_asleep()) {
+                    process.being = Being::Awake;
+                }
+            }
+            What::Answer { dead, seats } => self.answer(dead, seats),
+            What::StartsByHand => self.start_by_hand(),
+            What::Stale(kind) => self.come_late(kind),
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, dead: bool, seats: Option<u32>) {
+        let generation = self.book.generation;
+        let input = match self.unanswered.take() {
+            Some(Question::Devices) => Input::DevicesChecked { generation, checkup: checkup(dead) },
+            Some(Question::Seats) => {
+                let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
+                Input::Reseated { generation, seating }
+            }
+            None => return,
+        };
+        self.queue.push_back(input);
+    }
+
+    /// A person can start it from when its place is known until its generation is swept.
+    fn start_by_hand(&mut self) {
+        let Some(local_rank) = self.setup.left_out.map(LocalRank) else { return };
+        let (generation, life) = (self.book.generation, &self.book.life);
+        let is_there =
+            self.node.processes.iter().any(|process| process.by_hand && process.generation == generation);
+        let is_prepared = self.book.starts > 0 && local_rank < self.first_missing(generation);
+        if is_prepared && !is_there && !life.swept && life.released.is_none() {
+            let pid = self.node.spawn(generation, local_rank, true);
+            self.queue.push_back(Input::StartedByHand { generation, local_rank, pid });
+        }
+    }
+
+    /// The first local rank that a start of this generation does not give.
+    fn first_missing(&self, generation: Generation) -> LocalRank {
+        let failed = self.setup.start_fails.filter(|(at, _)| *at == generation.0).map(|(_, rank)| rank);
+        LocalRank(failed.unwrap_or(self.book.seats).min(self.book.seats))
+    }
+
+    fn come_late(&mut self, kind: Stale) {
+        let Some(before) = self.book.generation.0.checked_sub(1) else { return };
+        let (generation, local_rank, pid) = (Generation(before), LocalRank(0), Pid::from_raw(100));
+        let at = self.wall_clock();
+        self.queue.push_back(match kind {
+            Stale::Exited => {
+                let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None };
+                Input::Exited { generation, end }
+            }
+            Stale::Looked => Input::Looked { generation, at, asleep: vec![Asleep { local_rank, pid }] },
+            Stale::StartedByHand => Input::StartedByHand { generation, local_rank, pid },
+            Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
+            Stale::DevicesChecked => Input::DevicesChecked { generation, checkup: checkup(false) },
+            Stale::Reseated => Input::Reseated { generation, seating: Err("late".to_owned()) },
+        });
+    }
+
+    fn wall_clock(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + (self.now - origin())
+    }
+
+    fn reaped(&mut self, ended: impl IntoIterator<Item = Ended>) {
+        let at = self.wall_clock();
+        for Ended { generation, local_rank, pid, exit, wrote } in ended {
+            let by_hand = self.node.by_pid(pid).is_some_and(|process| process.by_hand);
+            if by_hand && (self.book.life.swept || generation != self.book.generation) {
+                // Nobody listens to the person's worker any more.
+                continue;
+            }
+            let lost = match wrote {
+                Wrote::Nothing => None,
+                Wrote::Own => Some(None),
+                Wrote::Lost(rank) => Some(Some(LocalRank(rank))),
+            };
+            let testimony = lost.filter(|_| !exit.is_success()).map(|lost| Testimony { written: at, lost });
+            let end = WorkerEnd { local_rank, pid, exit, at, testimony };
+            self.queue.push_back(Input::Exited { generation, end });
+        }
+    }
+
+    fn next_moment(&self) -> Option<Instant> {
+        let wake = self.machine.deadline().map(|deadline| deadline + millis(self.setup.late));
+        wake.into_iter().chain(self.node.next_end()).min()
+    }
+
+    /// Time passes, and everything that is due on the way happens.
+    fn wait_until(&mut self, target: Instant) -> Result<(), Vec<Broken>> {
+        for _ in 0..MOST_TURNS {
+            let Some(moment) = self.next_moment().filter(|moment| *moment <= target && !self.book.finished)
+            else {
+                self.now = self.now.max(target);
+                return self.judge(None, &[]);
+            };
+            self.now = self.now.max(moment);
+            self.judge(None, &[])?;
+            self.turn()?;
+        }
+        Err(vec![Broken::by_the_deadline("it has come, and stays where it was".to_owned())])
+    }
+
+    /// One turn of the agent's loop.
+    fn turn(&mut self) -> Result<(), Vec<Broken>> {
+        let ended = self.node.end_those_due(self.now);
+        self.reaped(ended);
+        if self.machine.deadline().is_some_and(|deadline| deadline + millis(self.setup.late) <= self.now) {
+            self.queue.push_back(Input::DeadlinePassed);
+        }
+        while let Some(input) = self.queue.pop_front() {
+            self.book.enter(&input, &mut self.node);
+            let shown = self.transcript.is_some().then(|| format!("{input:?}"));
+            let is_stale = self.book.is_stale(&input);
+            let before = self.machine.deadline();
+            let actions = self.machine.handle(self.now, input.clone());
+            self.tell(shown, &actions);
+            self.judge(Some((&input, is_stale, before)), &actions)?;
+            for action in actions {
+                self.book.note(&action, self.now);
+                self.perform(&action);
+            }
+            if self.book.finished {
+                self.queue.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, input: Option<String>, actions: &[Action]) {
+        let at = (self.now - origin()).as_millis();
+        if let (Some(transcript), Some(input)) = (&mut self.transcript, input) {
+            transcript.push(format!("{at:>6} ms  {input}"));
+            transcript.extend(actions.iter().map(|action| format!("           -> {action:?}")));
+        }
+    }
+
+    fn judge(
+        &self,
+        input: Option<(&Input, bool, Option<Instant>)>,
+        actions: &[Action],
+    ) -> Result<(), Vec<Broken>> {
+        judge(&Turn {
+            setup: self.setup,
+            book: &self.book,
+            node: &self.node,
+            now: self.now,
+            input: input.map(|(input, ..)| input),
+            stale: input.is_some_and(|(_, is_stale, _)| is_stale),
+            deadline_before: input.and_then(|(.., before)| before),
+            deadline: self.machine.deadline(),
+            actions,
+        })
+    }
+
+    /// As the agent's loop does it.
+    fn perform(&mut self, action: &Action) {
+        match action {
+            Action::Start { generation, .. } => self.start(*generation),
+            Action::Signal { generation, local_ranks, signal } => {
+                self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
+            }
+            Action::Look { generation, local_ranks } => {
+                let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
+                let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
+                let asleep =
+                    asleep.map(|process| Asleep { local_rank: process.local_rank, pid: process.pid });
+                let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
+                self.queue.push_back(Input::Looked { generation, at, asleep });
+            }
+            Action::CheckDevices { .. } => self.unanswered = Some(Question::Devices),
+            Action::Reseat { .. } => self.unanswered = Some(Question::Seats),
+            Action::Pass { .. }
+            | Action::Release { .. }
+            | Action::KillLeftovers { .. }
+            | Action::Say(_)
+            | Action::Finish(_) => {}
+        }
+    }
+
+    fn start(&mut self, generation: Generation) {
+        let first_missing = self.first_missing(generation);
+        let left_out = self.setup.left_out.map(LocalRank);
+        for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != left_out) {
+            self.node.spawn(generation, local_rank, false);
+        }
+        if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
+            self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
+            self.book.life.start_pending = true;
+        }
+    }
+
+    /// Every history ends with a stop by the user, and nothing follows the end.
+    fn close(&mut self) -> Result<(), Vec<Broken>> {
+        let signal = Signal::SIGTERM;
+        if !self.book.finished {
+            self.choose(What::Stop { signal, by: Way::Guard })?;
+            self.turn()?;
+            self.wait_until(self.now + millis(self.setup.grace) + Duration::from_secs(6))?;
+        }
+        if !self.book.finished {
+            return Err(vec![Broken::by_the_deadline("it never comes".to_owned())]);
+        }
+        let (generation, at) = (self.book.generation, self.wall_clock());
+        let (local_rank, pid) = (LocalRank(0), Pid::from_raw(100));
+        let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None };
+        self.queue.extend([
+            Input::Ready,
+            Input::Exited { generation, end },
+            Input::StartFailed { generation, failed: LocalRank(MOST_WORKERS) },
+            Input::StopRequested { signal, again: true },
+            Input::DeadlinePassed,
+        ]);
+        self.turn()
+    }
+}
+
+fn checkup(is_dead: bool) -> Checkup {
+    let dead = DeadDevice {
+        local_ranks: vec![LocalRank(0)],
+        device: "one".to_owned(),
+        why: "it is gone".to_owned(),
+    };
+    Checkup { dead: is_dead.then_some(dead).into_iter().collect(), ..Checkup::default() }
+}
