@@ -9,6 +9,7 @@ mod console;
 mod contract;
 mod devices;
 mod differences;
+mod endurance;
 mod environment;
 mod events;
 mod executables;
