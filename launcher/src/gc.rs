@@ -139,12 +139,10 @@ pub struct Leftover {
     pub fate: Fate,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
 fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(age.as_secs())
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
 fn as_text<S: serde::Serializer>(job: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(job)
 }
