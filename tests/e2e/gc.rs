@@ -7,10 +7,11 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// The whole launcher is killed in one instant: the guard cannot answer the agent's death, and nobody stands above the
-/// orphans once the agent is a zombie.
+/// The whole launcher is killed in one instant: the guard cannot answer the agent's death. Nobody stands above the
+/// orphans once the agent is a zombie, and the kernel has killed the worker itself.
 const CRASH: &str = "kill -STOP $guard; agent=$(ps -o pid= --ppid $guard); kill -KILL $agent; kill -KILL $guard; \
-                     wait $guard; while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done";
+                     wait $guard; while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
+                     while ps -o args= -C sleep | grep -q 2222; do sleep 0.01; done";
 
 /// A launcher in a container whose first process is a shell; that starts it, waits for a line, and goes on with `then`,
 /// where `$1` is the launcher's program and `$guard` its pid.
