@@ -5,6 +5,7 @@
 //! | 0 | every worker exited 0 | 0 |
 //! | 1 | the launcher itself failed (settings, spawn, log folder, store) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
+//! | 1 | `gc` cannot look at processes, or one of those it found survived SIGKILL | – |
 //! | 2 | usage: the command line could not be read | 2 |
 //! | the worker's own | a worker failed and no restart was left | 1 |
 //! | 128 + n | a worker was ended by signal n and no restart was left | 1 |

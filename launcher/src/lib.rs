@@ -5,6 +5,7 @@
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
 //! | [`explain`] | what a launch would do, without doing it |
 //! | [`inspect`] | the machine, looked at |
+//! | [`gc`] | what a crash left of jobs, found and ended |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | who sits where |
 //! | [`store`] | the workers' key-value store |
@@ -21,6 +22,7 @@ pub mod error;
 pub mod exit_code;
 pub mod explain;
 pub mod facts;
+pub mod gc;
 pub mod inspect;
 pub mod logs;
 pub mod placement;
@@ -50,11 +52,11 @@ use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream};
-use crate::process::descendants::can_walk;
 use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
 use crate::process::probe::{self, TellOfWait};
+use crate::process::proc::can_walk;
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
@@ -83,6 +85,7 @@ pub fn main() -> ExitCode {
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Inspect(question)) => inspect(question, &facts),
+        Ok(Command::Gc(request)) => collect_garbage(&request),
         Ok(Command::Attach(attach)) => be_attached(&attach),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
@@ -176,6 +179,16 @@ fn inspect(question: Inspect, facts: &Facts) -> ExitCode {
             (_, status) => end(status),
         },
         Err(error) => reporter::not_inspected(&error),
+    }
+}
+
+fn collect_garbage(request: &gc::Request) -> ExitCode {
+    match process::gc::collect(request) {
+        Ok(collected) => {
+            let printed = reporter::print(gc::render(&collected, request).as_bytes());
+            if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
+        }
+        Err(error) => reporter::not_collected(&error),
     }
 }
 

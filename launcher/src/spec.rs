@@ -44,6 +44,8 @@ pub struct LaunchSpec {
     pub max_restarts: RestartCount,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// What becomes of whoever outlives the workers of a job that succeeded.
+    pub leftovers: LeftoverPolicy,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
@@ -191,6 +193,18 @@ pub enum StoreHost {
 pub struct StopPolicy {
     /// From the signal to SIGKILL.
     pub grace: Duration,
+}
+
+/// What becomes of processes that outlive the workers of a job that succeeded. After any other end they are killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftoverPolicy {
+    /// They live on, as under torchrun.
+    Keep,
+    /// They are waited for, and then stopped like workers; those with `RANKRUN_KEEP=1` in their environment live on.
+    End {
+        /// How long they are waited for.
+        grace: Duration,
+    },
 }
 
 /// What signals to the launcher mean.
@@ -368,6 +382,7 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
+        leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         signals: SignalSpec::torchrun(),
         stuck_limit: None,
         logs: LogSpec {

@@ -187,3 +187,75 @@ fn orphans_of_workers_are_reaped() {
     job.signal_to(first(&job), Signal::SIGTERM);
     job.wait().exits(143);
 }
+
+#[test]
+fn a_second_signal_kills_and_one_ends_the_wait_for_leftovers() {
+    if skipped() {
+        return;
+    }
+    let launch = contained(Launch::standalone(Name::Rankrun, 2).args(["--grace", "3600"]));
+    let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
+    job.lines("alive rank=", 2);
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.lines("got SIGTERM", 2);
+    job.signal_to(first(&job), Signal::SIGINT);
+    job.wait().exits(143);
+    let job = contained(Launch::standalone(Name::Rankrun, 1)).shell("setsid --fork sleep 1111").start();
+    job.line("waiting up to 30 s");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143).complains("SIGTERM: ending pid ");
+}
+
+/// The signals that wait for a process that blocks them, as the kernel writes them.
+fn pending(process: &Process) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid)).expect("it lives");
+    status.lines().filter(|line| line.starts_with("SigPnd") || line.starts_with("ShdPnd")).collect()
+}
+
+#[test]
+fn no_signal_reaches_a_stranger() {
+    if skipped() {
+        return;
+    }
+    let launch = contained(Launch::standalone(Name::Rankrun, 1).args(["--grace", "3600"]).stdin_open());
+    let mut job = launch.shell("echo alive; read line; trap '' TERM; setsid --fork sleep 1111").start();
+    job.line("alive");
+    let stranger = stranger(&job);
+    let nothing = pending(&stranger);
+    assert!(!nothing.is_empty() && nothing.bytes().all(|byte| !matches!(byte, b'1'..=b'9')), "{nothing}");
+    job.type_text("\n");
+    job.line("waiting up to 30 s");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.line("SIGTERM: ending pid ");
+    assert_eq!(pending(&stranger), nothing, "{job}");
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143);
+}
+
+#[test]
+fn many_orphans_are_reaped() {
+    if skipped() {
+        return;
+    }
+    let count = if harness::soak() { 1_000 } else { 100 };
+    // Each `true` loses its parent at once: those of the worker come to the agent, those from outside to PID 1.
+    let many = format!("i=0; while [ $i -lt {count} ]; do setsid --fork true; i=$((i+1)); done");
+    let line = format!("{}; echo ready; exec sleep 1111", many.replace('$', "$$"));
+    let job = contained(Launch::standalone(Name::Rankrun, 1)).shell(&line).start();
+    job.line("ready");
+    let target = first(&job).to_string();
+    let entered = Command::new("nsenter")
+        .args(["--target", &target, "--pid", "--mount", "sh", "-c", &many])
+        .status()
+        .expect("nsenter is installed");
+    assert!(entered.success());
+    let of_the_launcher = job.children_of(first(&job));
+    for parent in of_the_launcher.into_iter().chain([first(&job)]) {
+        let orphans = job.children_of(parent).into_iter().filter(|pid| harness::is_zombie_or_gone(*pid));
+        for orphan in orphans.filter_map(Process::open) {
+            assert!(orphan.reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
+        }
+    }
+    job.signal_to(first(&job), Signal::SIGTERM);
+    job.wait().exits(143);
+}

@@ -12,6 +12,7 @@ pub mod failure;
 mod host;
 mod last_words;
 mod left_out;
+pub mod leftovers;
 mod master;
 pub mod message;
 mod phase;
@@ -19,6 +20,7 @@ pub mod reseat;
 pub mod rules;
 pub mod state;
 pub mod stuck;
+mod sweep;
 mod workers;
 
 use std::collections::VecDeque;
@@ -300,13 +302,15 @@ impl<'a> Agent<'a> {
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
         // Kills the probes that have not answered.
         self.check = None;
+        // Before the output is at its end: whoever is left still writes to it.
+        let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let died_of = self.died_of.take().or_else(|| {
             let launcher = self.last_words.launcher();
             end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
         });
         let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
         self.workers.tell_end(end, raw_error);
-        let cut_short = self.drain(end);
+        let cut_short = self.drain(end).or(swept_early);
         self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
         self.last_words.report(end, &self.workers, self.voice);
         self.voice.console().flush(LAST_WORDS);

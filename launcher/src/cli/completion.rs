@@ -9,7 +9,7 @@ use crate::spec::Persona;
 /// What `--print-completion` takes.
 pub(super) const SHELLS: &[&str] = &["bash", "zsh", "tcsh"];
 /// What may stand first under our own name.
-const SUBCOMMANDS: [&str; 5] = ["run", "explain", "devices", "topo", "shim"];
+const SUBCOMMANDS: [&str; 6] = ["run", "explain", "devices", "topo", "gc", "shim"];
 
 /// A shell that we write scripts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,6 +13,7 @@ const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun devices [--json | --watch[=SECONDS]] [--device-type TYPE]
        rankrun topo [--json]
+       rankrun gc [--dry-run] [--json]
        rankrun shim on|off|status [--python PATH] [--json]";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
      to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
@@ -29,6 +30,12 @@ Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_E
 const PROGRAMS: &str = "
 An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
 .py file. A bare name that is no file here is looked up in PATH.
+";
+
+const LEFTOVERS: &str = "
+Nothing of a job outlives a failure or a stop. After a success, what the workers have left behind is
+named, waited for up to --leftover-grace, and stopped; a process with RANKRUN_KEEP=1 in its
+environment lives on.
 ";
 
 const SIGNALS: &str = "
@@ -56,6 +63,8 @@ anew after each restart. How it ends counts as for any worker; it is never signa
 
 `rankrun devices` shows the accelerators of this machine and what is wrong with them, `rankrun topo`
 how they are joined; see `rankrun devices --help`.
+
+`rankrun gc` finds and ends what is left of jobs whose launcher is gone; see `rankrun gc --help`.
 
 `rankrun shim on` makes the torchrun of this Python environment rankrun's, `off` gives PyTorch's own
 back; see `rankrun shim --help`.
@@ -108,7 +117,7 @@ pub(super) fn help(persona: Persona) -> String {
     match persona {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
-            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{BY_HAND}{EXAMPLES}"))
+            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{LEFTOVERS}{BY_HAND}{EXAMPLES}"))
             .render_help()
             .to_string(),
         Persona::Torchrun => {

@@ -16,6 +16,7 @@ mod devices;
 mod endpoint;
 mod entrypoint;
 mod explain;
+mod gc;
 mod grammar;
 mod help;
 mod inspect;
@@ -40,6 +41,7 @@ pub use inspect::{Inspect, Manner, Subject};
 pub use notice::Notice;
 
 use crate::facts::Facts;
+use crate::gc::Request;
 use crate::spec::{LaunchSpec, Persona};
 use grammar::{Parsed, parse};
 
@@ -56,6 +58,8 @@ pub enum Command {
     Print(String),
     /// Look at the machine.
     Inspect(Inspect),
+    /// Find and end what a crash left of jobs.
+    Gc(Request),
     /// `rankrun shim` with these words behind it.
     Shim(Vec<OsString>),
 }
@@ -120,7 +124,7 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
     let explains = words.first().is_some_and(|word| word == explain::WORD);
-    persona(argv0) == Persona::Rankrun && (explains || inspect::asks(words))
+    persona(argv0) == Persona::Rankrun && (explains || gc::asks(words) || inspect::asks(words))
 }
 
 /// What a command line of that name asks for; not an explanation.
@@ -129,6 +133,9 @@ fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -
         Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
         Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
+        }
+        Some((first, rest)) if persona == Persona::Rankrun && first == gc::WORD => {
+            return gc::interpret(rest);
         }
         _ if persona == Persona::Rankrun && inspect::asks(words) => return inspect::interpret(words, facts),
         _ => words,

@@ -17,15 +17,17 @@ use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
-use super::run::{GRACE, STDIN, VERBOSE};
+use super::run::{GRACE, LEFTOVER_GRACE, STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, SHUTDOWN_TIMEOUT, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, StopPolicy, WorkerDefaults};
+use crate::spec::{LaunchSpec, LeftoverPolicy, Persona, Seat, StdinPolicy, StopPolicy, WorkerDefaults};
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// What uploads at the end of a run is done by then, or says that it wants to stay.
+const DEFAULT_LEFTOVER_GRACE: Duration = Duration::from_secs(30);
 /// Longer than any job, and short enough to be added to any instant.
 const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// torch's default for `--shutdown-timeout`.
@@ -84,6 +86,7 @@ pub(super) fn resolve(
         rendezvous,
         max_restarts,
         stop: StopPolicy { grace },
+        leftovers: resolve_leftovers(&settings)?,
         signals,
         stuck_limit: seconds_of(facts, STUCK_VARIABLE),
         logs,
@@ -227,6 +230,21 @@ fn resolve_grace(settings: &Settings<'_>) -> Result<Duration, CliError> {
         return Err(refused(origin, value, Expected::Duration));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(LONGEST_GRACE).min(LONGEST_GRACE))
+}
+
+/// Under the name torchrun whoever outlives the workers is left alone, unless our variable says how long.
+fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
+    match (settings.float(&LEFTOVER_GRACE)?, settings.persona) {
+        (Some(Setting { origin, value }), _) if value.is_nan() || value < 0.0 => {
+            Err(refused(origin, value, Expected::Duration))
+        }
+        (Some(Setting { value, .. }), _) => {
+            let grace = Duration::try_from_secs_f64(value).unwrap_or(LONGEST_GRACE).min(LONGEST_GRACE);
+            Ok(LeftoverPolicy::End { grace })
+        }
+        (None, Persona::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
+        (None, Persona::Torchrun) => Ok(LeftoverPolicy::Keep),
+    }
 }
 
 fn resolve_stdin(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<StdinPolicy, CliError> {

@@ -15,6 +15,13 @@ pub(super) static GRACE: OptionRow = OptionRow::float(
     "The same as --shutdown-timeout, and takes fractions; of the two, the last one given counts",
 )
 .family(Family::Rankrun);
+pub(super) static LEFTOVER_GRACE: OptionRow = OptionRow::float(
+    "leftover-grace",
+    "SECONDS",
+    "How long processes that the workers have left behind may go on after a success, before they are stopped \
+     [default: 30]",
+)
+.family(Family::Rankrun);
 pub(super) static VERBOSE: OptionRow = OptionRow::flag(
     "verbose",
     "Say more: -v what is done, -vv each step [default: LOGLEVEL, then warnings only]",
@@ -83,6 +90,7 @@ pub(super) static VERSION: OptionRow =
 pub(super) const TABLE: &[&OptionRow] = &[
     &STDIN,
     &GRACE,
+    &LEFTOVER_GRACE,
     &VERBOSE,
     &LEAVE_OUT,
     &DEVICES,

@@ -17,8 +17,8 @@ use crate::cli::{Origin, Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
 use crate::spec::{
-    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
-    Unhealthy,
+    Entrypoint, EventLog, LaunchSpec, LeftoverPolicy, LogDir, RendezvousSpec, StdinPolicy, StoreHost,
+    StreamMap, Streams, Unhealthy,
 };
 
 /// One thing that was decided.
@@ -244,7 +244,7 @@ impl Sources<'_> {
         }
     }
 
-    fn of_the_end(&self) -> [Setting; 4] {
+    fn of_the_end(&self) -> [Setting; 5] {
         let spec = self.spec;
         let grace = spec.stop.grace.as_secs_f64().to_string();
         let events = match spec.events {
@@ -256,10 +256,15 @@ impl Sources<'_> {
             None => Source::Default,
         };
         let limit = spec.stuck_limit.map(|limit| limit.as_secs_f64().to_string());
+        let leftovers = match spec.leftovers {
+            LeftoverPolicy::Keep => None,
+            LeftoverPolicy::End { grace } => Some(grace.as_secs_f64().to_string()),
+        };
         let of_grace = self.said(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
         let option = |name, value| setting(name, Some(value), self.said(&[name], &[]));
         [
             setting("grace", Some(grace), of_grace),
+            setting("leftover-grace", leftovers, self.said(&["leftover-grace"], &[])),
             setting("stuck-limit", limit, stuck),
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),

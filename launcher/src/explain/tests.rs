@@ -90,6 +90,8 @@ fn the_sources_are_those_that_decide() {
             by_variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         ),
         ("grace", "", None, "30", Source::Default),
+        ("leftover-grace", "--leftover-grace 1.5", None, "1.5", option("--leftover-grace")),
+        ("leftover-grace", "", None, "30", Source::Default),
         (
             "store",
             "",

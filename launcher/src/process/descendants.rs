@@ -6,18 +6,18 @@
 use std::collections::HashSet;
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Pid, getpid};
 
-use rankrun_contract::env::JOB;
+use rankrun_contract::env::{JOB, KEEP};
 use rankrun_contract::rank::JobId;
 
 use crate::process::child::{Reaped, wait_for_any};
+use crate::process::proc::{self, Environment, Stat, can_walk, parse_pid};
 
 /// Which descendants may be killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,26 +50,8 @@ pub fn kill_all(scope: &Scope) -> Vec<Pid> {
         if left.is_empty() || remaining.is_zero() {
             return left.into_iter().map(|found| found.pid).collect();
         }
-        left.iter().for_each(kill_one);
+        left.iter().for_each(|found| found.signal(Signal::SIGKILL));
         wait_for_child_signal(inbox.as_ref(), remaining);
-    }
-}
-
-/// Kills one descendant and no later owner of its pid: the pidfd holds on to a process, and only if that one still
-/// has the start time that the walk saw is it the one that was meant. Gone meanwhile is as good as killed.
-fn kill_one(found: &Found) {
-    let is_the_same = || start_time(found.pid) == Some(found.started);
-    let handle = rustix::process::Pid::from_raw(found.pid.as_raw())
-        .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
-    match handle {
-        Some(Ok(pidfd)) if is_the_same() => {
-            let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
-        }
-        // Before Linux 5.3, or refused: the instant between look and kill is left to chance.
-        Some(Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) if is_the_same() => {
-            let _ = kill(found.pid, Signal::SIGKILL);
-        }
-        Some(Ok(_) | Err(_)) | None => {}
     }
 }
 
@@ -80,44 +62,62 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
     while let Ok(Some(_)) = inbox.read_signal() {}
 }
 
-/// Whether `/proc` is there and of our own pid namespace; without it only the workers themselves can be ended.
-#[must_use]
-pub fn can_walk() -> bool {
-    fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
-}
-
 fn targets(scope: &Scope) -> Vec<Found> {
     match scope {
-        Scope::All => below(getpid(), &|_| true),
-        Scope::Marked(job) => below(getpid(), &|pid| is_marked(pid, job)),
+        Scope::All => below(getpid(), true, &|_, parent_is| parent_is),
+        Scope::Marked(job) => below(getpid(), false, &|pid, parent_is| parent_is || is_marked(pid, job)),
     }
 }
 
+/// The descendants that live on without `RANKRUN_KEEP=1` in their environment, nor below one that has it; parents
+/// first. The caller has reaped its children.
+#[must_use]
+pub fn leftovers() -> Vec<Found> {
+    let is_kept = |pid| Environment::of(pid).value(KEEP) == Some(b"1");
+    let mut found = below(getpid(), true, &|pid, parent_is| parent_is && !is_kept(pid));
+    found.retain(|found| Stat::of(found.pid).is_some_and(|stat| !stat.has_ended()));
+    found
+}
+
 /// A process that the walk met.
-#[derive(Debug, Clone, Copy)]
-struct Found {
-    pid: Pid,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Its pid.
+    pub pid: Pid,
     /// In clock ticks since boot.
     started: u64,
 }
 
-/// The living descendants that are `chosen` or below one that is; parents first.
+impl Found {
+    /// Signals it, and no later owner of its pid.
+    pub fn signal(&self, signal: Signal) {
+        proc::signal_the_same((self.pid, self.started), signal);
+    }
+
+    /// What it was called with, in one line.
+    #[must_use]
+    pub fn command(&self) -> String {
+        proc::command(self.pid)
+    }
+}
+
+/// The living descendants that are `chosen`, which is told whether their parent is; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
-fn below(root: Pid, chosen: &dyn Fn(Pid) -> bool) -> Vec<Found> {
+fn below(root: Pid, root_is: bool, chosen: &dyn Fn(Pid, bool) -> bool) -> Vec<Found> {
     if !can_walk() {
         return Vec::new();
     }
     let mut found = Vec::new();
     let mut seen = HashSet::new();
-    let mut pending = vec![(root, false)];
-    while let Some((parent, parent_chosen)) = pending.pop() {
+    let mut pending = vec![(root, root_is)];
+    while let Some((parent, parent_is)) = pending.pop() {
         for child in children_of(parent) {
             if !seen.insert(child) {
                 continue;
             }
-            let is_chosen = parent_chosen || chosen(child);
-            if is_chosen && let Some(started) = start_time(child) {
+            let is_chosen = chosen(child, parent_is);
+            if is_chosen && let Some(started) = Stat::of(child).and_then(|stat| stat.started()) {
                 found.push(Found { pid: child, started });
             }
             pending.push((child, is_chosen));
@@ -148,59 +148,15 @@ fn children_of(parent: Pid) -> Vec<Pid> {
 fn children_by_parent_field(parent: Pid) -> Vec<Pid> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    pids.filter(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| parent_field(&stat) == Some(parent))
-    })
-    .collect()
-}
-
-fn parent_field(stat: &str) -> Option<Pid> {
-    field(stat, 4).and_then(parse_pid)
-}
-
-fn start_time(pid: Pid) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    field(&stat, 22)?.parse().ok()
+    pids.filter(|pid| Stat::of(*pid).is_some_and(|stat| stat.parent() == Some(parent))).collect()
 }
 
 /// Whether the process is in uninterruptible sleep.
 #[must_use]
 pub fn sits_in_the_kernel(pid: Pid) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| field(&stat, 3) == Some("D"))
-}
-
-/// A field of `/proc/PID/stat`, counted from 1 as in proc(5). The second, the name, may hold anything, so count
-/// from its last `)`.
-fn field(stat: &str, number: usize) -> Option<&str> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(number.checked_sub(3)?)
-}
-
-fn parse_pid(text: &str) -> Option<Pid> {
-    text.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
+    Stat::of(pid).is_some_and(|stat| stat.sits_in_the_kernel())
 }
 
 fn is_marked(pid: Pid, job: &JobId) -> bool {
-    let mark = format!("{JOB}={job}");
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parent_is_found_behind_any_name() {
-        assert_eq!(parent_field("12 (a) S 7 12 12 0"), Some(Pid::from_raw(7)));
-        assert_eq!(parent_field("12 (a) R 3 (b) S 7 12 12 0"), Some(Pid::from_raw(7)));
-        assert_eq!(parent_field("garbage"), None);
-    }
-
-    #[test]
-    fn the_state_is_found_behind_any_name() {
-        assert_eq!(field("12 (a) D 7 12 12 0", 3), Some("D"));
-        assert_eq!(field("12 (a) R 3 (b) S 7 12", 3), Some("S"));
-        assert_eq!(field("garbage", 3), None);
-    }
+    Environment::of(pid).value(JOB) == Some(job.0.as_bytes())
 }

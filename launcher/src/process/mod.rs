@@ -17,10 +17,12 @@ pub mod by_hand;
 pub mod child;
 pub mod command;
 pub mod descendants;
+pub mod gc;
 pub mod guard;
 pub mod inherited;
 pub mod link;
 pub mod probe;
+pub mod proc;
 pub mod signal;
 pub mod spawn;
 

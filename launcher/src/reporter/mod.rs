@@ -4,6 +4,7 @@
 pub mod console;
 pub mod events;
 pub mod happening;
+pub mod leftovers;
 pub mod local_time;
 pub mod parent_file;
 pub mod plain;
@@ -31,6 +32,7 @@ use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::inspect::InspectError;
 use crate::process::attach::AttachError;
+use crate::process::gc::GcError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
@@ -75,6 +77,13 @@ pub fn not_attached(error: &AttachError) -> ExitCode {
 #[must_use]
 pub fn not_inspected(error: &InspectError) -> ExitCode {
     complain(&with_cause(error, error.hint()));
+    ExitCode::from(LAUNCHER_FAILED)
+}
+
+/// `rankrun gc` could not look; the exit status.
+#[must_use]
+pub fn not_collected(error: &GcError) -> ExitCode {
+    complain(&with_cause(error, Some(error.hint())));
     ExitCode::from(LAUNCHER_FAILED)
 }
 

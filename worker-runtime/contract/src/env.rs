@@ -49,6 +49,8 @@ pub const SIGNALS_TO_HANDLE: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 pub const JOB: &str = "RANKRUN_JOB";
 /// Which life of the worker group this is, counted from 0.
 pub const GENERATION: &str = "RANKRUN_GENERATION";
+/// `1` in the environment of a process that may outlive a job that succeeded.
+pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 

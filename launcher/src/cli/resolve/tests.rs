@@ -152,6 +152,26 @@ fn the_grace_is_the_last_one_said() {
 }
 
 #[test]
+fn what_is_left_after_a_success_is_torchruns_to_keep_and_ours_to_end() {
+    let leftovers = |line: &str, environment: &[(&str, &str)]| {
+        try_launch(world(), &format!("{line}|x.py"), environment).unwrap().spec.leftovers
+    };
+    let ours = ("RANKRUN_LEFTOVER_GRACE", "0.5");
+    let end = |seconds| LeftoverPolicy::End { grace: Duration::from_secs_f64(seconds) };
+    for (line, environment, policy) in [
+        ("torchrun|--standalone", vec![], LeftoverPolicy::Keep),
+        ("torchrun|--standalone", vec![ours], end(0.5)),
+        ("rankrun|--standalone", vec![], end(30.0)),
+        ("rankrun|--leftover-grace=2", vec![ours], end(2.0)),
+        ("rankrun|--leftover-grace=inf", vec![], LeftoverPolicy::End { grace: LONGEST_GRACE }),
+    ] {
+        assert_eq!(leftovers(line, &environment), policy, "`{line}` {environment:?}");
+    }
+    assert_eq!(refusal("--standalone", &[("RANKRUN_LEFTOVER_GRACE", "-1")]).0, 1);
+    assert_eq!(refusal("--standalone", &[("RANKRUN_LEFTOVER_GRACE", "soon")]).0, 2);
+}
+
+#[test]
 fn one_open_mp_thread_unless_the_user_said() {
     let two = launch("--nproc-per-node=2", &[]);
     assert!(two.spec.defaults.omp_threads == Some(1));

@@ -1,0 +1,204 @@
+//! The wait for whoever outlives the workers of a job that succeeded, and its end. Pure.
+//!
+//! Invariant 4 of the design document holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
+//! by the stop grace. Invariant 10, too: a signal ends the wait at once, and a second one kills.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+/// Most of what is still there when the last worker is reaped is on its way out.
+const SETTLE: Duration = Duration::from_millis(200);
+/// After SIGKILL only a process in uninterruptible sleep is still there.
+const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
+
+/// How long each part may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Until they are asked to end.
+    pub(super) wait: Duration,
+    /// From then until they are killed.
+    pub(super) stop: Duration,
+}
+
+/// The wait, as long as somebody is left.
+#[derive(Debug)]
+pub(super) struct Wait {
+    limits: Limits,
+    end_at: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nobody was told of them yet.
+    Settling {
+        until: Instant,
+    },
+    /// They are looked at again at `look_at`: who leaves by becoming another program says nothing.
+    Waiting {
+        look_at: Instant,
+        pause: Duration,
+    },
+    Asked {
+        kill_at: Instant,
+    },
+    Killed {
+        give_up_at: Instant,
+    },
+}
+
+/// What is to be done about those who are left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Go on waiting.
+    Wait,
+    /// Name them.
+    Announce,
+    /// Ask them to end.
+    Ask(Because),
+    /// Kill them.
+    Kill(Because),
+    /// Kill those who are left, again: some may have been born meanwhile.
+    KillAgain,
+    /// Name them for the last time.
+    GiveUp,
+}
+
+/// Why nobody waits any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Because {
+    /// The time is over.
+    TimeOver,
+    /// The launcher got this signal.
+    Signal(Signal),
+}
+
+impl Wait {
+    /// From the last worker's end.
+    pub(super) fn new(now: Instant, limits: Limits) -> Self {
+        let end_at = now + limits.wait;
+        Self { limits, end_at, stage: Stage::Settling { until: end_at.min(now + SETTLE) } }
+    }
+
+    /// When [`Self::look`] is due, if nothing else happens before.
+    pub(super) fn deadline(&self) -> Instant {
+        match self.stage {
+            Stage::Settling { until: at }
+            | Stage::Waiting { look_at: at, .. }
+            | Stage::Asked { kill_at: at }
+            | Stage::Killed { give_up_at: at } => at,
+        }
+    }
+
+    /// Somebody is still there.
+    pub(super) fn look(&mut self, now: Instant) -> Step {
+        let is_due = self.deadline() <= now;
+        match self.stage {
+            Stage::Killed { .. } if !is_due => Step::KillAgain,
+            _ if !is_due => Step::Wait,
+            Stage::Settling { .. } | Stage::Waiting { .. } if self.end_at <= now => {
+                self.ask(now, Because::TimeOver)
+            }
+            Stage::Settling { .. } => {
+                self.stage = self.waiting(now, SETTLE);
+                Step::Announce
+            }
+            Stage::Waiting { pause, .. } => {
+                self.stage = self.waiting(now, pause * 2);
+                Step::Wait
+            }
+            Stage::Asked { .. } => self.kill(now, Because::TimeOver),
+            Stage::Killed { .. } => Step::GiveUp,
+        }
+    }
+
+    /// The launcher was told to stop; `again` where an earlier signal had been handled.
+    pub(super) fn signalled(&mut self, now: Instant, signal: Signal, again: bool) -> Step {
+        match self.stage {
+            Stage::Settling { .. } | Stage::Waiting { .. } => self.ask(now, Because::Signal(signal)),
+            Stage::Asked { .. } if again => self.kill(now, Because::Signal(signal)),
+            Stage::Asked { .. } | Stage::Killed { .. } => Step::Wait,
+        }
+    }
+
+    fn waiting(&self, now: Instant, pause: Duration) -> Stage {
+        Stage::Waiting { look_at: self.end_at.min(now + pause), pause }
+    }
+
+    fn ask(&mut self, now: Instant, because: Because) -> Step {
+        self.stage = Stage::Asked { kill_at: now + self.limits.stop };
+        Step::Ask(because)
+    }
+
+    fn kill(&mut self, now: Instant, because: Because) -> Step {
+        self.stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
+        Step::Kill(because)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test needs one instant to count from")]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { wait: Duration::from_secs(30), stop: Duration::from_secs(3) };
+    const TERM: Because = Because::Signal(Signal::SIGTERM);
+
+    fn wait(limits: Limits) -> (Wait, impl Fn(f64) -> Instant) {
+        let start = Instant::now();
+        (Wait::new(start, limits), move |seconds| start + Duration::from_secs_f64(seconds))
+    }
+
+    #[test]
+    fn they_are_named_asked_killed_and_given_up() {
+        let (mut wait, at) = wait(LIMITS);
+        let mut told = Vec::new();
+        let mut now = at(0.0);
+        while told.last().is_none_or(|(_, step)| *step != Step::GiveUp) {
+            now = wait.deadline();
+            match wait.look(now) {
+                Step::Wait => {}
+                step => told.push((now, step)),
+            }
+        }
+        let over = Because::TimeOver;
+        let expected = [
+            (at(0.2), Step::Announce),
+            (at(30.0), Step::Ask(over)),
+            (at(33.0), Step::Kill(over)),
+            (at(38.0), Step::GiveUp),
+        ];
+        assert_eq!(told, expected);
+        assert!(now == at(38.0));
+    }
+
+    #[test]
+    fn a_death_among_them_hurries_nothing() {
+        let (mut wait, at) = wait(LIMITS);
+        assert_eq!(wait.look(at(0.1)), Step::Wait);
+        assert_eq!(wait.look(at(0.3)), Step::Announce);
+        assert_eq!((wait.look(at(0.31)), wait.deadline()), (Step::Wait, at(0.5)));
+    }
+
+    #[test]
+    fn a_signal_ends_the_wait_and_a_second_one_kills() {
+        let (mut wait, at) = wait(LIMITS);
+        assert_eq!(wait.look(at(0.2)), Step::Announce);
+        assert_eq!(wait.signalled(at(5.0), Signal::SIGTERM, false), Step::Ask(TERM));
+        // The same wish by another way.
+        assert_eq!(wait.signalled(at(5.1), Signal::SIGTERM, false), Step::Wait);
+        assert_eq!(wait.deadline(), at(8.0));
+        assert_eq!(wait.signalled(at(5.2), Signal::SIGTERM, true), Step::Kill(TERM));
+        assert_eq!(wait.signalled(at(5.3), Signal::SIGTERM, true), Step::Wait);
+        assert_eq!(wait.look(at(5.4)), Step::KillAgain);
+        assert_eq!(wait.look(at(10.2)), Step::GiveUp);
+    }
+
+    #[test]
+    fn without_a_grace_nobody_is_waited_for() {
+        let (mut wait, at) = wait(Limits { wait: Duration::ZERO, ..LIMITS });
+        assert_eq!(wait.look(at(0.0)), Step::Ask(Because::TimeOver));
+        assert_eq!(wait.deadline(), at(3.0));
+    }
+}

@@ -1,0 +1,98 @@
+//! Sees to it that nobody outlives a job that succeeded, but who was told to.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clock for the pure wait")]
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use crate::agent::leftovers::{Limits, Step, Wait};
+use crate::agent::{Agent, Interrupted};
+use crate::process::descendants::{Found, Scope, kill_all, leftovers};
+use crate::reporter::leftovers as words;
+use crate::spec::LeftoverPolicy;
+
+impl Agent<'_> {
+    /// Waits for whoever is left, then stops them; the signal that cut the wait short.
+    pub(super) fn sweep(&mut self) -> Option<Signal> {
+        let spec = self.workers.spec();
+        let LeftoverPolicy::End { grace } = spec.leftovers else { return None };
+        let limits = Limits { wait: grace, stop: spec.stop.grace };
+        self.wait_for_leftovers(limits).unwrap_or_else(|_| {
+            // Nobody is there who could still say when to stop.
+            let _ = kill_all(&Scope::All);
+            None
+        })
+    }
+
+    fn wait_for_leftovers(&mut self, limits: Limits) -> Result<Option<Signal>, Interrupted> {
+        let mut stopped_by = None;
+        let mut left = leftovers();
+        let mut waiting = Wait::new(Instant::now(), limits);
+        while !left.is_empty() {
+            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
+            let told = self.wish_to_stop()?;
+            let _ = self.workers.reap();
+            left = leftovers();
+            if left.is_empty() {
+                return Ok(stopped_by.or(told.map(|(signal, _)| signal)));
+            }
+            let step = match told {
+                Some((signal, again)) => {
+                    stopped_by.get_or_insert(signal);
+                    waiting.signalled(Instant::now(), signal, again)
+                }
+                None => waiting.look(Instant::now()),
+            };
+            if self.take(step, limits, &left) == Next::End {
+                break;
+            }
+        }
+        Ok(stopped_by)
+    }
+
+    /// One step of the wait.
+    fn take(&self, step: Step, limits: Limits, left: &[Found]) -> Next {
+        let told: Vec<_> = left.iter().map(|found| (found.pid, found.command())).collect();
+        match step {
+            Step::Wait => {}
+            Step::Announce => self.voice.say(&words::waiting(&told, limits.wait)),
+            Step::Ask(because) => {
+                left.iter().for_each(|found| found.signal(Signal::SIGTERM));
+                self.voice.say(&words::ending(&told, because, limits.stop));
+            }
+            Step::Kill(because) => {
+                left.iter().for_each(|found| found.signal(Signal::SIGKILL));
+                self.voice.say(&words::killing(&told, because));
+            }
+            Step::KillAgain => left.iter().for_each(|found| found.signal(Signal::SIGKILL)),
+            Step::GiveUp => {
+                self.voice.say(&words::cannot_end(&told));
+                return Next::End;
+            }
+        }
+        Next::GoOn
+    }
+
+    /// A signal to stop, from whichever side, and whether it is a second one.
+    fn wish_to_stop(&mut self) -> Result<Option<(Signal, bool)>, Interrupted> {
+        while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
+            if self.handled.stops(number) {
+                return Ok(Signal::try_from(number).ok().map(|signal| (signal, false)));
+            }
+        }
+        while let Some(signal) = self.signal_from_guard()? {
+            if self.handled.stops(signal as i32) {
+                let again = std::mem::replace(&mut self.signalled, true);
+                return Ok(Some((signal, again)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    GoOn,
+    End,
+}

@@ -1,0 +1,65 @@
+//! The words behind `rankrun gc`.
+
+use std::ffi::OsString;
+
+use super::Command;
+use super::error::{CliError, UsageError};
+use crate::gc::{Deed, Form, Request};
+use crate::spec::Persona;
+
+/// The word that asks for it, only in the first place and only under our own name.
+pub(super) const WORD: &str = "gc";
+
+/// Whether the words ask for it.
+pub(super) fn asks(words: &[OsString]) -> bool {
+    words.first().is_some_and(|word| word == WORD)
+}
+
+/// Reads what stands behind [`WORD`].
+pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
+    if words.iter().any(|word| word == "-h" || word == "--help") {
+        return Ok(Command::Print(include_str!("help_gc.txt").to_owned()));
+    }
+    let mut request = Request { deed: Deed::End, form: Form::Text };
+    for word in words {
+        match word.to_str() {
+            Some("--dry-run" | "--dry_run") => request.deed = Deed::List,
+            Some("--json") => request.form = Form::Json,
+            _ => {
+                let word = word.to_string_lossy().into_owned();
+                let error = UsageError::UnknownTo { command: WORD, word };
+                return Err(CliError::Usage { persona: Persona::Rankrun, error });
+            }
+        }
+    }
+    Ok(Command::Gc(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(line: &str) -> Result<Command, String> {
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        interpret(&words).map_err(|error| error.render())
+    }
+
+    #[test]
+    fn the_words_may_stand_in_any_order() {
+        let gc = |deed, form| Ok(Command::Gc(Request { deed, form }));
+        assert_eq!(told(""), gc(Deed::End, Form::Text));
+        assert_eq!(told("--dry-run"), gc(Deed::List, Form::Text));
+        assert_eq!(told("--json --dry_run"), gc(Deed::List, Form::Json));
+        assert!(
+            matches!(told("--json -h"), Ok(Command::Print(text)) if text.starts_with("usage: rankrun gc"))
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named_and_nothing_is_done() {
+        for line in ["--dry", "--dry-run=yes", "4711", "--json=1"] {
+            let word = format!("`rankrun gc` does not know `{line}`");
+            assert!(told(line).unwrap_err().contains(&word), "{line}");
+        }
+    }
+}

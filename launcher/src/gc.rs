@@ -1,0 +1,225 @@
+//! What is left of jobs whose launcher is gone: who that is, and how it is told. Pure; `process::gc` looks and ends.
+//!
+//! A process is taken for such a leftover only where all of this holds:
+//!
+//! 1. It is of our user.
+//! 2. It carries the mark of a job, `RANKRUN_JOB` with a UUID.
+//! 3. No launcher stands above it, nor is it one: with guard and agent gone, orphans belong to a stranger.
+//! 4. It has no terminal. Workers and what they start lead sessions without one; who sits in front of one, as a person
+//!    does with a worker that was started by hand, is looked after.
+//! 5. Neither it nor any above it in the same job has `RANKRUN_KEEP=1`.
+//! 6. It is neither the process that asks nor above that.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::reporter::plain::plain;
+
+/// What is asked of `rankrun gc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// What is done about those who are found.
+    pub deed: Deed,
+    /// How it is told.
+    pub form: Form,
+}
+
+/// What is done about those who are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deed {
+    /// They are ended.
+    End,
+    /// `--dry-run`: nothing.
+    List,
+}
+
+/// How an answer is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// `--json`
+    Json,
+}
+
+/// One process of the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Its pid.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// In clock ticks since boot.
+    pub started: u64,
+    /// What it is to us.
+    pub standing: Standing,
+}
+
+/// What a process is to us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Of another user, without a mark, dead, or in front of a terminal.
+    Stranger,
+    /// Looks like a launcher of ours.
+    Launcher,
+    /// Carries a mark.
+    Marked {
+        /// The mark.
+        job: Uuid,
+        /// Whether it has `RANKRUN_KEEP=1`.
+        kept: bool,
+    },
+}
+
+/// Those that are left of jobs whose launcher is gone, with their job, lowest pid first; `me` asks.
+#[must_use]
+pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid)> {
+    let by_pid: HashMap<i32, &Seen> = seen.iter().map(|process| (process.pid, process)).collect();
+    // A list that was read while processes came and went may go in a circle.
+    let with_ancestors = |pid: i32| {
+        let parent = |process: &&Seen| by_pid.get(&process.parent).copied();
+        std::iter::successors(by_pid.get(&pid).copied(), parent).take(seen.len())
+    };
+    let mine: Vec<i32> = with_ancestors(me).map(|process| process.pid).collect();
+    let mut left: Vec<_> = seen
+        .iter()
+        .filter_map(|process| {
+            let Standing::Marked { job, .. } = process.standing else { return None };
+            let is_spared = with_ancestors(process.pid).any(|above| match above.standing {
+                Standing::Launcher => true,
+                Standing::Marked { job: of, kept } => kept && of == job,
+                Standing::Stranger => false,
+            });
+            (!is_spared && !mine.contains(&process.pid)).then_some((process, job))
+        })
+        .collect();
+    left.sort_by_key(|(process, _)| process.pid);
+    left
+}
+
+/// What became of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// Nobody touched it.
+    Listed,
+    /// It ended after SIGTERM.
+    Ended,
+    /// It took SIGKILL.
+    Killed,
+    /// It is still there.
+    Alive,
+}
+
+impl Fate {
+    /// Whether it was there when it was looked at last.
+    #[must_use]
+    pub const fn is_alive(self) -> bool {
+        matches!(self, Self::Listed | Self::Alive)
+    }
+}
+
+/// One that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Leftover {
+    /// Its pid.
+    pub pid: i32,
+    /// The job it belonged to.
+    #[serde(serialize_with = "as_text")]
+    pub job: Uuid,
+    /// How long it has lived.
+    #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
+    pub age: Duration,
+    /// What it was called with.
+    pub command: String,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(age.as_secs())
+}
+
+fn as_text<S: serde::Serializer>(job: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(job)
+}
+
+/// All that were found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Collected {
+    /// Lowest pid first.
+    pub processes: Vec<Leftover>,
+}
+
+impl Collected {
+    /// Whether nothing is left that should not be.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.count(Fate::Alive) == 0
+    }
+
+    fn count(&self, fate: Fate) -> usize {
+        self.processes.iter().filter(|process| process.fate == fate).count()
+    }
+}
+
+/// The answer.
+#[must_use]
+pub fn render(collected: &Collected, request: &Request) -> String {
+    match request.form {
+        Form::Json => {
+            let json = serde_json::to_string_pretty(collected);
+            format!("{}\n", json.expect("numbers, words and texts are always JSON"))
+        }
+        Form::Text => text(collected, request.deed),
+    }
+}
+
+fn text(collected: &Collected, deed: Deed) -> String {
+    if collected.processes.is_empty() {
+        return "nothing is left of jobs whose launcher is gone\n".to_owned();
+    }
+    let mut text = format!("{:>8}  {:36}  {:>8}  COMMAND\n", "PID", "JOB", "AGE");
+    for Leftover { pid, job, age, command, .. } in &collected.processes {
+        text.push_str(&format!("{pid:>8}  {job:36}  {:>8}  {}\n", in_words(*age), plain(command)));
+    }
+    let found = collected.processes.len();
+    let summary = match deed {
+        Deed::List => format!("{} left; `rankrun gc` ends them", processes(found)),
+        Deed::End => {
+            let ended = processes(found - collected.count(Fate::Alive));
+            let by_force = match collected.count(Fate::Killed) {
+                0 => String::new(),
+                killed => format!(", {killed} by SIGKILL"),
+            };
+            format!("{ended} ended{by_force}")
+        }
+    };
+    text.push_str(&format!("{summary}\n"));
+    for Leftover { pid, .. } in collected.processes.iter().filter(|process| process.fate == Fate::Alive) {
+        text.push_str(&format!("pid {pid} survived SIGKILL for 5 s, probably stuck in the kernel\n"));
+    }
+    text
+}
+
+fn processes(count: usize) -> String {
+    format!("{count} process{}", if count == 1 { "" } else { "es" })
+}
+
+/// The two largest units, as in `3h12m`.
+fn in_words(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+#[cfg(test)]
+#[path = "gc_tests.rs"]
+mod tests;

@@ -1,0 +1,183 @@
+//! Finds and ends what is left of jobs whose launcher is gone; who that is decides [`crate::gc`].
+#![expect(clippy::disallowed_methods, reason = "the limits on blocking waits are this shell's own")]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpid};
+use uuid::Uuid;
+
+use rankrun_contract::env::{JOB, KEEP};
+
+use crate::gc::{Collected, Deed, Fate, Leftover, Request, Seen, Standing, left};
+use crate::process::proc::{Environment, Stat, can_walk, command, parse_pid, signal_the_same};
+
+/// From SIGTERM to SIGKILL, and from there to giving up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So many are waited for by descriptors at once; the others are looked at when one of these ends.
+const WATCHED: usize = 256;
+/// Of the clock in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that we are built for.
+const TICKS_PER_SECOND: u64 = 100;
+/// What launchers are called: both names, and the agent.
+const LAUNCHERS: [&str; 3] = ["rankrun", "torchrun", "rankrun-agent"];
+
+/// Why nobody can be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum GcError {
+    /// No `/proc`, or that of other processes.
+    #[error("cannot look at processes: `/proc` does not show those of this pid namespace")]
+    NoProc,
+    /// It is there and cannot be read.
+    #[error("cannot look at processes")]
+    Unreadable(#[source] io::Error),
+}
+
+impl GcError {
+    /// One thing to do about it.
+    #[must_use]
+    pub const fn hint(&self) -> &'static str {
+        "mount it, as `unshare --mount-proc` and every container runtime do"
+    }
+}
+
+/// Looks, and ends what it finds unless it is to be listed only.
+///
+/// # Errors
+/// Nobody can be looked at.
+pub fn collect(request: &Request) -> Result<Collected, GcError> {
+    if !can_walk() {
+        return Err(GcError::NoProc);
+    }
+    let mut found = look()?;
+    if request.deed == Deed::End {
+        for (signal, fate) in [(Signal::SIGTERM, Fate::Ended), (Signal::SIGKILL, Fate::Killed)] {
+            end(&mut found, signal, fate)?;
+        }
+    }
+    found.sort_by_key(|found| found.leftover.pid);
+    Ok(Collected { processes: found.into_iter().map(|found| found.leftover).collect() })
+}
+
+/// A leftover, and how to be sure that it is still the same.
+struct Found {
+    started: u64,
+    leftover: Leftover,
+}
+
+impl Found {
+    fn key(&self) -> (Pid, u64) {
+        (Pid::from_raw(self.leftover.pid), self.started)
+    }
+}
+
+/// Signals all that live and waits for their end; who came into being meanwhile in one of the jobs is found too.
+fn end(found: &mut Vec<Found>, signal: Signal, fate: Fate) -> Result<(), GcError> {
+    let jobs: Vec<Uuid> = found.iter().map(|found| found.leftover.job).collect();
+    let give_up = Instant::now() + PATIENCE;
+    let mut signalled: Vec<(Pid, u64)> = Vec::new();
+    while found.iter().any(|found| found.leftover.fate.is_alive()) {
+        let mut handles = Vec::new();
+        for found in found.iter_mut().filter(|found| found.leftover.fate.is_alive()) {
+            let handle = watch(found.key());
+            if handle.is_none() && !lives(found.key()) {
+                found.leftover.fate = fate;
+                continue;
+            }
+            if !signalled.contains(&found.key()) {
+                signal_the_same(found.key(), signal);
+                signalled.push(found.key());
+            }
+            if let Some(handle) = handle.filter(|_| handles.len() < WATCHED) {
+                handles.push(handle);
+            }
+            found.leftover.fate = Fate::Alive;
+        }
+        let remaining = give_up.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
+            break;
+        }
+        wait_for_one(&handles, remaining);
+        let known: Vec<_> = found.iter().map(Found::key).collect();
+        let born = look()?.into_iter().filter(|born| jobs.contains(&born.leftover.job));
+        found.extend(born.filter(|born| !known.contains(&born.key())));
+    }
+    Ok(())
+}
+
+/// A descriptor of the process that becomes readable at its end; nothing where it has ended, or before Linux 5.3.
+fn watch(key: (Pid, u64)) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(key.0.as_raw())?;
+    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
+    lives(key).then_some(handle)
+}
+
+fn lives((pid, started): (Pid, u64)) -> bool {
+    Stat::of(pid).is_some_and(|stat| stat.started() == Some(started) && !stat.has_ended())
+}
+
+fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
+    // Without descriptors to wait on, a look now and then has to do.
+    let at_most = if handles.is_empty() { at_most.min(Duration::from_millis(100)) } else { at_most };
+    let mut inputs: Vec<_> =
+        handles.iter().map(|handle| PollFd::new(handle.as_fd(), PollFlags::POLLIN)).collect();
+    let _ = poll(&mut inputs, PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX));
+}
+
+fn look() -> Result<Vec<Found>, GcError> {
+    let seen = everybody().map_err(GcError::Unreadable)?;
+    let now = uptime();
+    let leftover = |(process, job): (&Seen, Uuid)| Found {
+        started: process.started,
+        leftover: Leftover {
+            pid: process.pid,
+            job,
+            age: now.saturating_sub(Duration::from_secs(process.started / TICKS_PER_SECOND)),
+            command: command(Pid::from_raw(process.pid)),
+            fate: Fate::Listed,
+        },
+    };
+    Ok(left(&seen, getpid().as_raw()).into_iter().map(leftover).collect())
+}
+
+fn everybody() -> io::Result<Vec<Seen>> {
+    let me = rustix::process::geteuid().as_raw();
+    let program = fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino())).ok();
+    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+    Ok(pids.filter_map(|pid| see(pid, me, program)).collect())
+}
+
+fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Option<Seen> {
+    let stat = Stat::of(pid)?;
+    let is_launcher = || {
+        let exe = fs::metadata(format!("/proc/{pid}/exe")).map(|file| (file.dev(), file.ino())).ok();
+        stat.name().is_some_and(|name| LAUNCHERS.contains(&name)) || (exe.is_some() && exe == program)
+    };
+    let is_ours = || fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == me);
+    let standing = if is_launcher() {
+        Standing::Launcher
+    } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
+        Standing::Stranger
+    } else {
+        marked(&Environment::of(pid)).unwrap_or(Standing::Stranger)
+    };
+    let parent = stat.parent().map_or(0, Pid::as_raw);
+    Some(Seen { pid: pid.as_raw(), parent, started: stat.started()?, standing })
+}
+
+/// A mark that is no UUID is none of a launcher: a worker that is started by hand may have one.
+fn marked(environment: &Environment) -> Option<Standing> {
+    let job = Uuid::try_parse_ascii(environment.value(JOB)?).ok()?;
+    Some(Standing::Marked { job, kept: environment.value(KEEP) == Some(b"1") })
+}
+
+/// Since boot, on the clock by which the kernel notes a process's start.
+fn uptime() -> Duration {
+    let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_default()
+}

@@ -1,0 +1,151 @@
+//! What `/proc` tells of one process (proc(5)).
+//!
+//! Every answer may be old when it is read, and a pid may have another owner by then: who acts on a pid looks at its
+//! start time again, with a pidfd in hand ([`signal_the_same`]).
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpid};
+
+/// A longer command line is cut.
+const COMMAND_SHOWN: usize = 120;
+
+/// Whether `/proc` is there and of our own pid namespace; without it only the workers themselves can be ended.
+#[must_use]
+pub fn can_walk() -> bool {
+    fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
+}
+
+/// A positive number.
+pub(super) fn parse_pid(text: &str) -> Option<Pid> {
+    text.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
+}
+
+/// `/proc/PID/stat`.
+pub(super) struct Stat(String);
+
+impl Stat {
+    /// Nothing where there is no such process.
+    pub(super) fn of(pid: Pid) -> Option<Self> {
+        fs::read_to_string(format!("/proc/{pid}/stat")).ok().map(Self)
+    }
+
+    /// The program's name, cut to 15 bytes.
+    pub(super) fn name(&self) -> Option<&str> {
+        let (before, _) = self.0.rsplit_once(')')?;
+        before.split_once('(').map(|(_, name)| name)
+    }
+
+    pub(super) fn parent(&self) -> Option<Pid> {
+        self.field(4).and_then(parse_pid)
+    }
+
+    /// In clock ticks since boot.
+    pub(super) fn started(&self) -> Option<u64> {
+        self.field(22)?.parse().ok()
+    }
+
+    /// Whether it sits in front of a terminal, in whose session it is.
+    pub(super) fn has_terminal(&self) -> bool {
+        self.field(7).is_some_and(|terminal| terminal != "0")
+    }
+
+    /// Whether it has ended, and only its parent has not asked how.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.field(3), Some("Z" | "X"))
+    }
+
+    /// Whether it is in uninterruptible sleep.
+    pub(super) fn sits_in_the_kernel(&self) -> bool {
+        self.field(3) == Some("D")
+    }
+
+    /// Counted from 1 as in proc(5). The second, the name, may hold anything, so count from its last `)`.
+    fn field(&self, number: usize) -> Option<&str> {
+        let (_, after_name) = self.0.rsplit_once(')')?;
+        after_name.split_ascii_whitespace().nth(number.checked_sub(3)?)
+    }
+}
+
+/// The environment with which a process was started; empty where we may not see it, and for an instant within
+/// `execve`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Environment(Vec<u8>);
+
+impl Environment {
+    pub(super) fn of(pid: Pid) -> Self {
+        Self(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
+    }
+
+    /// The first value of that name.
+    pub(super) fn value(&self, name: &str) -> Option<&[u8]> {
+        let mut entries = self.0.split(|byte| *byte == 0);
+        entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+    }
+}
+
+/// What a process was called with, in one line; its name in brackets where it has no words, as `ps` does.
+pub(super) fn command(pid: Pid) -> String {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() {
+        let stat = Stat::of(pid);
+        return stat.as_ref().and_then(Stat::name).map_or_else(String::new, |name| format!("[{name}]"));
+    }
+    let line = String::from_utf8_lossy(&words.join(&b' ')).into_owned();
+    match line.char_indices().nth(COMMAND_SHOWN) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+/// Signals the process that had this pid and this start time, and no later owner of the pid: the pidfd holds on to a
+/// process, and only if that one still has the start time is it the one that was meant. Gone meanwhile is as good as
+/// signalled.
+pub(super) fn signal_the_same((pid, started): (Pid, u64), signal: Signal) {
+    let is_the_same = || Stat::of(pid).and_then(|stat| stat.started()) == Some(started);
+    let handle = rustix::process::Pid::from_raw(pid.as_raw())
+        .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
+    match (handle, rustix::process::Signal::from_named_raw(signal as i32)) {
+        (Some(Ok(pidfd)), Some(signal)) if is_the_same() => {
+            let _ = rustix::process::pidfd_send_signal(&pidfd, signal);
+        }
+        // Before Linux 5.3, or refused: the instant between look and kill is left to chance.
+        (Some(Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)), _) if is_the_same() => {
+            let _ = kill(pid, signal);
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(text: &str) -> Stat {
+        Stat(text.to_owned())
+    }
+
+    #[test]
+    fn fields_are_found_behind_any_name() {
+        let odd = stat("12 (a) R 3 (b) D 7 12 12 34816 0");
+        assert_eq!((odd.parent(), odd.name()), (Some(Pid::from_raw(7)), Some("a) R 3 (b")));
+        assert!(odd.sits_in_the_kernel() && odd.has_terminal() && !odd.has_ended());
+        let plain = stat("12 (a) Z 7 12 12 0 0");
+        assert!(plain.has_ended() && !plain.has_terminal());
+        assert_eq!(
+            (stat("garbage").parent(), stat("garbage").name(), stat("").started()),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn a_variable_is_found_by_its_whole_name() {
+        let environment = Environment(b"XRANKRUN_KEEP=0\0RANKRUN_KEEPS=2\0RANKRUN_KEEP=1\0".to_vec());
+        assert_eq!(environment.value("RANKRUN_KEEP"), Some(b"1".as_slice()));
+        assert_eq!(environment.value("KEEP"), None);
+        assert_eq!(Environment::default().value("KEEP"), None);
+    }
+}

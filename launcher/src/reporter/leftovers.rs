@@ -1,0 +1,88 @@
+//! What people are told of processes that outlive the workers of a job that succeeded, one line each. Pure.
+
+use std::time::Duration;
+
+use nix::unistd::Pid;
+
+use crate::agent::leftovers::Because;
+use crate::reporter::plain::plain;
+
+/// So many are named.
+const NAMED: usize = 4;
+
+/// Who was left behind: pid and command.
+pub type Left = (Pid, String);
+
+/// Who is waited for, and how long.
+#[must_use]
+pub fn waiting(left: &[Left], at_most: Duration) -> String {
+    let at_most = at_most.as_secs_f64();
+    format!(
+        "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; a signal ends the wait",
+        named(left)
+    )
+}
+
+/// Who is asked to end.
+#[must_use]
+pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
+    let because = match because {
+        Because::TimeOver => "still there".to_owned(),
+        Because::Signal(signal) => signal.to_string(),
+    };
+    format!(
+        "{because}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
+        named(left),
+        grace.as_secs_f64()
+    )
+}
+
+/// Who is killed.
+#[must_use]
+pub fn killing(left: &[Left], because: Because) -> String {
+    let because = match because {
+        Because::TimeOver => "still there after SIGTERM",
+        Because::Signal(_) => "told a second time",
+    };
+    format!("killing {}: {because}", named(left))
+}
+
+/// Who survived SIGKILL.
+#[must_use]
+pub fn cannot_end(left: &[Left]) -> String {
+    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", named(left))
+}
+
+/// ``pid 12 `sleep 9` ``
+fn named(left: &[Left]) -> String {
+    let names = left.iter().take(NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
+    let names: Vec<String> = names.collect();
+    match left.len().saturating_sub(NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::Signal;
+
+    #[test]
+    fn a_few_are_named_and_the_others_counted() {
+        let left: Vec<Left> = (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
+        assert_eq!(
+            waiting(&left[..1], Duration::from_millis(1_500)),
+            "all workers have succeeded; waiting up to 1.5 s for what they left behind, pid 1 `up1`; a signal ends \
+             the wait"
+        );
+        assert_eq!(
+            killing(&left, Because::TimeOver),
+            "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
+        );
+        let by_signal = Because::Signal(Signal::SIGTERM);
+        assert!(
+            ending(&left[..1], by_signal, Duration::from_secs(3)).starts_with("SIGTERM: ending pid 1 `up1`;")
+        );
+    }
+}

@@ -1,0 +1,103 @@
+//! What happens to the launcher's surroundings while a job runs takes nothing with it: many restarts, a full disk, a
+//! reader that goes away, a launcher that is stopped for a while.
+
+use std::fs;
+
+use harness::{Job, Launch, Name, Scratch, is_zombie_or_gone, namespaces, only_ours, soak, tell};
+use nix::sys::signal::Signal;
+
+/// What a process holds.
+#[derive(Debug)]
+struct Holdings {
+    descriptors: usize,
+    resident_kb: usize,
+    children: usize,
+}
+
+fn holdings(job: &Job, pid: i32) -> Holdings {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+    Holdings {
+        descriptors: fs::read_dir(format!("/proc/{pid}/fd")).expect("it is ours").count(),
+        resident_kb: resident.and_then(|text| text.trim().parse().ok()).expect("it has memory"),
+        children: job.children_of(pid).len(),
+    }
+}
+
+#[test]
+fn after_many_restarts_nothing_has_grown() {
+    if !only_ours() {
+        return;
+    }
+    let last = if soak() { 1_000 } else { 100 };
+    let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", &last.to_string()]);
+    let pause = |life: usize| [format!("life{life}:alive"), format!("life{life}:read")];
+    let steps = pause(10).into_iter().chain(pause(last)).chain(["helper=daemon".into(), "exit=3".into()]);
+    let mut job = launch.stdin_open().worker(steps).start();
+    let mut look = |life: usize| {
+        job.line(&format!("alive rank=0 life={life} "));
+        let held = [job.pid(), job.only_child_of(job.pid())].map(|pid| holdings(&job, pid));
+        job.type_text("\n");
+        held
+    };
+    let (early, late) = (look(10), look(last));
+    job.wait().exits(3);
+    for (early, late) in early.iter().zip(&late) {
+        tell(&format!("after 10 restarts {early:?}, after {last} {late:?}"));
+        assert_eq!((late.descriptors, late.children), (early.descriptors, early.children));
+        // Pages that are touched for the first time; a leak of one page for each restart would be more.
+        assert!(late.resident_kb <= early.resident_kb + 4 * last * 3 / 4, "{early:?} {late:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_ends_a_log_file_and_nothing_else() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let logs = scratch.folder("logs", 0o755);
+    let line = format!("mount -t tmpfs -o size=64k none {logs} && exec \"$@\"");
+    let launch = Launch::standalone(Name::Rankrun, 2).under(["unshare", "--mount", "sh", "-c", &line, "sh"]);
+    let launch = launch.args(["--log-dir", &logs, "--tee", "3"]);
+    let outcome = launch.worker(["flood=5000", "print=done"]).run();
+    outcome.exits(0).complains("cannot write the log file: it ends here").complains("No space left");
+    assert_eq!(outcome.lines_with("done").len(), 2, "{outcome}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_nothing() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let proof = scratch.at("proof");
+    // `head` has read one line and is gone before the worker writes the rest.
+    let line = "\"$@\" | head -n 1; wait";
+    let launch = Launch::standalone(Name::Rankrun, 1).under(["sh", "-c", line, "sh"]);
+    let steps = ["print=first".to_owned(), "flood=20000".to_owned(), format!("touch={proof}")];
+    launch.worker(steps).run().exits(0).says("first");
+    assert!(fs::exists(&proof).expect("the folder can be read"), "the worker was ended");
+}
+
+#[test]
+fn a_launcher_that_was_stopped_for_a_while_goes_on() {
+    if !only_ours() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open();
+    let steps = ["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "rank1:life<1:forever", "print=over"];
+    let mut job = launch.worker(steps).start();
+    job.lines("life=0", 2);
+    let both = [job.pid(), job.only_child_of(job.pid())];
+    both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGSTOP));
+    let workers = job.children_of(both[1]);
+    job.type_text("\n");
+    // A death while nobody looks.
+    while !workers.iter().any(|pid| is_zombie_or_gone(*pid)) {
+        std::thread::yield_now();
+    }
+    both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGCONT));
+    job.lines("over", 2);
+    job.wait().exits(0);
+}

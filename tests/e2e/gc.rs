@@ -1,0 +1,75 @@
+//! `rankrun gc`: what is left of jobs whose launcher is gone. In a container of its own, since it looks at every process
+//! of the user.
+
+use harness::{Job, Launch, Name, Outcome, namespaces, only_ours};
+
+fn skipped() -> bool {
+    !namespaces() || !only_ours()
+}
+
+/// The whole launcher is killed in one instant: the guard cannot answer the agent's death. Nobody stands above the
+/// orphans once the agent is a zombie, and the kernel has killed the worker itself.
+const CRASH: &str = "kill -STOP $guard; agent=$(ps -o pid= --ppid $guard); kill -KILL $agent; kill -KILL $guard; \
+                     wait $guard; while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
+                     while ps -o args= -C sleep | grep -q 2222; do sleep 0.01; done";
+
+/// A launcher in a container whose first process is a shell; that starts it, waits for a line, and goes on with `then`,
+/// where `$1` is the launcher's program and `$guard` its pid.
+#[track_caller]
+fn contained(then: &str, line: &str) -> Job {
+    let script = format!("exec 3<&0; \"$@\" & guard=$!; read line <&3; {then}");
+    let wrapper = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", &script, "sh"];
+    let launch = Launch::standalone(Name::Rankrun, 1).stdin_open().under(wrapper);
+    launch.shell(&format!("{line}; echo ready; exec sleep 2222")).start()
+}
+
+#[track_caller]
+fn once_ready(mut job: Job) -> Outcome {
+    job.line("ready");
+    job.type_text("\n");
+    job.wait()
+}
+
+#[test]
+fn what_a_crash_left_is_listed_and_ended() {
+    if skipped() {
+        return;
+    }
+    let then = format!(
+        "{CRASH}; \"$1\" gc --dry-run; \"$1\" gc; echo status=$?; \"$1\" gc; echo still: $(ps -o args= -C sleep)"
+    );
+    let line = "RANKRUN_KEEP=1 setsid --fork sleep 3333; setsid --fork sleep 1111";
+    let outcome = once_ready(contained(&then, line));
+    outcome.exits(0).says("1 process left; `rankrun gc` ends them").says("1 process ended\nstatus=0\n");
+    assert_eq!(outcome.lines_with("  sleep 1111").len(), 2, "{outcome}");
+    outcome.says("nothing is left of jobs whose launcher is gone\nstill: sleep 3333\n");
+}
+
+#[test]
+fn what_ignores_sigterm_is_killed() {
+    if skipped() {
+        return;
+    }
+    let then = format!("{CRASH}; \"$1\" gc --json; echo status=$? still: $(ps -o args= -C sleep)");
+    let outcome = once_ready(contained(&then, "trap '' TERM; setsid --fork sleep 1111"));
+    outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"killed\"").says("status=0 still:\n");
+}
+
+#[test]
+fn a_job_that_runs_is_not_touched() {
+    if skipped() {
+        return;
+    }
+    let then = "\"$1\" gc; echo still: $(ps -o args= -C sleep | sort); kill -TERM $guard; wait $guard; echo status=$?";
+    let outcome = once_ready(contained(then, "setsid --fork sleep 1111"));
+    outcome.says("nothing is left of jobs").says("still: sleep 1111 sleep 2222\n").says("status=143\n");
+}
+
+#[test]
+fn an_unknown_word_is_refused() {
+    if !only_ours() {
+        return;
+    }
+    let outcome = Launch::new(Name::Rankrun).args(["gc", "--all"]).run();
+    outcome.exits(2).complains("`rankrun gc` does not know `--all`").complains("rankrun gc --help");
+}
