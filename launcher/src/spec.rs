@@ -44,6 +44,8 @@ pub struct LaunchSpec {
     pub max_restarts: RestartCount,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// `--time-limit`
+    pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
@@ -191,6 +193,24 @@ pub enum StoreHost {
 pub struct StopPolicy {
     /// From the signal to SIGKILL.
     pub grace: Duration,
+}
+
+/// How long the whole job may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    /// From the first start of the workers, over all restarts.
+    pub limit: Duration,
+    /// `--warn-signal`
+    pub warning: Option<EarlyWarning>,
+}
+
+/// What the workers get before the time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyWarning {
+    /// Which signal.
+    pub signal: Signal,
+    /// How long before.
+    pub before: Duration,
 }
 
 /// What signals to the launcher mean.
@@ -368,6 +388,7 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
+        time_limit: None,
         signals: SignalSpec::torchrun(),
         stuck_limit: None,
         logs: LogSpec {

@@ -16,6 +16,7 @@ mod exits;
 mod explain;
 mod install;
 mod leave_out;
+mod limits;
 mod locked_down;
 mod logs;
 mod options;

@@ -163,6 +163,8 @@ pub enum Released {
     Failed(WorkerEnd),
     /// The launcher was told to stop.
     Stopped,
+    /// The time limit of the job is over.
+    TimeLimit,
     /// Another worker could not be started.
     NotStarted,
 }
@@ -206,6 +208,22 @@ pub enum Happening {
         signal: Signal,
         /// The signal that the workers got.
         told: Signal,
+        /// Who is alive.
+        live: Vec<LocalRank>,
+    },
+    /// The time limit will be over soon, and the workers get the signal that was asked for.
+    TimeIsShort {
+        /// How long before.
+        before: Duration,
+        /// Which signal.
+        signal: Signal,
+        /// Who gets it.
+        live: Vec<LocalRank>,
+    },
+    /// The time limit is over, and all are being stopped.
+    TimeIsUp {
+        /// What it was.
+        limit: Duration,
         /// Who is alive.
         live: Vec<LocalRank>,
     },
@@ -267,4 +285,6 @@ pub struct JobEnd {
     pub failure: Option<Failure>,
     /// The signal by which the launcher was told to stop.
     pub stopped_by: Option<Signal>,
+    /// The time limit, where that ended it.
+    pub time_limit: Option<Duration>,
 }

@@ -39,6 +39,7 @@ pub(super) enum Step {
 pub(super) enum StopCause {
     Failure(Failure),
     User,
+    TimeLimit,
     NotStarted,
 }
 
@@ -54,6 +55,7 @@ impl StopCause {
         match self {
             Self::Failure(failure) => Released::Failed(failure.first),
             Self::User => Released::Stopped,
+            Self::TimeLimit => Released::TimeLimit,
             Self::NotStarted => Released::NotStarted,
         }
     }
@@ -61,7 +63,7 @@ impl StopCause {
     pub(super) fn into_failure(self) -> Option<Failure> {
         match self {
             Self::Failure(failure) => Some(failure),
-            Self::User | Self::NotStarted => None,
+            Self::User | Self::TimeLimit | Self::NotStarted => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
-use crate::spec::{LaunchSpec, Persona, Unhealthy};
+use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
 
 /// The rules of one launch.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +15,8 @@ pub struct Rules {
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
     pub(super) grace: Duration,
+    /// How long the whole job may take, where there is a limit.
+    pub(super) time_limit: Option<TimeLimit>,
     /// How long a worker may sit in the kernel, where anybody cares.
     pub(super) stuck_limit: Option<Duration>,
     /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
@@ -44,6 +46,7 @@ impl Rules {
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             grace: spec.stop.grace,
+            time_limit: spec.time_limit,
             stuck_limit: spec.stuck_limit,
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),

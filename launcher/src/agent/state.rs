@@ -7,10 +7,11 @@
 //! - 4: every stop has a cause, a deadline and an end.
 //! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
 //! - 6: restarts never exceed the budget.
-//! - 7: no restart after a stop by the user.
+//! - 7: no restart after a stop by the user or by the time limit.
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod limit;
 mod restart;
 
 use std::collections::BTreeSet;
@@ -29,6 +30,8 @@ use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::spec::Persona;
 
+use limit::Timer;
+
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
@@ -42,12 +45,14 @@ pub struct State {
     phase: Phase,
     /// Over the workers of the generation that is running, where it is asked for.
     watch: Option<Watch>,
+    /// Over the whole job.
+    timer: Timer,
 }
 
 impl State {
     /// Before anything was started.
     #[must_use]
-    pub const fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules) -> Self {
         Self {
             rules,
             generation: Generation(0),
@@ -55,12 +60,17 @@ impl State {
             stopped_by: None,
             phase: Phase::Starting,
             watch: None,
+            timer: Timer::default(),
         }
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
+        self.phase_deadline().into_iter().chain(self.time_limit_at()).min()
+    }
+
+    fn phase_deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Stopping {
                 stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
@@ -97,7 +107,11 @@ impl State {
     }
 
     fn ready(&mut self, now: Instant) -> Vec<Action> {
-        if self.phase == Phase::Starting { vec![self.start(now)] } else { Vec::new() }
+        if self.phase != Phase::Starting {
+            return Vec::new();
+        }
+        self.timer.start(self.rules.time_limit, now);
+        vec![self.start(now)]
     }
 
     fn start(&mut self, now: Instant) -> Action {
@@ -197,7 +211,12 @@ impl State {
                     Persona::Torchrun => ExitStatus::Signal(signal as i32),
                     Persona::Rankrun => ExitStatus::of_signal(signal as i32),
                 };
-                vec![Action::Finish(JobEnd { status, failure: None, stopped_by: Some(signal) })]
+                vec![Action::Finish(JobEnd {
+                    status,
+                    failure: None,
+                    stopped_by: Some(signal),
+                    time_limit: None,
+                })]
             }
             Phase::Running { live } => {
                 let said = self.stopping(signal, &live);
@@ -251,7 +270,10 @@ impl State {
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
-        if self.deadline().is_none_or(|deadline| now < deadline) {
+        if let Some(actions) = self.time_limit_struck(now) {
+            return actions;
+        }
+        if self.phase_deadline().is_none_or(|deadline| now < deadline) {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {

@@ -14,6 +14,8 @@ use rankrun_contract::rank::LocalWorldSize;
 mod checking;
 #[path = "left_out_tests.rs"]
 mod left_out;
+#[path = "limit_tests.rs"]
+mod limits;
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -23,6 +25,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         grace: GRACE,
+        time_limit: None,
         stuck_limit: None,
         interrupt: Interrupt::Listed,
         unhealthy: None,
