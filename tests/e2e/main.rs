@@ -11,6 +11,7 @@ mod devices;
 mod differences;
 mod environment;
 mod events;
+mod everybody;
 mod executables;
 mod exits;
 mod explain;

@@ -17,6 +17,9 @@ pub(super) enum Phase {
     Starting,
     /// These workers are alive, none has failed.
     Running { live: BTreeSet<LocalRank> },
+    /// One ended by a signal that stops the job, and nothing is decided before `until`: the launcher may be about to
+    /// get the same one. These are alive.
+    Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
     /// No worker is alive, and the devices are looked at; at `say_at` that takes long.

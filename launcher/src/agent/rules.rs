@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use crate::exit_code::SIGNAL_BASE;
+use crate::process::Exit;
 use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
 
 /// The rules of one launch.
@@ -19,6 +21,8 @@ pub struct Rules {
     pub(super) time_limit: Option<TimeLimit>,
     /// How long a worker may sit in the kernel, where anybody cares.
     pub(super) stuck_limit: Option<Duration>,
+    /// The signals that stop the job.
+    pub(super) stop_signals: SigSet,
     /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
     /// workers get SIGTERM.
     pub(super) interrupt: Interrupt,
@@ -48,10 +52,20 @@ impl Rules {
             grace: spec.stop.grace,
             time_limit: spec.time_limit,
             stuck_limit: spec.stuck_limit,
+            stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
             left_out: spec.left_out,
         }
+    }
+
+    /// Whether a worker ended by a signal that stops the job, or says so as shells do.
+    pub(super) fn is_of_a_stop_signal(&self, exit: Exit) -> bool {
+        let number = match exit {
+            Exit::Signal { number, .. } => number,
+            Exit::Code(code) => code.saturating_sub(i32::from(SIGNAL_BASE)),
+        };
+        Signal::try_from(number).is_ok_and(|signal| self.stop_signals.contains(signal))
     }
 
     /// What the workers get when the launcher got `signal`.

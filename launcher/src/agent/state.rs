@@ -13,6 +13,7 @@
 
 mod limit;
 mod restart;
+mod window;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -77,6 +78,7 @@ impl State {
                 ..
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
+            Phase::Undecided { until, .. } => Some(*until),
             Phase::Checking { say_at, .. } => *say_at,
             Phase::Starting | Phase::Finished => None,
         }
@@ -90,7 +92,7 @@ impl State {
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
             Input::StartedByHand { generation, local_rank, pid } => {
-                let is_current = generation == self.generation && matches!(self.phase, Phase::Running { .. });
+                let is_current = generation == self.generation && self.is_running();
                 let said = is_current.then_some(Happening::StartedByHand { local_rank, pid });
                 said.map(Action::Say).into_iter().collect()
             }
@@ -137,7 +139,7 @@ impl State {
             Phase::Running { mut live } => {
                 live.remove(&end.local_rank);
                 if !end.exit.is_success() {
-                    return self.failed(now, live, end);
+                    return self.ended_badly(now, live, end);
                 }
                 if live.is_empty() {
                     return vec![self.succeed()];
@@ -156,11 +158,17 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
             }
-            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Finished) => {
+            phase => {
                 self.phase = phase;
+                self.ended_undecided(end);
                 Vec::new()
             }
         }
+    }
+
+    /// Whether workers run and none was told to end.
+    const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. })
     }
 
     /// Whether a worker ended in this way because we told it to.
@@ -173,9 +181,9 @@ impl State {
         }
     }
 
-    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
-        let said = Action::Say(Happening::WorkerFailed { end, others: self.ours(&live) });
-        let failure = self.failure(end, Manner::Ended);
+    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
+        let (end, others) = (failure.first, self.ours(&live));
+        let said = Action::Say(Happening::WorkerFailed { end, others });
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
@@ -218,7 +226,7 @@ impl State {
                     time_limit: None,
                 })]
             }
-            Phase::Running { live } => {
+            Phase::Running { live } | Phase::Undecided { live, .. } => {
                 let said = self.stopping(signal, &live);
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 with_at(actions, 1, said)
@@ -259,7 +267,9 @@ impl State {
     /// that does not expect it would die of it.
     fn pass(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
-            Phase::Running { live } | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
+            Phase::Running { live }
+            | Phase::Undecided { live, .. }
+            | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
                 vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }
             Phase::Stopping { stage: Stage::Killed { .. }, .. }
@@ -295,6 +305,7 @@ impl State {
                 }
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
+            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, step, .. } => {
                 self.phase = Phase::Checking { failure, step, say_at: None };
                 vec![Action::Say(Happening::CheckingDevices)]

@@ -16,6 +16,8 @@ mod checking;
 mod left_out;
 #[path = "limit_tests.rs"]
 mod limits;
+#[path = "window_tests.rs"]
+mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -27,6 +29,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         grace: GRACE,
         time_limit: None,
         stuck_limit: None,
+        stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
         left_out: None,

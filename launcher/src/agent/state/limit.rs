@@ -66,7 +66,10 @@ impl State {
     pub(super) fn time_limit_at(&self) -> Option<Instant> {
         match self.phase {
             Phase::Starting | Phase::Finished => None,
-            Phase::Running { .. } | Phase::Stopping { .. } | Phase::Checking { .. } => self.timer.next(),
+            Phase::Running { .. }
+            | Phase::Undecided { .. }
+            | Phase::Stopping { .. }
+            | Phase::Checking { .. } => self.timer.next(),
         }
     }
 
@@ -82,7 +85,10 @@ impl State {
     /// Like any signal that stops nothing; who is started later gets none.
     fn time_is_short(&self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
-        let (Phase::Running { live }, Some(warning)) = (&self.phase, warning) else { return Vec::new() };
+        let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
+        else {
+            return Vec::new();
+        };
         let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
         let said = Action::Say(Happening::TimeIsShort { before, signal, live });
         self.pass(signal).into_iter().chain([said]).collect()
@@ -97,6 +103,7 @@ impl State {
                 let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
                 with_at(actions, 1, said)
             }
+            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, .. } => {
                 self.timer.ended_it = self.may_restart(&failure);
                 vec![self.finish_failed(Some(failure))]
