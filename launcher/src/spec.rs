@@ -44,6 +44,8 @@ pub struct LaunchSpec {
     pub max_restarts: RestartCount,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// `--start-timeout`: every worker of a generation has joined the store within this time.
+    pub start_timeout: Option<Duration>,
     /// `--time-limit`
     pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
@@ -388,6 +390,7 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
+        start_timeout: None,
         time_limit: None,
         signals: SignalSpec::torchrun(),
         stuck_limit: None,

@@ -1,8 +1,8 @@
-//! Limits on the job's time: `--time-limit` and `--warn-signal`.
+//! Limits on the job's time: `--time-limit`, `--warn-signal` and `--start-timeout`.
 
 use std::time::Duration;
 
-use harness::{Launch, Name, only_ours};
+use harness::{Launch, Name, fixture, only_ours};
 
 /// The option under our own name, its variable under torchrun's.
 fn limited(name: Name, workers: usize, limit: &str) -> Launch {
@@ -70,5 +70,54 @@ fn a_limit_that_makes_no_sense_starts_nothing() {
             let launch = Launch::standalone(Name::Rankrun, 1).args(args.iter().copied());
             launch.worker(["alive"]).run().exits(1).complains(said).never_says("alive rank=");
         }
+    }
+}
+
+fn soon(name: Name, workers: usize, seconds: &str) -> Launch {
+    let launch = Launch::standalone(name, workers);
+    match name {
+        Name::Rankrun => launch.args(["--start-timeout", seconds]),
+        Name::Torchrun | Name::Reference => launch.env("RANKRUN_START_TIMEOUT", seconds),
+    }
+}
+
+#[test]
+fn who_has_not_joined_in_time_is_named_and_all_start_again() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let launch = soon(*name, 3, "2").args(["--max-restarts", "1"]);
+        let outcome = launch.worker(["rank0:join", "alive", "life0:forever", "exit=0"]).run();
+        outcome.exits(0).says("alive rank=2 life=1");
+        outcome.complains("local ranks 1, 2 have not joined the store within 2 s");
+    }
+}
+
+#[test]
+fn without_a_restart_the_card_names_them() {
+    if only_ours() {
+        let outcome = soon(Name::Rankrun, 3, "1.5").worker(["rank0:join", "forever"]).run();
+        outcome.exits(1).complains("rank 1 failed first: it had not joined the store within 1.5 s");
+        outcome.complains("missing   ranks 1, 2");
+    }
+}
+
+/// The second worker joins by a child of its own.
+#[test]
+fn who_has_joined_may_run_on() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let steps = "join sleep-ms=4000 print=done";
+        let worker = fixture("worker");
+        let line =
+            format!("if [ $$RANK = 0 ]; then exec {0} {steps}; else {0} {steps}; fi", worker.display());
+        let outcome = soon(*name, 2, "3").shell(&line).run();
+        outcome.exits(0);
+        assert_eq!(outcome.lines_with("done").len(), 2, "{outcome}");
+    }
+}
+
+#[test]
+fn a_start_limit_needs_our_own_store() {
+    if only_ours() {
+        let launch = soon(Name::Rankrun, 1, "5").env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+        launch.worker(["alive"]).run().exits(1).complains("`--start-timeout`").never_says("alive rank=");
     }
 }

@@ -62,6 +62,15 @@ pub enum Input {
         /// Who sits in the kernel.
         asleep: Vec<Asleep>,
     },
+    /// The look that [`Action::LookWhoJoined`] asked for.
+    JoinsSeen {
+        /// Which life of the group.
+        generation: Generation,
+        /// When, on the wall clock.
+        at: SystemTime,
+        /// Who has not joined the store.
+        missing: Vec<NotJoined>,
+    },
     /// The look at the devices that [`Action::CheckDevices`] asked for.
     DevicesChecked {
         /// Which life of the group sat on them.
@@ -78,6 +87,15 @@ pub enum Input {
     },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
+}
+
+/// A worker that has not joined the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotJoined {
+    /// Who.
+    pub local_rank: LocalRank,
+    /// Its pid.
+    pub pid: Pid,
 }
 
 /// The end of one worker.
@@ -125,6 +143,13 @@ pub enum Action {
     },
     /// See who of these workers sits in the kernel.
     Look {
+        /// Which life of the group.
+        generation: Generation,
+        /// Which workers of it.
+        local_ranks: Vec<LocalRank>,
+    },
+    /// See who of these workers has joined the store.
+    LookWhoJoined {
         /// Which life of the group.
         generation: Generation,
         /// Which workers of it.
@@ -186,6 +211,15 @@ pub enum Happening {
         /// For how long.
         dwell: Duration,
         /// How long it may.
+        limit: Duration,
+        /// All that are alive.
+        live: Vec<LocalRank>,
+    },
+    /// The start took too long, and all are being stopped.
+    NotJoined {
+        /// Who has not joined the store.
+        missing: Vec<LocalRank>,
+        /// How long that may take.
         limit: Duration,
         /// All that are alive.
         live: Vec<LocalRank>,

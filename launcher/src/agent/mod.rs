@@ -278,6 +278,10 @@ impl<'a> Agent<'a> {
                 let asleep = self.workers.asleep(&local_ranks);
                 return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
+            Action::LookWhoJoined { generation, local_ranks } => {
+                let missing = self.workers.not_joined(&local_ranks);
+                return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
+            }
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
                 self.check = settings.map(|settings| Check::start(generation, settings));

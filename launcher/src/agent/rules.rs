@@ -19,6 +19,8 @@ pub struct Rules {
     pub(super) grace: Duration,
     /// How long the whole job may take, where there is a limit.
     pub(super) time_limit: Option<TimeLimit>,
+    /// Until when every worker has joined the store, where that is asked for.
+    pub(super) start_timeout: Option<Duration>,
     /// How long a worker may sit in the kernel, where anybody cares.
     pub(super) stuck_limit: Option<Duration>,
     /// The signals that stop the job.
@@ -50,6 +52,7 @@ impl Rules {
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             grace: spec.stop.grace,
+            start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,
             stuck_limit: spec.stuck_limit,
             stop_signals: spec.signals.stop.iter().copied().collect(),

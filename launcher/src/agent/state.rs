@@ -13,6 +13,7 @@
 
 mod limit;
 mod restart;
+mod start;
 mod window;
 
 use std::collections::BTreeSet;
@@ -46,6 +47,8 @@ pub struct State {
     phase: Phase,
     /// Over the workers of the generation that is running, where it is asked for.
     watch: Option<Watch>,
+    /// Until then every worker of the generation that is running has joined the store, where it is asked for.
+    join_by: Option<Instant>,
     /// Over the whole job.
     timer: Timer,
 }
@@ -61,6 +64,7 @@ impl State {
             stopped_by: None,
             phase: Phase::Starting,
             watch: None,
+            join_by: None,
             timer: Timer::default(),
         }
     }
@@ -68,7 +72,8 @@ impl State {
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.phase_deadline().into_iter().chain(self.time_limit_at()).min()
+        let limits = self.time_limit_at().into_iter().chain(self.start_limit_at());
+        self.phase_deadline().into_iter().chain(limits).min()
     }
 
     fn phase_deadline(&self) -> Option<Instant> {
@@ -102,6 +107,7 @@ impl State {
                 self.looked(now, at, &asleep)
             }
             Input::Looked { .. } => Vec::new(),
+            Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::DeadlinePassed => self.deadline_passed(now),
@@ -119,6 +125,7 @@ impl State {
     fn start(&mut self, now: Instant) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
+        self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
         Action::Start { generation: self.generation, restart_count: self.restarts_used }
     }
@@ -192,8 +199,8 @@ impl State {
 
     fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
         let (generation, restart_count) = (self.generation, self.restarts_used);
-        let (others, dead_devices) = (Vec::new(), Vec::new());
-        Failure { generation, first, manner, others, restart_count, dead_devices }
+        let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Vec::new());
+        Failure { generation, first, manner, others, restart_count, dead_devices, not_joined }
     }
 
     /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
@@ -280,7 +287,7 @@ impl State {
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
-        if let Some(actions) = self.time_limit_struck(now) {
+        if let Some(actions) = self.time_limit_struck(now).or_else(|| self.start_limit_struck(now)) {
             return actions;
         }
         if self.phase_deadline().is_none_or(|deadline| now < deadline) {

@@ -16,6 +16,8 @@ mod checking;
 mod left_out;
 #[path = "limit_tests.rs"]
 mod limits;
+#[path = "start_tests.rs"]
+mod starts;
 #[path = "window_tests.rs"]
 mod windows;
 
@@ -27,6 +29,7 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         grace: GRACE,
+        start_timeout: None,
         time_limit: None,
         stuck_limit: None,
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),

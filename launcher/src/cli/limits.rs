@@ -9,9 +9,9 @@ use super::error::{CliError, Expected, SettingError};
 use super::notice::Notice;
 use super::python_text::parse_float;
 use super::resolve::refused;
-use super::run::{TIME_LIMIT, WARN_SIGNAL};
+use super::run::{START_TIMEOUT, TIME_LIMIT, WARN_SIGNAL};
 use super::settings::{Setting, Settings};
-use crate::spec::{EarlyWarning, TimeLimit};
+use crate::spec::{EarlyWarning, RendezvousSpec, StoreHost, TimeLimit};
 
 /// Longer than any job, and short enough to be added to any instant.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -19,6 +19,21 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
+
+/// How long the workers may take to join the store, which must be ours: nobody else tells us who has.
+pub(super) fn resolve_start_timeout(
+    settings: &Settings<'_>,
+    rendezvous: &RendezvousSpec,
+) -> Result<Option<Duration>, CliError> {
+    let Some(Setting { origin, value }) = settings.float(&START_TIMEOUT)? else { return Ok(None) };
+    if value.is_nan() || value <= 0.0 {
+        return Err(refused(origin, value, Expected::Interval));
+    }
+    if rendezvous.store().host == StoreHost::Worker {
+        return Err(SettingError::JoinsUnseen { origin }.into());
+    }
+    Ok(Some(Duration::try_from_secs_f64(value).unwrap_or(LONGEST).min(LONGEST)))
+}
 
 /// The time limit of the whole job.
 pub(super) fn resolve_time_limit(
@@ -237,6 +252,20 @@ mod tests {
             assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         }
         assert!(limit(&["torchrun"], &[("RANKRUN_WARN_SIGNAL", "USR1")]).is_err());
+    }
+
+    #[test]
+    fn a_start_limit_needs_our_store() {
+        let said = |words: &[&str], environment: &[(&str, &str)]| limit(words, environment).err();
+        assert_eq!(said(&["rankrun", "--start-timeout", "1.5"], &[]), None);
+        let unseen = said(
+            &["torchrun"],
+            &[("RANKRUN_START_TIMEOUT", "5"), ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")],
+        );
+        assert!(unseen.is_some_and(|said| said.contains("`RANKRUN_START_TIMEOUT`") && said.contains("hint")));
+        for value in ["0", "-1", "nan"] {
+            assert!(said(&["rankrun", &format!("--start-timeout={value}")], &[]).is_some(), "{value}");
+        }
     }
 
     #[test]

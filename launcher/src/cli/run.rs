@@ -76,6 +76,12 @@ pub(super) static PROBE_TIMEOUT: OptionRow = OptionRow::float(
 pub(super) static QUIET: OptionRow =
     OptionRow::flag("quiet", "Do not say before the start which rank has which device")
         .family(Family::Rankrun);
+pub(super) static START_TIMEOUT: OptionRow = OptionRow::float(
+    "start-timeout",
+    "SECONDS",
+    "A generation has failed if not every worker has joined the store within this time of its start [default: no limit]",
+)
+.family(Family::Rankrun);
 pub(super) static TIME_LIMIT: OptionRow = OptionRow::text(
     "time-limit",
     "TIME",
@@ -97,6 +103,7 @@ pub(super) static VERSION: OptionRow =
 pub(super) const TABLE: &[&OptionRow] = &[
     &STDIN,
     &GRACE,
+    &START_TIMEOUT,
     &TIME_LIMIT,
     &WARN_SIGNAL,
     &VERBOSE,

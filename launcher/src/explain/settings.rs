@@ -244,7 +244,7 @@ impl Sources<'_> {
         }
     }
 
-    fn of_the_end(&self) -> [Setting; 6] {
+    fn of_the_end(&self) -> [Setting; 7] {
         let spec = self.spec;
         let grace = spec.stop.grace.as_secs_f64().to_string();
         let events = match spec.events {
@@ -262,6 +262,7 @@ impl Sources<'_> {
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
+            said("start-timeout", spec.start_timeout.map(|limit| limit.as_secs_f64().to_string())),
             said("time-limit", spec.time_limit.map(|limit| limit.limit.as_secs_f64().to_string())),
             said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, w.before.as_secs_f64()))),
             setting("stuck-limit", limit, stuck),

@@ -46,8 +46,8 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             live.len(),
             plural(live.len())
         ),
-        Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
-            return of_the_time_limit(happening, spec);
+        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
+            return of_limits(happening, spec);
         }
         Happening::Killing { local_ranks, because } => {
             let because = match because {
@@ -99,11 +99,19 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     })
 }
 
-/// What is said of the time limit, whatever the name we go by; of anything else nothing.
+/// What is said of the limits on time, whatever the name we go by; of anything else nothing.
 #[must_use]
-pub fn of_the_time_limit(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
     Some(match happening {
+        Happening::NotJoined { missing, limit, live } => format!(
+            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
+            ranks(missing),
+            if missing.len() == 1 { "has" } else { "have" },
+            limit.as_secs_f64(),
+            spec.stop.grace.as_secs_f64(),
+            workers(live)
+        ),
         Happening::TimeIsShort { before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
             humantime::format_duration(*before),

@@ -146,7 +146,9 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             });
             received.into_iter().chain(closing(live, *told, group)).collect()
         }
-        Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => of_the_time_limit(happening, group),
+        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
+            of_limits(happening, group)
+        }
         Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => local_ranks
             .iter()
             .filter_map(|rank| group.pids.get(rank))
@@ -179,12 +181,14 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     }
 }
 
-/// torchrun has no such limit: the fact in our words, the signals in its own.
-fn of_the_time_limit(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
-    let said = happening::of_the_time_limit(happening, group.spec);
+/// torchrun has no such limits: the fact in our words, the signals in its own.
+fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+    let said = happening::of_limits(happening, group.spec);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
     let told = match happening {
-        Happening::TimeIsUp { live, .. } => closing(live, Signal::SIGTERM, group),
+        Happening::NotJoined { live, .. } | Happening::TimeIsUp { live, .. } => {
+            closing(live, Signal::SIGTERM, group)
+        }
         _ => Vec::new(),
     };
     said.into_iter().chain(told).collect()

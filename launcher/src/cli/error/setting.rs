@@ -115,6 +115,12 @@ pub enum SettingError {
         /// Where it came from.
         origin: Origin,
     },
+    /// `--start-timeout` where worker rank 0 opens the store.
+    #[error("{origin} needs the launcher's own store, and rank 0 is to open it")]
+    JoinsUnseen {
+        /// Where it came from.
+        origin: Origin,
+    },
     /// `--module` with `--no-python`.
     #[error("`--no-python` and `--module` exclude each other")]
     ModuleWithoutPython,
@@ -316,6 +322,9 @@ impl SettingError {
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
+            Self::JoinsUnseen { .. } => {
+                Some("unset `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, or leave out the limit".to_owned())
+            }
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
             Self::PythonExec { .. } => Some("correct the variable, or unset it".to_owned()),
