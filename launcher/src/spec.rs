@@ -44,6 +44,10 @@ pub struct LaunchSpec {
     pub max_restarts: RestartCount,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// `--start-timeout`: every worker of a generation has joined the store within this time.
+    pub start_timeout: Option<Duration>,
+    /// `--time-limit`
+    pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
@@ -191,6 +195,24 @@ pub enum StoreHost {
 pub struct StopPolicy {
     /// From the signal to SIGKILL.
     pub grace: Duration,
+}
+
+/// How long the whole job may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    /// From the first start of the workers, over all restarts.
+    pub limit: Duration,
+    /// `--warn-signal`
+    pub warning: Option<EarlyWarning>,
+}
+
+/// What the workers get before the time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyWarning {
+    /// Which signal.
+    pub signal: Signal,
+    /// How long before.
+    pub before: Duration,
 }
 
 /// What signals to the launcher mean.
@@ -368,6 +390,8 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
+        start_timeout: None,
+        time_limit: None,
         signals: SignalSpec::torchrun(),
         stuck_limit: None,
         logs: LogSpec {

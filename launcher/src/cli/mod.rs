@@ -19,6 +19,7 @@ mod explain;
 mod grammar;
 mod help;
 mod inspect;
+mod limits;
 mod logs;
 mod plugins;
 mod python_text;

@@ -86,6 +86,12 @@ pub fn can_walk() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
 }
 
+/// Everybody who lives below this process now; nobody where that cannot be seen.
+#[must_use]
+pub fn everybody_below(root: Pid) -> Vec<Pid> {
+    below(root, &|_| true).into_iter().map(|found| found.pid).collect()
+}
+
 fn targets(scope: &Scope) -> Vec<Found> {
     match scope {
         Scope::All => below(getpid(), &|_| true),
