@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
@@ -23,6 +24,12 @@ pub enum LaunchError {
     /// The workers' store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// `--time-limit`
+    #[error("the time limit of {} is over", humantime::format_duration(*limit))]
+    TimeLimit {
+        /// What was asked for.
+        limit: Duration,
+    },
     /// The host that the workers are told is not this machine's.
     #[error("cannot find an address of this machine for `{host}`")]
     Address {
@@ -83,6 +90,9 @@ impl LaunchError {
             Self::ForeignEndpoint { .. } => Some("name this machine, or give `--standalone`"),
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::Spawn { source, .. } => spawn_hint(source),
+            Self::TimeLimit { .. } => Some(
+                "give it more with `--time-limit`; with `--warn-signal USR1@60` the workers can save their work before",
+            ),
             Self::Setup { .. } | Self::Command { .. } => None,
         }
     }

@@ -7,6 +7,7 @@
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
 //! | 1 | `gc` cannot look at processes, or one of those it found survived SIGKILL | – |
 //! | 2 | usage: the command line could not be read | 2 |
+//! | 124 | the time limit was over (`--time-limit`), as timeout(1) ends then | 1 |
 //! | the worker's own | a worker failed and no restart was left | 1 |
 //! | 128 + n | a worker was ended by signal n and no restart was left | 1 |
 //! | 128 + n | the launcher was told to stop by signal n | 1, or death by that signal before the first start |
@@ -15,6 +16,8 @@
 pub const LAUNCHER_FAILED: u8 = 1;
 /// The command line could not be read.
 pub const USAGE: u8 = 2;
+/// The time limit was over, and the job was stopped for that; timeout(1) ends so too.
+pub const TIME_LIMIT: u8 = 124;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;
 

@@ -46,6 +46,10 @@ pub struct LaunchSpec {
     pub stop: StopPolicy,
     /// What becomes of whoever outlives the workers of a job that succeeded.
     pub leftovers: LeftoverPolicy,
+    /// `--start-timeout`: every worker of a generation has joined the store within this time.
+    pub start_timeout: Option<Duration>,
+    /// `--time-limit`
+    pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
@@ -205,6 +209,24 @@ pub enum LeftoverPolicy {
         /// How long they are waited for.
         grace: Duration,
     },
+}
+
+/// How long the whole job may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    /// From the first start of the workers, over all restarts.
+    pub limit: Duration,
+    /// `--warn-signal`
+    pub warning: Option<EarlyWarning>,
+}
+
+/// What the workers get before the time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyWarning {
+    /// Which signal.
+    pub signal: Signal,
+    /// How long before.
+    pub before: Duration,
 }
 
 /// What signals to the launcher mean.
@@ -383,6 +405,8 @@ pub(crate) fn example() -> LaunchSpec {
         max_restarts: RestartCount(0),
         stop: StopPolicy { grace: Duration::from_secs(30) },
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
+        start_timeout: None,
+        time_limit: None,
         signals: SignalSpec::torchrun(),
         stuck_limit: None,
         logs: LogSpec {

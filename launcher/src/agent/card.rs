@@ -75,6 +75,7 @@ impl Evidence<'_> {
                     ProgramKind::Python
                 }
             },
+            not_joined: failure.not_joined.iter().map(|local_rank| self.rank(*local_rank)).collect(),
             dead_devices: failure
                 .dead_devices
                 .iter()
@@ -99,6 +100,10 @@ impl Evidence<'_> {
             let dwell = dwell.as_secs_f64();
             root_cause.message =
                 Message::Text(format!("Worker stuck in uninterruptible sleep (D-state) for {dwell:.1}s"));
+        }
+        if let (Manner::NotJoined { limit }, Message::None) = (failure.manner, &root_cause.message) {
+            let limit = limit.as_secs_f64();
+            root_cause.message = Message::Text(format!("Worker had not joined the store within {limit}s"));
         }
         let others = recorded(&failure.others).iter().map(|other| self.failed_worker(&other.end)).collect();
         TorchReport { title, host: host::full_name(), root_cause, others }

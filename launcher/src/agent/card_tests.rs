@@ -27,6 +27,7 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
         others: others.iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
+        not_joined: Vec::new(),
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let evidence = Evidence {

@@ -47,6 +47,8 @@ pub struct Failure {
     pub restart_count: RestartCount,
     /// Devices of the workers that were found dead after it.
     pub dead_devices: Vec<DeadDevice>,
+    /// Who had not joined the store when the start limit was over.
+    pub not_joined: Vec<LocalRank>,
 }
 
 /// How the worker that was the cause failed.
@@ -56,6 +58,11 @@ pub enum Manner {
     Ended,
     /// It had written its error file, and our stop ended it before it was gone by itself.
     EndedByStop,
+    /// It had not joined the store within this time, and was stopped for that.
+    NotJoined {
+        /// How long it may take.
+        limit: Duration,
+    },
     /// It sat in the kernel for so long, and was stopped for that.
     Stuck {
         /// For how long.
@@ -75,12 +82,16 @@ pub struct FollowingEnd {
 impl Failure {
     /// Takes in a further end.
     pub(super) fn followed_by(&mut self, other: FollowingEnd) {
-        if matches!(self.manner, Manner::Stuck { .. }) && other.end.local_rank == self.first.local_rank {
+        if self.was_seen_before_its_end() && other.end.local_rank == self.first.local_rank {
             // What it was stopped for was seen before; this only says how it went.
             self.first.exit = other.end.exit;
         } else {
             self.others.push(other);
         }
+    }
+
+    const fn was_seen_before_its_end(&self) -> bool {
+        matches!(self.manner, Manner::Stuck { .. } | Manner::NotJoined { .. })
     }
 
     /// Whether new workers have a chance. Who sits in the kernel may hold what they need.
@@ -96,14 +107,16 @@ impl Failure {
                 ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED))
             }
             (Manner::Ended, Exit::Signal { number, .. }) => ExitStatus::of_signal(number),
-            (Manner::EndedByStop | Manner::Stuck { .. }, _) => ExitStatus::Code(LAUNCHER_FAILED),
+            (Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _) => {
+                ExitStatus::Code(LAUNCHER_FAILED)
+            }
         }
     }
 
     /// Puts the cause first, when all ends are known.
     #[must_use]
     pub fn settle(mut self) -> Self {
-        if matches!(self.manner, Manner::Stuck { .. }) {
+        if self.was_seen_before_its_end() {
             return self;
         }
         let cause = root_cause(&self);
@@ -206,6 +219,7 @@ mod tests {
             others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
             restart_count: RestartCount(0),
             dead_devices: Vec::new(),
+            not_joined: Vec::new(),
         };
         let settled = failure.settle();
         assert_eq!(settled.others.len(), ends.len() - 1, "nobody is lost");

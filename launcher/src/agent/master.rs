@@ -1,5 +1,6 @@
 //! Where the workers of one node meet: opens the store and says its address.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
@@ -71,6 +72,17 @@ impl Meeting {
                     free_port().map_err(|source| LaunchError::Setup { what: "find a free port", source })?;
                 Ok(Master { addr: addr.clone(), port, agent_store: false })
             }
+        }
+    }
+}
+
+impl Meeting {
+    /// The pids by which clients of the workers' store have greeted in this generation; nothing where that store is not
+    /// ours.
+    pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
+        match &self.workers {
+            StoreOwner::Agent { store, .. } => store.greeted().ok(),
+            StoreOwner::Worker { .. } => None,
         }
     }
 }

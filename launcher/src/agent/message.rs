@@ -62,6 +62,15 @@ pub enum Input {
         /// Who sits in the kernel.
         asleep: Vec<Asleep>,
     },
+    /// The look that [`Action::LookWhoJoined`] asked for.
+    JoinsSeen {
+        /// Which life of the group.
+        generation: Generation,
+        /// When, on the wall clock.
+        at: SystemTime,
+        /// Who has not joined the store.
+        missing: Vec<NotJoined>,
+    },
     /// The look at the devices that [`Action::CheckDevices`] asked for.
     DevicesChecked {
         /// Which life of the group sat on them.
@@ -78,6 +87,15 @@ pub enum Input {
     },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
+}
+
+/// A worker that has not joined the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotJoined {
+    /// Who.
+    pub local_rank: LocalRank,
+    /// Its pid.
+    pub pid: Pid,
 }
 
 /// The end of one worker.
@@ -130,6 +148,13 @@ pub enum Action {
         /// Which workers of it.
         local_ranks: Vec<LocalRank>,
     },
+    /// See who of these workers has joined the store.
+    LookWhoJoined {
+        /// Which life of the group.
+        generation: Generation,
+        /// Which workers of it.
+        local_ranks: Vec<LocalRank>,
+    },
     /// See how the devices of the workers are, none of whom is left; signals are answered meanwhile.
     CheckDevices {
         /// Which life of the group sat on them.
@@ -163,6 +188,8 @@ pub enum Released {
     Failed(WorkerEnd),
     /// The launcher was told to stop.
     Stopped,
+    /// The time limit of the job is over.
+    TimeLimit,
     /// Another worker could not be started.
     NotStarted,
 }
@@ -188,6 +215,15 @@ pub enum Happening {
         /// All that are alive.
         live: Vec<LocalRank>,
     },
+    /// The start took too long, and all are being stopped.
+    NotJoined {
+        /// Who has not joined the store.
+        missing: Vec<LocalRank>,
+        /// How long that may take.
+        limit: Duration,
+        /// All that are alive.
+        live: Vec<LocalRank>,
+    },
     /// The last worker of a generation that failed is gone.
     GroupFailed {
         /// The end that was the cause.
@@ -206,6 +242,22 @@ pub enum Happening {
         signal: Signal,
         /// The signal that the workers got.
         told: Signal,
+        /// Who is alive.
+        live: Vec<LocalRank>,
+    },
+    /// The time limit will be over soon, and the workers get the signal that was asked for.
+    TimeIsShort {
+        /// How long before.
+        before: Duration,
+        /// Which signal.
+        signal: Signal,
+        /// Who gets it.
+        live: Vec<LocalRank>,
+    },
+    /// The time limit is over, and all are being stopped.
+    TimeIsUp {
+        /// What it was.
+        limit: Duration,
         /// Who is alive.
         live: Vec<LocalRank>,
     },
@@ -267,4 +319,6 @@ pub struct JobEnd {
     pub failure: Option<Failure>,
     /// The signal by which the launcher was told to stop.
     pub stopped_by: Option<Signal>,
+    /// The time limit, where that ended it.
+    pub time_limit: Option<Duration>,
 }

@@ -280,6 +280,10 @@ impl<'a> Agent<'a> {
                 let asleep = self.workers.asleep(&local_ranks);
                 return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
+            Action::LookWhoJoined { generation, local_ranks } => {
+                let missing = self.workers.not_joined(&local_ranks);
+                return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
+            }
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
                 self.check = settings.map(|settings| Check::start(generation, settings));
@@ -304,7 +308,8 @@ impl<'a> Agent<'a> {
         self.check = None;
         // Before the output is at its end: whoever is left still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
-        let died_of = self.died_of.take().or_else(|| {
+        let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
+        let died_of = self.died_of.take().or_else(|| late.as_ref().map(died_of)).or_else(|| {
             let launcher = self.last_words.launcher();
             end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
         });
@@ -313,6 +318,9 @@ impl<'a> Agent<'a> {
         let cut_short = self.drain(end).or(swept_early);
         self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
         self.last_words.report(end, &self.workers, self.voice);
+        if let Some(late) = late {
+            self.voice.error(&late, late.hint());
+        }
         self.voice.console().flush(LAST_WORDS);
         let persona = self.workers.spec().persona;
         self.workers.close();
@@ -326,10 +334,11 @@ impl<'a> Agent<'a> {
     }
 
     /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
-    /// Where the user wants the job to end anyway, the grace is the limit: somebody may have stopped reading.
+    /// Where the job is to end anyway, by the user or its time limit, the grace is the limit: somebody may have stopped reading.
     fn drain(&mut self, end: &JobEnd) -> Option<Signal> {
         let grace = self.workers.spec().stop.grace.max(LAST_WORDS);
-        let give_up = end.stopped_by.map(|_| Instant::now() + grace);
+        let is_cut_short = end.stopped_by.is_some() || end.time_limit.is_some();
+        let give_up = is_cut_short.then(|| Instant::now() + grace);
         let mut say_at = Some(Instant::now() + SILENT_WAIT);
         let drained = match self.workers.drain() {
             Ok(drained) => drained,

@@ -17,6 +17,9 @@ pub(super) enum Phase {
     Starting,
     /// These workers are alive, none has failed.
     Running { live: BTreeSet<LocalRank> },
+    /// One ended by a signal that stops the job, and nothing is decided before `until`: the launcher may be about to
+    /// get the same one. These are alive.
+    Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
     /// No worker is alive, and the devices are looked at; at `say_at` that takes long.
@@ -39,6 +42,7 @@ pub(super) enum Step {
 pub(super) enum StopCause {
     Failure(Failure),
     User,
+    TimeLimit,
     NotStarted,
 }
 
@@ -54,6 +58,7 @@ impl StopCause {
         match self {
             Self::Failure(failure) => Released::Failed(failure.first),
             Self::User => Released::Stopped,
+            Self::TimeLimit => Released::TimeLimit,
             Self::NotStarted => Released::NotStarted,
         }
     }
@@ -61,7 +66,7 @@ impl StopCause {
     pub(super) fn into_failure(self) -> Option<Failure> {
         match self {
             Self::Failure(failure) => Some(failure),
-            Self::User | Self::NotStarted => None,
+            Self::User | Self::TimeLimit | Self::NotStarted => None,
         }
     }
 }

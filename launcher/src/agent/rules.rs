@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
-use crate::spec::{LaunchSpec, Persona, Unhealthy};
+use crate::exit_code::SIGNAL_BASE;
+use crate::process::Exit;
+use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
 
 /// The rules of one launch.
 #[derive(Debug, Clone, Copy)]
@@ -15,8 +17,14 @@ pub struct Rules {
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
     pub(super) grace: Duration,
+    /// How long the whole job may take, where there is a limit.
+    pub(super) time_limit: Option<TimeLimit>,
+    /// Until when every worker has joined the store, where that is asked for.
+    pub(super) start_timeout: Option<Duration>,
     /// How long a worker may sit in the kernel, where anybody cares.
     pub(super) stuck_limit: Option<Duration>,
+    /// The signals that stop the job.
+    pub(super) stop_signals: SigSet,
     /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
     /// workers get SIGTERM.
     pub(super) interrupt: Interrupt,
@@ -44,11 +52,23 @@ impl Rules {
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             grace: spec.stop.grace,
+            start_timeout: spec.start_timeout,
+            time_limit: spec.time_limit,
             stuck_limit: spec.stuck_limit,
+            stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
             left_out: spec.left_out,
         }
+    }
+
+    /// Whether a worker ended by a signal that stops the job, or says so as shells do.
+    pub(super) fn is_of_a_stop_signal(&self, exit: Exit) -> bool {
+        let number = match exit {
+            Exit::Signal { number, .. } => number,
+            Exit::Code(code) => code.saturating_sub(i32::from(SIGNAL_BASE)),
+        };
+        Signal::try_from(number).is_ok_and(|signal| self.stop_signals.contains(signal))
     }
 
     /// What the workers get when the launcher got `signal`.

@@ -7,11 +7,14 @@
 //! - 4: every stop has a cause, a deadline and an end.
 //! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
 //! - 6: restarts never exceed the budget.
-//! - 7: no restart after a stop by the user.
+//! - 7: no restart after a stop by the user or by the time limit.
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod limit;
 mod restart;
+mod start;
+mod window;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -29,6 +32,8 @@ use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::spec::Persona;
 
+use limit::Timer;
+
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
@@ -44,12 +49,16 @@ pub struct State {
     phase: Phase,
     /// Over the workers of the generation that is running, where it is asked for.
     watch: Option<Watch>,
+    /// Until then every worker of the generation that is running has joined the store, where it is asked for.
+    join_by: Option<Instant>,
+    /// Over the whole job.
+    timer: Timer,
 }
 
 impl State {
     /// Before anything was started.
     #[must_use]
-    pub const fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules) -> Self {
         Self {
             rules,
             generation: Generation(0),
@@ -58,18 +67,26 @@ impl State {
             told: Vec::new(),
             phase: Phase::Starting,
             watch: None,
+            join_by: None,
+            timer: Timer::default(),
         }
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
+        let limits = self.time_limit_at().into_iter().chain(self.start_limit_at());
+        self.phase_deadline().into_iter().chain(limits).min()
+    }
+
+    fn phase_deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Stopping {
                 stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
                 ..
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
+            Phase::Undecided { until, .. } => Some(*until),
             Phase::Checking { say_at, .. } => *say_at,
             Phase::Starting | Phase::Finished => None,
         }
@@ -83,7 +100,7 @@ impl State {
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
             Input::StartedByHand { generation, local_rank, pid } => {
-                let is_current = generation == self.generation && matches!(self.phase, Phase::Running { .. });
+                let is_current = generation == self.generation && self.is_running();
                 let said = is_current.then_some(Happening::StartedByHand { local_rank, pid });
                 said.map(Action::Say).into_iter().collect()
             }
@@ -93,6 +110,7 @@ impl State {
                 self.looked(now, at, &asleep)
             }
             Input::Looked { .. } => Vec::new(),
+            Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::DeadlinePassed => self.deadline_passed(now),
@@ -100,13 +118,18 @@ impl State {
     }
 
     fn ready(&mut self, now: Instant) -> Vec<Action> {
-        if self.phase == Phase::Starting { vec![self.start(now)] } else { Vec::new() }
+        if self.phase != Phase::Starting {
+            return Vec::new();
+        }
+        self.timer.start(self.rules.time_limit, now);
+        vec![self.start(now)]
     }
 
     fn start(&mut self, now: Instant) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
         self.told.clear();
+        self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
         Action::Start { generation: self.generation, restart_count: self.restarts_used }
     }
@@ -116,7 +139,7 @@ impl State {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { mut live } => {
+            Phase::Running { mut live } | Phase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
                 self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
             }
@@ -144,7 +167,7 @@ impl State {
             Phase::Running { mut live } => {
                 live.remove(&end.local_rank);
                 if !end.exit.is_success() {
-                    return self.failed(now, live, end);
+                    return self.ended_badly(now, live, end);
                 }
                 if live.is_empty() {
                     return vec![self.succeed()];
@@ -163,11 +186,17 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
             }
-            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Finished) => {
+            phase => {
                 self.phase = phase;
+                self.ended_undecided(end);
                 Vec::new()
             }
         }
+    }
+
+    /// Whether workers run and none was told to end.
+    const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. })
     }
 
     /// Whether a worker ended in this way because we told it to, or because somebody told us and the workers alike.
@@ -177,9 +206,9 @@ impl State {
         number == libc::SIGTERM || told().any(|signal| signal as i32 == number)
     }
 
-    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, end: WorkerEnd) -> Vec<Action> {
-        let said = Action::Say(Happening::WorkerFailed { end, others: self.ours(&live) });
-        let failure = self.failure(end, Manner::Ended);
+    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
+        let (end, others) = (failure.first, self.ours(&live));
+        let said = Action::Say(Happening::WorkerFailed { end, others });
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
@@ -188,8 +217,8 @@ impl State {
 
     fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
         let (generation, restart_count) = (self.generation, self.restarts_used);
-        let (others, dead_devices) = (Vec::new(), Vec::new());
-        Failure { generation, first, manner, others, restart_count, dead_devices }
+        let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Vec::new());
+        Failure { generation, first, manner, others, restart_count, dead_devices, not_joined }
     }
 
     /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
@@ -215,9 +244,14 @@ impl State {
                     Persona::Torchrun => ExitStatus::Signal(signal as i32),
                     Persona::Rankrun => ExitStatus::of_signal(signal as i32),
                 };
-                vec![Action::Finish(JobEnd { status, failure: None, stopped_by: Some(signal) })]
+                vec![Action::Finish(JobEnd {
+                    status,
+                    failure: None,
+                    stopped_by: Some(signal),
+                    time_limit: None,
+                })]
             }
-            Phase::Running { live } => {
+            Phase::Running { live } | Phase::Undecided { live, .. } => {
                 let said = self.stopping(signal, &live);
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 with_at(actions, 1, said)
@@ -258,7 +292,9 @@ impl State {
     /// that does not expect it would die of it.
     fn pass(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
-            Phase::Running { live } | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
+            Phase::Running { live }
+            | Phase::Undecided { live, .. }
+            | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
                 vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }
             Phase::Stopping { stage: Stage::Killed { .. }, .. }
@@ -269,7 +305,10 @@ impl State {
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
-        if self.deadline().is_none_or(|deadline| now < deadline) {
+        if let Some(actions) = self.time_limit_struck(now).or_else(|| self.start_limit_struck(now)) {
+            return actions;
+        }
+        if self.phase_deadline().is_none_or(|deadline| now < deadline) {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {
@@ -291,6 +330,7 @@ impl State {
                 }
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
+            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, step, .. } => {
                 self.phase = Phase::Checking { failure, step, say_at: None };
                 vec![Action::Say(Happening::CheckingDevices)]

@@ -15,6 +15,12 @@ use rankrun_contract::rank::LocalWorldSize;
 mod checking;
 #[path = "left_out_tests.rs"]
 mod left_out;
+#[path = "limit_tests.rs"]
+mod limits;
+#[path = "start_tests.rs"]
+mod starts;
+#[path = "window_tests.rs"]
+mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -29,7 +35,10 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules 
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         grace: GRACE,
+        start_timeout: None,
+        time_limit: None,
         stuck_limit: None,
+        stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
         left_out: None,

@@ -85,6 +85,7 @@ Exit status:
   0        every worker exited 0
   1        the launcher failed: settings, log folder, store, a worker that cannot be started
   2        the command line could not be read
+  124      the time limit was over (--time-limit)
   128+N    the launcher was told to stop by signal N, or the first failing worker was ended by it
   another  that of the first failing worker, no restart being left
 ";

@@ -20,6 +20,7 @@ mod gc;
 mod grammar;
 mod help;
 mod inspect;
+mod limits;
 mod logs;
 mod plugins;
 mod python_text;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rankrun_contract::rank::LocalWorldSize;
 
@@ -52,6 +53,15 @@ pub enum Notice {
         name: String,
         /// Why.
         problem: SignalProblem,
+    },
+    /// `--warn-signal` is for a time before the start.
+    WarnedAtStart {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+        /// `--time-limit`
+        limit: Duration,
     },
     /// Who sits on which device.
     Seat {
@@ -153,6 +163,13 @@ impl fmt::Display for Notice {
             }
             Self::Signal { origin, name, problem: SignalProblem::CannotBeHandled } => {
                 write!(f, "{origin} names `{name}`, which a launcher cannot handle")
+            }
+            Self::WarnedAtStart { origin, value, limit } => {
+                let limit = humantime::format_duration(*limit);
+                write!(
+                    f,
+                    "{origin} is `{value}`, and the time limit is {limit}: the workers get the signal at the start"
+                )
             }
             Self::Seat { line: text } | Self::Device { text } | Self::Detail { text, .. } => {
                 f.write_str(text)

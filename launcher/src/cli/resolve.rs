@@ -12,6 +12,7 @@ use super::devices::resolve_devices;
 use super::entrypoint::resolve_entrypoint;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
+use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
@@ -56,7 +57,9 @@ pub(super) fn resolve(
     let max_restarts = resolve_max_restarts(&settings)?;
     check_monitor_interval(&settings)?;
     let grace = resolve_grace(&settings)?;
+    let time_limit = resolve_time_limit(&settings, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
+    let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
     let signals = resolve_signals(&settings, &mut notices)?;
     let events = resolve_events(&settings)?;
     refuse_logs_specs(&settings)?;
@@ -87,6 +90,8 @@ pub(super) fn resolve(
         max_restarts,
         stop: StopPolicy { grace },
         leftovers: resolve_leftovers(&settings)?,
+        start_timeout,
+        time_limit,
         signals,
         stuck_limit: seconds_of(facts, STUCK_VARIABLE),
         logs,

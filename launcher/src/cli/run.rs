@@ -83,6 +83,26 @@ pub(super) static PROBE_TIMEOUT: OptionRow = OptionRow::float(
 pub(super) static QUIET: OptionRow =
     OptionRow::flag("quiet", "Do not say before the start which rank has which device")
         .family(Family::Rankrun);
+pub(super) static START_TIMEOUT: OptionRow = OptionRow::float(
+    "start-timeout",
+    "SECONDS",
+    "A generation has failed if not every worker has joined the store within this time of its start [default: no limit]",
+)
+.family(Family::Rankrun);
+pub(super) static TIME_LIMIT: OptionRow = OptionRow::text(
+    "time-limit",
+    "TIME",
+    "Stop the whole job, restarts included, after this time: seconds as in 90, units as in 5m or 1h30m, or as Slurm \
+     writes it, 02:30:00 or 1-12:00:00 [default: none]",
+)
+.family(Family::Rankrun);
+pub(super) static WARN_SIGNAL: OptionRow = OptionRow::text(
+    "warn-signal",
+    "SIGNAL[@TIME]",
+    "Send the workers this signal, as in USR1@60, so long before the time limit; it stops nothing [default: none; \
+     60 s before]",
+)
+.family(Family::Rankrun);
 pub(super) static VERSION: OptionRow =
     OptionRow::flag("version", "Print the version and exit").family(Family::None);
 
@@ -91,6 +111,9 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &STDIN,
     &GRACE,
     &LEFTOVER_GRACE,
+    &START_TIMEOUT,
+    &TIME_LIMIT,
+    &WARN_SIGNAL,
     &VERBOSE,
     &LEAVE_OUT,
     &DEVICES,

@@ -244,7 +244,7 @@ impl Sources<'_> {
         }
     }
 
-    fn of_the_end(&self) -> [Setting; 5] {
+    fn of_the_end(&self) -> [Setting; 8] {
         let spec = self.spec;
         let grace = spec.stop.grace.as_secs_f64().to_string();
         let events = match spec.events {
@@ -261,10 +261,15 @@ impl Sources<'_> {
             LeftoverPolicy::End { grace } => Some(grace.as_secs_f64().to_string()),
         };
         let of_grace = self.said(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
-        let option = |name, value| setting(name, Some(value), self.said(&[name], &[]));
+        let said = |name, value| setting(name, value, self.said(&[name], &[]));
+        let option = |name, value| said(name, Some(value));
+        let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
             setting("leftover-grace", leftovers, self.said(&["leftover-grace"], &[])),
+            said("start-timeout", spec.start_timeout.map(|limit| limit.as_secs_f64().to_string())),
+            said("time-limit", spec.time_limit.map(|limit| limit.limit.as_secs_f64().to_string())),
+            said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, w.before.as_secs_f64()))),
             setting("stuck-limit", limit, stuck),
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),

@@ -92,6 +92,10 @@ fn the_sources_are_those_that_decide() {
         ("grace", "", None, "30", Source::Default),
         ("leftover-grace", "--leftover-grace 1.5", None, "1.5", option("--leftover-grace")),
         ("leftover-grace", "", None, "30", Source::Default),
+        ("start-timeout", "--start-timeout 2.5", None, "2.5", option("--start-timeout")),
+        ("time-limit", "--time-limit 1h30m", None, "5400", option("--time-limit")),
+        ("time-limit", "", Some(("RANKRUN_TIME_LIMIT", "1:30")), "90", by_variable("RANKRUN_TIME_LIMIT")),
+        ("warn-signal", "--time-limit 9 --warn-signal USR1@5", None, "SIGUSR1@5", option("--warn-signal")),
         (
             "store",
             "",

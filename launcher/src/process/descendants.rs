@@ -62,6 +62,12 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
     while let Ok(Some(_)) = inbox.read_signal() {}
 }
 
+/// Everybody who lives below this process now; nobody where that cannot be seen.
+#[must_use]
+pub fn everybody_below(root: Pid) -> Vec<Pid> {
+    below(root, true, &|_, parent_is| parent_is).into_iter().map(|found| found.pid).collect()
+}
+
 fn targets(scope: &Scope) -> Vec<Found> {
     match scope {
         Scope::All => below(getpid(), true, &|_, parent_is| parent_is),

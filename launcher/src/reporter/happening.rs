@@ -46,6 +46,9 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             live.len(),
             plural(live.len())
         ),
+        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
+            return of_limits(happening, spec);
+        }
         Happening::Killing { local_ranks, because } => {
             let because = match because {
                 Impatience::GraceOver(_) => "still alive after the grace",
@@ -96,6 +99,34 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     })
 }
 
+/// What is said of the limits on time, whatever the name we go by; of anything else nothing.
+#[must_use]
+pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+    let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
+    Some(match happening {
+        Happening::NotJoined { missing, limit, live } => format!(
+            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
+            ranks(missing),
+            if missing.len() == 1 { "has" } else { "have" },
+            limit.as_secs_f64(),
+            spec.stop.grace.as_secs_f64(),
+            workers(live)
+        ),
+        Happening::TimeIsShort { before, signal, live } => format!(
+            "the time limit is over in {}: {signal} to {}",
+            humantime::format_duration(*before),
+            workers(live)
+        ),
+        Happening::TimeIsUp { limit, live } => format!(
+            "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
+            humantime::format_duration(*limit),
+            spec.stop.grace.as_secs_f64(),
+            workers(live)
+        ),
+        _ => return None,
+    })
+}
+
 /// What the launcher says when the worker runs that was left to a person.
 #[must_use]
 pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
@@ -107,6 +138,7 @@ pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
 pub fn released(because: &Released) -> String {
     let what = match because {
         Released::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
+        Released::TimeLimit => "the time limit of the job is over".to_owned(),
         Released::Stopped => "it was told to stop".to_owned(),
         Released::NotStarted => "another worker could not be started".to_owned(),
     };
@@ -151,6 +183,15 @@ mod tests {
         assert_eq!(
             render(Happening::Restarting { used: RestartCount(1) }),
             "starting all workers again (restart 1 of 3)"
+        );
+        assert_eq!(
+            render(Happening::TimeIsUp { limit: Duration::from_secs(5400), live: vec![LocalRank(0)] }),
+            "the time limit of 1h 30m is over: waiting up to 2.5 s for 1 worker to stop; no restart"
+        );
+        let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);
+        assert_eq!(
+            render(Happening::TimeIsShort { before, signal: Signal::SIGUSR1, live }),
+            "the time limit is over in 1m: SIGUSR1 to 2 workers"
         );
     }
 }

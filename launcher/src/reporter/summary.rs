@@ -45,6 +45,8 @@ pub struct FailureCard {
     pub tail: Vec<String>,
     /// What it ran.
     pub program: ProgramKind,
+    /// Who had not joined the store when the start limit was over.
+    pub not_joined: Vec<Rank>,
     /// The devices that were found dead after it.
     pub dead_devices: Vec<DeadCard>,
     /// How the others ended, in the order in which that was seen.
@@ -95,6 +97,9 @@ pub fn render(card: &FailureCard) -> String {
     for dead in &card.dead_devices {
         row("dead", plain(&format!("{} of {}: {}", dead.device, ranks(&dead.ranks), dead.why)));
     }
+    if !card.not_joined.is_empty() {
+        row("missing", ranks(&card.not_joined));
+    }
     row("node", card.host.clone());
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
@@ -134,6 +139,12 @@ fn quoted(text: &str) -> impl Iterator<Item = String> {
 pub fn hint(card: &FailureCard) -> Option<String> {
     if matches!(card.manner, Manner::Stuck { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
+    }
+    if matches!(card.manner, Manner::NotJoined { .. }) {
+        return Some(
+            "its last lines say how far it got; slow imports or data need a longer `--start-timeout`"
+                .to_owned(),
+        );
     }
     if !card.dead_devices.is_empty() {
         return Some(
@@ -177,6 +188,9 @@ fn what_happened(card: &FailureCard) -> String {
     match card.manner {
         Manner::Ended => exit,
         Manner::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
+        Manner::NotJoined { limit } => {
+            format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
+        }
         Manner::Stuck { dwell } => {
             format!("stuck in the kernel for {:.1} s and stopped ({exit})", dwell.as_secs_f64())
         }
@@ -238,6 +252,7 @@ mod tests {
             files: vec![PathBuf::from("/logs/1/stderr.log")],
             tail: vec!["step 9".to_owned(), "step 10".to_owned()],
             program: ProgramKind::Any,
+            not_joined: Vec::new(),
             dead_devices: Vec::new(),
             others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         }
@@ -308,6 +323,16 @@ rank 1 failed first: killed by SIGKILL
             first_line(&stuck),
             "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
         );
+        let late = FailureCard {
+            manner: Manner::NotJoined { limit: Duration::from_secs(5) },
+            not_joined: vec![Rank(1), Rank(3)],
+            ..card()
+        };
+        assert_eq!(
+            first_line(&late),
+            "rank 1 failed first: it had not joined the store within 5 s and was stopped (killed by SIGKILL)"
+        );
+        assert!(render(&late).contains("  missing   ranks 1, 3\n"), "{}", render(&late));
         let shell = FailureCard { exit: Exit::Code(139), ..card() };
         assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
     }

@@ -146,6 +146,9 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             });
             received.into_iter().chain(closing(live, *told, group)).collect()
         }
+        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
+            of_limits(happening, group)
+        }
         Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => local_ranks
             .iter()
             .filter_map(|rank| group.pids.get(rank))
@@ -176,6 +179,19 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
         }
     }
+}
+
+/// torchrun has no such limits: the fact in our words, the signals in its own.
+fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+    let said = happening::of_limits(happening, group.spec);
+    let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
+    let told = match happening {
+        Happening::NotJoined { live, .. } | Happening::TimeIsUp { live, .. } => {
+            closing(live, Signal::SIGTERM, group)
+        }
+        _ => Vec::new(),
+    };
+    said.into_iter().chain(told).collect()
 }
 
 fn closing(local_ranks: &[LocalRank], signal: Signal, group: Group<'_>) -> Vec<LogLine> {

@@ -13,6 +13,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
@@ -124,6 +125,17 @@ impl StoreServer {
             .recv()
             .map_err(|mpsc::RecvError| StoreError::Stopped)?
             .map_err(|source| StoreError::Reset { source })
+    }
+
+    /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
+    /// their pid.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn greeted(&self) -> Result<BTreeSet<u32>, StoreError> {
+        let (answer, greeted) = mpsc::channel();
+        self.send(Command::Greeted { answer })?;
+        greeted.recv().map_err(|mpsc::RecvError| StoreError::Stopped)
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {

@@ -1,6 +1,6 @@
 //! The store's thread: accepts, decodes, feeds the keyspace, replies.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::TcpListener;
 use std::sync::{Arc, mpsc};
@@ -10,7 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{Backlog, listen};
 use rankrun_contract::store::keyspace::{ClientId, Keyspace};
-use rankrun_contract::store::protocol::Reply;
+use rankrun_contract::store::protocol::{Reply, Request};
 
 use super::connection::{Closed, Connection, PIECE, is_transient};
 
@@ -22,6 +22,11 @@ pub(super) enum Command {
         /// Told when it is done.
         done: mpsc::Sender<io::Result<()>>,
     },
+    /// Say who has greeted since the last reset.
+    Greeted {
+        /// Told the numbers of their greetings.
+        answer: mpsc::Sender<BTreeSet<u32>>,
+    },
     /// End.
     Stop,
 }
@@ -32,6 +37,9 @@ const FIRST_CLIENT: u64 = 2;
 
 /// Connections accepted before others are served.
 const ACCEPT_BATCH: usize = 128;
+
+/// Greetings remembered: more than a node has workers, and little memory whoever sends them.
+const MAX_GREETED: usize = 1 << 16;
 
 /// When to try again to accept, after no descriptor was left: others of the process may have freed some.
 const ACCEPT_RETRY_MS: u16 = 100;
@@ -45,6 +53,7 @@ pub(super) struct Server {
     commands: mpsc::Receiver<Command>,
     keyspace: Keyspace,
     connections: HashMap<ClientId, Connection>,
+    greeted: BTreeSet<u32>,
     next_client: u64,
     piece: Box<[u8]>,
     replies: Vec<(ClientId, Reply)>,
@@ -71,6 +80,7 @@ impl Server {
             commands,
             keyspace: Keyspace::default(),
             connections: HashMap::new(),
+            greeted: BTreeSet::new(),
             next_client: FIRST_CLIENT,
             piece: vec![0; PIECE].into_boxed_slice(),
             replies: Vec::new(),
@@ -113,6 +123,7 @@ impl Server {
                 Command::Stop => return std::ops::ControlFlow::Break(()),
                 // Who asked and did not wait needs no answer.
                 Command::Reset { done } => drop(done.send(self.reset())),
+                Command::Greeted { answer } => drop(answer.send(self.greeted.clone())),
             }
         }
         std::ops::ControlFlow::Continue(())
@@ -122,6 +133,7 @@ impl Server {
     fn reset(&mut self) -> io::Result<()> {
         self.connections.clear();
         self.keyspace = Keyspace::default();
+        self.greeted.clear();
         loop {
             match self.listener.accept() {
                 Ok(old) => drop(old),
@@ -197,6 +209,11 @@ impl Server {
         loop {
             let mut requests = connection.requests();
             while let Some(request) = requests.next()? {
+                if let Request::Ping { nonce } = request
+                    && self.greeted.len() < MAX_GREETED
+                {
+                    self.greeted.insert(nonce);
+                }
                 let handled = self.keyspace.handle(client, request, &mut self.replies);
                 // Also after a failure: a request may wake others before the part of it that fails.
                 for (to, reply) in self.replies.drain(..) {

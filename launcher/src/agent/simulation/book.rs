@@ -82,6 +82,7 @@ impl Book {
             | Input::Exited { generation, .. }
             | Input::StartedByHand { generation, .. }
             | Input::Looked { generation, .. }
+            | Input::JoinsSeen { generation, .. }
             | Input::DevicesChecked { generation, .. }
             | Input::Reseated { generation, .. } => *generation,
             Input::Ready
@@ -123,6 +124,7 @@ impl Book {
             Input::DevicesChecked { .. } | Input::Reseated { .. } => self.open = None,
             Input::SignalPassed { .. }
             | Input::Looked { .. }
+            | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
             | Input::DeadlinePassed => {}
         }
@@ -153,7 +155,7 @@ impl Book {
             Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
-            Action::Say(_) | Action::Pass { .. } | Action::Look { .. } => {}
+            Action::Say(_) | Action::Pass { .. } | Action::Look { .. } | Action::LookWhoJoined { .. } => {}
         }
     }
 }

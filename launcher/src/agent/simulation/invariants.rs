@@ -316,7 +316,9 @@ fn status(setup: &Setup, has_started: bool, end: &JobEnd, cause: Option<Cause>) 
     let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
         Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
         Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
-        Some((Manner::EndedByStop | Manner::Stuck { .. }, _)) | None => LAUNCHER_FAILED,
+        Some((Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _)) | None => {
+            LAUNCHER_FAILED
+        }
     };
     let is_exception =
         |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;

@@ -291,7 +291,9 @@ impl<M: Machine> World<'_, M> {
             }
             Action::CheckDevices { .. } => self.unanswered = Some(Question::Devices),
             Action::Reseat { .. } => self.unanswered = Some(Question::Seats),
-            Action::Pass { .. }
+            // No history has a start limit.
+            Action::LookWhoJoined { .. }
+            | Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }
             | Action::Say(_)

@@ -9,7 +9,7 @@ use crate::agent::checkup::Checkup;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, Happening, JobEnd};
 use crate::agent::phase::{Phase, Step, StopCause};
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::spec::{Persona, Unhealthy};
 
 /// A look at the devices that takes longer says so.
@@ -20,14 +20,21 @@ impl State {
     pub(super) fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
         let (cause, mut actions) = self.ended(cause);
         match cause {
-            StopCause::Failure(failure) if self.rules.unhealthy.is_some() && self.stopped_by.is_none() => {
+            StopCause::Failure(failure) if self.is_worth_a_look() => {
                 self.look(now, failure, Step::Condition);
                 actions.push(Action::CheckDevices { generation: self.generation });
             }
             StopCause::Failure(failure) => actions.extend(self.restart_or_finish(now, failure)),
-            StopCause::User | StopCause::NotStarted => actions.push(self.finish_failed(None)),
+            StopCause::User | StopCause::TimeLimit | StopCause::NotStarted => {
+                actions.push(self.finish_failed(None))
+            }
         }
         actions
+    }
+
+    /// Whether somebody looks at the devices after a failure, and a restart may come of it.
+    fn is_worth_a_look(&self) -> bool {
+        self.rules.unhealthy.is_some() && self.stopped_by.is_none() && !self.timer.is_over()
     }
 
     /// The cause is known when nobody is left who could have another story.
@@ -96,12 +103,12 @@ impl State {
         }
     }
 
-    fn may_restart(&self, failure: &Failure) -> bool {
+    pub(super) fn may_restart(&self, failure: &Failure) -> bool {
         failure.is_restartable() && self.stopped_by.is_none() && self.restarts_used < self.rules.max_restarts
     }
 
     fn restart_or_finish(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        if !self.may_restart(&failure) {
+        if !self.may_restart(&failure) || self.no_time_for_a_restart(now) {
             return vec![self.finish_failed(Some(failure))];
         }
         self.restarts_used.0 += 1;
@@ -111,6 +118,7 @@ impl State {
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
         let status = match (self.rules.persona, self.stopped_by, &failure) {
+            (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
             (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }
@@ -119,11 +127,14 @@ impl State {
             (Persona::Rankrun, None, Some(failure)) => failure.status(),
         };
         self.phase = Phase::Finished;
-        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by })
+        let limit = self.rules.time_limit.filter(|_| self.timer.ended_it());
+        let time_limit = limit.map(|limit| limit.limit);
+        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by, time_limit })
     }
 
     pub(super) fn succeed(&mut self) -> Action {
         self.phase = Phase::Finished;
-        Action::Finish(JobEnd { status: ExitStatus::SUCCESS, failure: None, stopped_by: None })
+        let status = ExitStatus::SUCCESS;
+        Action::Finish(JobEnd { status, failure: None, stopped_by: None, time_limit: None })
     }
 }

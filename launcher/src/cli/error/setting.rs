@@ -109,6 +109,18 @@ pub enum SettingError {
         /// Workers on this node.
         workers: u32,
     },
+    /// `--warn-signal` without `--time-limit`.
+    #[error("{origin} warns of a time limit, and there is none")]
+    NoTimeLimit {
+        /// Where it came from.
+        origin: Origin,
+    },
+    /// `--start-timeout` where worker rank 0 opens the store.
+    #[error("{origin} needs the launcher's own store, and rank 0 is to open it")]
+    JoinsUnseen {
+        /// Where it came from.
+        origin: Origin,
+    },
     /// `--module` with `--no-python`.
     #[error("`--no-python` and `--module` exclude each other")]
     ModuleWithoutPython,
@@ -151,6 +163,10 @@ pub enum Expected {
     ProbeLimit,
     /// Seconds, zero included.
     Duration,
+    /// `--time-limit`
+    TimeLimit,
+    /// `--warn-signal`
+    WarnSignal,
     /// A port, 0 included.
     Port,
     /// The only rank of a job of one node.
@@ -183,6 +199,12 @@ impl fmt::Display for Expected {
             Self::Interval => "a number of seconds above 0",
             Self::ProbeLimit => "a number of seconds from 0.1 up",
             Self::Duration => "a number of seconds from 0 up",
+            Self::TimeLimit => {
+                "a time above 0 such as `90` (seconds), `5m`, `2h`, `1h30m`, `02:30:00` or `1-12:00:00`"
+            }
+            Self::WarnSignal => {
+                "SIGNAL or SIGNAL@TIME such as `USR1@60`, with a signal that can be handled and a time above 0"
+            }
             Self::Port => "a port from 0 to 65535",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",
@@ -302,6 +324,10 @@ impl SettingError {
             }
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
+            Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
+            Self::JoinsUnseen { .. } => {
+                Some("unset `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, or leave out the limit".to_owned())
+            }
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
             Self::PythonExec { .. } => Some("correct the variable, or unset it".to_owned()),

@@ -1,0 +1,152 @@
+//! The time limit and its warning, in every phase.
+
+use super::*;
+use crate::agent::checkup::Checkup;
+use crate::exit_code::TIME_LIMIT;
+use crate::spec::{EarlyWarning, TimeLimit, Unhealthy};
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// A job of two that has 100 s, and gets SIGUSR1 10 s before.
+fn limited(max_restarts: u32, persona: Persona) -> State {
+    let mut job = state(2, max_restarts, persona);
+    let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
+    job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
+    job
+}
+
+fn passed(actions: &[Action]) -> Vec<Signal> {
+    let of = |action: &Action| match action {
+        Action::Pass { signal, .. } => Some(*signal),
+        _ => None,
+    };
+    actions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn the_workers_are_warned_then_stopped_then_killed() {
+    let at = clock();
+    for (persona, status) in [(Persona::Rankrun, TIME_LIMIT), (Persona::Torchrun, LAUNCHER_FAILED)] {
+        let mut job = limited(5, persona);
+        assert_eq!(job.deadline(), None);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(job.deadline(), Some(at(90)));
+        assert_eq!(job.handle(at(89), Input::DeadlinePassed), [], "not yet");
+        let actions = job.handle(at(90), Input::DeadlinePassed);
+        assert_eq!((passed(&actions), signals(&actions)), (vec![Signal::SIGUSR1], vec![]));
+        assert_eq!(job.handle(at(91), Input::DeadlinePassed), [], "once");
+        assert_eq!(job.deadline(), Some(at(100)));
+        let actions = job.handle(at(100), Input::DeadlinePassed);
+        assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+        assert_eq!(job.deadline(), Some(at(100) + GRACE), "invariant 4");
+        let _ = job.handle(at(101), exited(0, 0, Exit::Code(3)));
+        let actions = job.handle(at(130), Input::DeadlinePassed);
+        assert_eq!(signals(&actions), [(vec![1], Signal::SIGKILL)]);
+        let actions = job.handle(at(131), exited(0, 1, killed_by(9)));
+        assert_eq!(started(&actions), None, "invariant 7");
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), Some(LIMIT)));
+        assert_eq!(end.failure, None, "invariant 5: our stop is no cause");
+        assert_eq!(job.deadline(), None);
+    }
+}
+
+#[test]
+fn the_limit_is_over_all_generations() {
+    let at = clock();
+    let mut job = limited(5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(50), exited(0, 0, Exit::Code(1)));
+    assert_eq!(started(&job.handle(at(51), exited(0, 1, killed_by(15)))), Some(1));
+    assert_eq!(job.deadline(), Some(at(90)));
+    // Both are due: the launcher was halted meanwhile.
+    let actions = job.handle(at(200), Input::DeadlinePassed);
+    assert_eq!((passed(&actions), signals(&actions)), (vec![], vec![(vec![0, 1], Signal::SIGTERM)]));
+}
+
+#[test]
+fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
+    let at = clock();
+    for (max_restarts, status, limit) in [(5, TIME_LIMIT, Some(LIMIT)), (0, 7, None)] {
+        let mut job = limited(max_restarts, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(80), exited(0, 0, Exit::Code(7)));
+        assert_eq!(job.handle(at(90), Input::DeadlinePassed), [], "nobody is warned who is being stopped");
+        assert_eq!(job.handle(at(100), Input::DeadlinePassed), [], "invariant 4: one stop at a time");
+        assert_eq!(job.deadline(), Some(at(80) + GRACE));
+        let actions = job.handle(at(101), exited(0, 1, killed_by(15)));
+        assert_eq!(started(&actions), None, "invariant 7");
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), limit));
+        assert!(end.failure.is_some(), "invariant 5: the first cause stays");
+    }
+}
+
+#[test]
+fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
+    let at = clock();
+    let mut job = limited(5, Persona::Rankrun);
+    job.rules.unhealthy = Some(Unhealthy::Refuse);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(98), exited(0, 0, Exit::Code(7)));
+    let _ = job.handle(at(99), exited(0, 1, killed_by(15)));
+    let actions = job.handle(at(100), Input::DeadlinePassed);
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
+    let checked = Input::DevicesChecked { generation: Generation(0), checkup: Checkup::default() };
+    assert_eq!(job.handle(at(101), checked), []);
+}
+
+#[test]
+fn whichever_came_first_is_why_the_job_ended() {
+    let at = clock();
+    let mut job = limited(5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(99), stop(Signal::SIGTERM, false));
+    assert_eq!(job.handle(at(100), Input::DeadlinePassed), []);
+    let _ = job.handle(at(101), exited(0, 0, killed_by(15)));
+    let actions = job.handle(at(101), exited(0, 1, killed_by(15)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
+    assert_eq!(end(&actions).unwrap().time_limit, None);
+
+    let mut job = limited(5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(100), Input::DeadlinePassed);
+    let _ = job.handle(at(101), stop(Signal::SIGTERM, false));
+    let actions = job.handle(at(102), stop(Signal::SIGTERM, true));
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGKILL)], "invariant 10");
+    let _ = job.handle(at(102), exited(0, 0, killed_by(9)));
+    let actions = job.handle(at(102), exited(0, 1, killed_by(9)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
+}
+
+#[test]
+fn a_warning_longer_than_the_limit_comes_at_the_start() {
+    let at = clock();
+    let mut job = limited(0, Persona::Rankrun);
+    let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(200) };
+    job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(passed(&job.handle(at(0), Input::DeadlinePassed)), [Signal::SIGUSR1]);
+    assert_eq!(job.deadline(), Some(at(100)));
+}
+
+proptest! {
+    /// Whatever happens before: behind the limit nothing is started, and the job ends within the grace and 5 s.
+    #[test]
+    fn behind_the_limit_nothing_is_started(inputs in prop::collection::vec(any_input(), 0..40)) {
+        let at = clock();
+        let mut job = limited(9, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let mut second = 0;
+        for input in inputs {
+            second += 7;
+            let actions = job.handle(at(second), input);
+            prop_assert!(started(&actions).is_none() || second < 100, "started at {second} s");
+        }
+        let mut over = job.phase == Phase::Finished;
+        for later in 1..=8 {
+            over |= end(&job.handle(at(second.max(100) + later * 20), Input::DeadlinePassed)).is_some();
+        }
+        prop_assert!(over);
+    }
+}

@@ -1,0 +1,72 @@
+//! The start limit: who has not joined the store by then.
+
+use super::*;
+use crate::agent::message::NotJoined;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn limited(max_restarts: u32) -> State {
+    let mut job = state(4, max_restarts, Persona::Rankrun);
+    job.rules.start_timeout = Some(LIMIT);
+    job
+}
+
+fn missing(generation: u32, local_ranks: &[u32]) -> Input {
+    let worker = |rank: &u32| NotJoined { local_rank: LocalRank(*rank), pid: Pid::from_raw(100) };
+    let missing = local_ranks.iter().map(worker).collect();
+    Input::JoinsSeen { generation: Generation(generation), at: SystemTime::UNIX_EPOCH, missing }
+}
+
+fn ranks(numbers: &[u32]) -> Vec<LocalRank> {
+    numbers.iter().copied().map(LocalRank).collect()
+}
+
+#[test]
+fn who_is_missing_has_failed_and_all_start_again() {
+    let at = clock();
+    let mut job = limited(1);
+    for generation in [0, 1] {
+        let began = u64::from(generation) * 20;
+        if generation == 0 {
+            let _ = job.handle(at(0), Input::Ready);
+        }
+        assert_eq!(job.deadline(), Some(at(began) + LIMIT), "anew in each generation");
+        assert_eq!(job.handle(at(began + 4), Input::DeadlinePassed), [], "not yet");
+        let look =
+            Action::LookWhoJoined { generation: Generation(generation), local_ranks: ranks(&[0, 1, 2, 3]) };
+        assert_eq!(job.handle(at(began + 5), Input::DeadlinePassed), [look]);
+        assert_eq!(job.deadline(), None, "once");
+        let actions = job.handle(at(began + 5), missing(generation, &[1, 3]));
+        assert_eq!(signals(&actions), [(vec![0, 1, 2, 3], Signal::SIGTERM)]);
+        assert!(actions.iter().any(
+            |action| matches!(action, Action::Say(Happening::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
+        ));
+        let mut last = Vec::new();
+        for rank in 0..4 {
+            last = job.handle(at(began + 20), exited(generation, rank, killed_by(15)));
+        }
+        if generation == 0 {
+            assert_eq!(started(&last), Some(1));
+        } else {
+            let end = end(&last).unwrap();
+            let failure = end.failure.as_ref().unwrap();
+            assert_eq!((end.status, &failure.not_joined), (ExitStatus::Code(1), &ranks(&[1, 3])));
+            assert_eq!(failure.first.local_rank, LocalRank(1), "invariant 5");
+            assert_eq!(failure.others.len(), 3);
+        }
+    }
+}
+
+#[test]
+fn nobody_is_missing_who_has_joined_or_ended_or_is_of_an_old_life() {
+    let at = clock();
+    let mut job = limited(1);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 2, Exit::Code(0)));
+    let _ = job.handle(at(5), Input::DeadlinePassed);
+    for seen in [missing(0, &[]), missing(0, &[2]), missing(7, &[0])] {
+        assert_eq!(job.handle(at(5), seen), []);
+    }
+    let _ = job.handle(at(6), stop(Signal::SIGTERM, false));
+    assert_eq!(job.handle(at(6), missing(0, &[0])), [], "invariant 5");
+}

@@ -1,0 +1,126 @@
+//! The time limit of the whole job, and the warning before it. Pure.
+
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use super::{State, with_at};
+use crate::agent::message::{Action, Happening};
+use crate::agent::phase::{Phase, StopCause};
+use crate::spec::TimeLimit;
+
+/// When the time limit and its warning are due. Each strikes once.
+#[derive(Debug, Default)]
+pub(super) struct Timer {
+    warn_at: Option<Instant>,
+    end_at: Option<Instant>,
+    /// The end has struck: nothing is started any more.
+    is_over: bool,
+    /// The job was stopped, or not restarted, for that.
+    ended_it: bool,
+}
+
+/// What is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Strike {
+    Warning,
+    End,
+}
+
+impl Timer {
+    /// Runs from the first start of the workers.
+    pub(super) fn start(&mut self, limit: Option<TimeLimit>, now: Instant) {
+        let Some(TimeLimit { limit, warning }) = limit else { return };
+        self.end_at = Some(now + limit);
+        self.warn_at = warning.map(|warning| now + limit.saturating_sub(warning.before));
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.warn_at.into_iter().chain(self.end_at).min()
+    }
+
+    /// Whether nothing is started any more.
+    pub(super) const fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether the job ended for that.
+    pub(super) const fn ended_it(&self) -> bool {
+        self.ended_it
+    }
+
+    /// A warning that is late for the end, as after the launcher was halted, is none.
+    fn strike(&mut self, now: Instant) -> Option<Strike> {
+        let is_due = |at: &mut Instant| *at <= now;
+        if self.end_at.take_if(is_due).is_some() {
+            self.warn_at = None;
+            self.is_over = true;
+            return Some(Strike::End);
+        }
+        self.warn_at.take_if(is_due).map(|_| Strike::Warning)
+    }
+}
+
+impl State {
+    /// When the time limit or its warning is due, while there is anything to stop.
+    pub(super) fn time_limit_at(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Starting | Phase::Finished => None,
+            Phase::Running { .. }
+            | Phase::Undecided { .. }
+            | Phase::Stopping { .. }
+            | Phase::Checking { .. } => self.timer.next(),
+        }
+    }
+
+    /// What the time limit wants now; nothing where it is not due.
+    pub(super) fn time_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
+        self.time_limit_at()?;
+        match self.timer.strike(now)? {
+            Strike::Warning => Some(self.time_is_short()),
+            Strike::End => Some(self.time_is_up(now)),
+        }
+    }
+
+    /// Like any signal that stops nothing; who is started later gets none.
+    fn time_is_short(&self) -> Vec<Action> {
+        let warning = self.rules.time_limit.and_then(|limit| limit.warning);
+        let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
+        else {
+            return Vec::new();
+        };
+        let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
+        let said = Action::Say(Happening::TimeIsShort { before, signal, live });
+        self.pass(signal).into_iter().chain([said]).collect()
+    }
+
+    fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Running { live } => {
+                self.timer.ended_it = true;
+                let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
+                let said = Action::Say(Happening::TimeIsUp { limit, live: self.ours(&live) });
+                let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+                with_at(actions, 1, said)
+            }
+            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            Phase::Checking { failure, .. } => {
+                self.timer.ended_it = self.may_restart(&failure);
+                vec![self.finish_failed(Some(failure))]
+            }
+            // A stop goes on as it is, and a restart is no more to come of it.
+            phase @ (Phase::Starting | Phase::Stopping { .. } | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Where a restart would have been the next thing, it is the time limit that ends the job.
+    pub(super) fn no_time_for_a_restart(&mut self, now: Instant) -> bool {
+        // It may be due and not yet told.
+        self.timer.is_over |= self.timer.end_at.is_some_and(|end_at| end_at <= now);
+        self.timer.ended_it |= self.timer.is_over;
+        self.timer.is_over
+    }
+}

@@ -1,0 +1,64 @@
+//! The start limit: by then every worker of a generation has joined the store. Pure.
+
+use std::time::{Instant, SystemTime};
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use super::{State, with_at};
+use crate::agent::failure::Manner;
+use crate::agent::message::{Action, Happening, NotJoined, WorkerEnd};
+use crate::agent::phase::{Phase, StopCause};
+use crate::process::Exit;
+
+impl State {
+    /// When it is to be seen who has joined.
+    pub(super) const fn start_limit_at(&self) -> Option<Instant> {
+        if matches!(self.phase, Phase::Running { .. }) { self.join_by } else { None }
+    }
+
+    /// The look at who has joined, where it is due.
+    pub(super) fn start_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
+        if self.start_limit_at().is_none_or(|join_by| now < join_by) {
+            return None;
+        }
+        self.join_by = None;
+        let Phase::Running { live } = &self.phase else { return None };
+        let (generation, local_ranks) = (self.generation, self.ours(live));
+        Some(vec![Action::LookWhoJoined { generation, local_ranks }])
+    }
+
+    /// A worker that is missing is a failure of the generation; one that has ended well is not missing.
+    pub(super) fn joins_seen(
+        &mut self,
+        now: Instant,
+        generation: Generation,
+        at: SystemTime,
+        missing: &[NotJoined],
+    ) -> Vec<Action> {
+        let (Phase::Running { live }, Some(limit)) = (&self.phase, self.rules.start_timeout) else {
+            return Vec::new();
+        };
+        let live = live.clone();
+        let missing: Vec<&NotJoined> =
+            missing.iter().filter(|worker| live.contains(&worker.local_rank)).collect();
+        let Some(first) = missing.first().filter(|_| generation == self.generation) else {
+            return Vec::new();
+        };
+        let mut failure = self.failure(first.not_yet_ended(at), Manner::NotJoined { limit });
+        failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
+        let missing: Vec<LocalRank> = failure.not_joined.clone();
+        let said = Action::Say(Happening::NotJoined { missing, limit, live: self.ours(&live) });
+        let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        with_at(actions, 1, said)
+    }
+}
+
+impl NotJoined {
+    /// What it is reported with as long as it has not ended: the signal that it gets.
+    const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
+        let exit = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
+        WorkerEnd { local_rank: self.local_rank, pid: self.pid, exit, at, testimony: None }
+    }
+}

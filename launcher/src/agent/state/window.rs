@@ -1,0 +1,42 @@
+//! Signals that hit everybody: schedulers signal workers and launcher alike, and not in one instant. Pure.
+//!
+//! A worker that ends by a signal that stops the job is no failure as long as the launcher may be about to get the same
+//! one. Until then nothing is decided: nobody is stopped, and further ends are only taken in.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::LocalRank;
+
+use super::State;
+use crate::agent::failure::{FollowingEnd, Manner};
+use crate::agent::message::{Action, WorkerEnd};
+use crate::agent::phase::Phase;
+
+/// From a worker's end to the signal that the launcher gets too.
+pub(super) const WINDOW: Duration = Duration::from_millis(500);
+
+impl State {
+    /// A worker of the generation that runs ended badly; these are left.
+    pub(super) fn ended_badly(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        end: WorkerEnd,
+    ) -> Vec<Action> {
+        let failure = self.failure(end, Manner::Ended);
+        if !self.rules.is_of_a_stop_signal(end.exit) {
+            return self.failed(now, live, failure);
+        }
+        self.phase = Phase::Undecided { live, failure, until: now + WINDOW };
+        Vec::new()
+    }
+
+    /// Whatever ends meanwhile may have got the same signal.
+    pub(super) fn ended_undecided(&mut self, end: WorkerEnd) {
+        if let Phase::Undecided { live, failure, .. } = &mut self.phase {
+            live.remove(&end.local_rank);
+            failure.followed_by(FollowingEnd { end, stopped: false });
+        }
+    }
+}

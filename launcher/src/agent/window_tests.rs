@@ -1,0 +1,101 @@
+//! Signals that hit workers and launcher alike, in any order.
+
+use super::window::WINDOW;
+use super::*;
+
+/// How a worker ends of a signal that stops the job.
+const TOLD: [Exit; 3] = [
+    Exit::Signal { number: libc::SIGTERM, core_dumped: false },
+    Exit::Signal { number: libc::SIGHUP, core_dumped: false },
+    Exit::Code(128 + libc::SIGTERM),
+];
+
+#[test]
+fn the_launchers_signal_makes_it_the_users_stop() {
+    let at = clock();
+    for exit in TOLD {
+        let mut job = state(2, 3, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(job.handle(at(1), exited(0, 0, exit)), [], "nothing is decided");
+        assert_eq!(job.deadline(), Some(at(1) + WINDOW));
+        let early = at(1) + WINDOW / 2;
+        assert_eq!(job.handle(early, Input::DeadlinePassed), [], "not yet");
+        let actions = job.handle(early, stop(Signal::SIGTERM, false));
+        assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)], "invariant 10");
+        let actions = job.handle(at(2), exited(0, 1, killed_by(15)));
+        assert_eq!(started(&actions), None, "invariant 7");
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, &end.failure), (ExitStatus::Code(143), &None));
+    }
+}
+
+#[test]
+fn everybody_may_be_gone_before_the_launcher_is_told() {
+    let at = clock();
+    for (persona, status) in [(Persona::Rankrun, 143), (Persona::Torchrun, 1)] {
+        let mut job = state(2, 3, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
+        // Its peer noticed.
+        assert_eq!(job.handle(at(1), exited(0, 1, Exit::Code(1))), []);
+        let actions = job.handle(at(1) + WINDOW / 2, stop(Signal::SIGTERM, false));
+        assert!(actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })));
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(status));
+    }
+}
+
+#[test]
+fn without_the_launchers_signal_it_was_a_failure() {
+    let at = clock();
+    for exit in TOLD {
+        let mut job = state(3, 1, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 1, exit));
+        let _ = job.handle(at(1), exited(0, 2, Exit::Code(1)));
+        let actions = job.handle(at(1) + WINDOW, Input::DeadlinePassed);
+        assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
+        assert_eq!(job.deadline(), Some(at(1) + WINDOW + GRACE), "invariant 4");
+        assert_eq!(started(&job.handle(at(2), exited(0, 0, killed_by(15)))), Some(1));
+
+        let _ = job.handle(at(3), exited(1, 1, exit));
+        let _ = job.handle(at(3), exited(1, 2, Exit::Code(1)));
+        let _ = job.handle(at(3), exited(1, 0, Exit::Code(0)));
+        let actions = job.handle(at(4), Input::DeadlinePassed);
+        let failure = end(&actions).unwrap().failure.as_ref().unwrap();
+        assert_eq!(failure.first.exit, exit, "invariant 5: the first cause stays");
+        assert_eq!(failure.others.len(), 2);
+    }
+}
+
+#[test]
+fn only_what_is_of_a_stop_signal_waits() {
+    let at = clock();
+    for exit in [killed_by(9), killed_by(10), killed_by(11), Exit::Code(1), Exit::Code(137), Exit::Code(128)]
+    {
+        let mut job = state(2, 0, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(signals(&job.handle(at(1), exited(0, 0, exit))).len(), 1, "{exit}");
+    }
+    let mut job = state(2, 0, Persona::Rankrun);
+    job.rules.stop_signals = [Signal::SIGUSR1].into_iter().collect();
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(signals(&job.handle(at(1), exited(0, 0, killed_by(15)))).len(), 1);
+}
+
+#[test]
+fn meanwhile_signals_go_on_and_the_time_limit_counts() {
+    let at = clock();
+    let mut job = state(2, 3, Persona::Rankrun);
+    let limit = Duration::from_millis(1_200);
+    job.rules.time_limit = Some(crate::spec::TimeLimit { limit, warning: None });
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
+    let passed = job.handle(at(1), Input::SignalPassed { signal: Signal::SIGUSR1 });
+    assert!(matches!(&passed[..], [Action::Pass { local_ranks, .. }] if *local_ranks == [LocalRank(1)]));
+    assert_eq!(job.deadline(), Some(at(0) + limit));
+    let actions = job.handle(at(0) + limit, Input::DeadlinePassed);
+    assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);
+    let actions = job.handle(at(2), exited(0, 1, killed_by(15)));
+    assert_eq!(started(&actions), None, "invariant 7");
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(crate::exit_code::TIME_LIMIT));
+}
