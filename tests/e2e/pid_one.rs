@@ -1,7 +1,6 @@
 //! The launcher as PID 1 of a container, where every orphan is its child.
 #![expect(clippy::disallowed_methods, reason = "a stranger enters the container from outside")]
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
