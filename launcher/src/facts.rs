@@ -77,6 +77,8 @@ pub trait World {
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
     fn is_terminal(&self, stream: StandardStream) -> bool;
+    /// The user who runs us.
+    fn user_id(&self) -> u32;
     /// A fresh random UUID.
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
@@ -148,6 +150,10 @@ impl World for System {
             StandardStream::Output => std::io::stdout().is_terminal(),
             StandardStream::Error => std::io::stderr().is_terminal(),
         }
+    }
+
+    fn user_id(&self) -> u32 {
+        rustix::process::getuid().as_raw()
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {

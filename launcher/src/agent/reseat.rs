@@ -137,6 +137,10 @@ impl World for Seen {
         System::SILENT.is_terminal(stream)
     }
 
+    fn user_id(&self) -> u32 {
+        System::SILENT.user_id()
+    }
+
     fn fresh_uuid(&self) -> uuid::Uuid {
         System::SILENT.fresh_uuid()
     }

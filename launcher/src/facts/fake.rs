@@ -171,6 +171,10 @@ impl World for FakeWorld {
         false
     }
 
+    fn user_id(&self) -> u32 {
+        1000
+    }
+
     fn fresh_uuid(&self) -> uuid::Uuid {
         uuid::Uuid::from_u128(7)
     }

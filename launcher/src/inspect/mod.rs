@@ -28,8 +28,6 @@ mod words;
 use std::cell::OnceCell;
 use std::io;
 
-use rustix::process::getuid;
-
 use crate::cli::{Inspect, Manner, Subject};
 use crate::device::visibility::Inherited;
 use crate::device::{Ask, DeviceType, Machine};
@@ -143,7 +141,7 @@ fn picture_of(
         host: &short_hostname(),
         inherited: &Inherited::of(|name| facts.variable(name)),
         affinity: &facts.world().affinity(),
-        own_uid: getuid().as_raw(),
+        own_uid: facts.world().user_id(),
         cuda_order,
     };
     Picture::of(machine, kind, &context)

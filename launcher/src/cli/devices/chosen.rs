@@ -15,7 +15,7 @@ use crate::spec::{Persona, Unhealthy};
 impl Resolver<'_> {
     pub(super) fn choose(&mut self, machine: &Machine) -> Result<Choice, DeviceError> {
         let unhealthy = match self.wishes.check {
-            Some(_) => dead(machine),
+            Some(_) => dead(machine, self.settings.facts.world().user_id()),
             None => Vec::new(),
         };
         let listed = self.wishes.devices.as_ref();
@@ -101,8 +101,9 @@ impl Resolver<'_> {
             (None, Persona::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
             (None, Persona::Torchrun) => return,
         };
+        let uid = self.settings.facts.world().user_id();
         for chosen in &choice.devices {
-            let all = findings(&chosen.accelerator, rustix::process::getuid().as_raw());
+            let all = findings(&chosen.accelerator, uid);
             let told = all.iter().filter(|finding| finding.severity == severity);
             let device = label(&chosen.accelerator);
             self.notices
@@ -112,8 +113,7 @@ impl Resolver<'_> {
 }
 
 /// The devices that cannot work, with the reason.
-fn dead(machine: &Machine) -> Vec<(usize, String)> {
-    let uid = rustix::process::getuid().as_raw();
+fn dead(machine: &Machine, uid: u32) -> Vec<(usize, String)> {
     let of = |(at, accelerator)| {
         let fatal =
             findings(accelerator, uid).into_iter().find(|finding| finding.severity == Severity::Fatal);
