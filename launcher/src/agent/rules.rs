@@ -6,14 +6,17 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use crate::spec::restart::RestartPolicy;
 use crate::spec::{LaunchSpec, Persona, Unhealthy};
 
 /// The rules of one launch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Rules {
     pub(super) persona: Persona,
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
+    /// When and after what there is a restart.
+    pub(super) restart: RestartPolicy,
     pub(super) grace: Duration,
     /// How long a worker may sit in the kernel, where anybody cares.
     pub(super) stuck_limit: Option<Duration>,
@@ -43,6 +46,7 @@ impl Rules {
             persona: spec.persona,
             workers: spec.workers,
             max_restarts: spec.max_restarts,
+            restart: spec.restart.clone(),
             grace: spec.stop.grace,
             stuck_limit: spec.stuck_limit,
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },

@@ -8,20 +8,28 @@ use proptest::prelude::*;
 use super::*;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::LAUNCHER_FAILED;
+use crate::spec::restart::RestartPolicy;
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "checking_tests.rs"]
 mod checking;
 #[path = "left_out_tests.rs"]
 mod left_out;
+#[path = "waiting_tests.rs"]
+mod waiting;
 
 const GRACE: Duration = Duration::from_secs(30);
 
 fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
+    state_by(RestartPolicy::default(), workers, max_restarts, persona)
+}
+
+fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: Persona) -> State {
     State::new(Rules {
         persona,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
+        restart,
         grace: GRACE,
         stuck_limit: None,
         interrupt: Interrupt::Listed,

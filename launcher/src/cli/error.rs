@@ -6,7 +6,7 @@
 use std::fmt;
 
 pub use device::DeviceError;
-pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
+pub use setting::{ConfProblem, EntrypointProblem, Expected, RuleProblem, SettingError};
 
 use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};

@@ -24,6 +24,7 @@ mod plugins;
 mod python_text;
 mod rendezvous;
 mod resolve;
+mod restart;
 mod run;
 mod settings;
 mod signals;

@@ -17,6 +17,7 @@ use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
+use super::restart::resolve_restart;
 use super::run::{GRACE, STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
@@ -61,6 +62,7 @@ pub(super) fn resolve(
     let devices = resolve_devices(&settings, verbosity, &mut notices)?;
     let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
+    let restart = resolve_restart(&settings, workers)?;
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
@@ -83,6 +85,7 @@ pub(super) fn resolve(
         role,
         rendezvous,
         max_restarts,
+        restart,
         stop: StopPolicy { grace },
         signals,
         stuck_limit: seconds_of(facts, STUCK_VARIABLE),

@@ -91,6 +91,24 @@ pub enum SettingError {
         /// What is wrong with it.
         problem: ConfProblem,
     },
+    /// A rule about restarts that cannot be read, or means nothing.
+    #[error("{origin} has the rule `{rule}`, {problem}")]
+    RestartRule {
+        /// Where it came from.
+        origin: Origin,
+        /// As it was written.
+        rule: String,
+        /// What is wrong with it.
+        problem: RuleProblem,
+    },
+    /// It refines something that was not asked for.
+    #[error("{origin} is given, but {missing} is not")]
+    WithoutEffect {
+        /// What was given.
+        origin: Origin,
+        /// What it refines.
+        missing: &'static str,
+    },
     /// The log folder is no folder.
     #[error("{origin} is `{}`, which is a file", path.display())]
     LogDirIsFile {
@@ -151,6 +169,18 @@ pub enum Expected {
     ProbeLimit,
     /// Seconds, zero included.
     Duration,
+    /// A span of time above zero.
+    Time,
+    /// A span of time, zero included.
+    TimeOrZero,
+    /// How many times longer each wait is.
+    Factor,
+    /// A share of a whole.
+    Share,
+    /// A count above zero.
+    Count,
+    /// Not shorter than `--restart-delay`.
+    AtLeastDelay,
     /// A port, 0 included.
     Port,
     /// The only rank of a job of one node.
@@ -183,6 +213,12 @@ impl fmt::Display for Expected {
             Self::Interval => "a number of seconds above 0",
             Self::ProbeLimit => "a number of seconds from 0.1 up",
             Self::Duration => "a number of seconds from 0 up",
+            Self::Time => "a time above 0, such as `90`, `1.5s`, `30m` or `1h`",
+            Self::TimeOrZero => "a time, such as `90`, `1.5s`, `30m` or `1h`",
+            Self::Factor => "a number from 1 up",
+            Self::Share => "a number from 0 to 1",
+            Self::Count => "a number from 1 to 4294967295",
+            Self::AtLeastDelay => "as long as the first delay",
             Self::Port => "a port from 0 to 65535",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",
@@ -230,6 +266,58 @@ impl fmt::Display for ConfProblem {
             Self::YesOrNo => "whose value is neither `true` nor `false`",
             Self::StoreType => "whose value is neither `tcp` nor `file`",
         })
+    }
+}
+
+/// What is wrong with a rule about restarts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RuleProblem {
+    /// No colon with an action behind it.
+    NoAction,
+    /// An action that does not exist.
+    UnknownAction(String),
+    /// A condition that does not exist.
+    UnknownCondition(String),
+    /// A condition that cannot be read.
+    BadValue(String),
+    /// The same condition twice.
+    Twice(&'static str),
+    /// Exit code 0.
+    Success,
+    /// Nobody ends by a code and by a signal.
+    ExitAndSignal,
+    /// No worker has this rank.
+    NoSuchRank {
+        /// Workers of the job.
+        workers: u32,
+    },
+    /// No node has this rank.
+    NoSuchNode,
+    /// An earlier rule fits all that it fits.
+    Covered {
+        /// That rule.
+        by: String,
+    },
+}
+
+impl fmt::Display for RuleProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAction => f.write_str("which does not say what follows"),
+            Self::UnknownAction(word) => write!(f, "in which `{word}` is no action"),
+            Self::UnknownCondition(word) => write!(f, "in which `{word}` is no condition"),
+            Self::BadValue(text) => write!(f, "in which `{text}` cannot be read"),
+            Self::Twice(name) => write!(f, "which names `{name}` twice"),
+            Self::Success => f.write_str("which can never match: exit code 0 is no failure"),
+            Self::ExitAndSignal => {
+                f.write_str("which can never match: who is ended by a signal has no exit code")
+            }
+            Self::NoSuchRank { workers } => {
+                write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
+            }
+            Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
+            Self::Covered { by } => write!(f, "which can never match: `{by}` before it takes all it would"),
+        }
     }
 }
 
@@ -301,6 +389,8 @@ impl SettingError {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
+            Self::RestartRule { problem, .. } => Some(rule_hint(problem).to_owned()),
+            Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
@@ -321,6 +411,23 @@ const fn conf_hint(problem: ConfProblem) -> &'static str {
         ConfProblem::Positive | ConfProblem::Backoff | ConfProblem::YesOrNo | ConfProblem::StoreType => {
             "leave the key out: a job of one node waits for nobody"
         }
+    }
+}
+
+const fn rule_hint(problem: &RuleProblem) -> &'static str {
+    match problem {
+        RuleProblem::NoAction | RuleProblem::UnknownAction(_) => {
+            "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue"
+        }
+        RuleProblem::UnknownCondition(_) | RuleProblem::BadValue(_) => {
+            "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between"
+        }
+        RuleProblem::Twice(_) => "write one rule for each",
+        RuleProblem::Covered { .. } => "the first rule that fits decides: put the special one first",
+        RuleProblem::Success
+        | RuleProblem::ExitAndSignal
+        | RuleProblem::NoSuchRank { .. }
+        | RuleProblem::NoSuchNode => "correct it, or leave it out",
     }
 }
 

@@ -1,0 +1,238 @@
+//! The restart policy: `--restart-…` and `--progress-…`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
+
+use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
+use super::option::OptionRow;
+use super::python_text::parse_float;
+use super::resolve::refused;
+use super::run::{
+    PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY,
+    RESTART_RESET, RESTART_RULES, RESTART_WINDOW,
+};
+use super::settings::{Setting, Settings};
+use super::torchrun::MAX_RESTARTS;
+use crate::spec::restart::{Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
+
+const DEFAULT_FACTOR: f64 = 2.0;
+const DEFAULT_CAP: Duration = Duration::from_secs(300);
+const DEFAULT_PROGRESS_RESTARTS: u32 = 3;
+/// Longer than any job, and short enough to be added to any instant.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// When and after what the workers start again.
+///
+/// # Errors
+/// Values out of range, rules that can never match, and what refines nothing.
+pub(super) fn resolve_restart(
+    settings: &Settings<'_>,
+    workers: LocalWorldSize,
+) -> Result<RestartPolicy, CliError> {
+    let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
+    let reset_after = time(settings, &RESTART_RESET, Expected::Time)?;
+    let backoff = resolve_backoff(settings)?;
+    let progress = resolve_progress(settings)?;
+    if settings.find(&MAX_RESTARTS).is_none() {
+        for row in [&RESTART_WINDOW, &RESTART_DELAY, &RESTART_RESET, &PROGRESS_DIR] {
+            if let Some(Setting { origin, .. }) = settings.find(row) {
+                return Err(SettingError::WithoutEffect { origin, missing: "`--max-restarts`" }.into());
+            }
+        }
+    }
+    let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
+    let rules = resolve_rules(settings, workers)?;
+    Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
+}
+
+fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
+    let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
+    let cap = time(settings, &RESTART_MAX_DELAY, Expected::Time)?;
+    let factor = number(settings, &RESTART_FACTOR, Expected::Factor, |factor| factor >= 1.0)?;
+    let jitter = number(settings, &RESTART_JITTER, Expected::Share, |share| (0.0..=1.0).contains(&share))?;
+    let Some(delay) = delay.map(|delay| delay.value) else {
+        for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
+            if let Some(Setting { origin, .. }) = settings.find(row) {
+                return Err(SettingError::WithoutEffect { origin, missing: "`--restart-delay`" }.into());
+            }
+        }
+        return Ok(None);
+    };
+    if let Some(Setting { origin, value }) = &cap
+        && *value < delay
+    {
+        let value = humantime::format_duration(*value);
+        return Err(refused(origin.clone(), value, Expected::AtLeastDelay));
+    }
+    let cap = cap.map_or(DEFAULT_CAP.max(delay), |cap| cap.value);
+    let factor = factor.unwrap_or(DEFAULT_FACTOR);
+    let jitter = jitter.unwrap_or(0.0);
+    Ok((!delay.is_zero()).then_some(Backoff { delay, factor, cap, jitter }))
+}
+
+fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, CliError> {
+    let restarts = match settings.int(&PROGRESS_RESTARTS)? {
+        None => None,
+        Some(Setting { origin, value }) => match u32::try_from(value) {
+            Ok(restarts) if restarts > 0 => Some((origin, restarts)),
+            _ => return Err(refused(origin, value, Expected::Count)),
+        },
+    };
+    match (settings.find(&PROGRESS_DIR).filter(|folder| !folder.value.is_empty()), restarts) {
+        (None, None) => Ok(None),
+        (None, Some((origin, _))) => {
+            Err(SettingError::WithoutEffect { origin, missing: "`--progress-dir`" }.into())
+        }
+        (Some(folder), restarts) => Ok(Some(ProgressLimit {
+            folder: PathBuf::from(folder.value),
+            restarts: restarts.map_or(DEFAULT_PROGRESS_RESTARTS, |(_, restarts)| restarts),
+        })),
+    }
+}
+
+/// A number of seconds, or numbers with units.
+fn time(
+    settings: &Settings<'_>,
+    row: &'static OptionRow,
+    expected: Expected,
+) -> Result<Option<Setting<Duration>>, CliError> {
+    let Some(Setting { origin, value }) = settings.text(row)? else { return Ok(None) };
+    match parse_time(&value) {
+        Some(time) if expected == Expected::TimeOrZero || !time.is_zero() => {
+            Ok(Some(Setting { origin, value: time }))
+        }
+        _ => Err(refused(origin, value, expected)),
+    }
+}
+
+fn number(
+    settings: &Settings<'_>,
+    row: &'static OptionRow,
+    expected: Expected,
+    is_good: impl Fn(f64) -> bool,
+) -> Result<Option<f64>, CliError> {
+    match settings.float(row)? {
+        Some(Setting { origin, value }) if !value.is_finite() || !is_good(value) => {
+            Err(refused(origin, value, expected))
+        }
+        found => Ok(found.map(|found| found.value)),
+    }
+}
+
+/// `90`, `1.5`, `1.5s`, `30m`, `1h 30m`.
+fn parse_time(text: &str) -> Option<Duration> {
+    let seconds = |text: &str| {
+        let seconds = parse_float(text).filter(|seconds| seconds.is_finite() && *seconds >= 0.0)?;
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST))
+    };
+    let text = text.trim();
+    let time = seconds(text)
+        .or_else(|| seconds(text.strip_suffix('s')?))
+        .or_else(|| humantime::parse_duration(text).ok())?;
+    Some(time.min(LONGEST))
+}
+
+fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
+    let mut rules = Vec::new();
+    if let Some(Setting { origin, value }) = settings.text(&RESTART_RULES)? {
+        for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+            let rule = parse_rule(text).map_err(|problem| bad_rule(&origin, text, problem))?;
+            check_rule(&rule, &rules, workers).map_err(|problem| bad_rule(&origin, text, problem))?;
+            rules.push(rule);
+        }
+    }
+    Ok(rules)
+}
+
+fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {
+    SettingError::RestartRule { origin: origin.clone(), rule: rule.to_owned(), problem }.into()
+}
+
+/// Whether the rule can ever decide anything, behind those before it.
+fn check_rule(
+    rule: &RestartRule,
+    before: &[RestartRule],
+    workers: LocalWorldSize,
+) -> Result<(), RuleProblem> {
+    let Conditions { exit, signal, rank, node } = rule.when;
+    if exit.is_some_and(|codes| codes.contains(0)) {
+        return Err(RuleProblem::Success);
+    }
+    if exit.is_some() && signal.is_some() {
+        return Err(RuleProblem::ExitAndSignal);
+    }
+    if rank.is_some_and(|rank| rank.0 >= workers.get()) {
+        return Err(RuleProblem::NoSuchRank { workers: workers.get() });
+    }
+    if node.is_some_and(|node| node != NodeRank(0)) {
+        return Err(RuleProblem::NoSuchNode);
+    }
+    match before.iter().find(|earlier| earlier.when.cover(&rule.when)) {
+        Some(earlier) => Err(RuleProblem::Covered { by: earlier.to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// `exit=10-19/42+rank=0:fail`
+fn parse_rule(text: &str) -> Result<RestartRule, RuleProblem> {
+    let (conditions, action) = text.rsplit_once(':').ok_or(RuleProblem::NoAction)?;
+    let action = action.trim();
+    let then = parse_action(action).ok_or_else(|| RuleProblem::UnknownAction(action.to_owned()))?;
+    let mut when = Conditions::default();
+    if conditions.trim() != "any" {
+        for condition in conditions.split('+').map(str::trim) {
+            add_condition(&mut when, condition)?;
+        }
+    }
+    Ok(RestartRule { when, then })
+}
+
+fn add_condition(when: &mut Conditions, condition: &str) -> Result<(), RuleProblem> {
+    let (name, value) =
+        condition.split_once('=').ok_or_else(|| RuleProblem::UnknownCondition(condition.to_owned()))?;
+    let bad = || RuleProblem::BadValue(condition.to_owned());
+    let value = value.trim();
+    let twice = match name.trim() {
+        "exit" => when.exit.replace(parse_codes(value).ok_or_else(bad)?).map(|_| "exit"),
+        "signal" => when.signal.replace(parse_signal(value).ok_or_else(bad)?).map(|_| "signal"),
+        "rank" => when.rank.replace(value.parse().map(Rank).map_err(|_| bad())?).map(|_| "rank"),
+        "node" => when.node.replace(value.parse().map(NodeRank).map_err(|_| bad())?).map(|_| "node"),
+        name => return Err(RuleProblem::UnknownCondition(name.to_owned())),
+    };
+    twice.map_or(Ok(()), |name| Err(RuleProblem::Twice(name)))
+}
+
+fn parse_action(word: &str) -> Option<RuleAction> {
+    RuleAction::WORDS.into_iter().find(|(known, _)| *known == word).map(|(_, action)| action)
+}
+
+/// `3`, `10-19`, and several with `/` between.
+fn parse_codes(text: &str) -> Option<ExitCodes> {
+    let mut codes = ExitCodes::default();
+    for part in text.split('/') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u8, u8) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last {
+            return None;
+        }
+        codes = (first..=last).fold(codes, ExitCodes::with);
+    }
+    Some(codes)
+}
+
+/// A signal by its number or its name, with or without `SIG`.
+fn parse_signal(text: &str) -> Option<Signal> {
+    if let Ok(number) = text.parse::<i32>() {
+        return Signal::try_from(number).ok();
+    }
+    let name = text.to_ascii_uppercase();
+    Signal::from_str(&name).or_else(|_| Signal::from_str(&format!("SIG{name}"))).ok()
+}
+
+#[cfg(test)]
+mod tests;
