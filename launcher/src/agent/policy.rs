@@ -224,9 +224,9 @@ fn fits(when: &Conditions, failure: &Failure) -> bool {
     let exit = when.exit.is_none_or(|codes| {
         matches!(own(first.exit), Some(Exit::Code(code)) if u8::try_from(code).is_ok_and(|code| codes.contains(code)))
     });
-    let signal = when.signal.is_none_or(|signal| {
-        matches!(own(first.exit), Some(Exit::Signal { number, .. }) if number == signal as i32)
-    });
+    let signal = when.signal.is_none_or(
+        |signal| matches!(own(first.exit), Some(Exit::Signal { number, .. }) if number == signal as i32),
+    );
     // One node: a rank is a local rank.
     let rank = when.rank.is_none_or(|rank| rank == Rank(first.local_rank.0));
     let node = when.node.is_none_or(|node| node == NodeRank(0));

@@ -41,11 +41,15 @@ fn rule(when: Conditions, then: RuleAction) -> RestartRule {
 }
 
 /// What is decided about a generation that ran from one second to another, and what that makes of the history.
-fn fail_at(history: &mut History, policy: &RestartPolicy, most: u32, (from, to): (Instant, Instant)) -> Decision {
+fn fail_at(
+    history: &mut History,
+    policy: &RestartPolicy,
+    most: u32,
+    (from, to): (Instant, Instant),
+) -> Decision {
     history.generation_began(from);
     history.generation_ended(to);
-    let decision =
-        history.decide((policy, RestartCount(most)), Wish::GoOn, &failure(0, Exit::Code(1)), to);
+    let decision = history.decide((policy, RestartCount(most)), Wish::GoOn, &failure(0, Exit::Code(1)), to);
     if let Decision::Restart { at } = decision {
         history.restarted(at, policy);
     }
@@ -71,7 +75,8 @@ fn without_a_policy_all_restarts_come_at_once() {
 #[test]
 fn each_rule_decides_about_what_it_fits() {
     let at = clock();
-    let exit = |codes: &[u8]| Conditions { exit: Some(codes.iter().copied().collect()), ..Conditions::default() };
+    let exit =
+        |codes: &[u8]| Conditions { exit: Some(codes.iter().copied().collect()), ..Conditions::default() };
     let special = rule(Conditions { rank: Some(Rank(1)), ..exit(&[7]) }, RuleAction::Fail);
     let killed = Conditions { signal: Some(Signal::SIGKILL), ..Conditions::default() };
     let killed = rule(killed, RuleAction::Restart);
@@ -87,9 +92,8 @@ fn each_rule_decides_about_what_it_fits() {
         rule(Conditions { node: Some(NodeRank(0)), ..Conditions::default() }, RuleAction::Fail),
     ];
     let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
-    let decide = |failure: &Failure| {
-        History::new().decide((&policy, RestartCount(1)), Wish::GoOn, failure, at(1))
-    };
+    let decide =
+        |failure: &Failure| History::new().decide((&policy, RestartCount(1)), Wish::GoOn, failure, at(1));
     let restart = Decision::Restart { at: at(1) };
     let by = |index: usize| Decision::Fail(Refusal::Rule(rules[index]));
     for (rank, exit, expected) in [
@@ -113,7 +117,8 @@ fn each_rule_decides_about_what_it_fits() {
     assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
     let stuck = Failure { manner: Manner::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
     assert_eq!(decide(&stuck), Decision::Fail(Refusal::Stuck));
-    let told = History::new().decide((&policy, RestartCount(1)), Wish::Stop, &failure(0, Exit::Code(5)), at(1));
+    let told =
+        History::new().decide((&policy, RestartCount(1)), Wish::Stop, &failure(0, Exit::Code(5)), at(1));
     assert_eq!(told, Decision::Fail(Refusal::Stopped), "invariant 7");
 }
 
@@ -163,7 +168,9 @@ fn a_window_is_looked_back_on_from_each_restart() {
     let policy = RestartPolicy { window: Some(window), ..RestartPolicy::default() };
     let full = Decision::Fail(Refusal::Window { restarts: RestartCount(2), window });
     let mut history = History::new();
-    for (second, restarts) in [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)] {
+    for (second, restarts) in
+        [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)]
+    {
         let decision = fail_at(&mut history, &policy, 2, (at(second), at(second)));
         assert_eq!(decision, if restarts { Decision::Restart { at: at(second) } } else { full }, "{second}");
     }

@@ -29,7 +29,10 @@ fn a_restart_comes_when_its_time_has_come() {
     let at = clock();
     let (mut job, actions) = waiting_job(&at);
     assert!(says(&actions, &Happening::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
-    assert!(actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })), "nobody waits along");
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
+        "nobody waits along"
+    );
     assert_eq!((started(&actions), job.deadline()), (None, Some(at(15))));
     assert_eq!(job.handle(at(14), Input::DeadlinePassed), [], "not a moment before");
     let actions = job.handle(at(15), Input::DeadlinePassed);

@@ -61,12 +61,20 @@ how they are joined; see `rankrun devices --help`.
 back; see `rankrun shim --help`.
 ";
 
+/// Options that belong together.
+const RESTARTS: &str = "
+A rule of --restart-rules is CONDITION:ACTION. Conditions: exit=3, exit=10-19/42, signal=KILL, rank=0,
+node=0, joined by +, or any. Actions: restart, fail, succeed, requeue (exit status 75: start me again)
+and no-requeue (78: do not). Where no rule fits, the workers are started again as ever.
+";
+
 const EXAMPLES: &str = "
 Examples:
   rankrun train.py --epochs 3
   rankrun --devices 3,1 train.py
   rankrun --device-type cpu --nproc-per-node 4 train.py
   rankrun --nproc-per-node cpu --max-restarts 2 -m package.train
+  rankrun --max-restarts 5 --restart-window 1h --restart-delay 10s train.py
   rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
   rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
   rankrun explain --nproc-per-node 2 train.py
@@ -77,6 +85,7 @@ Exit status:
   1        the launcher failed: settings, log folder, store, a worker that cannot be started
   2        the command line could not be read
   128+N    the launcher was told to stop by signal N, or the first failing worker was ended by it
+  75, 78   a rule of --restart-rules said `requeue`, or `no-requeue`
   another  that of the first failing worker, no restart being left
 ";
 
@@ -108,7 +117,7 @@ pub(super) fn help(persona: Persona) -> String {
     match persona {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
-            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{BY_HAND}{EXAMPLES}"))
+            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{RESTARTS}{BY_HAND}{EXAMPLES}"))
             .render_help()
             .to_string(),
         Persona::Torchrun => {

@@ -18,7 +18,9 @@ use super::run::{
 };
 use super::settings::{Setting, Settings};
 use super::torchrun::MAX_RESTARTS;
-use crate::spec::restart::{Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
+use crate::spec::restart::{
+    Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
+};
 
 const DEFAULT_FACTOR: f64 = 2.0;
 const DEFAULT_CAP: Duration = Duration::from_secs(300);

@@ -53,11 +53,17 @@ fn every_option_has_its_place() {
 
 #[test]
 fn rules_are_read_in_their_order() {
-    let text = "exit=3:fail,exit=10-12/42+rank=1:succeed,signal=9:restart,signal=SIGTERM:requeue,node=0:no-requeue";
+    let text =
+        "exit=3:fail,exit=10-12/42+rank=1:succeed,signal=9:restart,signal=SIGTERM:requeue,node=0:no-requeue";
     let rules = policy(&format!("--restart-rules {text}"), &[]).unwrap().rules;
     let shown: Vec<String> = rules.iter().map(ToString::to_string).collect();
-    let expected =
-        ["exit=3:fail", "exit=10-12/42+rank=1:succeed", "signal=KILL:restart", "signal=TERM:requeue", "node=0:no-requeue"];
+    let expected = [
+        "exit=3:fail",
+        "exit=10-12/42+rank=1:succeed",
+        "signal=KILL:restart",
+        "signal=TERM:requeue",
+        "node=0:no-requeue",
+    ];
     assert_eq!(shown, expected);
     assert_eq!(policy("--restart-rules any:fail", &[]).unwrap().rules[0].when, Conditions::default());
 }
@@ -73,11 +79,26 @@ fn what_cannot_be_is_refused() {
         ("--progress-dir x", "`--progress-dir` is given, but `--max-restarts` is not"),
         ("--restart-factor 2", "`--restart-factor` is given, but `--restart-delay` is not"),
         ("--progress-restarts 2", "`--progress-restarts` is given, but `--progress-dir` is not"),
-        ("--progress-dir x --progress-restarts 0", "`--progress-restarts` is `0`, which is not a number from 1"),
-        ("--restart-delay 1 --restart-factor 0.5", "`--restart-factor` is `0.5`, which is not a number from 1 up"),
-        ("--restart-delay 1 --restart-factor inf", "`--restart-factor` is `inf`, which is not a number from 1 up"),
-        ("--restart-delay 1 --restart-jitter 1.1", "`--restart-jitter` is `1.1`, which is not a number from 0 to 1"),
-        ("--restart-delay 5s --restart-max-delay 1s", "`--restart-max-delay` is `1s`, which is not as long as"),
+        (
+            "--progress-dir x --progress-restarts 0",
+            "`--progress-restarts` is `0`, which is not a number from 1",
+        ),
+        (
+            "--restart-delay 1 --restart-factor 0.5",
+            "`--restart-factor` is `0.5`, which is not a number from 1 up",
+        ),
+        (
+            "--restart-delay 1 --restart-factor inf",
+            "`--restart-factor` is `inf`, which is not a number from 1 up",
+        ),
+        (
+            "--restart-delay 1 --restart-jitter 1.1",
+            "`--restart-jitter` is `1.1`, which is not a number from 0 to 1",
+        ),
+        (
+            "--restart-delay 5s --restart-max-delay 1s",
+            "`--restart-max-delay` is `1s`, which is not as long as",
+        ),
     ] {
         let refusal = refusal(options);
         assert!(refusal.starts_with(text), "{refusal}");
@@ -103,7 +124,10 @@ fn a_rule_that_means_nothing_is_refused() {
         ("rank=2:fail", "which can never match: the ranks are 0 to 1"),
         ("node=1:fail", "which can never match: a job of one node has node rank 0 only"),
     ] {
-        assert_eq!(refusal(&format!("--restart-rules {rule}")), format!("`--restart-rules` has the rule `{rule}`, {problem}"));
+        assert_eq!(
+            refusal(&format!("--restart-rules {rule}")),
+            format!("`--restart-rules` has the rule `{rule}`, {problem}")
+        );
     }
     let covered = refusal("--restart-rules exit=3-5:fail,exit=4+rank=0:restart");
     let text = "`--restart-rules` has the rule `exit=4+rank=0:restart`, which can never match: `exit=3-5:fail` before it";
