@@ -1,5 +1,6 @@
 //! The restart policy: rules, waits, windows, progress.
 
+use std::fs;
 use std::str::FromStr;
 
 use harness::{Launch, Name, Outcome, Scratch, field, only_ours};
@@ -130,4 +131,69 @@ fn a_job_that_gets_nowhere_is_given_up() {
     let outcome = launch(1, &options).worker(["alive", "sleep-ms=30", &writes, "life<4:exit=4"]).run();
     outcome.exits(0);
     assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
+}
+
+/// Writes a configuration file and names it.
+fn configured(scratch: &Scratch, text: &str) -> Launch {
+    let path = scratch.at("rankrun.toml");
+    fs::write(&path, text).expect("the folder is ours");
+    Launch::new(Name::Rankrun).args(["--config", &path])
+}
+
+#[test]
+fn a_file_says_all_of_it() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let text = "[launch]\nstandalone = true\nnproc-per-node = 2\n[restart]\nmax-restarts = 3\ndelay = \"10ms\"\n\
+                [[restart.rules]]\nexit = 5\nrank = 0\nthen = \"succeed\"\n[[restart.rules]]\nexit = 5\nthen = \"fail\"\n";
+    let steps = ["alive", "rank0:life0:exit=7", "rank0:exit=5", "forever"];
+    let outcome = configured(&scratch, text).worker(steps).run();
+    outcome.exits(0).complains("in 0.0 s (restart 1 of 3)").complains("by the rule `exit=5+rank=0:succeed`");
+    assert_eq!(lives(&outcome), [0, 1], "{outcome}");
+
+    let options = ["--max-restarts", "0"];
+    let outcome = configured(&scratch, text).args(options).worker(steps).run();
+    outcome.exits(7);
+    assert_eq!(lives(&outcome), [0], "the command line comes first\n{outcome}");
+}
+
+#[test]
+fn a_file_in_the_working_folder_is_not_read() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::write(scratch.at("rankrun.toml"), "[restart]\nmax-restarts = 3\n").expect("the folder is ours");
+    let folder = scratch.folder(".", 0o777);
+    let outcome = launch(1, &[]).cwd(folder).worker(["alive", "life0:exit=4"]).run();
+    outcome.exits(4);
+    assert_eq!(lives(&outcome), [0], "{outcome}");
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_told_with_its_line() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (text, said) in [
+        ("[restart]\nmax-restarts = 1\nwindows = \"1h\"\n", "line 3: `restart.windows` is no known key"),
+        ("[restart]\nmax-restarts = \"1\"\n", "line 2: `restart.max-restarts` is a text, not a whole number"),
+        (
+            "\n[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
+            "line 2: `restart.rules` has the rule `exit=0:fail`, which can never match",
+        ),
+        (
+            "[restart]\nmax-restarts = 0\ndelay = 1\n",
+            "line 3: `restart.delay` is given, but a `--max-restarts` above 0 is not",
+        ),
+        ("[restart\n", "line 1: "),
+    ] {
+        let outcome = configured(&scratch, text).worker(["alive"]).run();
+        outcome.exits(1).complains(said).complains("hint: ");
+        assert!(outcome.err().contains(&scratch.at("rankrun.toml")), "{outcome}");
+        assert_eq!(lives(&outcome), [0_u32; 0], "nothing starts\n{outcome}");
+    }
 }

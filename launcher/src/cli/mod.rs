@@ -12,6 +12,7 @@ pub mod python;
 
 mod by_hand;
 mod completion;
+mod config;
 mod devices;
 mod endpoint;
 mod entrypoint;

@@ -40,16 +40,27 @@ pub(super) fn resolve_restart(
     let reset_after = time(settings, &RESTART_RESET, Expected::Time)?;
     let backoff = resolve_backoff(settings)?;
     let progress = resolve_progress(settings)?;
-    if settings.find(&MAX_RESTARTS).is_none() {
-        for row in [&RESTART_WINDOW, &RESTART_DELAY, &RESTART_RESET, &PROGRESS_DIR] {
-            if let Some(Setting { origin, .. }) = settings.find(row) {
-                return Err(SettingError::WithoutEffect { origin, missing: "`--max-restarts`" }.into());
-            }
-        }
-    }
+    refuse_without_restarts(settings)?;
     let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
     let rules = resolve_rules(settings, workers)?;
     Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
+}
+
+/// None at all, and then when they come? Who says 0 above a file that says more wants what the command line says.
+fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
+    let most = settings.int(&MAX_RESTARTS)?;
+    for row in [&RESTART_WINDOW, &RESTART_DELAY, &RESTART_RESET, &PROGRESS_DIR] {
+        let Some(found) = settings.find(row) else { continue };
+        let missing = match &most {
+            None => "`--max-restarts`",
+            Some(most) if most.value == 0 && most.is_of_file() == found.is_of_file() => {
+                "a `--max-restarts` above 0"
+            }
+            Some(_) => continue,
+        };
+        return Err(SettingError::WithoutEffect { origin: found.origin, missing }.into());
+    }
+    Ok(())
 }
 
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
@@ -140,13 +151,20 @@ fn parse_time(text: &str) -> Option<Duration> {
 }
 
 fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
-    let mut rules = Vec::new();
-    if let Some(Setting { origin, value }) = settings.text(&RESTART_RULES)? {
-        for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-            let rule = parse_rule(text).map_err(|problem| bad_rule(&origin, text, problem))?;
-            check_rule(&rule, &rules, workers).map_err(|problem| bad_rule(&origin, text, problem))?;
-            rules.push(rule);
+    let written: Vec<Setting<String>> = match settings.text(&RESTART_RULES)? {
+        Some(Setting { origin, value }) => {
+            let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
+            texts.map(|text| Setting { origin: origin.clone(), value: text.to_owned() }).collect()
         }
+        None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
+    };
+    let mut rules = Vec::new();
+    for Setting { origin, value } in &written {
+        let rule = parse_rule(value).and_then(|rule| {
+            check_rule(&rule, &rules, workers)?;
+            Ok(rule)
+        });
+        rules.push(rule.map_err(|problem| bad_rule(origin, value, problem))?);
     }
     Ok(rules)
 }

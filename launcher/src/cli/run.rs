@@ -15,6 +15,12 @@ pub(super) static GRACE: OptionRow = OptionRow::float(
     "The same as --shutdown-timeout, and takes fractions; of the two, the last one given counts",
 )
 .family(Family::Rankrun);
+pub(super) static CONFIG: OptionRow = OptionRow::text(
+    "config",
+    "PATH",
+    "Take what neither the command line nor a variable says from this file, as in rankrun.toml",
+)
+.family(Family::Rankrun);
 pub(super) static VERBOSE: OptionRow = OptionRow::flag(
     "verbose",
     "Say more: -v what is done, -vv each step [default: LOGLEVEL, then warnings only]",
@@ -131,6 +137,7 @@ pub(super) static VERSION: OptionRow =
 pub(super) const TABLE: &[&OptionRow] = &[
     &STDIN,
     &GRACE,
+    &CONFIG,
     &VERBOSE,
     &LEAVE_OUT,
     &DEVICES,

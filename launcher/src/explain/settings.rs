@@ -47,6 +47,13 @@ pub enum Source {
         /// Its name.
         name: String,
     },
+    /// By this line of a configuration file.
+    File {
+        /// As it was named.
+        path: String,
+        /// From 1.
+        line: usize,
+    },
     /// Nowhere.
     Default,
     /// It is the launcher's business: who sits where, which job this is.
@@ -58,6 +65,7 @@ impl From<Origin> for Source {
         match origin {
             Origin::Option(name) => Self::Option { name: format!("--{name}") },
             Origin::Variable(name) => Self::Variable { name },
+            Origin::File { path, line, .. } => Self::File { path, line },
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{DeviceError, Origin, SEE_HELP};
+use super::{ConfigError, DeviceError, Origin, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +68,9 @@ pub enum SettingError {
         /// Which filter.
         origin: Origin,
     },
+    /// A configuration file cannot be used.
+    #[error(transparent)]
+    Config(Box<ConfigError>),
     /// Devices cannot be chosen, counted, shared or bound to as was asked.
     #[error(transparent)]
     Devices(Box<DeviceError>),
@@ -373,6 +376,7 @@ impl SettingError {
         match self {
             Self::FlagNotInteger { variable, .. } => Some(format!("`{variable}=1` is on, 0 is off")),
             Self::NotSupported { origin, .. } => not_supported_hint(origin),
+            Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
             Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
             Self::PythonPlugin { built_in: names, .. } => {
@@ -434,6 +438,7 @@ const fn rule_hint(problem: &RuleProblem) -> &'static str {
 fn not_supported_hint(origin: &Origin) -> Option<String> {
     match origin {
         Origin::Variable(name) => Some(format!("unset `{name}`")),
+        Origin::File { key, .. } => Some(format!("drop `{key}` from the file")),
         Origin::Option("nproc-per-node") => {
             Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
         }
