@@ -25,7 +25,6 @@ mod workers;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
@@ -147,7 +146,7 @@ impl<'a> Agent<'a> {
     fn open(setup: Setup, link: &'a Link, voice: &'a Voice) -> Result<Self, LaunchError> {
         let inbox = SignalInbox::open(&setup.original.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
-        let state = State::new(Rules::of(&setup.spec)).with_seed(seed_of(&setup.job));
+        let state = State::new(Rules::of(&setup.spec)).with_seed(policy::seed_of(&setup.job));
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let words = setup.words.clone();
@@ -309,10 +308,7 @@ impl<'a> Agent<'a> {
                 let limit = self.workers.spec().restart.progress.as_ref()?;
                 match ProgressLook::start(generation, limit.folder.clone()) {
                     Ok(look) => self.progress = Some(look),
-                    Err(error) => {
-                        tracing::warn!(%error, "nobody can look at the job's progress");
-                        return Some(Input::ProgressSeen { generation, newest: None });
-                    }
+                    Err(input) => return Some(input),
                 }
             }
             Action::Reseat { .. } => {
@@ -397,13 +393,6 @@ impl<'a> Agent<'a> {
         }
         Ok(self.signal_from_guard()?.filter(|signal| self.handled.stops(*signal as i32)))
     }
-}
-
-/// What the restart policy leaves to chance differs from job to job.
-fn seed_of(job: &JobId) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    job.0.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Until one of them can be read or the deadline has come.

@@ -4,9 +4,10 @@
 //! there is a restart, now or after a wait.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
 
-use rankrun_contract::rank::{NodeRank, Rank, RestartCount};
+use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::{Failure, Manner};
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
@@ -206,6 +207,13 @@ impl History {
         let left_out = backoff.jitter * chance(self.seed.wrapping_add(u64::from(streak)));
         wait.mul_f64((1.0 - left_out).clamp(0.0, 1.0))
     }
+}
+
+/// What the restart policy leaves to chance differs from job to job.
+pub(super) fn seed_of(job: &JobId) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    job.0.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A number from 0 to 1 that looks like chance: one step of SplitMix64.

@@ -30,8 +30,15 @@ impl ProgressLook {
     /// Begins to read the folder.
     ///
     /// # Errors
-    /// No descriptor or no thread is left.
-    pub(super) fn start(generation: Generation, folder: PathBuf) -> io::Result<Self> {
+    /// The answer at once, where no descriptor or no thread is left.
+    pub(super) fn start(generation: Generation, folder: PathBuf) -> Result<Self, Input> {
+        Self::ask(generation, folder).map_err(|error| {
+            tracing::warn!(%error, "nobody can look at the job's progress");
+            Input::ProgressSeen { generation, newest: None }
+        })
+    }
+
+    fn ask(generation: Generation, folder: PathBuf) -> io::Result<Self> {
         let (answer, mut asked) = UnixStream::pair()?;
         answer.set_nonblocking(true)?;
         let look = move || {

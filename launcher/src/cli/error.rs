@@ -7,7 +7,8 @@ use std::fmt;
 
 pub use config::{ConfigError, ConfigProblem};
 pub use device::DeviceError;
-pub use setting::{ConfProblem, EntrypointProblem, Expected, RuleProblem, SettingError};
+pub use rule::RuleProblem;
+pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
 
 use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};
@@ -17,6 +18,7 @@ use crate::spec::Persona;
 
 mod config;
 mod device;
+mod rule;
 mod setting;
 
 /// Where nothing better can be said.

@@ -58,9 +58,17 @@ fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
             }
             Some(_) => continue,
         };
-        return Err(SettingError::WithoutEffect { origin: found.origin, missing }.into());
+        without_effect(found.origin, missing)?;
     }
     Ok(())
+}
+
+/// A variable may be there for all jobs of a user, whatever each of them says.
+fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
+    match origin {
+        Origin::Variable(_) => Ok(()),
+        origin => Err(SettingError::WithoutEffect { origin, missing }.into()),
+    }
 }
 
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
@@ -71,7 +79,7 @@ fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError>
     let Some(delay) = delay.map(|delay| delay.value) else {
         for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
             if let Some(Setting { origin, .. }) = settings.find(row) {
-                return Err(SettingError::WithoutEffect { origin, missing: "`--restart-delay`" }.into());
+                without_effect(origin, "`--restart-delay`")?;
             }
         }
         return Ok(None);
@@ -98,9 +106,7 @@ fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, Cl
     };
     match (settings.find(&PROGRESS_DIR).filter(|folder| !folder.value.is_empty()), restarts) {
         (None, None) => Ok(None),
-        (None, Some((origin, _))) => {
-            Err(SettingError::WithoutEffect { origin, missing: "`--progress-dir`" }.into())
-        }
+        (None, Some((origin, _))) => without_effect(origin, "`--progress-dir`").map(|()| None),
         (Some(folder), restarts) => Ok(Some(ProgressLimit {
             folder: PathBuf::from(folder.value),
             restarts: restarts.map_or(DEFAULT_PROGRESS_RESTARTS, |(_, restarts)| restarts),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{ConfigError, DeviceError, Origin, SEE_HELP};
+use super::{ConfigError, DeviceError, Origin, RuleProblem, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -272,58 +272,6 @@ impl fmt::Display for ConfProblem {
     }
 }
 
-/// What is wrong with a rule about restarts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuleProblem {
-    /// No colon with an action behind it.
-    NoAction,
-    /// An action that does not exist.
-    UnknownAction(String),
-    /// A condition that does not exist.
-    UnknownCondition(String),
-    /// A condition that cannot be read.
-    BadValue(String),
-    /// The same condition twice.
-    Twice(&'static str),
-    /// Exit code 0.
-    Success,
-    /// Nobody ends by a code and by a signal.
-    ExitAndSignal,
-    /// No worker has this rank.
-    NoSuchRank {
-        /// Workers of the job.
-        workers: u32,
-    },
-    /// No node has this rank.
-    NoSuchNode,
-    /// An earlier rule fits all that it fits.
-    Covered {
-        /// That rule.
-        by: String,
-    },
-}
-
-impl fmt::Display for RuleProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoAction => f.write_str("which does not say what follows"),
-            Self::UnknownAction(word) => write!(f, "in which `{word}` is no action"),
-            Self::UnknownCondition(word) => write!(f, "in which `{word}` is no condition"),
-            Self::BadValue(text) => write!(f, "in which `{text}` cannot be read"),
-            Self::Twice(name) => write!(f, "which names `{name}` twice"),
-            Self::Success => f.write_str("which can never match: exit code 0 is no failure"),
-            Self::ExitAndSignal => {
-                f.write_str("which can never match: who is ended by a signal has no exit code")
-            }
-            Self::NoSuchRank { workers } => {
-                write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
-            }
-            Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
-            Self::Covered { by } => write!(f, "which can never match: `{by}` before it takes all it would"),
-        }
-    }
-}
-
 /// Why a program or script cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EntrypointProblem {
@@ -393,7 +341,7 @@ impl SettingError {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
-            Self::RestartRule { problem, .. } => Some(rule_hint(problem).to_owned()),
+            Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
@@ -415,23 +363,6 @@ const fn conf_hint(problem: ConfProblem) -> &'static str {
         ConfProblem::Positive | ConfProblem::Backoff | ConfProblem::YesOrNo | ConfProblem::StoreType => {
             "leave the key out: a job of one node waits for nobody"
         }
-    }
-}
-
-const fn rule_hint(problem: &RuleProblem) -> &'static str {
-    match problem {
-        RuleProblem::NoAction | RuleProblem::UnknownAction(_) => {
-            "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue"
-        }
-        RuleProblem::UnknownCondition(_) | RuleProblem::BadValue(_) => {
-            "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between"
-        }
-        RuleProblem::Twice(_) => "write one rule for each",
-        RuleProblem::Covered { .. } => "the first rule that fits decides: put the special one first",
-        RuleProblem::Success
-        | RuleProblem::ExitAndSignal
-        | RuleProblem::NoSuchRank { .. }
-        | RuleProblem::NoSuchNode => "correct it, or leave it out",
     }
 }
 

@@ -48,6 +48,8 @@ fn every_option_has_its_place() {
     let delay = Duration::from_secs(600);
     let defaults = Backoff { delay, factor: 2.0, cap: delay, jitter: 0.0 };
     assert_eq!(by_variable.backoff, Some(defaults), "a cap is never below the delay");
+    let for_all = [("RANKRUN_RESTART_DELAY", "1s"), ("RANKRUN_PROGRESS_RESTARTS", "2")];
+    assert!(policy("", &for_all).is_ok(), "a variable may be there for other jobs");
     assert_eq!(policy("--max-restarts 1 --restart-delay 0", &[]).unwrap().backoff, None);
 }
 
