@@ -63,9 +63,9 @@ back; see `rankrun shim --help`.
 
 /// Options that belong together.
 const RESTARTS: &str = "
-A rule of --restart-rules is CONDITION:ACTION. Conditions: exit=3, exit=10-19/42, signal=KILL, rank=0,
-node=0, joined by +, or any. Actions: restart, fail, succeed, requeue (exit status 75: start me again)
-and no-requeue (78: do not). Where no rule fits, the workers are started again as ever.
+A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
+rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
+start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
 
 The file of --config has options by their long names below [launch], as in `max-restarts = 3`, and
 those of restarts by shorter ones below [restart]. It is read only where it is named, and counts
