@@ -12,7 +12,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{CliError, ConfigError, ConfigProblem, Origin, nearest_of};
+use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin, nearest_of};
 use super::option::{Kind, OptionRow};
 use super::run::{
     self, CONFIG, GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER,
@@ -112,7 +112,8 @@ impl Reader<'_> {
     }
 
     fn origin(&self, key: &str, at: usize) -> Origin {
-        Origin::File { path: self.path.clone(), line: self.line(at), key: key.to_owned() }
+        let place = FilePlace { path: self.path.clone(), line: self.line(at), key: key.to_owned() };
+        Origin::File(Box::new(place))
     }
 
     fn document(&mut self, document: &DeTable<'_>) -> Result<(), ConfigError> {
@@ -184,8 +185,9 @@ impl Reader<'_> {
         (key, value): Entry<'_>,
     ) -> Result<(), ConfigError> {
         let (name, at) = (format!("{table}.{}", key.get_ref()), key.span().start);
-        if let Some(Setting { origin: Origin::File { line, key, .. }, .. }) = self.config.find(row) {
-            return Err(self.error(&name, at, ConfigProblem::Twice { line, key }));
+        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(row) {
+            let FilePlace { line, key: before, .. } = *place;
+            return Err(self.error(&name, at, ConfigProblem::Twice { line, key: before }));
         }
         let Some(text) = in_words(row, value.get_ref()) else {
             let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(row) };
@@ -207,10 +209,9 @@ impl Reader<'_> {
             is: kind_of(value),
             expected: "tables, as in `[[restart.rules]]`",
         };
-        if let Some(Setting { origin: Origin::File { line, key: other, .. }, .. }) =
-            self.config.find(&RESTART_RULES)
-        {
-            return Err(self.error(NAME, key.span().start, ConfigProblem::Twice { line, key: other }));
+        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(&RESTART_RULES) {
+            let FilePlace { line, key: before, .. } = *place;
+            return Err(self.error(NAME, key.span().start, ConfigProblem::Twice { line, key: before }));
         }
         let DeValue::Array(rules) = value.get_ref() else {
             return Err(self.error(NAME, key.span().start, wrong(value)));

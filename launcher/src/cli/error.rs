@@ -32,14 +32,18 @@ pub enum Origin {
     /// An environment variable.
     Variable(String),
     /// A configuration file.
-    File {
-        /// The file, as it was named.
-        path: String,
-        /// The line, from 1.
-        line: usize,
-        /// The table and the key in it.
-        key: String,
-    },
+    File(Box<FilePlace>),
+}
+
+/// A place in a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The file, as it was named.
+    pub path: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The table and the key in it.
+    pub key: String,
 }
 
 impl fmt::Display for Origin {
@@ -47,7 +51,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Option(name) => write!(f, "`--{name}`"),
             Self::Variable(name) => write!(f, "`{name}`"),
-            Self::File { path, line, key } => write!(f, "`{path}`, line {line}: `{key}`"),
+            Self::File(place) => write!(f, "`{}`, line {}: `{}`", place.path, place.line, place.key),
         }
     }
 }

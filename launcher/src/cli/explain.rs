@@ -79,7 +79,7 @@ impl Origins {
             let found = settings.find(row).filter(|found| says_something(row, &found.value));
             match found.map(|found| found.origin) {
                 Some(origin @ Origin::Variable(_)) => by_variable.push((row.long, origin)),
-                Some(origin @ Origin::File { .. }) => by_file.push((row.long, origin)),
+                Some(origin @ Origin::File(_)) => by_file.push((row.long, origin)),
                 Some(Origin::Option(_)) | None => {}
             }
         }

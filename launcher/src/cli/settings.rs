@@ -24,7 +24,7 @@ pub(super) struct Setting<T> {
 impl<T> Setting<T> {
     /// Whether a file says it.
     pub(super) const fn is_of_file(&self) -> bool {
-        matches!(self.origin, Origin::File { .. })
+        matches!(self.origin, Origin::File(_))
     }
 }
 

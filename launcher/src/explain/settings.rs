@@ -65,7 +65,7 @@ impl From<Origin> for Source {
         match origin {
             Origin::Option(name) => Self::Option { name: format!("--{name}") },
             Origin::Variable(name) => Self::Variable { name },
-            Origin::File { path, line, .. } => Self::File { path, line },
+            Origin::File(place) => Self::File { path: place.path, line: place.line },
         }
     }
 }

@@ -369,7 +369,7 @@ const fn conf_hint(problem: ConfProblem) -> &'static str {
 fn not_supported_hint(origin: &Origin) -> Option<String> {
     match origin {
         Origin::Variable(name) => Some(format!("unset `{name}`")),
-        Origin::File { key, .. } => Some(format!("drop `{key}` from the file")),
+        Origin::File(place) => Some(format!("drop `{}` from the file", place.key)),
         Origin::Option("nproc-per-node") => {
             Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
         }

@@ -266,7 +266,7 @@ fn a_processors_own_amd_gpu_is_known_by_its_memory() {
         let folder = Folder::new();
         let (pci, node) = ("sys/bus/pci/devices/0000:11:00.0", "sys/class/kfd/kfd/topology/nodes/1");
         if let Some(video) = video {
-            folder.file(&format!("{pci}/mem_info_vram_total"), &format!("{video}\n"));
+            folder.file(&format!("{pci}/mem_info_vram_total"), format!("{video}\n"));
         }
         folder.file("dev/kfd", "").file("dev/dri/renderD128", "").file(&format!("{node}/gpu_id"), "7\n");
         let properties = "cpu_cores_count 16\nsimd_count 4\nlocation_id 4352\ndrm_render_minor 128\n";
