@@ -2,13 +2,15 @@
 //!
 //! | status | when | under the name `torchrun` |
 //! |---|---|---|
-//! | 0 | every worker exited 0 | 0 |
+//! | 0 | every worker exited 0, or one failed in a way that a rule calls `succeed` | 0 |
 //! | 1 | the launcher itself failed (settings, spawn, log folder, store) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
 //! | 1 | `gc` cannot look at processes, or one of those it found survived SIGKILL | – |
 //! | 2 | usage: the command line could not be read | 2 |
 //! | 124 | the time limit was over (`--time-limit`), as timeout(1) ends then | 1 |
-//! | the worker's own | a worker failed and no restart was left | 1 |
+//! | the worker's own | a worker failed and no restart was left, or a rule said `fail` | 1 |
+//! | 75 | a worker failed in a way that a rule calls `requeue`: its scheduler should start the job again | 75 |
+//! | 78 | a worker failed in a way that a rule calls `no-requeue`: the job would fail again | 78 |
 //! | 128 + n | a worker was ended by signal n and no restart was left | 1 |
 //! | 128 + n | the launcher was told to stop by signal n | 1, or death by that signal before the first start |
 
@@ -18,6 +20,10 @@ pub const LAUNCHER_FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The time limit was over, and the job was stopped for that; timeout(1) ends so too.
 pub const TIME_LIMIT: u8 = 124;
+/// Another try may succeed (`EX_TEMPFAIL` of sysexits.h): a rule says `requeue`.
+pub const REQUEUE: u8 = 75;
+/// No other try will succeed (`EX_CONFIG` of sysexits.h): a rule says `no-requeue`.
+pub const DO_NOT_REQUEUE: u8 = 78;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;
 

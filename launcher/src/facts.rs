@@ -11,7 +11,7 @@ mod affinity;
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{IsTerminal, Read};
+use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,6 +73,11 @@ pub trait World {
     fn may(&self, permission: Permission, path: &Path) -> bool;
     /// The first bytes of the file, fewer where it is shorter; none where it cannot be read.
     fn first_bytes(&self, path: &Path) -> Vec<u8>;
+    /// The whole file, if it is one and has at most so many bytes.
+    ///
+    /// # Errors
+    /// It cannot be read, is something else, or is larger.
+    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>>;
     /// The path without symbolic links; the path itself where that cannot be found out.
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
@@ -138,6 +143,19 @@ impl World for System {
             Ok(_) => bytes,
             Err(_) => Vec::new(),
         }
+    }
+
+    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+        // A pipe without a writer would keep us waiting.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        let mut bytes = Vec::new();
+        File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > most {
+            return Err(io::Error::other(format!("it has more than {most} bytes")));
+        }
+        Ok(bytes)
     }
 
     fn resolve_links(&self, path: &Path) -> PathBuf {

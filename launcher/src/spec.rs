@@ -1,5 +1,7 @@
 //! What was asked for: one `LaunchSpec`, whatever the grammar it was typed in. No trace of clap, no flags.
 
+pub mod restart;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +13,7 @@ use crate::device::Visibility;
 use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::placement::Device;
+use crate::spec::restart::RestartPolicy;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
 /// Where the workers meet unless the user named another address.
@@ -42,6 +45,8 @@ pub struct LaunchSpec {
     pub rendezvous: RendezvousSpec,
     /// `--max-restarts`.
     pub max_restarts: RestartCount,
+    /// When and after what workers start again.
+    pub restart: RestartPolicy,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
     /// What becomes of whoever outlives the workers of a job that succeeded.
@@ -403,6 +408,7 @@ pub(crate) fn example() -> LaunchSpec {
             worker_store: false,
         },
         max_restarts: RestartCount(0),
+        restart: RestartPolicy::default(),
         stop: StopPolicy { grace: Duration::from_secs(30) },
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         start_timeout: None,

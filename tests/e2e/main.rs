@@ -29,6 +29,7 @@ mod output;
 mod pid_one;
 mod ports_and_names;
 mod reports;
+mod restart_policy;
 mod restarts;
 mod root_cause;
 mod rust_examples;

@@ -9,9 +9,11 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount
 
 use crate::agent::checkup::{Checkup, DeadDevice, DeviceWarning};
 use crate::agent::failure::{Failure, Testimony};
+use crate::agent::policy::Refusal;
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::spec::restart::RestartRule;
 
 /// Something happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +86,13 @@ pub enum Input {
         generation: Generation,
         /// How many workers there are from now on, or why there are no seats for them, in words.
         seating: Result<LocalWorldSize, String>,
+    },
+    /// What came of [`Action::LookForProgress`].
+    ProgressSeen {
+        /// Which life of the group has ended.
+        generation: Generation,
+        /// When the newest file of the job's folder was written; nothing where there is none to be seen.
+        newest: Option<SystemTime>,
     },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
@@ -162,6 +171,11 @@ pub enum Action {
     },
     /// Find seats for the next generation on the devices that are left; signals are answered meanwhile.
     Reseat {
+        /// Which life of the group has ended.
+        generation: Generation,
+    },
+    /// See when the newest file of the job's folder was written; signals are answered meanwhile.
+    LookForProgress {
         /// Which life of the group has ended.
         generation: Generation,
     },
@@ -293,6 +307,22 @@ pub enum Happening {
     Reseated {
         /// How many there are.
         workers: LocalWorldSize,
+    },
+    /// The look at the job's folder takes long.
+    LookingForProgress,
+    /// There is no restart, for a reason that is not plain to see.
+    RestartRefused(Refusal),
+    /// A failure that a rule calls a success.
+    CalledSuccess {
+        /// Which rule.
+        rule: RestartRule,
+    },
+    /// All workers are started again after a wait.
+    Waiting {
+        /// For how long.
+        wait: Duration,
+        /// Restarts used, the one to come included.
+        used: RestartCount,
     },
     /// All workers are started again.
     Restarting {

@@ -16,6 +16,8 @@ pub mod leftovers;
 mod master;
 pub mod message;
 mod phase;
+pub mod policy;
+mod progress;
 pub mod reseat;
 pub mod rules;
 pub mod state;
@@ -40,6 +42,7 @@ use rankrun_contract::report::ErrorReport;
 use crate::agent::check::Check;
 use crate::agent::last_words::LastWords;
 use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::progress::ProgressLook;
 use crate::agent::reseat::Words;
 use crate::agent::rules::Rules;
 use crate::agent::state::State;
@@ -135,6 +138,8 @@ struct Agent<'a> {
     words: Words,
     /// The look at the devices, once a generation has failed.
     check: Option<Check>,
+    /// The look at the job's progress, once a generation has failed.
+    progress: Option<ProgressLook>,
     /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
 }
@@ -143,13 +148,25 @@ impl<'a> Agent<'a> {
     fn open(setup: Setup, link: &'a Link, voice: &'a Voice) -> Result<Self, LaunchError> {
         let inbox = SignalInbox::open(&setup.original.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
-        let state = State::new(Rules::of(&setup.spec));
+        let state = State::new(Rules::of(&setup.spec)).with_seed(policy::seed_of(&setup.job));
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let words = setup.words.clone();
         let workers = Workers::open(setup, voice.console().clone())?;
-        let (signalled, check, died_of) = (false, None, None);
-        Ok(Self { state, workers, voice, link, inbox, handled, signalled, last_words, words, check, died_of })
+        Ok(Self {
+            state,
+            workers,
+            voice,
+            link,
+            inbox,
+            handled,
+            signalled: false,
+            last_words,
+            words,
+            check: None,
+            progress: None,
+            died_of: None,
+        })
     }
 
     /// The loop: until the state says that the job is over.
@@ -169,6 +186,7 @@ impl<'a> Agent<'a> {
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
             readers.extend(self.check.iter().flat_map(Check::as_fds));
+            readers.extend(self.progress.iter().map(ProgressLook::as_fd));
             let check_deadline = self.check.as_ref().and_then(Check::deadline);
             wait(&readers, self.state.deadline().into_iter().chain(check_deadline).min())?;
             self.collect(&mut inputs)?;
@@ -196,6 +214,10 @@ impl<'a> Agent<'a> {
         // Behind the signals: who is told to stop does not start again.
         let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
         inputs.extend(checked);
+        if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
+            self.progress = None;
+            inputs.push_back(seen);
+        }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
         }
@@ -287,6 +309,13 @@ impl<'a> Agent<'a> {
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
                 self.check = settings.map(|settings| Check::start(generation, settings));
+            }
+            Action::LookForProgress { generation } => {
+                let limit = self.workers.spec().restart.progress.as_ref()?;
+                match ProgressLook::start(generation, limit.folder.clone()) {
+                    Ok(look) => self.progress = Some(look),
+                    Err(input) => return Some(input),
+                }
             }
             Action::Reseat { .. } => {
                 return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);

@@ -22,19 +22,23 @@ pub(super) enum Phase {
     Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
-    /// No worker is alive, and the devices are looked at; at `say_at` that takes long.
+    /// No worker is alive, and the devices or the job's progress are looked at; at `say_at` that takes long.
     Checking { failure: Failure, step: Step, say_at: Option<Instant> },
+    /// No worker is alive, and all start again then.
+    Waiting { failure: Failure, until: Instant },
     /// Nothing of the job is left.
     Finished,
 }
 
-/// What is to come of a look at the devices.
+/// What is to come of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// How they are.
     Condition,
     /// Who sits where on those that are left.
     Seats,
+    /// Whether the job got on.
+    Progress,
 }
 
 /// Why a generation is stopped.

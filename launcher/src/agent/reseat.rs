@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -127,6 +128,10 @@ impl World for Seen {
 
     fn first_bytes(&self, path: &Path) -> Vec<u8> {
         System::SILENT.first_bytes(path)
+    }
+
+    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+        System::SILENT.whole_file(path, most)
     }
 
     fn resolve_links(&self, path: &Path) -> PathBuf {

@@ -8,14 +8,17 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
+use crate::spec::restart::RestartPolicy;
 use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
 
 /// The rules of one launch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Rules {
     pub(super) persona: Persona,
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
+    /// When and after what there is a restart.
+    pub(super) restart: RestartPolicy,
     pub(super) grace: Duration,
     /// How long the whole job may take, where there is a limit.
     pub(super) time_limit: Option<TimeLimit>,
@@ -51,6 +54,7 @@ impl Rules {
             persona: spec.persona,
             workers: spec.workers,
             max_restarts: spec.max_restarts,
+            restart: spec.restart.clone(),
             grace: spec.stop.grace,
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,

@@ -7,7 +7,7 @@
 //! - 4: every stop has a cause, a deadline and an end.
 //! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
 //! - 6: restarts never exceed the budget.
-//! - 7: no restart after a stop by the user or by the time limit.
+//! - 7: no restart after a stop by the user or by the time limit, also not where one was waited for.
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
@@ -25,7 +25,8 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
-use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::phase::{Phase, Stage, Step, StopCause};
+use crate::agent::policy::History;
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
 use crate::exit_code::ExitStatus;
@@ -47,6 +48,8 @@ pub struct State {
     /// What the workers of this generation were told to end by.
     told: Vec<Signal>,
     phase: Phase,
+    /// What the restart policy has to know of the generations so far.
+    history: History,
     /// Over the workers of the generation that is running, where it is asked for.
     watch: Option<Watch>,
     /// Until then every worker of the generation that is running has joined the store, where it is asked for.
@@ -66,10 +69,18 @@ impl State {
             stopped_by: None,
             told: Vec::new(),
             phase: Phase::Starting,
+            history: History::new(),
             watch: None,
             join_by: None,
             timer: Timer::default(),
         }
+    }
+
+    /// What the restart policy leaves to chance is decided by this number.
+    #[must_use]
+    pub const fn with_seed(mut self, seed: u64) -> Self {
+        self.history.seed = seed;
+        self
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
@@ -88,6 +99,7 @@ impl State {
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
             Phase::Undecided { until, .. } => Some(*until),
             Phase::Checking { say_at, .. } => *say_at,
+            Phase::Waiting { until, .. } => Some(*until),
             Phase::Starting | Phase::Finished => None,
         }
     }
@@ -113,6 +125,7 @@ impl State {
             Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
+            Input::ProgressSeen { generation, newest } => self.progress_seen(now, generation, newest),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
@@ -131,6 +144,7 @@ impl State {
         self.told.clear();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
+        self.history.generation_began(now);
         Action::Start { generation: self.generation, restart_count: self.restarts_used }
     }
 
@@ -152,7 +166,7 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
             }
-            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Finished) => {
+            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Waiting { .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -273,7 +287,7 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 vec![told, said]
             }
-            Phase::Checking { failure, .. } => {
+            Phase::Checking { failure, .. } | Phase::Waiting { failure, .. } => {
                 vec![self.stopping(signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
@@ -300,6 +314,7 @@ impl State {
             Phase::Stopping { stage: Stage::Killed { .. }, .. }
             | Phase::Starting
             | Phase::Checking { .. }
+            | Phase::Waiting { .. }
             | Phase::Finished => Vec::new(),
         }
     }
@@ -333,8 +348,12 @@ impl State {
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, step, .. } => {
                 self.phase = Phase::Checking { failure, step, say_at: None };
-                vec![Action::Say(Happening::CheckingDevices)]
+                vec![Action::Say(match step {
+                    Step::Condition | Step::Seats => Happening::CheckingDevices,
+                    Step::Progress => Happening::LookingForProgress,
+                })]
             }
+            Phase::Waiting { .. } => self.restart(now),
             phase @ (Phase::Starting | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
@@ -350,6 +369,7 @@ impl State {
         cause: StopCause,
         signal: Signal,
     ) -> Vec<Action> {
+        self.history.generation_ended(now);
         let mut live = live;
         let left_out = self.rules.left_out.filter(|local_rank| live.remove(local_rank));
         let released = left_out.map(|_| Action::Release { because: cause.released() });

@@ -9,6 +9,7 @@ use super::*;
 use crate::agent::failure::Testimony;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::LAUNCHER_FAILED;
+use crate::spec::restart::RestartPolicy;
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "checking_tests.rs"]
@@ -19,6 +20,8 @@ mod left_out;
 mod limits;
 #[path = "start_tests.rs"]
 mod starts;
+#[path = "waiting_tests.rs"]
+mod waiting;
 #[path = "window_tests.rs"]
 mod windows;
 
@@ -28,12 +31,17 @@ fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
     State::new(rules(workers, max_restarts, persona))
 }
 
+fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: Persona) -> State {
+    State::new(Rules { restart, ..rules(workers, max_restarts, persona) })
+}
+
 /// The rules of a launch that asks for nothing else.
 pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules {
     Rules {
         persona,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
+        restart: RestartPolicy::default(),
         grace: GRACE,
         start_timeout: None,
         time_limit: None,

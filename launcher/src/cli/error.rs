@@ -5,7 +5,9 @@
 
 use std::fmt;
 
+pub use config::{ConfigError, ConfigProblem};
 pub use device::DeviceError;
+pub use rule::RuleProblem;
 pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
 
 use super::grammar::tables;
@@ -14,7 +16,9 @@ use super::torchrun;
 use crate::exit_code;
 use crate::spec::Persona;
 
+mod config;
 mod device;
+mod rule;
 mod setting;
 
 /// Where nothing better can be said.
@@ -27,6 +31,19 @@ pub enum Origin {
     Option(&'static str),
     /// An environment variable.
     Variable(String),
+    /// A configuration file.
+    File(Box<FilePlace>),
+}
+
+/// A place in a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The file, as it was named.
+    pub path: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The table and the key in it.
+    pub key: String,
 }
 
 impl fmt::Display for Origin {
@@ -34,6 +51,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Option(name) => write!(f, "`--{name}`"),
             Self::Variable(name) => write!(f, "`{name}`"),
+            Self::File(place) => write!(f, "`{}`, line {}: `{}`", place.path, place.line, place.key),
         }
     }
 }
@@ -55,6 +73,12 @@ pub enum CliError {
     /// What was asked for cannot be done.
     #[error(transparent)]
     Setting(#[from] SettingError),
+}
+
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        Self::Setting(SettingError::Config(Box::new(error)))
+    }
 }
 
 impl From<DeviceError> for CliError {
@@ -290,12 +314,17 @@ fn argparse_value(kind: Kind, value: &str) -> String {
 /// The option that is at most two letters away, hyphens and underscores being the same.
 fn most_similar(word: &str) -> Option<&'static str> {
     let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
-    tables(Persona::Rankrun)
-        .filter(|row| row.long.len().abs_diff(name.len()) <= 2)
-        .map(|row| (letters_apart(&name, row.long), row.long))
+    nearest_of(&name, tables(Persona::Rankrun).map(|row| row.long))
+}
+
+/// The name that is at most two letters away.
+pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .filter(|known| known.len().abs_diff(name.len()) <= 2)
+        .map(|known| (letters_apart(name, known), known))
         .filter(|(apart, _)| *apart <= 2 && *apart < name.len())
         .min()
-        .map(|(_, long)| long)
+        .map(|(_, known)| known)
 }
 
 /// Levenshtein's distance.

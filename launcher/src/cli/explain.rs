@@ -8,11 +8,13 @@ use std::path::Path;
 use rankrun_contract::rank::LocalRank;
 
 use super::by_hand::local_rank_in;
+use super::config;
 use super::error::{CliError, Origin, UsageError};
 use super::grammar::{Given, Parsed, parse, tables};
 use super::option::{Kind, OptionRow};
 use super::python_text::parse_int;
-use super::settings::{Setting, Settings};
+use super::run::RESTART_RULES;
+use super::settings::Settings;
 use super::torchrun::ROLE;
 use super::{Command, Launch, command};
 use crate::facts::Facts;
@@ -60,37 +62,45 @@ pub enum RunIdLife {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Origins {
     typed: Vec<&'static str>,
-    by_variable: Vec<(&'static str, String)>,
+    by_variable: Vec<(&'static str, Origin)>,
+    by_file: Vec<(&'static str, Origin)>,
 }
 
 impl Origins {
     fn of(persona: Persona, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
-        let settings = Settings { persona, given, facts };
-        let mut by_variable = Vec::new();
-        for row in tables(persona) {
+        let settings = Settings { persona, given, facts, config: None };
+        let config = config::read(&settings, facts)?;
+        let settings = Settings { config: Some(&config), ..settings };
+        let (mut by_variable, mut by_file) = (Vec::new(), Vec::new());
+        for row in tables(Persona::Rankrun) {
             if row.kind == Kind::Flag && !settings.flag(row)? {
                 continue;
             }
-            if let Some(Setting { origin: Origin::Variable(name), value }) = settings.find(row)
-                && says_something(row, &value)
-            {
-                by_variable.push((row.long, name));
+            let found = settings.find(row).filter(|found| says_something(row, &found.value));
+            match found.map(|found| found.origin) {
+                Some(origin @ Origin::Variable(_)) => by_variable.push((row.long, origin)),
+                Some(origin @ Origin::File(_)) => by_file.push((row.long, origin)),
+                Some(Origin::Option(_)) | None => {}
             }
         }
         let typed = given.iter().filter(|given| says_something(given.row, &given.value));
-        Ok(Self { typed: typed.map(|given| given.row.long).collect(), by_variable })
+        if let Some(rule) = config.rules().first() {
+            by_file.push((RESTART_RULES.long, rule.origin.clone()));
+        }
+        Ok(Self { typed: typed.map(|given| given.row.long).collect(), by_variable, by_file })
     }
 
     /// Where a setting that several options say was said: by the one typed last, else by the first that has its
-    /// variable.
+    /// variable, else by the first that a file says.
     #[must_use]
     pub fn of_setting(&self, options: &[&str]) -> Option<Origin> {
         let typed = self.typed.iter().rev().find(|typed| options.contains(*typed));
-        let variable = || {
-            let of = |option: &&str| self.by_variable.iter().find(|(long, _)| long == option);
-            options.iter().find_map(of).map(|(_, name)| Origin::Variable(name.clone()))
+        let first = |said: &[(&str, Origin)]| {
+            let of = |option: &&str| said.iter().find(|(long, _)| long == option);
+            options.iter().find_map(of).map(|(_, origin)| origin.clone())
         };
-        typed.map(|typed| Origin::Option(typed)).or_else(variable)
+        let elsewhere = || first(&self.by_variable).or_else(|| first(&self.by_file));
+        typed.map(|typed| Origin::Option(typed)).or_else(elsewhere)
     }
 }
 

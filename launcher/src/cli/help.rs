@@ -45,9 +45,9 @@ Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launch
 
 const DEVICES: &str = "
 Without --nproc-per-node there is one worker for each visible accelerator, or one worker where there
-is none. --devices 3,1 gives rank 0 device 3 and rank 1 device 1. An index is nvidia-smi's, or counts
-within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see the whole list and take
-their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
+is none. --devices 3,1 gives rank 0 device 3 and rank 1 device 1. An index is nvidia-smi's, or
+counts within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see the whole list and
+take their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
 ";
 
 /// What is no launch, and the one option that needs more than a sentence.
@@ -70,12 +70,24 @@ how they are joined; see `rankrun devices --help`.
 back; see `rankrun shim --help`.
 ";
 
+/// Options that belong together.
+const RESTARTS: &str = "
+A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
+rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
+start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
+
+The file of --config has options by their long names below [launch], as in `max-restarts = 3`, and
+those of restarts by shorter ones below [restart]. It is read only where it is named, and counts
+after the command line and the variables.
+";
+
 const EXAMPLES: &str = "
 Examples:
   rankrun train.py --epochs 3
   rankrun --devices 3,1 train.py
   rankrun --device-type cpu --nproc-per-node 4 train.py
   rankrun --nproc-per-node cpu --max-restarts 2 -m package.train
+  rankrun --max-restarts 5 --restart-window 1h --restart-delay 10s train.py
   rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
   rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
   rankrun explain --nproc-per-node 2 train.py
@@ -87,6 +99,7 @@ Exit status:
   2        the command line could not be read
   124      the time limit was over (--time-limit)
   128+N    the launcher was told to stop by signal N, or the first failing worker was ended by it
+  75, 78   a rule of --restart-rules said `requeue`, or `no-requeue`
   another  that of the first failing worker, no restart being left
 ";
 
@@ -118,7 +131,9 @@ pub(super) fn help(persona: Persona) -> String {
     match persona {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
-            .after_help(format!("{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{LEFTOVERS}{BY_HAND}{EXAMPLES}"))
+            .after_help(format!(
+                "{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
+            ))
             .render_help()
             .to_string(),
         Persona::Torchrun => {

@@ -89,7 +89,7 @@ pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, Cl
         return Ok(Command::Print(text.to_owned()));
     }
     let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
-    let settings = Settings { persona: Persona::Rankrun, given: &said.given, facts };
+    let settings = Settings { persona: Persona::Rankrun, given: &said.given, facts, config: None };
     let limit = read_limit(&settings)?;
     let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind } };
     Ok(Command::Inspect(Inspect { subject, manner: said.manner().map_err(usage)?, limit }))

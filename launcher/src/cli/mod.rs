@@ -12,6 +12,7 @@ pub mod python;
 
 mod by_hand;
 mod completion;
+mod config;
 mod devices;
 mod endpoint;
 mod entrypoint;
@@ -26,10 +27,12 @@ mod plugins;
 mod python_text;
 mod rendezvous;
 mod resolve;
+mod restart;
 mod run;
 mod settings;
 mod signals;
 mod torchrun;
+mod values;
 mod virtual_devices;
 
 use std::ffi::{OsStr, OsString};

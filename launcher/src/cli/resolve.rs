@@ -8,6 +8,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::by_hand::resolve_left_out;
+use super::config;
 use super::devices::resolve_devices;
 use super::entrypoint::resolve_entrypoint;
 use super::error::{CliError, Expected, Origin, SettingError};
@@ -18,6 +19,7 @@ use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
+use super::restart::resolve_restart;
 use super::run::{GRACE, LEFTOVER_GRACE, STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
@@ -51,7 +53,9 @@ pub(super) fn resolve(
     request: Request,
     facts: &Facts,
 ) -> Result<Launch, CliError> {
-    let settings = Settings { persona, given: &request.given, facts };
+    let settings = Settings { persona, given: &request.given, facts, config: None };
+    let config = config::read(&settings, facts)?;
+    let settings = Settings { config: Some(&config), ..settings };
     let mut notices = Vec::new();
     let verbosity = resolve_verbosity(&settings, &mut notices)?;
     let max_restarts = resolve_max_restarts(&settings)?;
@@ -66,6 +70,7 @@ pub(super) fn resolve(
     let devices = resolve_devices(&settings, verbosity, &mut notices)?;
     let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
+    let restart = resolve_restart(&settings, workers)?;
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
@@ -88,6 +93,7 @@ pub(super) fn resolve(
         role,
         rendezvous,
         max_restarts,
+        restart,
         stop: StopPolicy { grace },
         leftovers: resolve_leftovers(&settings)?,
         start_timeout,
@@ -159,12 +165,12 @@ pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) 
     SettingError::Refused { origin, value: value.to_string(), expected }.into()
 }
 
-/// `-v`, then `RANKRUN_VERBOSE`, then `LOGLEVEL`.
+/// `-v`, then `RANKRUN_VERBOSE`, then the file, then `LOGLEVEL`.
 fn resolve_verbosity(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<Verbosity, CliError> {
     let typed = settings.count(&VERBOSE);
     let level = match settings.facts.filled_variable("RANKRUN_VERBOSE") {
         _ if typed > 0 => Some(i128::try_from(typed).unwrap_or(i128::MAX)),
-        None => None,
+        None => settings.int(&VERBOSE)?.map(|level| level.value),
         Some(value) => match value.to_str().and_then(parse_int) {
             Some(level) => Some(level),
             None => {
@@ -218,6 +224,11 @@ fn resolve_grace(settings: &Settings<'_>) -> Result<Duration, CliError> {
     let torch = torch.map(|Setting { origin, value }| Setting { origin, value: value as f64 });
     let found = match last {
         Some(given) if given.row == &SHUTDOWN_TIMEOUT => torch,
+        // A variable counts before a file, whichever of the two options it is.
+        None if ours.as_ref().is_some_and(Setting::is_of_file) => match torch {
+            Some(torch) if !torch.is_of_file() => Some(torch),
+            _ => ours,
+        },
         _ => ours.or(torch),
     };
     let Setting { origin, value } = match (found, settings.facts.variable(SHUTDOWN_TIMEOUT_VARIABLE)) {

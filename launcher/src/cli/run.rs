@@ -22,6 +22,12 @@ pub(super) static LEFTOVER_GRACE: OptionRow = OptionRow::float(
      [default: 30]",
 )
 .family(Family::Rankrun);
+pub(super) static CONFIG: OptionRow = OptionRow::text(
+    "config",
+    "PATH",
+    "Take what neither the command line nor a variable says from this file, as in rankrun.toml",
+)
+.family(Family::Rankrun);
 pub(super) static VERBOSE: OptionRow = OptionRow::flag(
     "verbose",
     "Say more: -v what is done, -vv each step [default: LOGLEVEL, then warnings only]",
@@ -80,12 +86,60 @@ pub(super) static PROBE_TIMEOUT: OptionRow = OptionRow::float(
     "How long the library of a device's driver may take to answer [default: 30]",
 )
 .family(Family::Rankrun);
+pub(super) static RESTART_WINDOW: OptionRow = OptionRow::text(
+    "restart-window",
+    "TIME",
+    "Allow --max-restarts within any span of this length, as in 1h, instead of over the whole job",
+)
+.family(Family::Rankrun);
+pub(super) static RESTART_DELAY: OptionRow = OptionRow::text(
+    "restart-delay",
+    "TIME",
+    "Wait for so long before the first restart, as in 1s, and longer before each further one [default: 0]",
+)
+.family(Family::Rankrun);
+pub(super) static RESTART_FACTOR: OptionRow = OptionRow::float(
+    "restart-factor",
+    "F",
+    "Each wait before a restart is so many times the one before [default: 2]",
+)
+.family(Family::Rankrun);
+pub(super) static RESTART_MAX_DELAY: OptionRow =
+    OptionRow::text("restart-max-delay", "TIME", "No wait before a restart is longer [default: 5m]")
+        .family(Family::Rankrun);
+pub(super) static RESTART_JITTER: OptionRow = OptionRow::float(
+    "restart-jitter",
+    "SHARE",
+    "Make each wait shorter by chance, by up to this share of it, 0 to 1 [default: 0]",
+)
+.family(Family::Rankrun);
+pub(super) static RESTART_RESET: OptionRow = OptionRow::text(
+    "restart-reset",
+    "TIME",
+    "Workers that ran for so long before they failed begin anew with --max-restarts and the first delay",
+)
+.family(Family::Rankrun);
+pub(super) static RESTART_RULES: OptionRow = OptionRow::text(
+    "restart-rules",
+    "RULES",
+    "What a failure means, as in exit=3:fail,signal=KILL:restart,exit=5:succeed; the first that fits decides",
+)
+.family(Family::Rankrun);
+pub(super) static PROGRESS_DIR: OptionRow = OptionRow::text(
+    "progress-dir",
+    "DIR",
+    "Give up when restarts bring no newer file to this folder, where the checkpoints are",
+)
+.family(Family::Rankrun);
+pub(super) static PROGRESS_RESTARTS: OptionRow =
+    OptionRow::int("progress-restarts", "N", "How many restarts in a row may bring none [default: 3]")
+        .family(Family::Rankrun);
 pub(super) static QUIET: OptionRow =
     OptionRow::flag("quiet", "Do not say before the start which rank has which device")
         .family(Family::Rankrun);
-pub(super) static START_TIMEOUT: OptionRow = OptionRow::float(
+pub(super) static START_TIMEOUT: OptionRow = OptionRow::text(
     "start-timeout",
-    "SECONDS",
+    "TIME",
     "A generation has failed if not every worker has joined the store within this time of its start [default: no limit]",
 )
 .family(Family::Rankrun);
@@ -114,6 +168,7 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &START_TIMEOUT,
     &TIME_LIMIT,
     &WARN_SIGNAL,
+    &CONFIG,
     &VERBOSE,
     &LEAVE_OUT,
     &DEVICES,
@@ -124,6 +179,15 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &CHECK_DEVICES,
     &EXCLUDE_UNHEALTHY,
     &PROBE_TIMEOUT,
+    &RESTART_WINDOW,
+    &RESTART_DELAY,
+    &RESTART_FACTOR,
+    &RESTART_MAX_DELAY,
+    &RESTART_JITTER,
+    &RESTART_RESET,
+    &RESTART_RULES,
+    &PROGRESS_DIR,
+    &PROGRESS_RESTARTS,
     &QUIET,
     &VERSION,
 ];

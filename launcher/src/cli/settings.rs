@@ -1,10 +1,12 @@
-//! Where a setting's value comes from: the command line, then the option's variable. The one place that knows.
+//! Where a setting's value comes from: the command line, then the option's variable, then the file of `--config`. The
+//! one place that knows.
 //!
 //! Own options have `RANKRUN_*`, torchrun's have `PET_*`, and no option has both; what stands in for them
 //! further down the line (`LOGLEVEL`, defaults) is said where the setting is resolved.
 
 use std::ffi::OsString;
 
+use super::config::Config;
 use super::error::{CliError, Origin, SettingError, UsageError};
 use super::grammar::Given;
 use super::option::{Family, OptionRow};
@@ -19,11 +21,19 @@ pub(super) struct Setting<T> {
     pub(super) value: T,
 }
 
-/// What was typed, over what the environment says.
+impl<T> Setting<T> {
+    /// Whether a file says it.
+    pub(super) const fn is_of_file(&self) -> bool {
+        matches!(self.origin, Origin::File(_))
+    }
+}
+
+/// What was typed, over what the environment says, over what a file says.
 pub(super) struct Settings<'a> {
     pub(super) persona: Persona,
     pub(super) given: &'a [Given],
     pub(super) facts: &'a Facts,
+    pub(super) config: Option<&'a Config>,
 }
 
 impl Settings<'_> {
@@ -32,6 +42,10 @@ impl Settings<'_> {
         if let Some(given) = self.given.iter().rev().find(|given| given.row == row) {
             return Some(Setting { origin: Origin::Option(row.long), value: given.value.clone() });
         }
+        self.variable(row).or_else(|| self.config?.find(row))
+    }
+
+    fn variable(&self, row: &'static OptionRow) -> Option<Setting<OsString>> {
         let name = row.variable()?;
         let value = match row.family {
             // argparse takes an empty variable for an empty value.
@@ -80,13 +94,13 @@ impl Settings<'_> {
         }
     }
 
-    /// Whether the flag was typed, or its variable is an integer other than zero.
+    /// Whether the flag was typed, or its variable is an integer other than zero, or the file says so.
     ///
     /// A variable that is no integer is refused even where the flag was typed: argparse reads it first.
     pub(super) fn flag(&self, row: &'static OptionRow) -> Result<bool, SettingError> {
         let variable = row.variable().and_then(|name| Some((self.facts.variable(&name)?, name)));
-        let by_variable = match variable {
-            None => false,
+        let without_typing = match variable {
+            None => self.config.and_then(|config| config.find(row)).is_some_and(|found| found.value != "0"),
             Some((value, variable)) => match value.to_str().and_then(parse_int) {
                 Some(number) => number != 0,
                 None => {
@@ -95,7 +109,7 @@ impl Settings<'_> {
                 }
             },
         };
-        Ok(by_variable || self.given.iter().any(|given| given.row == row))
+        Ok(without_typing || self.given.iter().any(|given| given.row == row))
     }
 
     /// How often a flag was typed.

@@ -4,6 +4,7 @@
 //! its origin can be looked up. That both agree is tested.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -46,6 +47,13 @@ pub enum Source {
         /// Its name.
         name: String,
     },
+    /// By this line of a configuration file.
+    File {
+        /// As it was named.
+        path: String,
+        /// From 1.
+        line: usize,
+    },
     /// Nowhere.
     Default,
     /// It is the launcher's business: who sits where, which job this is.
@@ -57,6 +65,7 @@ impl From<Origin> for Source {
         match origin {
             Origin::Option(name) => Self::Option { name: format!("--{name}") },
             Origin::Variable(name) => Self::Variable { name },
+            Origin::File(place) => Self::File { path: place.path, line: place.line },
         }
     }
 }
@@ -176,6 +185,7 @@ impl Sources<'_> {
             option("role", Some(spec.role.clone())),
             run_id,
         ];
+        settings.extend(self.of_the_restarts());
         settings.extend(self.of_the_store());
         settings.extend(self.of_the_logs());
         settings.extend(self.of_the_end());
@@ -235,6 +245,28 @@ impl Sources<'_> {
             settings.push(option(name, (!texts.is_empty()).then(|| texts.join(","))));
         }
         settings
+    }
+
+    /// Only where something was said: most jobs have no policy.
+    fn of_the_restarts(&self) -> Vec<Setting> {
+        let policy = &self.spec.restart;
+        let time = |time: Duration| humantime::format_duration(time).to_string();
+        let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
+        let backoff = policy.backoff.as_ref();
+        let progress = policy.progress.as_ref();
+        let values = [
+            ("restart-window", policy.window.map(time)),
+            ("restart-delay", backoff.map(|backoff| time(backoff.delay))),
+            ("restart-factor", backoff.map(|backoff| backoff.factor.to_string())),
+            ("restart-max-delay", backoff.map(|backoff| time(backoff.cap))),
+            ("restart-jitter", backoff.map(|backoff| backoff.jitter.to_string())),
+            ("restart-reset", policy.reset_after.map(time)),
+            ("restart-rules", (!rules.is_empty()).then(|| rules.join(","))),
+            ("progress-dir", progress.map(|limit| limit.folder.display().to_string())),
+            ("progress-restarts", progress.map(|limit| limit.restarts.to_string())),
+        ];
+        let said = values.into_iter().filter(|(_, value)| value.is_some());
+        said.map(|(name, value)| setting(name, value, self.said(&[name], &[]))).collect()
     }
 
     fn prefix(&self) -> Source {

@@ -140,6 +140,7 @@ fn common_variables(workers: &[Worker]) -> Vec<&Variable> {
 fn row(variable: &Variable) -> [String; 3] {
     let mut origin = match &variable.source {
         Source::Option { name } | Source::Variable { name } => name.clone(),
+        Source::File { path, line } => format!("{path}:{line}"),
         Source::Default => "default".to_owned(),
         Source::Launcher => String::new(),
     };
@@ -155,6 +156,7 @@ fn origin(source: &Source, setting: &str) -> String {
         Source::Option { name } if name.strip_prefix("--") == Some(setting) => "command line".to_owned(),
         Source::Option { name } => format!("command line, {name}"),
         Source::Variable { name } => name.clone(),
+        Source::File { path, line } => format!("{path}:{line}"),
         Source::Default | Source::Launcher => "default".to_owned(),
     }
 }

@@ -162,6 +162,11 @@ impl World for FakeWorld {
         self.entry(path).map_or_else(Vec::new, |entry| entry.bytes.to_vec())
     }
 
+    fn whole_file(&self, path: &Path, _most: u64) -> io::Result<Vec<u8>> {
+        let entry = self.entry(path).ok_or(io::ErrorKind::NotFound)?;
+        if entry.readable { Ok(entry.bytes.to_vec()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
     fn resolve_links(&self, path: &Path) -> PathBuf {
         let target = self.entry(path).and_then(|entry| entry.target.clone());
         target.unwrap_or_else(|| path.to_owned())

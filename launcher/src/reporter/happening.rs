@@ -1,10 +1,13 @@
 //! What people are told while the job runs, one line each. Pure.
 
+use std::path::Path;
+
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::LocalRank;
+use rankrun_contract::rank::{LocalRank, RestartCount};
 
 use crate::agent::message::{Happening, Impatience, Released};
+use crate::agent::policy::Refusal;
 use crate::process::signal_name;
 use crate::reporter::plain::plain;
 use crate::spec::LaunchSpec;
@@ -61,6 +64,10 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             ranks(local_ranks),
             signal_name(libc::SIGKILL)
         ),
+        Happening::LookingForProgress
+        | Happening::RestartRefused(_)
+        | Happening::CalledSuccess { .. }
+        | Happening::Waiting { .. } => return of_policy(happening, spec),
         Happening::CheckingDevices
         | Happening::DevicesUnchecked { .. }
         | Happening::DeviceWarning(_)
@@ -68,7 +75,7 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         | Happening::NoRestart { .. }
         | Happening::Reseated { .. } => return of_devices(happening, spec),
         Happening::Restarting { used } => {
-            format!("starting all workers again (restart {used} of {})", spec.max_restarts)
+            format!("starting all workers again ({})", restart(*used, spec))
         }
     })
 }
@@ -127,6 +134,43 @@ pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     })
 }
 
+/// What is said of the restart policy, whatever the name we go by; of anything else nothing.
+#[must_use]
+pub fn of_policy(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+    let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
+    Some(match happening {
+        Happening::LookingForProgress => {
+            let folder = folder().display().to_string();
+            format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
+        }
+        Happening::RestartRefused(Refusal::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
+        Happening::RestartRefused(Refusal::NoProgress { restarts }) => format!(
+            "no restart: {restarts} restart{} brought no newer file to `{}`",
+            plural(*restarts as usize),
+            plain(&folder().display().to_string())
+        ),
+        Happening::RestartRefused(Refusal::Window { restarts, window }) => {
+            format!("no restart: {restarts} within {} are used up", humantime::format_duration(*window))
+        }
+        Happening::CalledSuccess { rule } => format!("the job is done, by the rule `{rule}`"),
+        Happening::Waiting { wait, used } => format!(
+            "starting all workers again in {:.1} s ({}); a signal ends the wait",
+            wait.as_secs_f64(),
+            restart(*used, spec)
+        ),
+        _ => return None,
+    })
+}
+
+fn restart(used: RestartCount, spec: &LaunchSpec) -> String {
+    let (most, policy) = (spec.max_restarts, &spec.restart);
+    match policy.window {
+        Some(window) => format!("restart {used}, {most} within {}", humantime::format_duration(window)),
+        None if policy.reset_after.is_some() => format!("restart {used}, {most} in a row"),
+        None => format!("restart {used} of {most}"),
+    }
+}
+
 /// What the launcher says when the worker runs that was left to a person.
 #[must_use]
 pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
@@ -159,7 +203,6 @@ mod tests {
     use super::*;
     use crate::spec::example;
     use nix::sys::signal::Signal;
-    use rankrun_contract::rank::RestartCount;
     use std::time::Duration;
 
     #[test]

@@ -104,7 +104,9 @@ pub fn render(card: &FailureCard) -> String {
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
     row("ended", format!("{}, after {:.1} s", timestamp(card.ended), lifetime.as_secs_f64()));
-    row("restarts", format!("{} of {} used", card.restarts.0, card.restarts.1));
+    let (used, most) = card.restarts;
+    // More than that where the policy gives them back.
+    row("restarts", if used > most { format!("{used} used") } else { format!("{used} of {most} used") });
     for file in &card.files {
         row("log", file.display().to_string());
     }

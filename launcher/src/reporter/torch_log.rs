@@ -169,6 +169,13 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(|pid| abandoned(*pid)).collect()
         }
         Happening::Restarting { used } => vec![restarting(used.0, group)],
+        Happening::LookingForProgress
+        | Happening::RestartRefused(_)
+        | Happening::CalledSuccess { .. }
+        | Happening::Waiting { .. } => {
+            let said = happening::of_policy(happening, group.spec);
+            said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
+        }
         Happening::CheckingDevices
         | Happening::DevicesUnchecked { .. }
         | Happening::DeviceWarning(_)

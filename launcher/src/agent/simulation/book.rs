@@ -30,6 +30,7 @@ pub(super) struct Book {
 pub(super) enum Question {
     Devices,
     Seats,
+    Progress,
 }
 
 /// The record of one generation.
@@ -84,7 +85,8 @@ impl Book {
             | Input::Looked { generation, .. }
             | Input::JoinsSeen { generation, .. }
             | Input::DevicesChecked { generation, .. }
-            | Input::Reseated { generation, .. } => *generation,
+            | Input::Reseated { generation, .. }
+            | Input::ProgressSeen { generation, .. } => *generation,
             Input::Ready
             | Input::StopRequested { .. }
             | Input::SignalPassed { .. }
@@ -121,7 +123,9 @@ impl Book {
                     self.life.because(Cause::User);
                 }
             }
-            Input::DevicesChecked { .. } | Input::Reseated { .. } => self.open = None,
+            Input::DevicesChecked { .. } | Input::Reseated { .. } | Input::ProgressSeen { .. } => {
+                self.open = None;
+            }
             Input::SignalPassed { .. }
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
@@ -148,6 +152,7 @@ impl Book {
             Action::KillLeftovers { .. } => self.life.swept = true,
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
+            Action::LookForProgress { .. } => self.open = Some(Question::Progress),
             Action::Say(Happening::Stuck { asleep, .. }) => {
                 self.life.because(Cause::Stuck(asleep.local_rank))
             }

@@ -138,6 +138,7 @@ impl<M: Machine> World<'_, M> {
                 let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
                 Input::Reseated { generation, seating }
             }
+            Some(Question::Progress) => Input::ProgressSeen { generation, newest: None },
             None => return,
         };
         self.queue.push_back(input);
@@ -291,6 +292,7 @@ impl<M: Machine> World<'_, M> {
             }
             Action::CheckDevices { .. } => self.unanswered = Some(Question::Devices),
             Action::Reseat { .. } => self.unanswered = Some(Question::Seats),
+            Action::LookForProgress { .. } => self.unanswered = Some(Question::Progress),
             // No history has a start limit.
             Action::LookWhoJoined { .. }
             | Action::Pass { .. }

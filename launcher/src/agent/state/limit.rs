@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use super::{State, with_at};
 use crate::agent::message::{Action, Happening};
 use crate::agent::phase::{Phase, StopCause};
+use crate::agent::policy::Decision;
 use crate::spec::TimeLimit;
 
 /// When the time limit and its warning are due. Each strikes once.
@@ -69,7 +70,8 @@ impl State {
             Phase::Running { .. }
             | Phase::Undecided { .. }
             | Phase::Stopping { .. }
-            | Phase::Checking { .. } => self.timer.next(),
+            | Phase::Checking { .. }
+            | Phase::Waiting { .. } => self.timer.next(),
         }
     }
 
@@ -105,7 +107,11 @@ impl State {
             }
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, .. } => {
-                self.timer.ended_it = self.may_restart(&failure);
+                self.timer.ended_it = matches!(self.decide(now, &failure), Decision::Restart { .. });
+                vec![self.finish_failed(Some(failure))]
+            }
+            Phase::Waiting { failure, .. } => {
+                self.timer.ended_it = true;
                 vec![self.finish_failed(Some(failure))]
             }
             // A stop goes on as it is, and a restart is no more to come of it.
@@ -116,10 +122,11 @@ impl State {
         }
     }
 
-    /// Where a restart would have been the next thing, it is the time limit that ends the job.
-    pub(super) fn no_time_for_a_restart(&mut self, now: Instant) -> bool {
+    /// Where a restart at this time would have been the next thing, it is the time limit that ends the job: nobody
+    /// waits for a restart that will not be.
+    pub(super) fn no_time_for_a_restart(&mut self, at: Instant) -> bool {
         // It may be due and not yet told.
-        self.timer.is_over |= self.timer.end_at.is_some_and(|end_at| end_at <= now);
+        self.timer.is_over |= self.timer.end_at.is_some_and(|end_at| end_at <= at);
         self.timer.ended_it |= self.timer.is_over;
         self.timer.is_over
     }

@@ -1,18 +1,20 @@
-//! What follows the last reap of a generation: a look at its devices, a restart, or the end. Pure.
+//! What follows the last reap of a generation: a look at its devices and at the job's progress, a restart, perhaps
+//! after a wait, or the end. Pure.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use rankrun_contract::rank::{Generation, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
 use crate::agent::checkup::Checkup;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, Happening, JobEnd};
 use crate::agent::phase::{Phase, Step, StopCause};
+use crate::agent::policy::{Decision, Refusal, Wish};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::spec::{Persona, Unhealthy};
 
-/// A look at the devices that takes longer says so.
+/// A look that takes longer says so.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 impl State {
@@ -53,8 +55,11 @@ impl State {
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
             actions.extend(self.restart_or_finish(now, failure));
-        } else if !self.may_restart(&failure) {
-            actions.push(self.finish_failed(Some(failure)));
+            return actions;
+        }
+        let decision = self.decide(now, &failure);
+        if !matches!(decision, Decision::Restart { .. }) {
+            actions.extend(self.carry_out(now, decision, failure));
         } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
             self.look(now, failure, Step::Seats);
             actions.push(Action::Reseat { generation });
@@ -86,6 +91,19 @@ impl State {
         }
     }
 
+    /// This is the newest file of the job's folder.
+    pub(super) fn progress_seen(
+        &mut self,
+        now: Instant,
+        generation: Generation,
+        newest: Option<SystemTime>,
+    ) -> Vec<Action> {
+        let Some(failure) = self.looked_at(generation, Step::Progress) else { return Vec::new() };
+        self.history.saw(newest);
+        let decision = self.decide(now, &failure);
+        self.carry_out(now, decision, failure)
+    }
+
     fn look(&mut self, now: Instant, failure: Failure, step: Step) {
         self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT) };
     }
@@ -103,14 +121,49 @@ impl State {
         }
     }
 
-    pub(super) fn may_restart(&self, failure: &Failure) -> bool {
-        failure.is_restartable() && self.stopped_by.is_none() && self.restarts_used < self.rules.max_restarts
+    pub(super) fn decide(&self, now: Instant, failure: &Failure) -> Decision {
+        let wish = if self.stopped_by.is_some() { Wish::Stop } else { Wish::GoOn };
+        self.history.decide((&self.rules.restart, self.rules.max_restarts), wish, failure, now)
     }
 
     fn restart_or_finish(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        if !self.may_restart(&failure) || self.no_time_for_a_restart(now) {
-            return vec![self.finish_failed(Some(failure))];
+        let decision = self.decide(now, &failure);
+        let is_restart = matches!(decision, Decision::Restart { .. });
+        if self.rules.restart.progress.is_some() && is_restart && !self.timer.is_over() {
+            self.look(now, failure, Step::Progress);
+            return vec![Action::LookForProgress { generation: self.generation }];
         }
+        self.carry_out(now, decision, failure)
+    }
+
+    fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
+        match decision {
+            Decision::Restart { at } if self.no_time_for_a_restart(at) => {
+                vec![self.finish_failed(Some(failure))]
+            }
+            Decision::Restart { at } if at <= now => self.restart(now),
+            Decision::Restart { at } => {
+                let used = RestartCount(self.restarts_used.0 + 1);
+                self.phase = Phase::Waiting { failure, until: at };
+                vec![Action::Say(Happening::Waiting { wait: at - now, used })]
+            }
+            Decision::Succeed(rule) => vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed()],
+            Decision::Fail(refusal) => {
+                // The summary tells how many restarts were used, and who was told to stop knows.
+                let plain = matches!(refusal, Refusal::Stopped | Refusal::Stuck | Refusal::Budget);
+                let said = (!plain).then_some(Action::Say(Happening::RestartRefused(refusal)));
+                let mut finish = self.finish_failed(Some(failure));
+                if let (Action::Finish(end), Some(status)) = (&mut finish, refusal.status()) {
+                    end.status = status;
+                }
+                said.into_iter().chain([finish]).collect()
+            }
+        }
+    }
+
+    /// A restart that the policy has allowed.
+    pub(super) fn restart(&mut self, now: Instant) -> Vec<Action> {
+        self.history.restarted(now, &self.rules.restart);
         self.restarts_used.0 += 1;
         self.generation.0 += 1;
         vec![Action::Say(Happening::Restarting { used: self.restarts_used }), self.start(now)]

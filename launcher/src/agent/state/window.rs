@@ -28,6 +28,7 @@ impl State {
         if !self.rules.is_of_a_stop_signal(end.exit) {
             return self.failed(now, live, failure);
         }
+        self.history.generation_ended(now);
         self.phase = Phase::Undecided { live, failure, until: now + WINDOW };
         Vec::new()
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{DeviceError, Origin, SEE_HELP};
+use super::{ConfigError, DeviceError, Origin, RuleProblem, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +68,9 @@ pub enum SettingError {
         /// Which filter.
         origin: Origin,
     },
+    /// A configuration file cannot be used.
+    #[error(transparent)]
+    Config(Box<ConfigError>),
     /// Devices cannot be chosen, counted, shared or bound to as was asked.
     #[error(transparent)]
     Devices(Box<DeviceError>),
@@ -90,6 +93,24 @@ pub enum SettingError {
         item: String,
         /// What is wrong with it.
         problem: ConfProblem,
+    },
+    /// A rule about restarts that cannot be read, or means nothing.
+    #[error("{origin} has the rule `{rule}`, {problem}")]
+    RestartRule {
+        /// Where it came from.
+        origin: Origin,
+        /// As it was written.
+        rule: String,
+        /// What is wrong with it.
+        problem: RuleProblem,
+    },
+    /// It refines something that was not asked for.
+    #[error("{origin} is given, but {missing} is not")]
+    WithoutEffect {
+        /// What was given.
+        origin: Origin,
+        /// What it refines.
+        missing: &'static str,
     },
     /// The log folder is no folder.
     #[error("{origin} is `{}`, which is a file", path.display())]
@@ -163,10 +184,20 @@ pub enum Expected {
     ProbeLimit,
     /// Seconds, zero included.
     Duration,
-    /// `--time-limit`
-    TimeLimit,
     /// `--warn-signal`
     WarnSignal,
+    /// A span of time above zero.
+    Time,
+    /// A span of time, zero included.
+    TimeOrZero,
+    /// How many times longer each wait is.
+    Factor,
+    /// A share of a whole.
+    Share,
+    /// A count above zero.
+    Count,
+    /// Not shorter than `--restart-delay`.
+    AtLeastDelay,
     /// A port, 0 included.
     Port,
     /// The only rank of a job of one node.
@@ -199,12 +230,15 @@ impl fmt::Display for Expected {
             Self::Interval => "a number of seconds above 0",
             Self::ProbeLimit => "a number of seconds from 0.1 up",
             Self::Duration => "a number of seconds from 0 up",
-            Self::TimeLimit => {
-                "a time above 0 such as `90` (seconds), `5m`, `2h`, `1h30m`, `02:30:00` or `1-12:00:00`"
-            }
             Self::WarnSignal => {
                 "SIGNAL or SIGNAL@TIME such as `USR1@60`, with a signal that can be handled and a time above 0"
             }
+            Self::Time => "a time above 0 such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`",
+            Self::TimeOrZero => "a time such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`",
+            Self::Factor => "a number from 1 up",
+            Self::Share => "a number from 0 to 1",
+            Self::Count => "a number from 1 to 4294967295",
+            Self::AtLeastDelay => "as long as the first delay",
             Self::Port => "a port from 0 to 65535",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",
@@ -307,6 +341,7 @@ impl SettingError {
         match self {
             Self::FlagNotInteger { variable, .. } => Some(format!("`{variable}=1` is on, 0 is off")),
             Self::NotSupported { origin, .. } => not_supported_hint(origin),
+            Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
             Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
             Self::PythonPlugin { built_in: names, .. } => {
@@ -323,6 +358,8 @@ impl SettingError {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
+            Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
+            Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
             Self::JoinsUnseen { .. } => {
@@ -353,6 +390,7 @@ const fn conf_hint(problem: ConfProblem) -> &'static str {
 fn not_supported_hint(origin: &Origin) -> Option<String> {
     match origin {
         Origin::Variable(name) => Some(format!("unset `{name}`")),
+        Origin::File(place) => Some(format!("drop `{}` from the file", place.key)),
         Origin::Option("nproc-per-node") => {
             Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
         }

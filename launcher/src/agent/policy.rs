@@ -1,0 +1,246 @@
+//! What follows a failure: (policy, history, failure, now) → decision. Pure.
+//!
+//! In this order: what the user wants, a worker that cannot be replaced, the rules, progress, the budget. Only then
+//! there is a restart, now or after a wait.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant, SystemTime};
+
+use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
+
+use crate::agent::failure::{Failure, Manner};
+use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
+use crate::process::Exit;
+use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
+
+/// Longer than any job, and short enough to be added to any instant.
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// What follows a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// All workers start again.
+    Restart {
+        /// Not before.
+        at: Instant,
+    },
+    /// The job has failed.
+    Fail(Refusal),
+    /// A rule says that the job is done.
+    Succeed(RestartRule),
+}
+
+/// Why there is no restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The launcher was told to stop.
+    Stopped,
+    /// A worker sits in the kernel and may hold what a new one needs.
+    Stuck,
+    /// A rule says so.
+    Rule(RestartRule),
+    /// Nothing new was seen in the named folder for so many restarts.
+    NoProgress {
+        /// How many.
+        restarts: u32,
+    },
+    /// All are used up.
+    Budget,
+    /// All that are allowed in a span of time are used up.
+    Window {
+        /// How many there may be.
+        restarts: RestartCount,
+        /// How long it is.
+        window: Duration,
+    },
+}
+
+impl Refusal {
+    /// The launcher's exit status, where it is not that of the worker.
+    #[must_use]
+    pub const fn status(&self) -> Option<ExitStatus> {
+        match self {
+            Self::Rule(RestartRule { then: RuleAction::Requeue, .. }) => Some(ExitStatus::Code(REQUEUE)),
+            Self::Rule(RestartRule { then: RuleAction::NoRequeue, .. }) => {
+                Some(ExitStatus::Code(DO_NOT_REQUEUE))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether anybody still wants workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    GoOn,
+    Stop,
+}
+
+/// What has become of the generations so far, as far as it counts; it does not grow with their number.
+#[derive(Debug, Clone)]
+pub(super) struct History {
+    /// Decides what is left to chance.
+    pub(super) seed: u64,
+    /// Restarts since the budget was whole.
+    used: u32,
+    /// Restarts since the back-off began anew.
+    streak: u32,
+    /// The restarts of the window that is looked at, oldest first.
+    recent: VecDeque<Instant>,
+    /// When the generation began.
+    began: Option<Instant>,
+    /// When it began to end.
+    ended: Option<Instant>,
+    progress: Progress,
+}
+
+/// What was seen in the folder of the job's checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Nobody has looked.
+    Unknown,
+    /// The newest file when it was last newer, and how many restarts have brought none since.
+    Since { newest: Option<SystemTime>, restarts: u32 },
+}
+
+impl History {
+    pub(super) const fn new() -> Self {
+        Self {
+            seed: 0,
+            used: 0,
+            streak: 0,
+            recent: VecDeque::new(),
+            began: None,
+            ended: None,
+            progress: Progress::Unknown,
+        }
+    }
+
+    /// All workers of a generation are started.
+    pub(super) const fn generation_began(&mut self, now: Instant) {
+        (self.began, self.ended) = (Some(now), None);
+    }
+
+    /// The first of them failed, or all are told to stop.
+    pub(super) fn generation_ended(&mut self, now: Instant) {
+        self.ended.get_or_insert(now);
+    }
+
+    /// This is the newest file of the job's folder, after a failure.
+    pub(super) fn saw(&mut self, newest: Option<SystemTime>) {
+        self.progress = match self.progress {
+            Progress::Since { newest: before, restarts } if newest <= before => {
+                Progress::Since { newest: before, restarts: restarts.saturating_add(1) }
+            }
+            Progress::Unknown | Progress::Since { .. } => Progress::Since { newest, restarts: 0 },
+        };
+    }
+
+    /// A restart is made.
+    pub(super) fn restarted(&mut self, now: Instant, policy: &RestartPolicy) {
+        let (used, streak) = self.counted(policy);
+        self.used = used.saturating_add(1);
+        self.streak = streak.saturating_add(1);
+        if let Some(window) = policy.window {
+            while self.recent.front().is_some_and(|earlier| now.duration_since(*earlier) >= window) {
+                self.recent.pop_front();
+            }
+            self.recent.push_back(now);
+        }
+    }
+
+    /// What follows this failure, all of whose ends are known; `most` is `--max-restarts`.
+    pub(super) fn decide(
+        &self,
+        (policy, most): (&RestartPolicy, RestartCount),
+        wish: Wish,
+        failure: &Failure,
+        now: Instant,
+    ) -> Decision {
+        if wish == Wish::Stop {
+            return Decision::Fail(Refusal::Stopped);
+        }
+        if !failure.is_restartable() {
+            return Decision::Fail(Refusal::Stuck);
+        }
+        match policy.rules.iter().find(|rule| fits(&rule.when, failure)) {
+            Some(rule) if rule.then == RuleAction::Succeed => return Decision::Succeed(*rule),
+            Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(Refusal::Rule(*rule)),
+            _ => {}
+        }
+        if let (Some(limit), Progress::Since { restarts, .. }) = (&policy.progress, self.progress)
+            && restarts >= limit.restarts
+        {
+            return Decision::Fail(Refusal::NoProgress { restarts });
+        }
+        let (used, streak) = self.counted(policy);
+        let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.wait(&backoff, streak));
+        let Some(window) = policy.window else {
+            let left = used < most.0;
+            return if left { Decision::Restart { at } } else { Decision::Fail(Refusal::Budget) };
+        };
+        let within = |earlier: &&Instant| at.duration_since(**earlier) < window;
+        if self.recent.iter().filter(within).count() < most.0 as usize {
+            Decision::Restart { at }
+        } else if most.0 == 0 {
+            Decision::Fail(Refusal::Budget)
+        } else {
+            Decision::Fail(Refusal::Window { restarts: most, window })
+        }
+    }
+
+    /// The restarts that count against the budget, and those that make the wait longer.
+    fn counted(&self, policy: &RestartPolicy) -> (u32, u32) {
+        let healthy = self.began.zip(self.ended).map(|(began, ended)| ended.saturating_duration_since(began));
+        match (policy.reset_after, healthy) {
+            (Some(enough), Some(healthy)) if healthy >= enough => (0, 0),
+            _ => (self.used, self.streak),
+        }
+    }
+
+    fn wait(&self, backoff: &Backoff, streak: u32) -> Duration {
+        let longest = backoff.cap.min(LONGEST_WAIT);
+        let grown = backoff.delay.as_secs_f64() * backoff.factor.powf(f64::from(streak));
+        // What is beyond any duration is not beyond the cap.
+        let wait = Duration::try_from_secs_f64(grown).unwrap_or(longest).min(longest);
+        let left_out = backoff.jitter * chance(self.seed.wrapping_add(u64::from(streak)));
+        wait.mul_f64((1.0 - left_out).clamp(0.0, 1.0))
+    }
+}
+
+/// What the restart policy leaves to chance differs from job to job.
+pub(super) fn seed_of(job: &JobId) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    job.0.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A number from 0 to 1 that looks like chance: one step of SplitMix64.
+fn chance(seed: u64) -> f64 {
+    let mixed = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let high = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(u32::MAX);
+    f64::from(high) / f64::from(u32::MAX)
+}
+
+/// Whether a rule is about this failure. How a worker ended that our own stop ended says nothing.
+fn fits(when: &Conditions, failure: &Failure) -> bool {
+    let first = &failure.first;
+    let own = |exit: Exit| (failure.manner == Manner::Ended).then_some(exit);
+    let exit = when.exit.is_none_or(|codes| {
+        matches!(own(first.exit), Some(Exit::Code(code)) if u8::try_from(code).is_ok_and(|code| codes.contains(code)))
+    });
+    let signal = when.signal.is_none_or(
+        |signal| matches!(own(first.exit), Some(Exit::Signal { number, .. }) if number == signal as i32),
+    );
+    // One node: a rank is a local rank.
+    let rank = when.rank.is_none_or(|rank| rank == Rank(first.local_rank.0));
+    let node = when.node.is_none_or(|node| node == NodeRank(0));
+    exit && signal && rank && node
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

@@ -1,0 +1,252 @@
+use proptest::prelude::*;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use super::*;
+use crate::agent::message::WorkerEnd;
+use crate::spec::restart::{ExitCodes, ProgressLimit};
+
+fn clock() -> impl Fn(u64) -> Instant {
+    #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+    let start = Instant::now();
+    move |seconds| start + Duration::from_secs(seconds)
+}
+
+fn failure(local_rank: u32, exit: Exit) -> Failure {
+    let first = WorkerEnd {
+        local_rank: LocalRank(local_rank),
+        pid: Pid::from_raw(100),
+        exit,
+        at: SystemTime::UNIX_EPOCH,
+        testimony: None,
+    };
+    Failure {
+        generation: Generation(0),
+        first,
+        manner: Manner::Ended,
+        others: Vec::new(),
+        restart_count: RestartCount(0),
+        dead_devices: Vec::new(),
+        not_joined: Vec::new(),
+    }
+}
+
+fn killed_by(signal: Signal) -> Exit {
+    Exit::Signal { number: signal as i32, core_dumped: false }
+}
+
+fn rule(when: Conditions, then: RuleAction) -> RestartRule {
+    RestartRule { when, then }
+}
+
+/// What is decided about a generation that ran from one second to another, and what that makes of the history.
+fn fail_at(
+    history: &mut History,
+    policy: &RestartPolicy,
+    most: u32,
+    (from, to): (Instant, Instant),
+) -> Decision {
+    history.generation_began(from);
+    history.generation_ended(to);
+    let decision = history.decide((policy, RestartCount(most)), Wish::GoOn, &failure(0, Exit::Code(1)), to);
+    if let Decision::Restart { at } = decision {
+        history.restarted(at, policy);
+    }
+    decision
+}
+
+fn backoff(delay: u64, cap: u64, jitter: f64) -> RestartPolicy {
+    let (delay, cap) = (Duration::from_secs(delay), Duration::from_secs(cap));
+    RestartPolicy { backoff: Some(Backoff { delay, factor: 2.0, cap, jitter }), ..RestartPolicy::default() }
+}
+
+#[test]
+fn without_a_policy_all_restarts_come_at_once() {
+    let (at, policy) = (clock(), RestartPolicy::default());
+    let mut history = History::new();
+    for second in 0..3 {
+        let decision = fail_at(&mut history, &policy, 3, (at(second), at(second)));
+        assert_eq!(decision, Decision::Restart { at: at(second) });
+    }
+    assert_eq!(fail_at(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(Refusal::Budget));
+}
+
+#[test]
+fn each_rule_decides_about_what_it_fits() {
+    let at = clock();
+    let exit =
+        |codes: &[u8]| Conditions { exit: Some(codes.iter().copied().collect()), ..Conditions::default() };
+    let special = rule(Conditions { rank: Some(Rank(1)), ..exit(&[7]) }, RuleAction::Fail);
+    let killed = Conditions { signal: Some(Signal::SIGKILL), ..Conditions::default() };
+    let killed = rule(killed, RuleAction::Restart);
+    let rules = vec![
+        special,
+        rule(exit(&[3, 4]), RuleAction::Fail),
+        rule(exit(&[5]), RuleAction::Succeed),
+        rule(exit(&[7]), RuleAction::Restart),
+        killed,
+        rule(exit(&[75]), RuleAction::Requeue),
+        rule(exit(&[78]), RuleAction::NoRequeue),
+        rule(Conditions { node: Some(NodeRank(1)), ..Conditions::default() }, RuleAction::Succeed),
+        rule(Conditions { node: Some(NodeRank(0)), ..Conditions::default() }, RuleAction::Fail),
+    ];
+    let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
+    let decide =
+        |failure: &Failure| History::new().decide((&policy, RestartCount(1)), Wish::GoOn, failure, at(1));
+    let restart = Decision::Restart { at: at(1) };
+    let by = |index: usize| Decision::Fail(Refusal::Rule(rules[index]));
+    for (rank, exit, expected) in [
+        (0, Exit::Code(3), by(1)),
+        (0, Exit::Code(4), by(1)),
+        (0, Exit::Code(5), Decision::Succeed(rules[2])),
+        (0, Exit::Code(7), restart),
+        (1, Exit::Code(7), by(0)),
+        (0, killed_by(Signal::SIGKILL), restart),
+        (0, killed_by(Signal::SIGSEGV), by(8)),
+        (0, Exit::Code(75), by(5)),
+        (0, Exit::Code(78), by(6)),
+        (0, Exit::Code(9), by(8)),
+    ] {
+        assert_eq!(decide(&failure(rank, exit)), expected, "rank {rank}: {exit}");
+    }
+    assert_eq!(Refusal::Rule(rules[5]).status(), Some(ExitStatus::Code(75)));
+    assert_eq!(Refusal::Rule(rules[6]).status(), Some(ExitStatus::Code(78)));
+    assert_eq!(Refusal::Rule(rules[1]).status(), None, "the worker's own");
+    let stopped_by_us = Failure { manner: Manner::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
+    assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
+    let stuck = Failure { manner: Manner::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
+    assert_eq!(decide(&stuck), Decision::Fail(Refusal::Stuck));
+    let told =
+        History::new().decide((&policy, RestartCount(1)), Wish::Stop, &failure(0, Exit::Code(5)), at(1));
+    assert_eq!(told, Decision::Fail(Refusal::Stopped), "invariant 7");
+}
+
+#[test]
+fn a_rule_to_restart_does_not_lift_the_budget() {
+    let rules = vec![rule(Conditions::default(), RuleAction::Restart)];
+    let policy = RestartPolicy { rules, ..RestartPolicy::default() };
+    let at = clock();
+    assert_eq!(fail_at(&mut History::new(), &policy, 0, (at(0), at(0))), Decision::Fail(Refusal::Budget));
+}
+
+#[test]
+fn each_wait_is_longer_up_to_the_cap() {
+    let at = clock();
+    let mut history = History::new();
+    let mut waits = Vec::new();
+    for _ in 0..6 {
+        let Decision::Restart { at: then } = fail_at(&mut history, &backoff(1, 10, 0.0), 9, (at(0), at(100)))
+        else {
+            panic!("there is a restart left")
+        };
+        waits.push((then - at(100)).as_secs());
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
+    let endless = Backoff { delay: Duration::MAX, factor: f64::MAX, cap: Duration::MAX, jitter: 0.0 };
+    assert_eq!(history.wait(&endless, u32::MAX), LONGEST_WAIT, "no number is too big");
+}
+
+#[test]
+fn a_healthy_generation_pays_for_those_before_it() {
+    let at = clock();
+    let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..backoff(1, 10, 0.0) };
+    let mut history = History::new();
+    let waits = [(0, 1), (10, 11), (100, 159), (200, 260), (300, 301)].map(|(from, to)| {
+        match fail_at(&mut history, &policy, 3, (at(from), at(to))) {
+            Decision::Restart { at: then } => (then - at(to)).as_secs(),
+            decision => panic!("{decision:?}"),
+        }
+    });
+    assert_eq!(waits, [1, 2, 4, 1, 2], "60 s are enough, 59 s are not");
+}
+
+#[test]
+fn a_window_is_looked_back_on_from_each_restart() {
+    let at = clock();
+    let window = Duration::from_secs(3_600);
+    let policy = RestartPolicy { window: Some(window), ..RestartPolicy::default() };
+    let full = Decision::Fail(Refusal::Window { restarts: RestartCount(2), window });
+    let mut history = History::new();
+    for (second, restarts) in
+        [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)]
+    {
+        let decision = fail_at(&mut history, &policy, 2, (at(second), at(second)));
+        assert_eq!(decision, if restarts { Decision::Restart { at: at(second) } } else { full }, "{second}");
+    }
+}
+
+#[test]
+fn no_newer_file_for_so_many_restarts_is_the_end() {
+    let at = clock();
+    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
+    let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
+    let file = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    let mut history = History::new();
+    let looks = [(file(5), true), (file(5), true), (file(6), true), (file(6), true), (None, false)];
+    for (newest, restarts) in looks {
+        history.saw(newest);
+        let decision = fail_at(&mut history, &policy, 9, (at(0), at(0)));
+        let given_up = Decision::Fail(Refusal::NoProgress { restarts: 2 });
+        assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{newest:?}");
+    }
+}
+
+#[test]
+fn codes_are_shown_as_they_are_written() {
+    let codes: ExitCodes = [3, 10, 11, 12, 254, 255].into_iter().collect();
+    assert_eq!(codes.to_string(), "3/10-12/254-255");
+    let when = Conditions { exit: Some(codes), rank: Some(Rank(2)), ..Conditions::default() };
+    assert_eq!(rule(when, RuleAction::NoRequeue).to_string(), "exit=3/10-12/254-255+rank=2:no-requeue");
+    assert_eq!(rule(Conditions::default(), RuleAction::Fail).to_string(), "any:fail");
+}
+
+proptest! {
+    #[test]
+    fn chance_makes_a_wait_shorter_by_its_share_at_most(seed: u64, streak in 0_u32..100, jitter in 0.0..=1.0) {
+        let mut history = History::new();
+        history.seed = seed;
+        let policy = backoff(2, 60, jitter).backoff.unwrap();
+        let whole = history.wait(&Backoff { jitter: 0.0, ..policy }, streak);
+        let wait = history.wait(&policy, streak);
+        prop_assert!(wait <= whole && wait.as_secs_f64() >= whole.as_secs_f64() * (1.0 - jitter) - 1e-6);
+    }
+
+    /// Invariant 6, whatever the lives and the waits.
+    #[test]
+    fn restarts_never_exceed_the_budget(
+        lives in proptest::collection::vec(0_u64..200, 0..60),
+        most in 0_u32..5,
+        window in proptest::option::of(1_u64..500),
+        reset in proptest::option::of(1_u64..200),
+        delay in 0_u64..20,
+    ) {
+        let at = clock();
+        let policy = RestartPolicy {
+            window: window.map(Duration::from_secs),
+            reset_after: reset.map(Duration::from_secs),
+            ..backoff(delay, 100, 0.5)
+        };
+        let mut history = History::new();
+        let (mut now, mut in_a_row, mut restarts) = (at(0), 0, Vec::new());
+        for life in lives {
+            let ended = now + Duration::from_secs(life);
+            if reset.is_some_and(|reset| life >= reset) {
+                in_a_row = 0;
+            }
+            let Decision::Restart { at: then } = fail_at(&mut history, &policy, most, (now, ended)) else { break };
+            prop_assert!(then >= ended);
+            (now, in_a_row) = (then, in_a_row + 1);
+            restarts.push(then);
+        }
+        match policy.window {
+            None => prop_assert!(in_a_row <= most),
+            Some(window) => for first in &restarts {
+                let within = restarts.iter().filter(|then| *then >= first && **then - *first < window).count();
+                prop_assert!(within <= most as usize, "{within} of {most}");
+            },
+        }
+        prop_assert!(history.recent.len() <= most as usize, "memory does not grow");
+    }
+}

@@ -1,0 +1,157 @@
+//! Restarts that wait, and what a rule or missing progress makes of a failure.
+
+use super::*;
+use crate::agent::policy::Refusal;
+use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
+
+fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
+    let delay = Duration::from_secs(5);
+    let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
+    let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
+    let mut job = state_by(policy, 1, 3, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
+    (job, actions)
+}
+
+fn ruled_job(then: RuleAction) -> (State, RestartRule) {
+    let rule = RestartRule { when: Conditions::default(), then };
+    let policy = RestartPolicy { rules: vec![rule], ..RestartPolicy::default() };
+    (state_by(policy, 2, 3, Persona::Rankrun), rule)
+}
+
+fn says(actions: &[Action], said: &Happening) -> bool {
+    actions.iter().any(|action| matches!(action, Action::Say(what) if what == said))
+}
+
+#[test]
+fn a_restart_comes_when_its_time_has_come() {
+    let at = clock();
+    let (mut job, actions) = waiting_job(&at);
+    assert!(says(&actions, &Happening::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
+        "nobody waits along"
+    );
+    assert_eq!((started(&actions), job.deadline()), (None, Some(at(15))));
+    assert_eq!(job.handle(at(14), Input::DeadlinePassed), [], "not a moment before");
+    let actions = job.handle(at(15), Input::DeadlinePassed);
+    assert_eq!(started(&actions), Some(1));
+    assert_eq!(job.deadline(), None);
+    let _ = job.handle(at(16), exited(1, 0, Exit::Code(7)));
+    assert_eq!(job.deadline(), Some(at(26)), "the second wait is longer");
+}
+
+#[test]
+fn a_signal_ends_the_wait_at_once() {
+    let at = clock();
+    for (persona, status) in [
+        (Persona::Rankrun, ExitStatus::Code(128 + 15)),
+        (Persona::Torchrun, ExitStatus::Code(LAUNCHER_FAILED)),
+    ] {
+        let (mut job, _) = waiting_job(&at);
+        job.rules.persona = persona;
+        let actions = job.handle(at(11), stop(Signal::SIGTERM, false));
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
+        assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "invariant 5");
+        assert_eq!(job.handle(at(15), Input::DeadlinePassed), [], "invariant 7");
+    }
+}
+
+#[test]
+fn nothing_else_ends_the_wait() {
+    let at = clock();
+    let (mut job, _) = waiting_job(&at);
+    for input in [
+        Input::Ready,
+        Input::SignalPassed { signal: Signal::SIGUSR1 },
+        exited(0, 0, Exit::Code(0)),
+        exited(1, 0, Exit::Code(1)),
+        Input::ProgressSeen { generation: Generation(0), newest: None },
+    ] {
+        assert_eq!(job.handle(at(11), input), []);
+    }
+    assert_eq!(job.deadline(), Some(at(15)));
+}
+
+#[test]
+fn a_rule_may_end_a_job_that_has_restarts_left() {
+    let at = clock();
+    for (then, status) in [
+        (RuleAction::Fail, ExitStatus::Code(7)),
+        (RuleAction::Requeue, ExitStatus::Code(75)),
+        (RuleAction::NoRequeue, ExitStatus::Code(78)),
+    ] {
+        let (mut job, rule) = ruled_job(then);
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
+        assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)], "the others are stopped as ever");
+        let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
+        assert!(says(&actions, &Happening::RestartRefused(Refusal::Rule(rule))));
+        let end = end(&actions).unwrap();
+        assert_eq!(end.status, status, "invariant 8");
+        assert!(end.failure.is_some());
+    }
+}
+
+#[test]
+fn a_rule_may_call_a_failure_a_success() {
+    let at = clock();
+    let (mut job, rule) = ruled_job(RuleAction::Succeed);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 1, Exit::Code(5)));
+    let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
+    assert!(says(&actions, &Happening::CalledSuccess { rule }));
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, &end.failure), (ExitStatus::SUCCESS, &None));
+}
+
+#[test]
+fn the_user_comes_before_the_rules() {
+    let at = clock();
+    let (mut job, _) = ruled_job(RuleAction::Succeed);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 1, Exit::Code(5)));
+    let _ = job.handle(at(1), stop(Signal::SIGINT, false));
+    let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 2));
+}
+
+#[test]
+fn a_job_without_progress_is_given_up() {
+    let at = clock();
+    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
+    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
+    assert_eq!(actions.last(), Some(&Action::LookForProgress { generation: Generation(0) }));
+    assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(Happening::LookingForProgress)]);
+    let seen = |generation, seconds| Input::ProgressSeen {
+        generation: Generation(generation),
+        newest: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+    };
+    assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to somebody else");
+    assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
+    let _ = job.handle(at(5), exited(1, 0, Exit::Code(7)));
+    assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "a newer file");
+    let _ = job.handle(at(6), exited(2, 0, Exit::Code(7)));
+    let actions = job.handle(at(6), seen(2, 2));
+    assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
+}
+
+#[test]
+fn a_signal_ends_the_look_for_progress() {
+    let at = clock();
+    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
+    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
+    let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
+    assert_eq!(job.handle(at(3), Input::ProgressSeen { generation: Generation(0), newest: None }), []);
+}

@@ -1,0 +1,317 @@
+//! `--config PATH`: settings from a file, below the command line and the variables.
+//!
+//! A file is read only where somebody names it: one that merely lies in the working folder must not change what runs.
+//! `[launch]` takes every option by its long name, `[restart]` and `[stop]` are shorter names for theirs, and each
+//! `[[restart.rules]]` is one rule. What is known of a value is checked here, with its line; what it means is decided
+//! where the option's is.
+
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin, nearest_of};
+use super::option::{Kind, OptionRow};
+use super::run::{
+    self, CONFIG, GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER,
+    RESTART_MAX_DELAY, RESTART_RESET, RESTART_RULES, RESTART_WINDOW, VERBOSE, VERSION,
+};
+use super::settings::{Setting, Settings};
+use super::torchrun::{self, HELP, MAX_RESTARTS, PRINT_COMPLETION};
+use crate::facts::Facts;
+
+/// More than any such file has.
+const MOST_BYTES: u64 = 1 << 20;
+/// They ask for something else than a launch.
+const NOT_HERE: [&OptionRow; 4] = [&HELP, &PRINT_COMPLETION, &VERSION, &CONFIG];
+const RESTART: [(&str, &OptionRow); 9] = [
+    ("max-restarts", &MAX_RESTARTS),
+    ("window", &RESTART_WINDOW),
+    ("delay", &RESTART_DELAY),
+    ("factor", &RESTART_FACTOR),
+    ("max-delay", &RESTART_MAX_DELAY),
+    ("jitter", &RESTART_JITTER),
+    ("reset-after", &RESTART_RESET),
+    ("progress-dir", &PROGRESS_DIR),
+    ("progress-restarts", &PROGRESS_RESTARTS),
+];
+const STOP: [(&str, &OptionRow); 1] = [("grace", &GRACE)];
+const TABLES: [&str; 3] = ["launch", "restart", "stop"];
+const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
+
+/// What a file says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Config {
+    values: Vec<(&'static OptionRow, Setting<OsString>)>,
+    rules: Vec<Setting<String>>,
+}
+
+impl Config {
+    /// The option's value, as it would stand on the command line.
+    pub(super) fn find(&self, row: &OptionRow) -> Option<Setting<OsString>> {
+        self.values.iter().find(|(known, _)| *known == row).map(|(_, setting)| setting.clone())
+    }
+
+    /// The rules about restarts, as `--restart-rules` has them.
+    pub(super) fn rules(&self) -> &[Setting<String>] {
+        &self.rules
+    }
+}
+
+/// The file that was named, if one was.
+///
+/// # Errors
+/// A file that cannot be read, or says something that nobody understands.
+pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, CliError> {
+    let Some(Setting { value, .. }) = settings.find(&CONFIG) else { return Ok(Config::default()) };
+    let fail = |problem| ConfigError { path: value.to_string_lossy().into_owned(), at: None, problem };
+    let path = facts.absolute(Path::new(&value));
+    let bytes = facts
+        .world()
+        .whole_file(&path, MOST_BYTES)
+        .map_err(|problem| fail(ConfigProblem::Unreadable(problem.to_string())))?;
+    let text = String::from_utf8(bytes).map_err(|_| fail(ConfigProblem::NotUnicode))?;
+    Ok(parse(&value, &text)?)
+}
+
+fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
+    let path = path.to_string_lossy().into_owned();
+    let mut reader = Reader { path, text, config: Config::default() };
+    match DeTable::parse(text) {
+        Ok(document) => reader.document(document.get_ref())?,
+        Err(error) => {
+            let at = error.span().map(|span| (reader.line(span.start), String::new()));
+            let problem = ConfigProblem::Syntax(error.message().replace('\n', ", "));
+            return Err(ConfigError { path: reader.path, at, problem });
+        }
+    }
+    Ok(reader.config)
+}
+
+/// A key, and what stands behind it.
+type Entry<'a> = (&'a Spanned<Cow<'a, str>>, &'a Spanned<DeValue<'a>>);
+
+struct Reader<'a> {
+    path: String,
+    text: &'a str,
+    config: Config,
+}
+
+impl Reader<'_> {
+    /// Lines count from 1.
+    fn line(&self, at: usize) -> usize {
+        let before = self.text.as_bytes().get(..at).unwrap_or_default();
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    }
+
+    fn error(&self, key: &str, at: usize, problem: ConfigProblem) -> ConfigError {
+        let at = Some((self.line(at), key.to_owned()));
+        ConfigError { path: self.path.clone(), at, problem }
+    }
+
+    fn origin(&self, key: &str, at: usize) -> Origin {
+        let place = FilePlace { path: self.path.clone(), line: self.line(at), key: key.to_owned() };
+        Origin::File(Box::new(place))
+    }
+
+    fn document(&mut self, document: &DeTable<'_>) -> Result<(), ConfigError> {
+        for (name, value) in document {
+            let at = name.span().start;
+            let known = TABLES.contains(&name.get_ref().as_ref());
+            let table = match value.get_ref() {
+                DeValue::Table(table) if known => table,
+                _ if known => {
+                    let problem = ConfigProblem::WrongType { is: kind_of(value), expected: "a table" };
+                    return Err(self.error(name.get_ref(), at, problem));
+                }
+                _ => return Err(self.unknown("", name, &TABLES)),
+            };
+            for entry in table {
+                match name.get_ref().as_ref() {
+                    "launch" => self.launch(entry)?,
+                    "restart" if entry.0.get_ref() == "rules" => self.rules(entry)?,
+                    "restart" => self.short("restart", &RESTART, entry)?,
+                    _ => self.short("stop", &STOP, entry)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, table: &str, key: &Spanned<Cow<'_, str>>, known: &[&str]) -> ConfigError {
+        let nearest = nearest_of(key.get_ref(), known.iter().copied()).map(str::to_owned);
+        let known =
+            if known.len() < 12 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
+        let name =
+            if table.is_empty() { key.get_ref().to_string() } else { format!("{table}.{}", key.get_ref()) };
+        self.error(&name, key.span().start, ConfigProblem::UnknownKey { nearest, known })
+    }
+
+    fn launch(&mut self, entry: Entry<'_>) -> Result<(), ConfigError> {
+        let rows = || {
+            let all = torchrun::TABLE.iter().chain(run::TABLE).copied();
+            all.filter(|row| !NOT_HERE.contains(row))
+        };
+        let long = entry.0.get_ref().replace('_', "-");
+        match rows().find(|row| row.long == long) {
+            Some(row) => self.value("launch", row, entry),
+            None => Err(self.unknown("launch", entry.0, &rows().map(|row| row.long).collect::<Vec<_>>())),
+        }
+    }
+
+    fn short(
+        &mut self,
+        table: &str,
+        rows: &[(&'static str, &'static OptionRow)],
+        entry: Entry<'_>,
+    ) -> Result<(), ConfigError> {
+        let name = entry.0.get_ref().replace('_', "-");
+        match rows.iter().find(|(short, _)| *short == name) {
+            Some((_, row)) => self.value(table, row, entry),
+            None => {
+                let mut known: Vec<&str> = rows.iter().map(|(short, _)| *short).collect();
+                known.extend((table == "restart").then_some("rules"));
+                Err(self.unknown(table, entry.0, &known))
+            }
+        }
+    }
+
+    fn value(
+        &mut self,
+        table: &str,
+        row: &'static OptionRow,
+        (key, value): Entry<'_>,
+    ) -> Result<(), ConfigError> {
+        let (name, at) = (format!("{table}.{}", key.get_ref()), key.span().start);
+        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(row) {
+            let FilePlace { line, key: before, .. } = *place;
+            return Err(self.error(&name, at, ConfigProblem::Twice { line, key: before }));
+        }
+        let Some(text) = in_words(row, value.get_ref()) else {
+            let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(row) };
+            return Err(self.error(&name, at, problem));
+        };
+        if let Kind::Choice(choices) = row.kind
+            && !choices.contains(&text.as_str())
+        {
+            return Err(self.error(&name, at, ConfigProblem::NoChoice { value: text, choices }));
+        }
+        let setting = Setting { origin: self.origin(&name, at), value: text.into() };
+        self.config.values.push((row, setting));
+        Ok(())
+    }
+
+    fn rules(&mut self, (key, value): Entry<'_>) -> Result<(), ConfigError> {
+        const NAME: &str = "restart.rules";
+        let wrong = |value| ConfigProblem::WrongType {
+            is: kind_of(value),
+            expected: "tables, as in `[[restart.rules]]`",
+        };
+        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(&RESTART_RULES) {
+            let FilePlace { line, key: before, .. } = *place;
+            return Err(self.error(NAME, key.span().start, ConfigProblem::Twice { line, key: before }));
+        }
+        let DeValue::Array(rules) = value.get_ref() else {
+            return Err(self.error(NAME, key.span().start, wrong(value)));
+        };
+        for rule in rules {
+            let DeValue::Table(table) = rule.get_ref() else {
+                return Err(self.error(NAME, rule.span().start, wrong(rule)));
+            };
+            let text = self.rule(table)?;
+            let origin = self.origin(NAME, rule.span().start);
+            self.config.rules.push(Setting { origin, value: text });
+        }
+        Ok(())
+    }
+
+    /// The rule as `--restart-rules` has it.
+    fn rule(&self, table: &DeTable<'_>) -> Result<String, ConfigError> {
+        let (mut conditions, mut then) = (Vec::new(), None);
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if !RULE.contains(&name) {
+                return Err(self.unknown("restart.rules", key, &RULE));
+            }
+            let text = match (name, value.get_ref()) {
+                ("exit", DeValue::Array(codes)) => codes
+                    .iter()
+                    .map(|code| number_or_text(code.get_ref()))
+                    .collect::<Option<Vec<_>>>()
+                    .map(|codes| codes.join("/")),
+                ("then", DeValue::String(text)) => Some(text.to_string()),
+                ("then", _) => None,
+                (_, value) => number_or_text(value),
+            };
+            let Some(text) = text else {
+                let expected = match name {
+                    "exit" => "a number, a range such as \"10-19\", or a list of those",
+                    "signal" => "a number or a name",
+                    "then" => "a text",
+                    _ => "a number",
+                };
+                let problem = ConfigProblem::WrongType { is: kind_of(value), expected };
+                return Err(self.error(&format!("restart.rules.{name}"), key.span().start, problem));
+            };
+            if name == "then" { then = Some(text) } else { conditions.push(format!("{name}={text}")) }
+        }
+        let conditions = if conditions.is_empty() { "any".to_owned() } else { conditions.join("+") };
+        Ok(then.map_or_else(|| conditions.clone(), |then| format!("{conditions}:{then}")))
+    }
+}
+
+/// The value as it would stand on the command line, if it is of a type that the option takes.
+fn in_words(row: &OptionRow, value: &DeValue<'_>) -> Option<String> {
+    match (row.kind, value) {
+        (Kind::Flag, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
+        (Kind::Flag, DeValue::Integer(_)) if row == &VERBOSE => number_or_text(value),
+        (Kind::Text | Kind::Choice(_), DeValue::String(text)) => Some(text.to_string()),
+        (Kind::Text | Kind::Float, DeValue::Float(number)) => Some(number.as_str().to_owned()),
+        (Kind::Text | Kind::Float | Kind::Int | Kind::RankOrWord, DeValue::Integer(_)) => {
+            number_or_text(value).filter(|text| row.takes(OsStr::new(text)))
+        }
+        (Kind::RankOrWord, DeValue::String(text)) if row.takes(OsStr::new(text.as_ref())) => {
+            Some(text.to_string())
+        }
+        _ => None,
+    }
+}
+
+fn number_or_text(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
+        _ => None,
+    }
+}
+
+const fn expected(row: &OptionRow) -> &'static str {
+    match row.kind {
+        Kind::Flag => "true or false",
+        Kind::Text => "a text or a number",
+        Kind::Int => "a whole number",
+        Kind::Float => "a number",
+        Kind::Choice(_) => "a text",
+        Kind::RankOrWord => "a local rank, \"all\" or \"none\"",
+    }
+}
+
+fn kind_of(value: &Spanned<DeValue<'_>>) -> &'static str {
+    match value.get_ref() {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+use std::ffi::OsString;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cli::{Command, Launch, interpret};
+use crate::facts::fake::FakeWorld;
+
+const FILE: &str = r#"
+# A job that runs for weeks.
+[launch]
+nproc-per-node = 3
+device_type = "cpu"
+tee = "3"
+role = "trainer"
+quiet = true
+verbose = 1
+
+[restart]
+max-restarts = 5
+window = "1h"
+delay = 10
+factor = 1.5
+jitter = 0.25
+reset-after = "30m"
+
+[[restart.rules]]
+exit = [3, "10-19"]
+then = "fail"
+
+[[restart.rules]]
+signal = "KILL"
+rank = 2
+then = "restart"
+
+[[restart.rules]]
+exit = 0x2a
+then = "requeue"
+
+[stop]
+grace = 2.5
+"#;
+
+fn try_launch(file: &'static str, options: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
+    let world = FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python");
+    let world = world.file("/job/rankrun.toml", file.as_bytes());
+    let mut environment = environment.to_vec();
+    environment.push(("PATH", "/usr/bin"));
+    let line = format!("rankrun {options} x.py");
+    let argv: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    match interpret(&argv, &world.facts(&environment))? {
+        Command::Launch(launch) => Ok(*launch),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn launch(options: &str, environment: &[(&str, &str)]) -> Launch {
+    try_launch(FILE, &format!("--config rankrun.toml {options}"), environment).unwrap()
+}
+
+/// The message and the hint.
+fn refusal(file: &'static str) -> (String, String) {
+    let error = try_launch(file, "--config rankrun.toml", &[]).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    (error.to_string(), error.hint().unwrap_or_default())
+}
+
+#[test]
+fn a_file_says_what_options_say() {
+    let spec = launch("", &[]).spec;
+    assert_eq!((spec.workers.get(), spec.role.as_str(), spec.max_restarts.0), (3, "trainer", 5));
+    assert_eq!(spec.stop.grace.as_secs_f64(), 2.5);
+    let rules: Vec<String> = spec.restart.rules.iter().map(ToString::to_string).collect();
+    assert_eq!(rules, ["exit=3/10-19:fail", "signal=KILL+rank=2:restart", "exit=42:requeue"]);
+    let backoff = spec.restart.backoff.unwrap();
+    assert_eq!((backoff.delay.as_secs(), backoff.factor, backoff.jitter), (10, 1.5, 0.25));
+    assert_eq!(spec.restart.window.map(|window| window.as_secs()), Some(3_600));
+    assert_eq!(spec.restart.reset_after.map(|enough| enough.as_secs()), Some(1_800));
+    assert_eq!(launch("", &[]).verbosity, crate::cli::Verbosity::Info);
+}
+
+#[test]
+fn nobody_reads_a_file_that_nobody_names() {
+    let launch = try_launch("this is no TOML", "--nproc-per-node 1 --device-type cpu", &[]).unwrap();
+    assert_eq!(launch.spec.max_restarts.0, 0);
+    let by_variable = try_launch(FILE, "", &[("RANKRUN_CONFIG", "/job/rankrun.toml")]).unwrap();
+    assert_eq!(by_variable.spec.workers.get(), 3);
+}
+
+#[test]
+fn the_command_line_and_the_variables_come_before_it() {
+    assert_eq!(launch("--max-restarts 7", &[]).spec.max_restarts.0, 7);
+    assert_eq!(launch("", &[("PET_MAX_RESTARTS", "6")]).spec.max_restarts.0, 6);
+    assert_eq!(launch("", &[("RANKRUN_GRACE", "4")]).spec.stop.grace.as_secs(), 4);
+    assert_eq!(launch("", &[("PET_SHUTDOWN_TIMEOUT", "4")]).spec.stop.grace.as_secs(), 4);
+    assert_eq!(launch("--shutdown-timeout 5", &[]).spec.stop.grace.as_secs(), 5);
+    let rules = launch("--restart-rules exit=9:fail", &[]).spec.restart.rules;
+    assert_eq!(rules.len(), 1, "rules are one value");
+    assert_eq!(launch("--max-restarts 0", &[]).spec.max_restarts.0, 0, "to look at a failure, say");
+    let verbosity = launch("", &[("RANKRUN_VERBOSE", "0")]).verbosity;
+    assert_eq!(verbosity, crate::cli::Verbosity::Warn);
+}
+
+#[test]
+fn a_key_that_means_nothing_is_named_with_its_line() {
+    for (file, text, hint) in [
+        (
+            "[launch]\nmax-restart = 3\n",
+            "`rankrun.toml`, line 2: `launch.max-restart` is no known key",
+            "`max-restarts`?",
+        ),
+        (
+            "[launch]\n\nversion = true\n",
+            "`rankrun.toml`, line 3: `launch.version` is no known key",
+            "long names",
+        ),
+        (
+            "[restart]\nwindows = 3\n",
+            "`rankrun.toml`, line 2: `restart.windows` is no known key",
+            "`window`?",
+        ),
+        (
+            "[stop]\ngracious = 3\n",
+            "`rankrun.toml`, line 2: `stop.gracious` is no known key",
+            "there are grace",
+        ),
+        ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is no known key", "`launch`?"),
+        ("grace = 3\n", "`rankrun.toml`, line 1: `grace` is no known key", "there are launch, restart, stop"),
+        (
+            "[[restart.rules]]\nexits = 3\n",
+            "`rankrun.toml`, line 2: `restart.rules.exits` is no known key",
+            "`exit`?",
+        ),
+    ] {
+        let (message, advice) = refusal(file);
+        assert_eq!(message, text);
+        assert!(advice.contains(hint), "{advice}");
+    }
+}
+
+#[test]
+fn a_value_of_another_type_is_named_with_its_line() {
+    for (file, text) in [
+        ("[launch]\nmax-restarts = \"3\"\n", "line 2: `launch.max-restarts` is a text, not a whole number"),
+        (
+            "[launch]\nmax-restarts = 1.5\n",
+            "line 2: `launch.max-restarts` is a number with a fraction, not a whole number",
+        ),
+        ("[launch]\nquiet = 1\n", "line 2: `launch.quiet` is a whole number, not true or false"),
+        ("[launch]\nrole = [1]\n", "line 2: `launch.role` is a list, not a text or a number"),
+        (
+            "[launch]\nstdin = \"some\"\n",
+            "line 2: `launch.stdin` is a text, not a local rank, \"all\" or \"none\"",
+        ),
+        ("[stop]\ngrace = \"2s\"\n", "line 2: `stop.grace` is a text, not a number"),
+        ("restart = 3\n", "line 1: `restart` is a whole number, not a table"),
+        (
+            "[restart]\nrules = 3\n",
+            "line 2: `restart.rules` is a whole number, not tables, as in `[[restart.rules]]`",
+        ),
+        ("[[restart.rules]]\nthen = 3\n", "line 2: `restart.rules.then` is a whole number, not a text"),
+        (
+            "[[restart.rules]]\nrank = 1.0\n",
+            "line 2: `restart.rules.rank` is a number with a fraction, not a number",
+        ),
+        (
+            "[launch]\ndevice-type = \"gpu\"\n",
+            "line 2: `launch.device-type` is `gpu`, which is none of its values",
+        ),
+        (
+            "[launch]\nmax-restarts = 1\n[restart]\nmax-restarts = 2\n",
+            "line 4: `restart.max-restarts` says what `launch.max-restarts` in line 2 says",
+        ),
+    ] {
+        assert_eq!(refusal(file).0, format!("`rankrun.toml`, {text}"));
+    }
+}
+
+#[test]
+fn what_is_no_toml_is_named_with_its_line() {
+    for (file, line) in [("[launch]\nrole = \n", 2), ("[launch\n", 1), ("[launch]\nrole = 1\nrole = 2\n", 3)]
+    {
+        let (message, _) = refusal(file);
+        assert!(message.starts_with(&format!("`rankrun.toml`, line {line}: ")), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    let missing = try_launch("", "--config missing.toml", &[]).unwrap_err().to_string();
+    assert!(missing.starts_with("the configuration file `missing.toml` cannot be read: "), "{missing}");
+}
+
+#[test]
+fn what_contradicts_itself_is_named_with_its_line() {
+    for (file, text) in [
+        ("[restart]\nwindow = \"1h\"\n", "line 2: `restart.window` is given, but `--max-restarts` is not"),
+        (
+            "[restart]\nmax-restarts = 0\nwindow = \"1h\"\n",
+            "line 3: `restart.window` is given, but a `--max-restarts` above 0 is not",
+        ),
+        ("[restart]\nfactor = 2\n", "line 2: `restart.factor` is given, but `--restart-delay` is not"),
+        (
+            "[restart]\nmax-restarts = 1\ndelay = 9\nmax-delay = 3\n",
+            "line 4: `restart.max-delay` is `3s`, which is not as long as the first delay",
+        ),
+        (
+            "[restart]\nmax-restarts = -1\n",
+            "line 2: `restart.max-restarts` is `-1`, which is not a number of restarts from 0 to 4294967295",
+        ),
+        (
+            "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
+            "line 1: `restart.rules` has the rule `exit=0:fail`, which can never match: exit code 0 is no failure",
+        ),
+        (
+            "[[restart.rules]]\nexit = 3\n",
+            "line 1: `restart.rules` has the rule `exit=3`, which does not say what follows",
+        ),
+        (
+            "[[restart.rules]]\nthen = \"fail\"\n[[restart.rules]]\nexit = 3\nthen = \"fail\"\n",
+            "line 3: `restart.rules` has the rule `exit=3:fail`, which can never match: `any:fail` before it takes all it would",
+        ),
+    ] {
+        assert_eq!(refusal(file).0, format!("`rankrun.toml`, {text}"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text: String) {
+        let _ = parse(OsStr::new("x"), &text);
+    }
+
+    #[test]
+    fn no_table_panics(name in "launch|restart|stop|restart.rules", key in "[a-z-]{1,8}|rules|exit|grace", value in ".{0,9}") {
+        for text in [format!("[{name}]\n{key} = {value}\n"), format!("[[{name}]]\n{key} = {value}\n")] {
+            let _ = parse(OsStr::new("x"), &text);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What is wrong with a configuration file: which file, line and key.
+
+use std::fmt;
+
+/// A configuration file that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{problem}", place(path, at.as_ref()))]
+pub struct ConfigError {
+    /// The file, as it was named.
+    pub path: String,
+    /// The line, from 1, and the key; empty for none.
+    pub at: Option<(usize, String)>,
+    /// What is wrong.
+    pub problem: ConfigProblem,
+}
+
+fn place(path: &str, at: Option<&(usize, String)>) -> String {
+    match at {
+        None => format!("the configuration file `{path}` "),
+        Some((line, key)) if key.is_empty() => format!("`{path}`, line {line}: "),
+        Some((line, key)) => format!("`{path}`, line {line}: `{key}` "),
+    }
+}
+
+/// What is wrong with a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigProblem {
+    /// It cannot be read, in words.
+    Unreadable(String),
+    /// It is not UTF-8.
+    NotUnicode,
+    /// It is no TOML, in words.
+    Syntax(String),
+    /// A key that means nothing.
+    UnknownKey {
+        /// One that is written nearly so.
+        nearest: Option<String>,
+        /// All that there are, where they are few.
+        known: Vec<String>,
+    },
+    /// A value of another type.
+    WrongType {
+        /// What it is.
+        is: &'static str,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A word that is none of the option's.
+    NoChoice {
+        /// The word.
+        value: String,
+        /// The option's.
+        choices: &'static [&'static str],
+    },
+    /// The same thing is said twice.
+    Twice {
+        /// Where before.
+        line: usize,
+        /// By which key.
+        key: String,
+    },
+}
+
+impl fmt::Display for ConfigProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
+            Self::NotUnicode => f.write_str("is not valid UTF-8"),
+            Self::Syntax(what) => f.write_str(what),
+            Self::UnknownKey { .. } => f.write_str("is no known key"),
+            Self::WrongType { is, expected } => write!(f, "is {is}, not {expected}"),
+            Self::NoChoice { value, .. } => write!(f, "is `{value}`, which is none of its values"),
+            Self::Twice { line, key } => write!(f, "says what `{key}` in line {line} says"),
+        }
+    }
+}
+
+impl ConfigProblem {
+    pub(super) fn hint(&self) -> String {
+        match self {
+            Self::Unreadable(_) => "name a file that can be read, or leave `--config` out".to_owned(),
+            Self::NotUnicode => "save it as UTF-8".to_owned(),
+            Self::Syntax(_) => "the file is TOML: `key = value` below `[launch]`, texts in quotes".to_owned(),
+            Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
+            Self::UnknownKey { nearest: None, known } if known.is_empty() => {
+                "keys are the long names of options, as in `rankrun --help`, without dashes in front"
+                    .to_owned()
+            }
+            Self::UnknownKey { nearest: None, known } => format!("there are {}", known.join(", ")),
+            Self::WrongType { expected, .. } => format!("write {expected}"),
+            Self::NoChoice { choices, .. } => format!("write one of {}", choices.join(", ")),
+            Self::Twice { .. } => "drop one of them".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What is wrong with a rule about restarts.
+
+use std::fmt;
+
+/// What is wrong with a rule about restarts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RuleProblem {
+    /// No colon with an action behind it.
+    NoAction,
+    /// An action that does not exist.
+    UnknownAction(String),
+    /// A condition that does not exist.
+    UnknownCondition(String),
+    /// A condition that cannot be read.
+    BadValue(String),
+    /// The same condition twice.
+    Twice(&'static str),
+    /// Exit code 0.
+    Success,
+    /// Nobody ends by a code and by a signal.
+    ExitAndSignal,
+    /// No worker has this rank.
+    NoSuchRank {
+        /// Workers of the job.
+        workers: u32,
+    },
+    /// No node has this rank.
+    NoSuchNode,
+    /// An earlier rule fits all that it fits.
+    Covered {
+        /// That rule.
+        by: String,
+    },
+}
+
+impl fmt::Display for RuleProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAction => f.write_str("which does not say what follows"),
+            Self::UnknownAction(word) => write!(f, "in which `{word}` is no action"),
+            Self::UnknownCondition(word) => write!(f, "in which `{word}` is no condition"),
+            Self::BadValue(text) => write!(f, "in which `{text}` cannot be read"),
+            Self::Twice(name) => write!(f, "which names `{name}` twice"),
+            Self::Success => f.write_str("which can never match: exit code 0 is no failure"),
+            Self::ExitAndSignal => {
+                f.write_str("which can never match: who is ended by a signal has no exit code")
+            }
+            Self::NoSuchRank { workers } => {
+                write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
+            }
+            Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
+            Self::Covered { by } => write!(f, "which can never match: `{by}` before it takes all it would"),
+        }
+    }
+}
+
+impl RuleProblem {
+    pub(super) const fn hint(&self) -> &'static str {
+        match self {
+            Self::NoAction | Self::UnknownAction(_) => {
+                "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue"
+            }
+            Self::UnknownCondition(_) | Self::BadValue(_) => {
+                "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between"
+            }
+            Self::Twice(_) => "write one rule for each",
+            Self::Covered { .. } => "the first rule that fits decides: put the special one first",
+            Self::Success | Self::ExitAndSignal | Self::NoSuchRank { .. } | Self::NoSuchNode => {
+                "correct it, or leave it out"
+            }
+        }
+    }
+}

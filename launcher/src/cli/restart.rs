@@ -1,0 +1,222 @@
+//! The restart policy: `--restart-…` and `--progress-…`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
+
+use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
+use super::option::OptionRow;
+use super::resolve::refused;
+use super::run::{
+    PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY,
+    RESTART_RESET, RESTART_RULES, RESTART_WINDOW,
+};
+use super::settings::{Setting, Settings};
+use super::torchrun::MAX_RESTARTS;
+use super::values::{parse_signal, time};
+use crate::spec::restart::{
+    Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
+};
+
+const DEFAULT_FACTOR: f64 = 2.0;
+const DEFAULT_CAP: Duration = Duration::from_secs(300);
+const DEFAULT_PROGRESS_RESTARTS: u32 = 3;
+
+/// When and after what the workers start again.
+///
+/// # Errors
+/// Values out of range, rules that can never match, and what refines nothing.
+pub(super) fn resolve_restart(
+    settings: &Settings<'_>,
+    workers: LocalWorldSize,
+) -> Result<RestartPolicy, CliError> {
+    let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
+    let reset_after = time(settings, &RESTART_RESET, Expected::Time)?;
+    let backoff = resolve_backoff(settings)?;
+    let progress = resolve_progress(settings)?;
+    refuse_without_restarts(settings)?;
+    let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
+    let rules = resolve_rules(settings, workers)?;
+    Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
+}
+
+/// None at all, and then when they come? Who says 0 above a file that says more wants what the command line says.
+fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
+    let most = settings.int(&MAX_RESTARTS)?;
+    for row in [&RESTART_WINDOW, &RESTART_DELAY, &RESTART_RESET, &PROGRESS_DIR] {
+        let Some(found) = settings.find(row) else { continue };
+        let missing = match &most {
+            None => "`--max-restarts`",
+            Some(most) if most.value == 0 && most.is_of_file() == found.is_of_file() => {
+                "a `--max-restarts` above 0"
+            }
+            Some(_) => continue,
+        };
+        without_effect(found.origin, missing)?;
+    }
+    Ok(())
+}
+
+/// A variable may be there for all jobs of a user, whatever each of them says.
+fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
+    match origin {
+        Origin::Variable(_) => Ok(()),
+        origin => Err(SettingError::WithoutEffect { origin, missing }.into()),
+    }
+}
+
+fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
+    let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
+    let cap = time(settings, &RESTART_MAX_DELAY, Expected::Time)?;
+    let factor = number(settings, &RESTART_FACTOR, Expected::Factor, |factor| factor >= 1.0)?;
+    let jitter = number(settings, &RESTART_JITTER, Expected::Share, |share| (0.0..=1.0).contains(&share))?;
+    let Some(delay) = delay.map(|delay| delay.value) else {
+        for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
+            if let Some(Setting { origin, .. }) = settings.find(row) {
+                without_effect(origin, "`--restart-delay`")?;
+            }
+        }
+        return Ok(None);
+    };
+    if let Some(Setting { origin, value }) = &cap
+        && *value < delay
+    {
+        let value = humantime::format_duration(*value);
+        return Err(refused(origin.clone(), value, Expected::AtLeastDelay));
+    }
+    let cap = cap.map_or(DEFAULT_CAP.max(delay), |cap| cap.value);
+    let factor = factor.unwrap_or(DEFAULT_FACTOR);
+    let jitter = jitter.unwrap_or(0.0);
+    Ok((!delay.is_zero()).then_some(Backoff { delay, factor, cap, jitter }))
+}
+
+fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, CliError> {
+    let restarts = match settings.int(&PROGRESS_RESTARTS)? {
+        None => None,
+        Some(Setting { origin, value }) => match u32::try_from(value) {
+            Ok(restarts) if restarts > 0 => Some((origin, restarts)),
+            _ => return Err(refused(origin, value, Expected::Count)),
+        },
+    };
+    match (settings.find(&PROGRESS_DIR).filter(|folder| !folder.value.is_empty()), restarts) {
+        (None, None) => Ok(None),
+        (None, Some((origin, _))) => without_effect(origin, "`--progress-dir`").map(|()| None),
+        (Some(folder), restarts) => Ok(Some(ProgressLimit {
+            folder: PathBuf::from(folder.value),
+            restarts: restarts.map_or(DEFAULT_PROGRESS_RESTARTS, |(_, restarts)| restarts),
+        })),
+    }
+}
+
+fn number(
+    settings: &Settings<'_>,
+    row: &'static OptionRow,
+    expected: Expected,
+    is_good: impl Fn(f64) -> bool,
+) -> Result<Option<f64>, CliError> {
+    match settings.float(row)? {
+        Some(Setting { origin, value }) if !value.is_finite() || !is_good(value) => {
+            Err(refused(origin, value, expected))
+        }
+        found => Ok(found.map(|found| found.value)),
+    }
+}
+
+fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
+    let written: Vec<Setting<String>> = match settings.text(&RESTART_RULES)? {
+        Some(Setting { origin, value }) => {
+            let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
+            texts.map(|text| Setting { origin: origin.clone(), value: text.to_owned() }).collect()
+        }
+        None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
+    };
+    let mut rules = Vec::new();
+    for Setting { origin, value } in &written {
+        let rule = parse_rule(value).and_then(|rule| {
+            check_rule(&rule, &rules, workers)?;
+            Ok(rule)
+        });
+        rules.push(rule.map_err(|problem| bad_rule(origin, value, problem))?);
+    }
+    Ok(rules)
+}
+
+fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {
+    SettingError::RestartRule { origin: origin.clone(), rule: rule.to_owned(), problem }.into()
+}
+
+/// Whether the rule can ever decide anything, behind those before it.
+fn check_rule(
+    rule: &RestartRule,
+    before: &[RestartRule],
+    workers: LocalWorldSize,
+) -> Result<(), RuleProblem> {
+    let Conditions { exit, signal, rank, node } = rule.when;
+    if exit.is_some_and(|codes| codes.contains(0)) {
+        return Err(RuleProblem::Success);
+    }
+    if exit.is_some() && signal.is_some() {
+        return Err(RuleProblem::ExitAndSignal);
+    }
+    if rank.is_some_and(|rank| rank.0 >= workers.get()) {
+        return Err(RuleProblem::NoSuchRank { workers: workers.get() });
+    }
+    if node.is_some_and(|node| node != NodeRank(0)) {
+        return Err(RuleProblem::NoSuchNode);
+    }
+    match before.iter().find(|earlier| earlier.when.cover(&rule.when)) {
+        Some(earlier) => Err(RuleProblem::Covered { by: earlier.to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// `exit=10-19/42+rank=0:fail`
+fn parse_rule(text: &str) -> Result<RestartRule, RuleProblem> {
+    let (conditions, action) = text.rsplit_once(':').ok_or(RuleProblem::NoAction)?;
+    let action = action.trim();
+    let then = parse_action(action).ok_or_else(|| RuleProblem::UnknownAction(action.to_owned()))?;
+    let mut when = Conditions::default();
+    if conditions.trim() != "any" {
+        for condition in conditions.split('+').map(str::trim) {
+            add_condition(&mut when, condition)?;
+        }
+    }
+    Ok(RestartRule { when, then })
+}
+
+fn add_condition(when: &mut Conditions, condition: &str) -> Result<(), RuleProblem> {
+    let (name, value) =
+        condition.split_once('=').ok_or_else(|| RuleProblem::UnknownCondition(condition.to_owned()))?;
+    let bad = || RuleProblem::BadValue(condition.to_owned());
+    let value = value.trim();
+    let twice = match name.trim() {
+        "exit" => when.exit.replace(parse_codes(value).ok_or_else(bad)?).map(|_| "exit"),
+        "signal" => when.signal.replace(parse_signal(value).ok_or_else(bad)?).map(|_| "signal"),
+        "rank" => when.rank.replace(value.parse().map(Rank).map_err(|_| bad())?).map(|_| "rank"),
+        "node" => when.node.replace(value.parse().map(NodeRank).map_err(|_| bad())?).map(|_| "node"),
+        name => return Err(RuleProblem::UnknownCondition(name.to_owned())),
+    };
+    twice.map_or(Ok(()), |name| Err(RuleProblem::Twice(name)))
+}
+
+fn parse_action(word: &str) -> Option<RuleAction> {
+    RuleAction::WORDS.into_iter().find(|(known, _)| *known == word).map(|(_, action)| action)
+}
+
+/// `3`, `10-19`, and several with `/` between.
+fn parse_codes(text: &str) -> Option<ExitCodes> {
+    let mut codes = ExitCodes::default();
+    for part in text.split('/') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u8, u8) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last {
+            return None;
+        }
+        codes = (first..=last).fold(codes, ExitCodes::with);
+    }
+    Some(codes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+use std::ffi::OsString;
+
+use nix::sys::signal::Signal;
+use proptest::prelude::*;
+
+use super::*;
+use crate::cli::{Command, interpret};
+use crate::facts::fake::FakeWorld;
+
+fn policy(options: &str, environment: &[(&str, &str)]) -> Result<RestartPolicy, CliError> {
+    let world = FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python");
+    let mut environment = environment.to_vec();
+    environment.push(("PATH", "/usr/bin"));
+    let line = format!("rankrun --nproc-per-node 2 --device-type cpu {options} x.py");
+    let argv: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    match interpret(&argv, &world.facts(&environment))? {
+        Command::Launch(launch) => Ok(launch.spec.restart),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(options: &str) -> String {
+    let error = policy(options, &[]).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    assert!(error.hint().is_some());
+    error.to_string()
+}
+
+#[test]
+fn without_a_word_all_is_as_ever() {
+    assert_eq!(policy("", &[]), Ok(RestartPolicy::default()));
+    assert_eq!(policy("--max-restarts 3", &[]), Ok(RestartPolicy::default()));
+}
+
+#[test]
+fn every_option_has_its_place() {
+    let options = "--max-restarts 3 --restart-window 1h --restart-delay 1.5 --restart-factor 3 --restart-max-delay 2m \
+                   --restart-jitter 0.25 --restart-reset 30m --progress-dir ckpt --progress-restarts 2";
+    let (delay, cap) = (Duration::from_millis(1_500), Duration::from_secs(120));
+    let expected = RestartPolicy {
+        window: Some(Duration::from_secs(3_600)),
+        backoff: Some(Backoff { delay, factor: 3.0, cap, jitter: 0.25 }),
+        reset_after: Some(Duration::from_secs(1_800)),
+        rules: Vec::new(),
+        progress: Some(ProgressLimit { folder: "ckpt".into(), restarts: 2 }),
+    };
+    assert_eq!(policy(options, &[]), Ok(expected));
+    let by_variable = policy("--max-restarts 1", &[("RANKRUN_RESTART_DELAY", "10m")]).unwrap();
+    let delay = Duration::from_secs(600);
+    let defaults = Backoff { delay, factor: 2.0, cap: delay, jitter: 0.0 };
+    assert_eq!(by_variable.backoff, Some(defaults), "a cap is never below the delay");
+    let for_all = [("RANKRUN_RESTART_DELAY", "1s"), ("RANKRUN_PROGRESS_RESTARTS", "2")];
+    assert!(policy("", &for_all).is_ok(), "a variable may be there for other jobs");
+    assert_eq!(policy("--max-restarts 1 --restart-delay 0", &[]).unwrap().backoff, None);
+}
+
+#[test]
+fn rules_are_read_in_their_order() {
+    let text =
+        "exit=3:fail,exit=10-12/42+rank=1:succeed,signal=9:restart,signal=SIGTERM:requeue,node=0:no-requeue";
+    let rules = policy(&format!("--restart-rules {text}"), &[]).unwrap().rules;
+    let shown: Vec<String> = rules.iter().map(ToString::to_string).collect();
+    let expected = [
+        "exit=3:fail",
+        "exit=10-12/42+rank=1:succeed",
+        "signal=KILL:restart",
+        "signal=TERM:requeue",
+        "node=0:no-requeue",
+    ];
+    assert_eq!(shown, expected);
+    assert_eq!(policy("--restart-rules any:fail", &[]).unwrap().rules[0].when, Conditions::default());
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (options, text) in [
+        ("--max-restarts 1 --restart-window 0", "`--restart-window` is `0`, which is not a time above 0"),
+        ("--max-restarts 1 --restart-window 1x", "`--restart-window` is `1x`, which is not a time above 0"),
+        ("--max-restarts 1 --restart-delay=-1", "`--restart-delay` is `-1`, which is not a time"),
+        ("--max-restarts 1 --restart-delay nan", "`--restart-delay` is `nan`, which is not a time"),
+        ("--restart-window 1h", "`--restart-window` is given, but `--max-restarts` is not"),
+        ("--progress-dir x", "`--progress-dir` is given, but `--max-restarts` is not"),
+        ("--restart-factor 2", "`--restart-factor` is given, but `--restart-delay` is not"),
+        ("--progress-restarts 2", "`--progress-restarts` is given, but `--progress-dir` is not"),
+        (
+            "--progress-dir x --progress-restarts 0",
+            "`--progress-restarts` is `0`, which is not a number from 1",
+        ),
+        (
+            "--restart-delay 1 --restart-factor 0.5",
+            "`--restart-factor` is `0.5`, which is not a number from 1 up",
+        ),
+        (
+            "--restart-delay 1 --restart-factor inf",
+            "`--restart-factor` is `inf`, which is not a number from 1 up",
+        ),
+        (
+            "--restart-delay 1 --restart-jitter 1.1",
+            "`--restart-jitter` is `1.1`, which is not a number from 0 to 1",
+        ),
+        (
+            "--restart-delay 5s --restart-max-delay 1s",
+            "`--restart-max-delay` is `1s`, which is not as long as",
+        ),
+    ] {
+        let refusal = refusal(options);
+        assert!(refusal.starts_with(text), "{refusal}");
+    }
+}
+
+#[test]
+fn a_rule_that_means_nothing_is_refused() {
+    for (rule, problem) in [
+        ("exit=3", "which does not say what follows"),
+        ("exit=3:stop", "in which `stop` is no action"),
+        ("code=3:fail", "in which `code` is no condition"),
+        ("exit:fail", "in which `exit` is no condition"),
+        (":fail", "in which `` is no condition"),
+        ("exit=256:fail", "in which `exit=256` cannot be read"),
+        ("exit=9-3:fail", "in which `exit=9-3` cannot be read"),
+        ("signal=65:fail", "in which `signal=65` cannot be read"),
+        ("signal=SIGNONE:fail", "in which `signal=SIGNONE` cannot be read"),
+        ("rank=x:fail", "in which `rank=x` cannot be read"),
+        ("exit=3+exit=4:fail", "which names `exit` twice"),
+        ("exit=0-3:fail", "which can never match: exit code 0 is no failure"),
+        ("exit=3+signal=9:fail", "which can never match: who is ended by a signal has no exit code"),
+        ("rank=2:fail", "which can never match: the ranks are 0 to 1"),
+        ("node=1:fail", "which can never match: a job of one node has node rank 0 only"),
+    ] {
+        assert_eq!(
+            refusal(&format!("--restart-rules {rule}")),
+            format!("`--restart-rules` has the rule `{rule}`, {problem}")
+        );
+    }
+    let covered = refusal("--restart-rules exit=3-5:fail,exit=4+rank=0:restart");
+    let text = "`--restart-rules` has the rule `exit=4+rank=0:restart`, which can never match: `exit=3-5:fail` before it";
+    assert!(covered.starts_with(text), "{covered}");
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text: String) {
+        let _ = parse_rule(&text);
+    }
+
+    #[test]
+    fn a_rule_is_read_as_it_is_shown(
+        codes in proptest::option::of(proptest::collection::btree_set(1_u8.., 1..20)),
+        signal in proptest::option::of(1_i32..32),
+        rank in proptest::option::of(0_u32..100),
+        action in 0_usize..5,
+    ) {
+        let when = Conditions {
+            exit: codes.map(ExitCodes::from_iter),
+            signal: signal.and_then(|signal| Signal::try_from(signal).ok()),
+            rank: rank.map(Rank),
+            node: None,
+        };
+        let rule = RestartRule { when, then: RuleAction::WORDS[action].1 };
+        prop_assert_eq!(parse_rule(&rule.to_string()), Ok(rule));
+    }
+}

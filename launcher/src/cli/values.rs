@@ -1,0 +1,175 @@
+//! Values as people write them, wherever an option asks for one: times and signals.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::error::{CliError, Expected};
+use super::option::OptionRow;
+use super::python_text::parse_float;
+use super::resolve::refused;
+use super::settings::{Setting, Settings};
+
+/// Longer than any job, and short enough to be added to any instant.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// humantime knows months and years; `5M` is more likely a slip for minutes.
+const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
+
+/// The time that an option or its variable says; zero only where that is expected.
+///
+/// # Errors
+/// A text that is no such time.
+pub(super) fn time(
+    settings: &Settings<'_>,
+    row: &'static OptionRow,
+    expected: Expected,
+) -> Result<Option<Setting<Duration>>, CliError> {
+    let Some(Setting { origin, value }) = settings.text(row)? else { return Ok(None) };
+    match parse_time(&value) {
+        Some(time) if expected == Expected::TimeOrZero || !time.is_zero() => {
+            Ok(Some(Setting { origin, value: time }))
+        }
+        _ => Err(refused(origin, value, expected)),
+    }
+}
+
+/// Seconds, numbers with units, or as Slurm writes it.
+pub(super) fn parse_time(text: &str) -> Option<Duration> {
+    let seconds = |text: &str| {
+        let seconds = parse_float(text).filter(|seconds| seconds.is_finite() && *seconds >= 0.0)?;
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST))
+    };
+    let text = text.trim();
+    let time = seconds(text).or_else(|| seconds(text.strip_suffix('s')?));
+    let time = time.or_else(|| parse_slurm(text)).or_else(|| parse_units(text))?;
+    Some(time.min(LONGEST))
+}
+
+/// `[DAYS-]HOURS:MINUTES:SECONDS`, `MINUTES:SECONDS`, `DAYS-HOURS[:MINUTES]`. A bare number, which is minutes there,
+/// is none of these.
+fn parse_slurm(text: &str) -> Option<Duration> {
+    let (days, clock) = match text.split_once('-') {
+        Some((days, clock)) => (Some(digits(days)?), clock),
+        None => (None, text),
+    };
+    let parts: Vec<u64> = clock.split(':').map(digits).collect::<Option<_>>()?;
+    let (hours, minutes, seconds) = match (days, parts.as_slice()) {
+        (_, &[hours, minutes, seconds]) => (hours, minutes, seconds),
+        (Some(_), &[hours, minutes]) => (hours, minutes, 0),
+        (Some(_), &[hours]) => (hours, 0, 0),
+        (None, &[minutes, seconds]) => (0, minutes, seconds),
+        _ => return None,
+    };
+    let leads = |value: u64, below: u64, first: bool| first || value < below;
+    let no_days = days.is_none();
+    let is_clock = leads(hours, 24, no_days)
+        && leads(minutes, 60, no_days && parts.len() == 2)
+        && leads(seconds, 60, false);
+    is_clock.then(|| Duration::from_secs(((days.unwrap_or(0) * 24 + hours) * 60 + minutes) * 60 + seconds))
+}
+
+/// Small enough to be multiplied.
+fn digits(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse::<u32>().ok().filter(|_| is_number).map(u64::from)
+}
+
+/// `2h`, `1h30m`, `90 s`.
+fn parse_units(text: &str) -> Option<Duration> {
+    let mut units = text.split(|letter: char| !letter.is_alphabetic());
+    if units.any(|unit| TOO_LONG_UNITS.contains(&unit)) {
+        return None;
+    }
+    humantime::parse_duration(text).ok()
+}
+
+/// A signal by its number or its name, with or without `SIG`.
+pub(super) fn parse_signal(text: &str) -> Option<Signal> {
+    if let Ok(number) = text.parse::<i32>() {
+        return Signal::try_from(number).ok();
+    }
+    let name = text.to_ascii_uppercase();
+    Signal::from_str(&name).or_else(|_| Signal::from_str(&format!("SIG{name}"))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_as_people_and_slurm_write_it() {
+        for (text, seconds) in [
+            ("90", 90.0),
+            (" 1.5 ", 1.5),
+            ("0", 0.0),
+            ("00:00:00", 0.0),
+            ("90s", 90.0),
+            ("1.5s", 1.5),
+            ("5m", 300.0),
+            ("2h", 7200.0),
+            ("1h30m", 5400.0),
+            ("1h 30min", 5400.0),
+            ("1500ms", 1.5),
+            ("2days", 172_800.0),
+            ("02:30:00", 9000.0),
+            ("100:00:00", 360_000.0),
+            ("90:00", 5400.0),
+            ("1-12:00:00", 129_600.0),
+            ("1-12:30", 131_400.0),
+            ("1-0", 86_400.0),
+            ("1e300", LONGEST.as_secs_f64()),
+            ("4294967295-23:59:59", LONGEST.as_secs_f64()),
+        ] {
+            assert_eq!(parse_time(text), Some(Duration::from_secs_f64(seconds)), "`{text}`");
+        }
+        for text in [
+            "",
+            "-1",
+            "nan",
+            "inf",
+            "soon",
+            "5M",
+            "1y",
+            "1 month",
+            "1:60",
+            "1-24",
+            "1-",
+            "-1:00:00",
+            "1:2:3:4",
+            "+1:00",
+            "1-2-3",
+            "99999999999-0",
+        ] {
+            assert_eq!(parse_time(text), None, "`{text}`");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn slurms_clock_is_read_back(days in 0u64..1000, hours in 0u64..24, minutes in 0u64..60, seconds in 0u64..60) {
+            let total = Duration::from_secs(((days * 24 + hours) * 60 + minutes) * 60 + seconds);
+            let text = format!("{days}-{hours:02}:{minutes:02}:{seconds:02}");
+            prop_assert_eq!(parse_time(&text), Some(total));
+            let text = format!("{}:{minutes:02}:{seconds:02}", days * 24 + hours);
+            prop_assert_eq!(parse_time(&text), Some(total));
+        }
+
+        #[test]
+        fn any_text_is_a_time_or_none(text in "[0-9.:smhdMy e-]{0,12}|\\PC{0,12}") {
+            prop_assert!(parse_time(&text).is_none_or(|time| time <= LONGEST));
+        }
+    }
+
+    #[test]
+    fn a_signal_is_a_name_or_a_number() {
+        for text in ["KILL", "SIGKILL", "kill", "9"] {
+            assert_eq!(parse_signal(text), Some(Signal::SIGKILL), "`{text}`");
+        }
+        for text in ["", "0", "65", "SIG", "NONE", "-9"] {
+            assert_eq!(parse_signal(text), None, "`{text}`");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! When and after what a worker group starts again. Pure.
+//!
+//! Without any of this it starts again at once, after every failure, up to `--max-restarts` times.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{NodeRank, Rank};
+
+/// What is said about restarts, beside how many there may be.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RestartPolicy {
+    /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the whole job.
+    pub window: Option<Duration>,
+    /// `--restart-delay` and what refines it: how long to wait before a restart.
+    pub backoff: Option<Backoff>,
+    /// `--restart-reset`: a generation that ran for so long before it failed has paid for those before it.
+    pub reset_after: Option<Duration>,
+    /// `--restart-rules`: the first that fits a failure decides about it.
+    pub rules: Vec<RestartRule>,
+    /// `--progress-dir`: the job is given up when nothing new appears there.
+    pub progress: Option<ProgressLimit>,
+}
+
+/// `RestartPolicy` holds finite numbers only.
+impl Eq for RestartPolicy {}
+
+/// How long to wait before a restart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    /// Before the first restart.
+    pub delay: Duration,
+    /// Each further wait is so many times the one before; 1 or more.
+    pub factor: f64,
+    /// No wait is longer.
+    pub cap: Duration,
+    /// Up to this share of a wait, from 0 to 1, is left out by chance, so that jobs that failed together do not
+    /// start together.
+    pub jitter: f64,
+}
+
+/// Give up when there is no progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgressLimit {
+    /// Where new files appear while the job gets on: its checkpoints.
+    pub folder: PathBuf,
+    /// So many restarts in a row may bring no newer file.
+    pub restarts: u32,
+}
+
+/// What a certain kind of failure means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestartRule {
+    /// Which failures.
+    pub when: Conditions,
+    /// What they mean.
+    pub then: RuleAction,
+}
+
+/// All of these must hold of the worker that failed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Conditions {
+    /// It ended with one of these codes.
+    pub exit: Option<ExitCodes>,
+    /// This signal ended it.
+    pub signal: Option<Signal>,
+    /// It had this rank.
+    pub rank: Option<Rank>,
+    /// It was on this node.
+    pub node: Option<NodeRank>,
+}
+
+/// What a failure means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuleAction {
+    /// All workers start again, as far as the budget goes.
+    Restart,
+    /// The job has failed.
+    Fail,
+    /// The job is done.
+    Succeed,
+    /// The job has failed, and its scheduler should put it into the queue again.
+    Requeue,
+    /// The job has failed, and would fail again.
+    NoRequeue,
+}
+
+/// A set of exit codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExitCodes([u64; 4]);
+
+impl ExitCodes {
+    /// With one more.
+    #[must_use]
+    pub const fn with(mut self, code: u8) -> Self {
+        self.0[code as usize / 64] |= 1 << (code % 64);
+        self
+    }
+
+    /// Whether it is one of them.
+    #[must_use]
+    pub const fn contains(&self, code: u8) -> bool {
+        self.0[code as usize / 64] & (1 << (code % 64)) != 0
+    }
+
+    /// Whether all of these are in `other` too.
+    fn within(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).all(|(ours, theirs)| ours & !theirs == 0)
+    }
+}
+
+impl FromIterator<u8> for ExitCodes {
+    fn from_iter<I: IntoIterator<Item = u8>>(codes: I) -> Self {
+        codes.into_iter().fold(Self::default(), Self::with)
+    }
+}
+
+impl Conditions {
+    /// Whether `other` fits nothing that this does not.
+    #[must_use]
+    pub fn cover(&self, other: &Self) -> bool {
+        let exit = self.exit.is_none_or(|ours| other.exit.is_some_and(|theirs| theirs.within(&ours)));
+        let signal = self.signal.is_none_or(|ours| other.signal == Some(ours));
+        let rank = self.rank.is_none_or(|ours| other.rank == Some(ours));
+        let node = self.node.is_none_or(|ours| other.node == Some(ours));
+        exit && signal && rank && node
+    }
+}
+
+impl fmt::Display for RestartRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Conditions { exit, signal, rank, node } = self.when;
+        let parts = [
+            exit.map(|codes| format!("exit={codes}")),
+            signal.map(|signal| format!("signal={}", signal.as_str().trim_start_matches("SIG"))),
+            rank.map(|rank| format!("rank={rank}")),
+            node.map(|node| format!("node={node}")),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        write!(f, "{}:{}", if parts.is_empty() { "any".to_owned() } else { parts.join("+") }, self.then)
+    }
+}
+
+impl fmt::Display for ExitCodes {
+    /// As it is written: `3`, `10-19` and both with `/` between.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut codes = (0..=u8::MAX).filter(|code| self.contains(*code)).peekable();
+        let mut separator = "";
+        while let Some(first) = codes.next() {
+            let mut last = first;
+            while let Some(next) = codes.next_if(|next| last.checked_add(1) == Some(*next)) {
+                last = next;
+            }
+            match last {
+                last if last == first => write!(f, "{separator}{first}")?,
+                last => write!(f, "{separator}{first}-{last}")?,
+            }
+            separator = "/";
+        }
+        Ok(())
+    }
+}
+
+impl RuleAction {
+    /// All of them, as they are written.
+    pub const WORDS: [(&'static str, Self); 5] = [
+        ("restart", Self::Restart),
+        ("fail", Self::Fail),
+        ("succeed", Self::Succeed),
+        ("requeue", Self::Requeue),
+        ("no-requeue", Self::NoRequeue),
+    ];
+}
+
+impl fmt::Display for RuleAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Restart => "restart",
+            Self::Fail => "fail",
+            Self::Succeed => "succeed",
+            Self::Requeue => "requeue",
+            Self::NoRequeue => "no-requeue",
+        })
+    }
+}
