@@ -75,14 +75,7 @@ pub(super) fn resolve(
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
-    if let Some(found) = settings.find(&START_METHOD) {
-        let because = IgnoredBecause::OneStartMethod;
-        notices.push(Notice::Ignored { origin: found.origin, because });
-    }
-    if seconds_of(facts, FILE_TIMER_VARIABLE).is_some() {
-        let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
-        notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
-    }
+    notices.extend(tell_without_effect(&settings));
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     notices.extend(devices.lines);
     let spec = LaunchSpec {
@@ -115,6 +108,20 @@ pub(super) fn resolve(
         left_out,
     };
     Ok(Launch { spec, verbosity, notices })
+}
+
+/// What torchrun knows and has no effect here.
+fn tell_without_effect(settings: &Settings<'_>) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    if let Some(found) = settings.find(&START_METHOD) {
+        let because = IgnoredBecause::OneStartMethod;
+        notices.push(Notice::Ignored { origin: found.origin, because });
+    }
+    if seconds_of(settings.facts, FILE_TIMER_VARIABLE).is_some() {
+        let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
+        notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
+    }
+    notices
 }
 
 /// A number of seconds above zero, as both watchdogs are switched on; anything else is as good as none.

@@ -30,16 +30,6 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             plural(others.len())
         ),
         Happening::GroupFailed { .. } => return None,
-        Happening::Stuck { asleep, dwell, limit, live } => format!(
-            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
-             {grace} s for {} worker{} to stop; no restart",
-            asleep.local_rank,
-            asleep.pid,
-            dwell.as_secs_f64(),
-            limit.as_secs_f64(),
-            live.len(),
-            plural(live.len())
-        ),
         Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
         Happening::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")
@@ -49,9 +39,10 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             live.len(),
             plural(live.len())
         ),
-        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
-            return of_limits(happening, spec);
-        }
+        Happening::Stuck { .. }
+        | Happening::NotJoined { .. }
+        | Happening::TimeIsShort { .. }
+        | Happening::TimeIsUp { .. } => return of_limits(happening, spec),
         Happening::Killing { local_ranks, because } => {
             let because = match because {
                 Impatience::GraceOver(_) => "still alive after the grace",
@@ -110,13 +101,22 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
 #[must_use]
 pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
+    let grace = spec.stop.grace.as_secs_f64();
     Some(match happening {
+        Happening::Stuck { asleep, dwell, limit, live } => format!(
+            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
+             {grace} s for {} to stop; no restart",
+            asleep.local_rank,
+            asleep.pid,
+            dwell.as_secs_f64(),
+            limit.as_secs_f64(),
+            workers(live)
+        ),
         Happening::NotJoined { missing, limit, live } => format!(
-            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
+            "{} {} not joined the store within {} s: waiting up to {grace} s for {} to stop",
             ranks(missing),
             if missing.len() == 1 { "has" } else { "have" },
             limit.as_secs_f64(),
-            spec.stop.grace.as_secs_f64(),
             workers(live)
         ),
         Happening::TimeIsShort { before, signal, live } => format!(
@@ -125,9 +125,8 @@ pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             workers(live)
         ),
         Happening::TimeIsUp { limit, live } => format!(
-            "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
+            "the time limit of {} is over: waiting up to {grace} s for {} to stop; no restart",
             humantime::format_duration(*limit),
-            spec.stop.grace.as_secs_f64(),
             workers(live)
         ),
         _ => return None,
