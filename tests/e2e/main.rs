@@ -4,6 +4,7 @@
 //! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::only_ours`].
 
 mod bad_input;
+mod bad_workers;
 mod command_line;
 mod console;
 mod contract;
@@ -18,6 +19,7 @@ mod exits;
 mod explain;
 mod gc;
 mod install;
+mod job_control;
 mod leave_out;
 mod leftovers;
 mod limits;

@@ -83,6 +83,12 @@ pub fn is_zombie_or_gone(pid: i32) -> bool {
     stat(pid).is_none_or(|(state, _)| state == 'Z')
 }
 
+/// Whether a process is stopped (SIGSTOP, Ctrl-Z).
+#[must_use]
+pub fn is_stopped(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| state == 'T')
+}
+
 fn pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()

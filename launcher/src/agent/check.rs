@@ -44,6 +44,11 @@ impl Check {
         Self { generation, settings, probes: Some((Asked::Devices, probes)), machine: Machine::default() }
     }
 
+    /// Whether somebody is asked at present.
+    pub(super) const fn is_running(&self) -> bool {
+        self.probes.is_some()
+    }
+
     /// What becomes readable when [`Self::advance`] has something to do.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.probes.iter().flat_map(|(_, probes)| probes.as_fds())

@@ -122,6 +122,17 @@ impl Wait {
         }
     }
 
+    /// The job was halted for this long, those who are left too: they have as much time as before.
+    pub(super) fn was_halted(&mut self, lasted: Duration) {
+        self.end_at += lasted;
+        match &mut self.stage {
+            Stage::Settling { until: at }
+            | Stage::Waiting { look_at: at, .. }
+            | Stage::Asked { kill_at: at }
+            | Stage::Killed { give_up_at: at } => *at += lasted,
+        }
+    }
+
     fn waiting(&self, now: Instant, pause: Duration) -> Stage {
         Stage::Waiting { look_at: self.end_at.min(now + pause), pause }
     }
@@ -193,6 +204,20 @@ mod tests {
         assert_eq!(wait.signalled(at(5.3), Signal::SIGTERM, true), Step::Wait);
         assert_eq!(wait.look(at(5.4)), Step::KillAgain);
         assert_eq!(wait.look(at(10.2)), Step::GiveUp);
+    }
+
+    #[test]
+    fn while_the_job_is_halted_no_time_passes() {
+        let (mut wait, at) = wait(LIMITS);
+        wait.was_halted(Duration::from_secs(100));
+        assert_eq!((wait.look(at(100.1)), wait.look(at(100.2))), (Step::Wait, Step::Announce));
+        wait.was_halted(Duration::from_secs(100));
+        assert_eq!(wait.deadline(), at(200.4));
+        assert_eq!(wait.look(at(229.9)), Step::Wait);
+        assert_eq!(wait.look(at(230.0)), Step::Ask(Because::TimeOver));
+        wait.was_halted(Duration::from_secs(100));
+        assert_eq!(wait.look(at(332.9)), Step::Wait);
+        assert_eq!(wait.look(at(333.0)), Step::Kill(Because::TimeOver));
     }
 
     #[test]

@@ -94,6 +94,11 @@ pub enum Input {
         /// When the newest file of the job's folder was written; nothing where there is none to be seen.
         newest: Option<SystemTime>,
     },
+    /// Everybody of the job was stopped (Ctrl-Z) until now, and goes on.
+    Halted {
+        /// For how long.
+        lasted: Duration,
+    },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }

@@ -7,8 +7,10 @@
 mod card;
 mod check;
 pub mod checkup;
+mod drain;
 mod events;
 pub mod failure;
+mod halt;
 mod host;
 mod last_words;
 mod left_out;
@@ -40,6 +42,7 @@ use rankrun_contract::rank::JobId;
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::check::Check;
+use crate::agent::halt::Halts;
 use crate::agent::last_words::LastWords;
 use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
 use crate::agent::progress::ProgressLook;
@@ -59,8 +62,6 @@ use crate::spec::{LaunchSpec, Persona};
 
 /// Even with a grace of 0 the last words, the workers' and ours, have this long to get out.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// A wait that is longer says what it waits for.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]
@@ -140,6 +141,8 @@ struct Agent<'a> {
     check: Option<Check>,
     /// The look at the job's progress, once a generation has failed.
     progress: Option<ProgressLook>,
+    /// How the job was halted.
+    halts: Halts,
     /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
 }
@@ -165,6 +168,7 @@ impl<'a> Agent<'a> {
             words,
             check: None,
             progress: None,
+            halts: Halts::default(),
             died_of: None,
         })
     }
@@ -196,7 +200,7 @@ impl<'a> Agent<'a> {
     /// Everything that has happened, as inputs for the state.
     fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
         inputs.extend(self.workers.by_hand(SystemTime::now()));
-        while let Some(signal) = self.inbox.next().map_err(Interrupted::Blind)? {
+        while let Some(signal) = self.own_signal()? {
             if signal == libc::SIGCHLD {
                 self.reap(inputs);
             } else if let Ok(signal) = Signal::try_from(signal)
@@ -217,6 +221,10 @@ impl<'a> Agent<'a> {
         if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
             self.progress = None;
             inputs.push_back(seen);
+        }
+        // Whatever else came is met with the deadlines as they are now.
+        if let Some(lasted) = self.halts.take() {
+            inputs.push_front(Input::Halted { lasted });
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
@@ -252,9 +260,9 @@ impl<'a> Agent<'a> {
         }
     }
 
-    fn signal_from_guard(&self) -> Result<Option<Signal>, Interrupted> {
+    fn signal_from_guard(&mut self) -> Result<Option<Signal>, Interrupted> {
         loop {
-            match self.link.receive_from_guard() {
+            match self.from_guard() {
                 Received::Message(ToAgent::Signal(number)) => {
                     if self.handled.stops(number) {
                         self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
@@ -262,6 +270,9 @@ impl<'a> Agent<'a> {
                     return Ok(Signal::try_from(number).ok());
                 }
                 Received::Message(ToAgent::Resized) => self.workers.resize(),
+                Received::Message(ToAgent::Halt) => self.halt()?,
+                // It was not waited for: a signal had ended the halt.
+                Received::Message(ToAgent::GoOn) => {}
                 Received::Nothing => return Ok(None),
                 Received::Closed => return Err(Interrupted::GuardGone),
             }
@@ -360,51 +371,6 @@ impl<'a> Agent<'a> {
             },
             _ => end.status,
         }
-    }
-
-    /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
-    /// Where the job is to end anyway, by the user or its time limit, the grace is the limit: somebody may have stopped reading.
-    fn drain(&mut self, end: &JobEnd) -> Option<Signal> {
-        let grace = self.workers.spec().stop.grace.max(LAST_WORDS);
-        let is_cut_short = end.stopped_by.is_some() || end.time_limit.is_some();
-        let give_up = is_cut_short.then(|| Instant::now() + grace);
-        let mut say_at = Some(Instant::now() + SILENT_WAIT);
-        let drained = match self.workers.drain() {
-            Ok(drained) => drained,
-            Err(error) => {
-                self.voice.error(&error, Some(error.hint()));
-                return None;
-            }
-        };
-        while !drained.is_complete() {
-            let now = Instant::now();
-            if give_up.is_some_and(|give_up| give_up <= now) {
-                return None;
-            }
-            if say_at.take_if(|say_at| *say_at <= now).is_some() {
-                self.voice.say("waiting for somebody to read the workers' output; a signal ends the wait");
-            }
-            let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if wait(&inputs, give_up.into_iter().chain(say_at).min()).is_err() {
-                return None;
-            }
-            match self.next_signal() {
-                Ok(None) => {}
-                Ok(signal) => return signal,
-                Err(_) => return None,
-            }
-        }
-        None
-    }
-
-    /// A signal from whichever side, for a time when nothing else can happen.
-    fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
-        while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
-            if self.handled.stops(number) {
-                return Ok(Signal::try_from(number).ok());
-            }
-        }
-        Ok(self.signal_from_guard()?.filter(|signal| self.handled.stops(*signal as i32)))
     }
 }
 

@@ -11,6 +11,7 @@
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod halt;
 mod limit;
 mod restart;
 mod start;
@@ -126,6 +127,7 @@ impl State {
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::ProgressSeen { generation, newest } => self.progress_seen(now, generation, newest),
+            Input::Halted { lasted } => self.was_halted(lasted),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }

@@ -14,6 +14,8 @@ use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "checking_tests.rs"]
 mod checking;
+#[path = "halt_tests.rs"]
+mod halts;
 #[path = "left_out_tests.rs"]
 mod left_out;
 #[path = "limit_tests.rs"]

@@ -58,6 +58,12 @@ impl Watch {
         self.next_look = now + self.limit.clamp(LEAST, LOOK_EVERY);
     }
 
+    /// Nobody slept, nor looked, while the job was halted for this long.
+    pub(super) fn was_halted(&mut self, lasted: Duration) {
+        self.next_look += lasted;
+        self.since.values_mut().for_each(|since| *since += lasted);
+    }
+
     /// Takes in who was found asleep, and says who has slept for too long and how long.
     pub(super) fn found(&mut self, now: Instant, asleep: &[Asleep]) -> Option<(Asleep, Duration)> {
         self.since.retain(|rank, _| asleep.iter().any(|found| found.local_rank == *rank));

@@ -32,6 +32,7 @@ impl Agent<'_> {
         while !left.is_empty() {
             super::wait(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
             let told = self.wish_to_stop()?;
+            waiting.was_halted(self.halts.take().unwrap_or_default());
             let _ = self.workers.reap();
             left = leftovers();
             if left.is_empty() {
@@ -58,7 +59,7 @@ impl Agent<'_> {
             Step::Wait => {}
             Step::Announce => self.voice.say(&words::waiting(&told, limits.wait)),
             Step::Ask(because) => {
-                left.iter().for_each(|found| found.signal(Signal::SIGTERM));
+                left.iter().for_each(|found| found.signal_and_continue(Signal::SIGTERM));
                 self.voice.say(&words::ending(&told, because, limits.stop));
             }
             Step::Kill(because) => {
@@ -76,7 +77,7 @@ impl Agent<'_> {
 
     /// A signal to stop, from whichever side, and whether it is a second one.
     fn wish_to_stop(&mut self) -> Result<Option<(Signal, bool)>, Interrupted> {
-        while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
+        while let Some(number) = self.own_signal()? {
             if self.handled.stops(number) {
                 return Ok(Signal::try_from(number).ok().map(|signal| (signal, false)));
             }

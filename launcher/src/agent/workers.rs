@@ -381,6 +381,11 @@ impl Workers {
         self.children.signal_groups(&of_generation(generation, local_ranks), signal);
     }
 
+    /// Signals the groups of all that live.
+    pub(super) fn signal_all(&self, signal: Signal) {
+        self.children.signal_all_groups(signal);
+    }
+
     pub(super) fn pass(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
         self.children.signal_alone(&of_generation(generation, local_ranks), signal);
     }

@@ -75,11 +75,22 @@ impl Children {
         Ok(spawned.pid)
     }
 
-    /// Sends `signal` to the process group of each given worker that is not reaped yet.
+    /// Sends `signal` to the process group of each given worker that is not reaped yet, and SIGCONT after it: somebody
+    /// who is stopped cannot act on a signal.
     ///
     /// The leader being unreaped, the group's number cannot have been taken over by another one.
     pub fn signal_groups(&self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, killpg);
+        if signal != Signal::SIGKILL {
+            self.signal_each(workers, Signal::SIGCONT, killpg);
+        }
+    }
+
+    /// Signals the process groups of all workers that are not reaped yet.
+    pub fn signal_all_groups(&self, signal: Signal) {
+        for pid in self.by_pid.keys() {
+            let _ = killpg(*pid, signal);
+        }
     }
 
     /// Signals the workers themselves.

@@ -31,6 +31,8 @@ pub enum Scope {
 
 /// How long killed processes may take to go; longer only in uninterruptible sleep.
 const REAP_LIMIT: Duration = Duration::from_secs(5);
+/// A second walk finds whoever was born during the first; more than these are a storm that one cannot stop.
+const MOST_WALKS: usize = 16;
 
 /// Kills every descendant in `scope` and reaps until none is left; returns those that would not go.
 ///
@@ -85,6 +87,25 @@ pub fn leftovers() -> Vec<Found> {
     found
 }
 
+/// Stops everybody below this process. Who was born during a walk is met by the next one, and who is stopped bears
+/// nobody.
+pub fn halt_all() {
+    let mut halted = HashSet::new();
+    for _ in 0..MOST_WALKS {
+        let mut found = targets(&Scope::All);
+        found.retain(|found| halted.insert(found.pid));
+        if found.is_empty() {
+            return;
+        }
+        found.iter().for_each(|found| found.signal(Signal::SIGSTOP));
+    }
+}
+
+/// Continues everybody below this process.
+pub fn continue_all() {
+    targets(&Scope::All).iter().for_each(|found| found.signal(Signal::SIGCONT));
+}
+
 /// A process that the walk met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
@@ -98,6 +119,12 @@ impl Found {
     /// Signals it, and no later owner of its pid.
     pub fn signal(&self, signal: Signal) {
         proc::signal_the_same((self.pid, self.started), signal);
+    }
+
+    /// Signals it, and continues it: somebody who is stopped cannot act on a signal.
+    pub fn signal_and_continue(&self, signal: Signal) {
+        self.signal(signal);
+        self.signal(Signal::SIGCONT);
     }
 
     /// What it was called with, in one line.

@@ -2,7 +2,9 @@
 //!
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps what the job leaves behind, and ends with the job's status. When the agent
-//! dies without having said how the job ended, the guard kills every process of the job.
+//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in [`halt`].
+//!
+//! [`halt`]: super::halt
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -24,6 +26,7 @@ use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
+use crate::process::halt::Halts;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
 
@@ -47,6 +50,7 @@ pub struct Guard {
     inbox: SignalInbox,
     handled: HandledSignals,
     scope: Scope,
+    halts: Option<Halts>,
     forwarded: Option<Instant>,
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
@@ -75,6 +79,8 @@ pub enum GuardEnd {
 /// The kernel's refusal.
 pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
     let inbox = SignalInbox::open(handled)?;
+    // Before the fork: blocked in the agent too, which is stopped by nobody but the kernel's own SIGSTOP.
+    let halts = Halts::open()?;
     let (guard_end, agent_end) = link::pair()?;
     let had_children = wait_for_any() != Reaped::NoChildren;
     let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };
@@ -89,13 +95,14 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 inbox,
                 handled: handled.clone(),
                 scope,
+                halts,
                 forwarded: None,
                 killed_for: None,
                 status: None,
             }))
         }
         ForkResult::Child => {
-            drop((guard_end, inbox));
+            drop((guard_end, inbox, halts));
             // Neither attribute is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
@@ -128,12 +135,20 @@ impl Guard {
                     return Ok(self.end(exit));
                 }
             }
+            if let Some(halts) = &mut self.halts
+                && agent_speaks
+            {
+                halts.advance(&self.link)?;
+            }
+            let halts = self.halts.as_ref().filter(|_| agent_speaks);
+            let timeout = halts.and_then(Halts::timeout).unwrap_or(PollTimeout::NONE);
             let mut inputs = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
             // A closed link would stay readable; the agent's end comes as SIGCHLD.
             if agent_speaks {
                 inputs.push(PollFd::new(self.link.as_fd(), PollFlags::POLLIN));
             }
-            match poll(&mut inputs, PollTimeout::NONE) {
+            inputs.extend(halts.and_then(Halts::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            match poll(&mut inputs, timeout) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -146,6 +161,11 @@ impl Guard {
             match self.link.receive_from_agent() {
                 Received::Message(ToGuard::Handled) => self.forwarded = None,
                 Received::Message(ToGuard::Finish(status)) => self.status = Some(status),
+                Received::Message(ToGuard::Halted) => {
+                    if let Some(halts) = &mut self.halts {
+                        halts.answered();
+                    }
+                }
                 Received::Nothing => return true,
                 Received::Closed => return false,
             }
@@ -196,8 +216,17 @@ mod tests {
         let handled = HandledSignals::of(signals, Persona::Torchrun);
         let inbox = SignalInbox::open(&handled).unwrap();
         let (agent, scope) = (Pid::from_raw(i32::MAX), Scope::All);
-        let guard =
-            Guard { agent, link, inbox, handled, scope, forwarded: None, killed_for: None, status: None };
+        let guard = Guard {
+            agent,
+            link,
+            inbox,
+            handled,
+            scope,
+            halts: None,
+            forwarded: None,
+            killed_for: None,
+            status: None,
+        };
         (guard, agent_end)
     }
 

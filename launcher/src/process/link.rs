@@ -1,10 +1,13 @@
 //! What guard and agent tell each other: single-byte records over a socket pair, and by its end, their death.
+#![expect(unsafe_code, reason = "nix cannot say who is signalled for a socket")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::unistd::getpid;
 
 use crate::exit_code::ExitStatus;
 
@@ -15,6 +18,10 @@ pub enum ToAgent {
     Signal(i32),
     /// The terminal has another size.
     Resized,
+    /// The guard is about to be stopped (Ctrl-Z): stop whoever is of the job, and say so.
+    Halt,
+    /// The guard goes on: so may they.
+    GoOn,
 }
 
 /// Agent to guard.
@@ -24,6 +31,8 @@ pub enum ToGuard {
     Handled,
     /// The job has ended and its workers are gone: end with this status.
     Finish(ExitStatus),
+    /// Whoever is of the job is stopped.
+    Halted,
 }
 
 /// What a read of the link gave.
@@ -44,6 +53,9 @@ pub struct Link {
 }
 
 const RECORD: usize = 2;
+
+/// fcntl(2), which the libc crate has for musl alone.
+const F_SETSIG: libc::c_int = 10;
 
 /// Both ends, non-blocking and closed on exec.
 ///
@@ -78,6 +90,8 @@ impl Link {
         self.send(match message {
             ToAgent::Signal(number) => [b's', u8::try_from(number).unwrap_or_default()],
             ToAgent::Resized => [b'w', 0],
+            ToAgent::Halt => [b'z', 0],
+            ToAgent::GoOn => [b'g', 0],
         })
     }
 
@@ -86,6 +100,7 @@ impl Link {
     pub fn receive_from_agent(&self) -> Received<ToGuard> {
         match self.receive() {
             Received::Message([b'h', _]) => Received::Message(ToGuard::Handled),
+            Received::Message([b'z', _]) => Received::Message(ToGuard::Halted),
             Received::Message([b'c', code]) => Received::Message(ToGuard::Finish(ExitStatus::Code(code))),
             Received::Message([b'k', signal]) => {
                 Received::Message(ToGuard::Finish(ExitStatus::Signal(i32::from(signal))))
@@ -95,6 +110,27 @@ impl Link {
         }
     }
 
+    /// Guard's side: from here on the kernel sends us SIGCONT, which nothing can hold up, when the agent speaks or is
+    /// gone (signal-driven IO, fcntl(2)); or no more.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn wake_on_news(&self, is_wanted: bool) -> io::Result<()> {
+        let fd = self.socket.as_raw_fd();
+        let mut flags = OFlag::from_bits_retain(fcntl(self.socket.as_fd(), FcntlArg::F_GETFL)?);
+        flags.set(OFlag::O_ASYNC, is_wanted);
+        // SAFETY: both take a number and change nothing but who is told of this socket.
+        let is_set = unsafe {
+            libc::fcntl(fd, F_SETSIG, libc::SIGCONT) == 0
+                && libc::fcntl(fd, libc::F_SETOWN, getpid().as_raw()) == 0
+        };
+        if !is_set {
+            return Err(io::Error::last_os_error());
+        }
+        fcntl(self.socket.as_fd(), FcntlArg::F_SETFL(flags))?;
+        Ok(())
+    }
+
     /// Agent's side: tells the guard.
     ///
     /// # Errors
@@ -102,6 +138,7 @@ impl Link {
     pub fn send_to_guard(&self, message: ToGuard) -> io::Result<()> {
         self.send(match message {
             ToGuard::Handled => [b'h', 0],
+            ToGuard::Halted => [b'z', 0],
             ToGuard::Finish(ExitStatus::Code(code)) => [b'c', code],
             ToGuard::Finish(ExitStatus::Signal(signal)) => [b'k', u8::try_from(signal).unwrap_or_default()],
         })
@@ -113,6 +150,8 @@ impl Link {
         match self.receive() {
             Received::Message([b's', signal]) => Received::Message(ToAgent::Signal(i32::from(signal))),
             Received::Message([b'w', _]) => Received::Message(ToAgent::Resized),
+            Received::Message([b'z', _]) => Received::Message(ToAgent::Halt),
+            Received::Message([b'g', _]) => Received::Message(ToAgent::GoOn),
             Received::Message(_) | Received::Closed => Received::Closed,
             Received::Nothing => Received::Nothing,
         }
@@ -133,13 +172,16 @@ mod tests {
     fn messages_arrive_as_they_were_sent_and_the_end_is_seen() {
         let (guard, agent) = pair().unwrap();
         assert_eq!(agent.receive_from_guard(), Received::Nothing);
-        for message in [ToAgent::Signal(15), ToAgent::Resized] {
+        for message in [ToAgent::Signal(15), ToAgent::Resized, ToAgent::Halt, ToAgent::GoOn] {
             guard.send_to_agent(message).unwrap();
             assert_eq!(agent.receive_from_guard(), Received::Message(message));
         }
-        for message in
-            [ToGuard::Handled, ToGuard::Finish(ExitStatus::Code(143)), ToGuard::Finish(ExitStatus::Signal(2))]
-        {
+        for message in [
+            ToGuard::Handled,
+            ToGuard::Halted,
+            ToGuard::Finish(ExitStatus::Code(143)),
+            ToGuard::Finish(ExitStatus::Signal(2)),
+        ] {
             agent.send_to_guard(message).unwrap();
             assert_eq!(guard.receive_from_agent(), Received::Message(message));
         }

@@ -62,7 +62,8 @@ impl HandledSignals {
     }
 }
 
-fn is_ignored(signal: Signal) -> bool {
+/// Whether we were started with it ignored.
+pub(super) fn is_ignored(signal: Signal) -> bool {
     let mut current = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: with a null action sigaction only writes what is in force, and on success all of it.
     unsafe {

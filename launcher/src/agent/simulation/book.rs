@@ -90,6 +90,7 @@ impl Book {
             Input::Ready
             | Input::StopRequested { .. }
             | Input::SignalPassed { .. }
+            | Input::Halted { .. }
             | Input::DeadlinePassed => return false,
         };
         about != self.generation
@@ -130,6 +131,7 @@ impl Book {
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
+            | Input::Halted { .. }
             | Input::DeadlinePassed => {}
         }
     }

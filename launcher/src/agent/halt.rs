@@ -1,0 +1,99 @@
+//! Ctrl-Z, `fg` and `bg`: the agent's side. The guard's, and why the agent itself goes on, is in `process/halt.rs`.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a halt lasted")]
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::agent::check::Check;
+use crate::agent::{Agent, Interrupted};
+use crate::process::descendants::{continue_all, halt_all};
+use crate::process::link::{Received, ToAgent, ToGuard};
+
+/// What a halt leaves to be done.
+#[derive(Debug, Default)]
+pub(super) struct Halts {
+    /// How long they have lasted, all together; `None` where there was none.
+    lasted: Option<Duration>,
+    /// Signals to this process that came meanwhile.
+    own: VecDeque<i32>,
+    /// What the guard said meanwhile.
+    from_guard: VecDeque<ToAgent>,
+}
+
+impl Halts {
+    /// How long the job was halted since this was asked last.
+    pub(super) fn take(&mut self) -> Option<Duration> {
+        self.lasted.take()
+    }
+}
+
+impl Agent<'_> {
+    /// Stops whoever is of the job until the guard goes on. A signal to stop ends that at once: it is answered in every
+    /// phase, and who waits for its own end has to run.
+    pub(super) fn halt(&mut self) -> Result<(), Interrupted> {
+        let began = Instant::now();
+        // While the devices are looked at nobody is there but probes, which have a deadline.
+        let has_workers = !self.check.as_ref().is_some_and(Check::is_running);
+        if has_workers {
+            // Each group in one instant, then whoever has left it.
+            self.workers.signal_all(Signal::SIGSTOP);
+            halt_all();
+        }
+        // Where nobody is left to wait for, whoever is stopped is killed as he is.
+        self.link.send_to_guard(ToGuard::Halted).map_err(|_| Interrupted::GuardGone)?;
+        self.wait_for_the_guard()?;
+        if has_workers {
+            continue_all();
+            self.workers.signal_all(Signal::SIGCONT);
+        }
+        let lasted = began.elapsed();
+        tracing::info!("the job was stopped for {lasted:.1?}, and goes on");
+        *self.halts.lasted.get_or_insert_default() += lasted;
+        Ok(())
+    }
+
+    fn wait_for_the_guard(&mut self) -> Result<(), Interrupted> {
+        loop {
+            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], None)?;
+            while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
+                // A thousand deaths are one reason to look.
+                if !self.halts.own.contains(&number) {
+                    self.halts.own.push_back(number);
+                }
+            }
+            let mut is_over = self.halts.own.iter().any(|number| self.handled.stops(*number));
+            loop {
+                match self.link.receive_from_guard() {
+                    Received::Message(ToAgent::GoOn) => is_over = true,
+                    Received::Message(message) => {
+                        is_over |=
+                            matches!(message, ToAgent::Signal(number) if self.handled.stops(number));
+                        self.halts.from_guard.push_back(message);
+                    }
+                    Received::Nothing => break,
+                    Received::Closed => return Err(Interrupted::GuardGone),
+                }
+            }
+            if is_over {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next signal to this process itself.
+    pub(super) fn own_signal(&mut self) -> Result<Option<i32>, Interrupted> {
+        match self.halts.own.pop_front() {
+            Some(number) => Ok(Some(number)),
+            None => self.inbox.next().map_err(Interrupted::Blind),
+        }
+    }
+
+    /// What the guard said next.
+    pub(super) fn from_guard(&mut self) -> Received<ToAgent> {
+        let kept = self.halts.from_guard.pop_front();
+        kept.map_or_else(|| self.link.receive_from_guard(), Received::Message)
+    }
+}

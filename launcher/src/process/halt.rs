@@ -1,0 +1,128 @@
+//! Ctrl-Z, `fg` and `bg`: the guard's side. The agent's is in `agent/halt.rs`.
+//!
+//! The shell sees one process, the guard, and the terminal's SIGTSTP reaches it alone: workers lead sessions of their
+//! own. So the guard asks the agent to stop whoever is of the job, and stops itself once that is done. The agent is not
+//! stopped: should the guard be killed meanwhile, somebody has to sweep. Should the agent be killed, the kernel wakes
+//! the guard ([`Link::wake_on_news`]), which sweeps then.
+//!
+//! The signal is never read, only seen to be pending, and unblocked when the job is stopped. So whether and by what the
+//! guard stops is decided by the kernel as for any command: a SIGCONT that came meanwhile has taken the signal back,
+//! and where no shell is there that could continue us (an orphaned process group: `ssh -t host rankrun …`) nobody stops
+//! for longer than an instant.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::getpid;
+
+use crate::process::link::{Link, ToAgent};
+use crate::process::signal::is_ignored;
+
+/// The terminal's signals that stop: Ctrl-Z, and a read or a write (`stty tostop`) of somebody in the background. Each
+/// goes to the whole process group, as whose member the guard gets it.
+const STOPPING: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+
+/// An agent that takes longer is itself stopped or stuck: the shell is to have its prompt all the same.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The signals that stop the guard, blocked.
+#[derive(Debug)]
+pub(super) struct Halts {
+    signals: SigSet,
+    /// Readable while one of them is pending; never read.
+    pending: SignalFd,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Running,
+    /// The agent was asked to stop the job then.
+    Asked {
+        at: Instant,
+    },
+    /// The job is stopped.
+    Answered,
+}
+
+impl Halts {
+    /// Blocks the signals, but not those that we were started with ignored (a shell without job control). Nothing for
+    /// PID 1 of a container, which the kernel stops for nobody inside.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn open() -> io::Result<Option<Self>> {
+        let signals: SigSet = STOPPING.into_iter().filter(|signal| !is_ignored(*signal)).collect();
+        if getpid().as_raw() == 1 || signals.iter().next().is_none() {
+            return Ok(None);
+        }
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
+        let pending = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Some(Self { signals, pending, stage: Stage::Running }))
+    }
+
+    /// What becomes readable when somebody wants the guard to stop.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        (self.stage == Stage::Running).then(|| self.pending.as_fd())
+    }
+
+    /// Until when an answer is waited for.
+    pub(super) fn timeout(&self) -> Option<PollTimeout> {
+        let Stage::Asked { at } = self.stage else { return None };
+        let left = ANSWER_LIMIT.saturating_sub(at.elapsed());
+        // Rounded up, as in any wait.
+        Some(PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX))
+    }
+
+    /// The agent has stopped the job.
+    pub(super) fn answered(&mut self) {
+        if matches!(self.stage, Stage::Asked { .. }) {
+            self.stage = Stage::Answered;
+        }
+    }
+
+    /// Asks the agent, or stops this process and returns when it goes on.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn advance(&mut self, link: &Link) -> io::Result<()> {
+        #[expect(clippy::disallowed_methods, reason = "the guard waits for an answer")]
+        let now = Instant::now();
+        match self.stage {
+            Stage::Running if is_readable(&self.pending) => {
+                // An agent that is gone is noticed by its exit.
+                let _ = link.send_to_agent(ToAgent::Halt);
+                self.stage = Stage::Asked { at: now };
+            }
+            Stage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
+            Stage::Running => {}
+            Stage::Asked { .. } | Stage::Answered => {
+                self.stop(link)?;
+                self.stage = Stage::Running;
+                let _ = link.send_to_agent(ToAgent::GoOn);
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&self, link: &Link) -> io::Result<()> {
+        // In this order: what the agent says from here on takes a pending stop back, or wakes us.
+        link.wake_on_news(true)?;
+        if !is_readable(link) {
+            // Here we are stopped, if one of them is still pending.
+            sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&self.signals), None)?;
+            sigprocmask(SigmaskHow::SIG_BLOCK, Some(&self.signals), None)?;
+        }
+        link.wake_on_news(false)
+    }
+}
+
+/// Also where the other end is gone.
+fn is_readable(source: &impl AsFd) -> bool {
+    let mut sources = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
+    poll(&mut sources, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
