@@ -66,11 +66,16 @@ impl Shell {
     fn stops(&mut self, times: usize) -> Vec<Process> {
         self.job.type_text(CTRL_Z);
         self.job.lines(STOPPED, times);
-        let stopped = self.all_but_the_agent();
-        for process in &stopped {
-            assert!(is_stopped(process.pid), "{} ({}) goes on\n{}", process.pid, process.command, self.job);
-        }
-        stopped
+        let all = self.all_but_the_agent();
+        // A process that is told to stop needs a moment on a processor for it.
+        self.until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)));
+        all
+    }
+
+    #[track_caller]
+    fn goes_on(&self) {
+        let all = self.all_but_the_agent();
+        self.until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
     }
 
     #[track_caller]
@@ -103,13 +108,11 @@ fn ctrl_z_stops_everybody_and_fg_continues() {
         for times in 1..=2 {
             assert_eq!(shell.stops(times).len(), 3, "{}", shell.job);
             shell.types("fg");
-            let all = shell.all_but_the_agent();
-            shell.until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
+            shell.goes_on();
         }
         shell.stops(3);
         shell.types("bg");
-        let all = shell.all_but_the_agent();
-        shell.until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
+        shell.goes_on();
         gate.open(2);
         shell.job.lines("over", 2);
         shell.types("wait %1; echo end=$?");
@@ -218,8 +221,7 @@ fn the_wait_for_leftovers_can_be_stopped() {
     shell.job.line("waiting up to 30 s");
     assert!(shell.stops(1).len() >= 2, "{}", shell.job);
     shell.types("fg");
-    let all = shell.all_but_the_agent();
-    shell.until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
+    shell.goes_on();
     gate.open(1);
     // The byte is no line: its end is.
     drop(gate);
@@ -250,11 +252,13 @@ fn a_pipeline_in_the_background_is_stopped_as_one() {
         return;
     }
     let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let (gate, reader) = (Gate::new(&scratch, "gate"), Gate::new(&scratch, "reader"));
     let launch = Launch::standalone(Name::Rankrun, 1).worker(["eprint=alive rank=0", &gate.step(), "exit=0"]);
     let mut shell = Shell::of(launch);
-    shell.job.type_text("\"${words[@]}\" | { read x < /dev/tty; cat; } &\n");
+    let reads = format!("{{ head -c 1 {} > /dev/null; read x < /dev/tty; cat; }}", reader.path().display());
+    shell.job.type_text(&format!("\"${{words[@]}}\" | {reads} &\n"));
     shell.job.line("alive rank=0");
+    reader.open(1);
     let stopped = || {
         let all = shell.job.processes();
         let workers = all.iter().filter(|process| process.command.contains("eprint="));

@@ -96,7 +96,8 @@ fn pids() -> Vec<i32> {
 
 /// The state letter and the parent. The name between the parentheses may hold anything, also parentheses.
 fn stat(pid: i32) -> Option<(char, i32)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let raw = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&raw);
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }

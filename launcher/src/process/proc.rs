@@ -29,7 +29,9 @@ pub(super) struct Stat(String);
 impl Stat {
     /// Nothing where there is no such process.
     pub(super) fn of(pid: Pid) -> Option<Self> {
-        fs::read_to_string(format!("/proc/{pid}/stat")).ok().map(Self)
+        // A name may hold any bytes (PR_SET_NAME).
+        let raw = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Some(Self(String::from_utf8_lossy(&raw).into_owned()))
     }
 
     /// The program's name, cut to 15 bytes.
