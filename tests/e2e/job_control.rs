@@ -132,11 +132,14 @@ fn a_stopped_job_ends_by_a_signal_and_whoever_left_the_group_too() {
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
         // Helpers say that they are alive too.
         let mut shell = Shell::of(Launch::standalone(name, 2).worker(steps)).runs(6);
-        assert_eq!(shell.stops(1).len(), 7, "{}", shell.job);
+        let all = shell.stops(1);
+        assert_eq!(all.len(), 7, "{}", shell.job);
         // The shell's own `kill` continues a stopped job after the signal.
-        shell.types(&format!("kill -{signal} %1; wait %1; echo end=$?"));
+        shell.types(&format!("kill -{signal} %1"));
+        shell.job.lines(&format!("got SIG{signal} rank="), 2);
+        shell.job.outlived_by_none(&all, PROMPT);
+        shell.types("wait %1; echo end=$?");
         shell.job.line(&format!("end={status}"));
-        assert_eq!(shell.job.lines(&format!("got SIG{signal} rank="), 2).len(), 2);
         shell.ends(0);
     }
 }
@@ -187,9 +190,7 @@ fn a_signal_to_the_agent_ends_a_stopped_job() {
     shell.job.outlived_by_none(&all, PROMPT);
     shell.types("wait %1; echo end=$?");
     shell.job.line("end=143");
-    let Shell { mut job } = shell;
-    job.type_text("exit 0\n");
-    job.wait().exits(0);
+    shell.ends(0);
 }
 
 #[test]
