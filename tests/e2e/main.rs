@@ -35,6 +35,7 @@ mod root_cause;
 mod rust_examples;
 mod signals;
 mod stdin;
+mod stop_times;
 mod store_abuse;
 mod summary;
 mod terminal;
