@@ -124,31 +124,52 @@ fn stop(cause: Cause, name: Name, grace: u32) -> Times {
     Times { killed, over: outcome.took - struck }
 }
 
+/// After a success whose leftover ignores everything.
+#[track_caller]
+fn stop_leftover(name: Name, grace: u32) -> Times {
+    let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);
+    let job = launch.env("RANKRUN_LEFTOVER_GRACE", "0").worker(["helper=daemon", "alive"]).start();
+    let pid = |line: String| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
+    let stubborn = Process::open(pid(job.line("who=daemon"))).expect("it lives");
+    job.line("still there: ending pid");
+    let struck = job.elapsed();
+    job.outlived_by_none(&[stubborn], PROMPT);
+    let killed = job.elapsed() - struck;
+    let outcome = job.wait();
+    outcome.exits(0);
+    Times { killed, over: outcome.took - struck }
+}
+
 #[test]
 fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
     if !only_ours() {
         return;
     }
     let grace = if soak() { 2 } else { 1 };
-    let cases = || CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name)));
+    let causes = || CAUSES.into_iter().map(Some).chain([None]);
+    let cases = || causes().flat_map(|cause| Name::both().iter().map(move |name| (cause, *name)));
+    let time = move |(cause, name): (Option<Cause>, Name)| match cause {
+        Some(cause) => stop(cause, name, grace),
+        None => stop_leftover(name, grace),
+    };
     // One after the other they are timed, all at once they are quick.
     let times: Vec<Times> = if soak() {
-        cases().map(|(cause, name)| stop(cause, name, grace)).collect()
+        cases().map(time).collect()
     } else {
         thread::scope(|scope| {
-            let stops: Vec<_> =
-                cases().map(|(cause, name)| scope.spawn(move || stop(cause, name, grace))).collect();
+            let stops: Vec<_> = cases().map(|case| scope.spawn(move || time(case))).collect();
             stops.into_iter().map(|stop| stop.join().expect("the job was stopped")).collect()
         })
     };
     let mut table = format!("a grace of {grace} s, and who ignores the signal: SIGKILL after, over after\n");
     let grace = Duration::from_secs(grace.into());
     for ((cause, name), times) in cases().zip(times) {
-        let _ = writeln!(table, "{cause:?} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
+        let cause = cause.map_or_else(|| "Leftover".to_owned(), |cause| format!("{cause:?}"));
+        let _ = writeln!(table, "{cause} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
         // A line that says when the time begins is read a little later than it was written.
         let least = grace - Duration::from_millis(50);
-        assert!(least <= times.killed && times.killed < PROMPT, "{cause:?} under {name:?}: {times:?}");
-        assert!(times.over < PROMPT, "{cause:?} under {name:?}: {times:?}");
+        assert!(least <= times.killed && times.killed < PROMPT, "{cause} under {name:?}: {times:?}");
+        assert!(times.over < PROMPT, "{cause} under {name:?}: {times:?}");
     }
     if soak() {
         tell(&table);

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness::{Launch, Name, only_ours, tell};
+use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, only_ours, tell};
 use nix::sys::signal::Signal;
 
-use super::{LIMIT, Victim, family};
+use super::{LIMIT, Victim, family, witnessed};
 
 /// As after a panic that aborts, or a fault of ours. (Rust handles SIGSEGV itself, and waits for the fault to come again.)
 #[test]
@@ -22,6 +22,108 @@ fn an_agent_that_crashes_leaves_nothing() {
             let outcome = job.wait();
             outcome.exits(1).complains("the launcher's agent ended by itself").complains(signal.as_str());
         }
+    }
+}
+
+/// Whatever ends the guard.
+#[test]
+fn a_guard_that_ends_by_any_signal_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    for signal in [Signal::SIGABRT, Signal::SIGALRM, Signal::SIGXCPU] {
+        let job = family(Name::Rankrun, "3600");
+        Victim::Guard.of(&job).expect("the job runs").signal(signal);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// Frozen (SIGSTOP), the agent could not see that the guard is gone.
+#[test]
+fn a_frozen_launcher_that_is_killed_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let job = family(*name, "3600");
+        let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
+        [&guard, &agent].into_iter().for_each(|process| process.signal(Signal::SIGSTOP));
+        guard.signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// A job whose launcher has only the last words left to say, to somebody who does not listen.
+#[track_caller]
+fn unheard(name: Name) -> Job {
+    // The reader says when it has seen the first line, and reads no further.
+    let line = "{ \"$@\" 2>&3 | { read line; echo \"read $line\" >&4; exec sleep 1111 >&4 2>&4 3>&- 4>&-; }; } 3>&1 4>&1";
+    let launch = Launch::standalone(name, 1).under(["sh", "-c", line, "sh"]);
+    let job =
+        launch.args(["--tee", "3"]).worker(["print=first", "flood=650", "eprint=over", "exit=0"]).start();
+    job.line("read ");
+    job
+}
+
+/// Its shell has a reader to start, too.
+#[track_caller]
+fn launcher_of(job: &Job) -> Process {
+    let named =
+        |process: &Process| process.command.contains("--standalone") && !process.command.starts_with("sh ");
+    let below = job.children_of(job.pid()).into_iter().filter_map(Process::open);
+    below.into_iter().find(named).expect("the launcher runs")
+}
+
+#[test]
+fn killed_while_nobody_reads_nothing_is_left() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let job = unheard(Name::Rankrun);
+        job.line("waiting for somebody to read");
+        let guard = launcher_of(&job);
+        let agent = job.first_child_of(guard.pid).expect("the job runs");
+        match victim {
+            Victim::Guard => guard.signal(Signal::SIGKILL),
+            Victim::Agent => agent.signal(Signal::SIGKILL),
+        }
+        job.outlived_by_none(&[guard, agent], LIMIT);
+    }
+}
+
+/// A launcher as the worker of another.
+#[test]
+fn a_job_within_a_job_goes_with_it() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let inner =
+            [fixture("launcher-under-test").into_os_string(), "--standalone".into(), "--no-python".into()];
+        let launch = witnessed(Name::Rankrun, 2).args(["--no-python"]).args(inner).args([fixture("worker")]);
+        let job = launch.args(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
+        job.lines("alive rank=", 6);
+        victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// Before there is an agent.
+#[test]
+fn killed_while_it_looks_at_devices_nothing_is_left() {
+    if !only_ours() {
+        return;
+    }
+    let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang);
+    for (name, options) in [(Name::Rankrun, "--devices=0"), (Name::Torchrun, "--nproc-per-node=gpu")] {
+        let launch = Launch::new(name).under([fixture("witness")]).args(["--standalone", options]);
+        let launch = launch.env("RANKRUN_PROBE_TIMEOUT", "60").on(&machine);
+        let opening = launch.opening();
+        let job = launch.worker(["alive"]).start();
+        opening.wait();
+        Victim::Guard.of(&job).expect("it looks").signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
     }
 }
 
@@ -75,7 +177,7 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
     };
     for victim in [Some(Victim::Guard), Some(Victim::Agent), None] {
         let launch = group.around(Launch::standalone(Name::Rankrun, 1)).stdin_open();
-        let launch = launch.under([harness::fixture("witness")]);
+        let launch = launch.under([fixture("witness")]);
         let mut job =
             launch.worker(["catch", "helper=daemon", "helper=session", "alive", "read", "eat"]).start();
         job.lines("alive rank=0", 3);
