@@ -99,7 +99,7 @@ fn a_worker_that_is_killed_at_any_moment() {
     let wanted = if soak() { 100 } else { 5 };
     let (meeting, training, expected) = undisturbed();
     let mut random = Random::seeded();
-    let (mut hits, mut slowest) = (0, Duration::ZERO);
+    let (mut hits, mut named, mut slowest) = (0, 0, Duration::ZERO);
     // A kill that comes after the worker's own end is none.
     for _ in 0..2 * wanted {
         let scratch = Scratch::new();
@@ -120,12 +120,16 @@ fn a_worker_that_is_killed_at_any_moment() {
         outcome.never_says("(restart 2 of 3)");
         slowest = slowest.max(outcome.took);
         hits += usize::from(!outcome.lines_with("(restart 1 of 3)").is_empty());
+        let cause = format!("(pid {victim}) failed: killed by SIGKILL");
+        named += usize::from(!outcome.lines_with(&cause).is_empty());
         if hits == wanted {
             break;
         }
     }
     assert_eq!(hits, wanted, "the workers were killed too late");
     if soak() {
-        tell(&format!("{hits} of {hits} gloo jobs got over a kill; the slowest took {slowest:?}"));
+        tell(&format!(
+            "{hits} of {hits} gloo jobs got over a kill, {named} of which saw it first; the slowest took {slowest:?}"
+        ));
     }
 }

@@ -25,6 +25,20 @@ fn an_agent_that_crashes_leaves_nothing() {
     }
 }
 
+/// The job of this agent is a launcher with a job of its own.
+#[test]
+fn an_agent_that_panics_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    let launch = witnessed(Name::Rankrun, 2).under([fixture("panicking")]).stdin_open();
+    let mut job = launch.worker(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
+    job.lines("alive rank=", 6);
+    job.type_text("\n");
+    job.ends_within(LIMIT);
+    job.wait().exits(1).complains("the agent panics");
+}
+
 /// Whatever ends the guard.
 #[test]
 fn a_guard_that_ends_by_any_signal_leaves_nothing() {
