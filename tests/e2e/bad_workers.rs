@@ -23,7 +23,7 @@ fn without_streams_a_worker_still_ends_as_it_wants() {
         for status in [0, 3] {
             let scratch = Scratch::new();
             let gate = Gate::new(&scratch, "gate");
-            let steps = ["alive", "close-streams", &gate.step(), &format!("exit={status}")];
+            let steps = ["alive", "close-stdio", &gate.step(), &format!("exit={status}")];
             let job = Launch::standalone(*name, 2).worker(steps).start();
             job.lines("alive rank=", 2);
             gate.open(2);
@@ -84,9 +84,9 @@ fn who_leaves_the_process_group_is_ended_with_the_generation() {
         return;
     }
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open();
-    let steps = ["helper=own-group", "alive", "rank0:life<1:read", "rank0:life<1:exit=4", "life0:forever"];
+    let steps = ["helper=group", "alive", "rank0:life<1:read", "rank0:life<1:exit=4", "life0:forever"];
     let mut job = launch.worker(steps).start();
-    let helpers: Vec<_> = job.lines("who=own-group", 2).iter().map(|line| process_of(line)).collect();
+    let helpers: Vec<_> = job.lines("who=group", 2).iter().map(|line| process_of(line)).collect();
     job.lines("who=worker", 2);
     job.type_text("\n");
     job.lines("life=1", 4);

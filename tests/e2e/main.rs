@@ -37,6 +37,7 @@ mod root_cause;
 mod rust_examples;
 mod signals;
 mod stdin;
+mod stop_times;
 mod store_abuse;
 mod summary;
 mod terminal;

@@ -158,6 +158,24 @@ impl Job {
         self.input = None;
     }
 
+    /// Waits for the first child of a process; nothing if that ends without one.
+    ///
+    /// # Panics
+    /// When the launch's deadline comes first.
+    #[must_use]
+    #[track_caller]
+    pub fn first_child_of(&self, parent: i32) -> Option<Process> {
+        let parent = Process::open(parent)?;
+        while parent.lives() {
+            if let Some(child) = processes::first_child_of(parent.pid).and_then(Process::open) {
+                return Some(child);
+            }
+            assert!(Instant::now() < self.ends, "process {} has no child\n{self}", parent.pid);
+            std::thread::yield_now();
+        }
+        None
+    }
+
     /// The living processes of the job.
     #[must_use]
     pub fn processes(&self) -> Vec<Process> {
@@ -178,6 +196,22 @@ impl Job {
     pub fn leaves_nothing_within(&self, limit: Duration) -> Duration {
         let asked = Instant::now();
         if let Err(left) = processes::none_left_by(&self.mark, asked + limit) {
+            panic!("left after {limit:?}: {}\n{self}", listed(&left));
+        }
+        asked.elapsed()
+    }
+
+    /// Fails unless the process that the test started ends within the time; gives how long it took. The fixture
+    /// `witness` ends when nothing below it lives any more.
+    ///
+    /// # Panics
+    /// With the list of those below it, which are killed.
+    #[track_caller]
+    pub fn ends_within(&self, limit: Duration) -> Duration {
+        let asked = Instant::now();
+        if !processes::readable_by(&self.handle, asked + limit) {
+            let left = processes::below(self.pid());
+            left.iter().for_each(|process| process.signal(Signal::SIGKILL));
             panic!("left after {limit:?}: {}\n{self}", listed(&left));
         }
         asked.elapsed()

@@ -17,6 +17,7 @@ mod outcome;
 pub mod payload;
 mod place;
 mod processes;
+mod random;
 mod settings;
 mod transcript;
 
@@ -29,5 +30,6 @@ pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, python, wheel};
 pub use processes::{Process, is_stopped, is_zombie_or_gone};
+pub use random::Random;
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
 pub use transcript::field;

@@ -2,10 +2,11 @@
 #![expect(unsafe_code, reason = "nix has no pidfd_open")]
 
 use std::fs;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::Signal;
 
 /// One living process.
 #[derive(Debug)]
@@ -31,6 +32,20 @@ impl Process {
     #[must_use]
     pub fn ended_by(&self, until: Instant) -> bool {
         readable_by(&self.handle, until)
+    }
+
+    /// Signals it, and no later owner of its pid; one that has ended already is left in peace.
+    pub fn signal(&self, signal: Signal) {
+        let (handle, number) = (self.handle.as_raw_fd(), signal as i32);
+        // SAFETY: no memory is passed but a null pointer, which says that there is nothing to tell.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, handle, number, std::ptr::null::<()>(), 0) };
+    }
+
+    /// Whether it lives.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "a look is a wait that is over at once")]
+    pub fn lives(&self) -> bool {
+        !self.ended_by(Instant::now())
     }
 
     /// Waits until its parent has taken its exit status, so that no zombie is left.
@@ -75,6 +90,26 @@ pub(crate) fn none_left_by(mark: &str, until: Instant) -> Result<(), Vec<Process
 /// The children of a process.
 pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     pids().into_iter().filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
+}
+
+/// The first child of a process, found without a look at everybody where the kernel helps.
+pub(crate) fn first_child_of(parent: i32) -> Option<i32> {
+    match fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")) {
+        Ok(children) => children.split_ascii_whitespace().next()?.parse().ok(),
+        Err(_) => children_of(parent).first().copied(),
+    }
+}
+
+/// Everybody below a process who lives.
+pub(crate) fn below(root: i32) -> Vec<Process> {
+    let mut found = Vec::new();
+    let mut pending = vec![root];
+    while let Some(parent) = pending.pop() {
+        let children = children_of(parent);
+        found.extend(children.iter().filter_map(|pid| Process::open(*pid)).filter(Process::lives));
+        pending.extend(children);
+    }
+    found
 }
 
 /// Whether a process has ended, reaped or not.

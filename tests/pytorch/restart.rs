@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Name, Scratch, soak, tell};
+use harness::{Job, Launch, Name, Random, Scratch, example_source, only_ours, soak, tell};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::ddp::{ddp, loss};
 
@@ -56,4 +58,78 @@ fn two_workers() {
 #[test]
 fn four_workers() {
     every_restart_succeeds(4);
+}
+
+/// A job of two whose workers may be killed from outside, three times at most.
+fn killable(scratch: &Scratch) -> Launch {
+    let launch = Launch::standalone(Name::Rankrun, 2).with_torch().env("OMP_NUM_THREADS", "1");
+    let launch = launch.args(["--max-restarts", "3"]).args([example_source("pytorch/ddp.py")]);
+    let launch = launch.args(["--steps", "200", "--checkpoint", &scratch.at("state.pt")]);
+    launch.args(["--checkpoint-every", "20"])
+}
+
+/// The workers, once both are there.
+fn workers(job: &Job) -> Vec<i32> {
+    loop {
+        let agent = job.children_of(job.pid());
+        let workers = agent.first().map(|agent| job.children_of(*agent)).unwrap_or_default();
+        if workers.len() >= 2 || job.elapsed() > Duration::from_secs(60) {
+            return workers;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// How long an undisturbed job takes until its workers have met, and from then to its end; and its loss.
+fn undisturbed() -> (Duration, Duration, String) {
+    let scratch = Scratch::new();
+    let job = killable(&scratch).start();
+    job.line("world size 2, restart 0");
+    let met = job.elapsed();
+    let outcome = job.wait();
+    (met, outcome.took - met, loss(&outcome))
+}
+
+/// From before `init_process_group` to the last step.
+#[test]
+fn a_worker_that_is_killed_at_any_moment() {
+    if !only_ours() {
+        return;
+    }
+    let wanted = if soak() { 100 } else { 5 };
+    let (meeting, training, expected) = undisturbed();
+    let mut random = Random::seeded();
+    let (mut hits, mut named, mut slowest) = (0, 0, Duration::ZERO);
+    // A kill that comes after the worker's own end is none.
+    for _ in 0..2 * wanted {
+        let scratch = Scratch::new();
+        let job = killable(&scratch).start();
+        let workers = workers(&job);
+        assert_eq!(workers.len(), 2, "{workers:?}\n{job}");
+        if random.either(true, false) {
+            random.pause(meeting);
+        } else {
+            job.line("world size 2, restart 0");
+            random.pause(training);
+        }
+        let victim = random.either(workers[0], workers[1]);
+        // It may have ended by itself.
+        let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
+        let outcome = job.wait();
+        assert!(same(&loss(&outcome), &expected), "without a kill the loss is {expected}\n{outcome}");
+        outcome.never_says("(restart 2 of 3)");
+        slowest = slowest.max(outcome.took);
+        hits += usize::from(!outcome.lines_with("(restart 1 of 3)").is_empty());
+        let cause = format!("(pid {victim}) failed: killed by SIGKILL");
+        named += usize::from(!outcome.lines_with(&cause).is_empty());
+        if hits == wanted {
+            break;
+        }
+    }
+    assert_eq!(hits, wanted, "the workers were killed too late");
+    if soak() {
+        tell(&format!(
+            "{hits} of {hits} gloo jobs got over a kill, {named} of which saw it first; the slowest took {slowest:?}"
+        ));
+    }
 }

@@ -69,8 +69,7 @@ impl Agent<'_> {
                 match self.link.receive_from_guard() {
                     Received::Message(ToAgent::GoOn) => is_over = true,
                     Received::Message(message) => {
-                        is_over |=
-                            matches!(message, ToAgent::Signal(number) if self.handled.stops(number));
+                        is_over |= matches!(message, ToAgent::Signal(number) if self.handled.stops(number));
                         self.halts.from_guard.push_back(message);
                     }
                     Received::Nothing => break,

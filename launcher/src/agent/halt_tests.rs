@@ -22,7 +22,10 @@ fn the_time_limit_is_a_time_on_the_clock() {
 /// One thing that happens, and how long after the one before.
 fn input() -> impl Strategy<Value = (u64, Input)> {
     let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(3)), Just(killed_by(15)), Just(killed_by(9))];
-    let asleep = prop_oneof![Just(Vec::new()), Just(vec![Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) }])];
+    let asleep = prop_oneof![
+        Just(Vec::new()),
+        Just(vec![Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) }])
+    ];
     let what = prop_oneof![
         3 => (0..3_u32, 0..3_u32, exit).prop_map(|(generation, rank, exit)| exited(generation, rank, exit)),
         1 => any::<bool>().prop_map(|again| stop(Signal::SIGTERM, again)),

@@ -361,7 +361,9 @@ impl<'a> Agent<'a> {
         if let Some(late) = late {
             self.voice.error(&late, late.hint());
         }
-        self.voice.console().flush(LAST_WORDS);
+        // Where the guard is dead nobody waits for our words, and nothing of the job may be there a second later.
+        let is_alone = self.link.receive_from_guard() == Received::Closed;
+        self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS });
         let persona = self.workers.spec().persona;
         self.workers.close();
         match cut_short {

@@ -103,9 +103,11 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
         }
         ForkResult::Child => {
             drop((guard_end, inbox, halts));
-            // Neither attribute is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
+            // None of this is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            // Frozen (SIGSTOP) we would not see that the guard has died. To everybody else the signal means nothing.
+            prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(c"rankrun-agent");
             Ok(Side::Agent(agent_end))
         }

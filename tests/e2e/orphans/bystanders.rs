@@ -1,0 +1,121 @@
+//! Who is no part of the job is left alone, however much they look like one.
+#![expect(clippy::disallowed_methods, reason = "the test starts bystanders, and reads the clock")]
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use harness::{Job, Launch, Name, Process, Random, Scratch, field, fixture, only_ours, soak};
+use nix::sys::signal::Signal;
+
+use super::LIMIT;
+
+/// As the workers are called.
+const STEPS: [&str; 6] = ["catch", "helper=daemon", "alive", "rank0:read", "rank0:exit=3", "forever"];
+
+/// A process that is called as the workers are, and that the test started.
+struct Outsider(Child);
+
+impl Outsider {
+    fn start() -> Self {
+        let mut command = Command::new(fixture("worker"));
+        command
+            .args(STEPS.iter().filter(|step| !step.starts_with("rank0:exit") && !step.starts_with("helper")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
+        // What workers have in theirs, but of another job.
+        command.env("RANK", "0").env("TORCHELASTIC_RUN_ID", "none").env("RANKRUN_JOB", "not-this-one");
+        Self(command.spawn().expect("the fixture starts"))
+    }
+
+    fn lives(&self) -> bool {
+        Process::open(self.0.id().cast_signed()).is_some_and(|process| process.lives())
+    }
+}
+
+impl Drop for Outsider {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A launcher beside a process that its shell has started, which is the launcher's sibling, or its child where the
+/// shell has become the launcher.
+fn beside(launch: Launch, scratch: &Scratch, becomes: &str) -> Launch {
+    let worker = fixture("worker").display().to_string();
+    let sibling = format!("env -u RANKRUN_E2E_MARK {worker} catch alive=sibling forever");
+    let line =
+        format!("{sibling} > {} < /dev/null 2>&1 &\necho sibling pid=$!\n{becomes}", scratch.at("sibling"));
+    launch.under(["sh", "-c", &line, "sh"])
+}
+
+/// How a job comes to its end.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    KilledGuard,
+    KilledAgent,
+    Told,
+    Failure,
+    Restart,
+}
+
+fn bring_about(end: End, job: &mut Job, launcher: &Process) {
+    match end {
+        End::KilledGuard => launcher.signal(Signal::SIGKILL),
+        End::KilledAgent => {
+            let agent = agent_of(job, launcher.pid);
+            agent.signal(Signal::SIGKILL);
+        }
+        End::Told => launcher.signal(Signal::SIGTERM),
+        End::Failure => job.type_text("\n"),
+        End::Restart => {
+            job.type_text("\n");
+            job.line(" life=1 ");
+            launcher.signal(Signal::SIGTERM);
+        }
+    }
+}
+
+/// Not the sibling, which may be a child of the same process.
+#[track_caller]
+fn agent_of(job: &Job, launcher: i32) -> Process {
+    let children = job.children_of(launcher).into_iter().filter_map(Process::open);
+    let is_agent = |process: &Process| {
+        std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
+            .is_ok_and(|name| name.trim() == "rankrun-agent")
+    };
+    children.into_iter().find(is_agent).expect("the launcher has an agent")
+}
+
+#[test]
+fn bystanders_live() {
+    if !only_ours() {
+        return;
+    }
+    let outsider = Outsider::start();
+    let mut random = Random::seeded();
+    for round in 0..if soak() { 100 } else { 10 } {
+        let end = [End::KilledGuard, End::KilledAgent, End::Told, End::Failure, End::Restart][round % 5];
+        let becomes_launcher = round / 5 % 2 == 1;
+        let scratch = Scratch::new();
+        let restarts = if matches!(end, End::Restart) { "1" } else { "0" };
+        let launch = Launch::standalone(Name::Rankrun, 2).stdin_open();
+        let launch = launch.args(["--grace", "0.05", "--max-restarts", restarts]);
+        let line = if becomes_launcher { "exec \"$@\"" } else { "\"$@\" &\necho launcher pid=$!\nwait $!" };
+        let launch = beside(launch, &scratch, line);
+        let mut job = launch.worker(STEPS).start();
+        job.lines("alive rank=", 4);
+        let said =
+            |what: &str| field(&job.line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
+        let sibling = Process::open(said("sibling pid=")).expect("it lives");
+        let launcher = if becomes_launcher { job.pid() } else { said("launcher pid=") };
+        let launcher = Process::open(launcher).expect("it lives");
+        random.pause(Duration::from_millis(10));
+        bring_about(end, &mut job, &launcher);
+        let _ = launcher.ended_by(Instant::now() + LIMIT);
+        job.leaves_nothing_within(LIMIT);
+        assert!(sibling.lives(), "{end:?} took the sibling with it\n{job}");
+        assert!(outsider.lives(), "{end:?} took an outsider with it\n{job}");
+        sibling.signal(Signal::SIGKILL);
+    }
+}

@@ -1,0 +1,210 @@
+//! The launcher's other ends: a crash of the agent, and a machine without memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, only_ours, tell};
+use nix::sys::signal::Signal;
+
+use super::{LIMIT, Victim, family, witnessed};
+
+/// As after a panic that aborts, or a fault of ours. (Rust handles SIGSEGV itself, and waits for the fault to come again.)
+#[test]
+fn an_agent_that_crashes_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    for signal in [Signal::SIGABRT, Signal::SIGILL] {
+        for name in Name::both() {
+            let job = family(*name, "30");
+            Victim::Agent.of(&job).expect("the job runs").signal(signal);
+            job.ends_within(LIMIT);
+            let outcome = job.wait();
+            outcome.exits(1).complains("the launcher's agent ended by itself").complains(signal.as_str());
+        }
+    }
+}
+
+/// The job of this agent is a launcher with a job of its own.
+#[test]
+fn an_agent_that_panics_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    let launch = witnessed(Name::Rankrun, 2).under([fixture("panicking")]).stdin_open();
+    let mut job = launch.worker(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
+    job.lines("alive rank=", 6);
+    job.type_text("\n");
+    job.ends_within(LIMIT);
+    job.wait().exits(1).complains("the agent panics");
+}
+
+/// Whatever ends the guard.
+#[test]
+fn a_guard_that_ends_by_any_signal_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    for signal in [Signal::SIGABRT, Signal::SIGALRM, Signal::SIGXCPU] {
+        let job = family(Name::Rankrun, "3600");
+        Victim::Guard.of(&job).expect("the job runs").signal(signal);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// Frozen (SIGSTOP), the agent could not see that the guard is gone.
+#[test]
+fn a_frozen_launcher_that_is_killed_leaves_nothing() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let job = family(*name, "3600");
+        let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
+        [&guard, &agent].into_iter().for_each(|process| process.signal(Signal::SIGSTOP));
+        guard.signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// A job whose launcher has only the last words left to say, to somebody who does not listen.
+#[track_caller]
+fn unheard(name: Name) -> Job {
+    // The reader says when it has seen the first line, and reads no further.
+    let line = "{ \"$@\" 2>&3 | { read line; echo \"read $line\" >&4; exec sleep 1111 >&4 2>&4 3>&- 4>&-; }; } 3>&1 4>&1";
+    let launch = Launch::standalone(name, 1).under(["sh", "-c", line, "sh"]);
+    let job =
+        launch.args(["--tee", "3"]).worker(["print=first", "flood=650", "eprint=over", "exit=0"]).start();
+    job.line("read ");
+    job
+}
+
+/// Its shell has a reader to start, too.
+#[track_caller]
+fn launcher_of(job: &Job) -> Process {
+    let named =
+        |process: &Process| process.command.contains("--standalone") && !process.command.starts_with("sh ");
+    let below = job.children_of(job.pid()).into_iter().filter_map(Process::open);
+    below.into_iter().find(named).expect("the launcher runs")
+}
+
+#[test]
+fn killed_while_nobody_reads_nothing_is_left() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let job = unheard(Name::Rankrun);
+        job.line("waiting for somebody to read");
+        let guard = launcher_of(&job);
+        let agent = job.first_child_of(guard.pid).expect("the job runs");
+        match victim {
+            Victim::Guard => guard.signal(Signal::SIGKILL),
+            Victim::Agent => agent.signal(Signal::SIGKILL),
+        }
+        job.outlived_by_none(&[guard, agent], LIMIT);
+    }
+}
+
+/// A launcher as the worker of another.
+#[test]
+fn a_job_within_a_job_goes_with_it() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let inner =
+            [fixture("launcher-under-test").into_os_string(), "--standalone".into(), "--no-python".into()];
+        let launch = witnessed(Name::Rankrun, 2).args(["--no-python"]).args(inner).args([fixture("worker")]);
+        let job = launch.args(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
+        job.lines("alive rank=", 6);
+        victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// Before there is an agent.
+#[test]
+fn killed_while_it_looks_at_devices_nothing_is_left() {
+    if !only_ours() {
+        return;
+    }
+    let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang);
+    for (name, options) in [(Name::Rankrun, "--devices=0"), (Name::Torchrun, "--nproc-per-node=gpu")] {
+        let launch = Launch::new(name).under([fixture("witness")]).args(["--standalone", options]);
+        let launch = launch.env("RANKRUN_PROBE_TIMEOUT", "60").on(&machine);
+        let opening = launch.opening();
+        let job = launch.worker(["alive"]).start();
+        opening.wait();
+        Victim::Guard.of(&job).expect("it looks").signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// A memory cgroup of one test, removed with it.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Nothing where the machine does not let us make one.
+    fn new(bytes: u32) -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let of_kind =
+            |kind: &str| own.lines().find_map(|line| line.split_once(kind).map(|(_, path)| path.to_owned()));
+        let (root, limits) = match of_kind(":memory:") {
+            Some(path) => (
+                format!("/sys/fs/cgroup/memory{path}"),
+                ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"],
+            ),
+            None => (format!("/sys/fs/cgroup{}", of_kind("0::")?), ["memory.max", "memory.swap.max"]),
+        };
+        let path = Path::new(&root).join(format!("rankrun-e2e-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let group = Self(path);
+        fs::write(group.0.join(limits[0]), bytes.to_string()).ok()?;
+        // Without swap there is nothing to limit.
+        let _ = fs::write(group.0.join(limits[1]), bytes.to_string());
+        Some(group)
+    }
+
+    /// The launcher, and all that it starts, in this group.
+    fn around(&self, launch: Launch) -> Launch {
+        let line = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", self.0.display());
+        launch.under(["sh", "-c", &line, "sh"])
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// The kernel takes whom it is told to take first: guard, agent, or the worker that eats.
+#[test]
+fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
+    if !only_ours() {
+        return;
+    }
+    let Some(group) = MemoryGroup::new(128 << 20) else {
+        tell("skipped: no memory cgroup can be made here");
+        return;
+    };
+    for victim in [Some(Victim::Guard), Some(Victim::Agent), None] {
+        let launch = group.around(Launch::standalone(Name::Rankrun, 1)).stdin_open();
+        let launch = launch.under([fixture("witness")]);
+        let mut job =
+            launch.worker(["catch", "helper=daemon", "helper=session", "alive", "read", "eat"]).start();
+        job.lines("alive rank=0", 3);
+        if let Some(victim) = victim {
+            let pid = victim.of(&job).expect("the job runs").pid;
+            fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").expect("we may offer our own");
+        }
+        job.type_text("\n");
+        let outcome = job.wait();
+        match victim {
+            Some(Victim::Guard) => assert_eq!(outcome.status.code(), Some(137), "{outcome}"),
+            Some(Victim::Agent) => drop(outcome.exits(1).complains("the kernel ran out of memory")),
+            None => drop(outcome.exits(137).complains("killed by SIGKILL")),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Nobody survives the launcher, however it dies.
+//!
+//! The jobs run below the fixture `witness`, which inherits every orphan and ends when nobody is left: what carries no
+//! mark and sits in a session of its own is counted too.
+
+mod bystanders;
+mod ends;
+mod starts;
+
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Process, Random, field, fixture, only_ours, soak, tell};
+use nix::sys::signal::Signal;
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(1);
+const WORKERS: usize = 2;
+/// What each worker starts; like itself, none of them ends by anything but SIGKILL.
+const FAMILY: [&str; 6] =
+    ["catch", "helper=plain", "helper=group", "helper=session", "helper=daemon", "helper=bare-daemon"];
+/// How many say that they are alive.
+const ALIVE: usize = WORKERS * FAMILY.len();
+/// The last steps of a worker that nobody finds by its name, its words, its environment or its streams.
+const DISGUISED: [&str; 3] = ["rank1:close-stdio", "rename", "forever"];
+
+/// Which of the two processes of the launcher is killed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Victim {
+    Guard,
+    Agent,
+}
+
+impl Victim {
+    const BOTH: [Self; 2] = [Self::Guard, Self::Agent];
+
+    /// The process; nothing where the launcher has ended. An agent that is not there yet is waited for.
+    #[track_caller]
+    fn of(self, job: &Job) -> Option<Process> {
+        let guard = job.first_child_of(job.pid())?;
+        match self {
+            Self::Guard => Some(guard),
+            Self::Agent => job.first_child_of(guard.pid),
+        }
+    }
+}
+
+/// A launch whose job ends only when nothing of it is left.
+pub(crate) fn witnessed(name: Name, workers: usize) -> Launch {
+    Launch::standalone(name, workers).under([fixture("witness")])
+}
+
+fn steps(middle: &[&'static str]) -> Vec<&'static str> {
+    FAMILY.iter().chain(middle).chain(&DISGUISED).copied().collect()
+}
+
+/// Kills that often, at a moment that `reach` has come to, and `later` at most: guard and agent in turn, under both
+/// names.
+#[track_caller]
+fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Random) -> Job) {
+    if !only_ours() {
+        return;
+    }
+    let rounds = if soak() { 100 } else { 6 };
+    let mut random = Random::seeded();
+    let mut slowest = Duration::ZERO;
+    for round in 0..rounds {
+        let victim = Victim::BOTH[round % 2];
+        let job = reach(Name::both()[round / 2 % 2], &mut random);
+        let process = victim.of(&job);
+        random.pause(later);
+        if let Some(process) = process {
+            process.signal(Signal::SIGKILL);
+        }
+        slowest = slowest.max(job.ends_within(LIMIT));
+    }
+    if soak() {
+        tell(&format!("{moment}: {rounds} of {rounds} kills left nothing; the slowest took {slowest:?}"));
+    }
+}
+
+#[test]
+fn killed_while_workers_start_nothing_is_left() {
+    nothing_is_left("start", Duration::from_millis(40), |name, _| {
+        witnessed(name, 2 * WORKERS).worker(steps(&["alive"])).start()
+    });
+}
+
+/// A job that was seen alive with all its processes. Its rank 0 fails when something is typed.
+#[track_caller]
+fn family(name: Name, grace: &str) -> Job {
+    let launch = witnessed(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
+    let job = launch.worker(steps(&["alive", "rank0:read", "rank0:exit=4"])).start();
+    job.lines("alive rank=", ALIVE);
+    job
+}
+
+#[test]
+fn killed_at_random_moments_nothing_is_left() {
+    let later = Duration::from_millis(30);
+    nothing_is_left("run", later, |name, _| family(name, "30"));
+}
+
+/// Told to stop, told twice, or after a failure; within the grace, at its end, in the sweep, or in the last words.
+#[test]
+fn killed_while_workers_are_stopped_nothing_is_left() {
+    nothing_is_left("stop", Duration::from_millis(20), |name, random| {
+        let grace = random.either("3600", "0.005");
+        let mut job = family(name, grace);
+        let guard = Victim::Guard.of(&job).expect("nobody has told it to end");
+        match random.below(3) {
+            0 => job.type_text("\n"),
+            1 => guard.signal(Signal::SIGTERM),
+            _ => {
+                guard.signal(Signal::SIGTERM);
+                random.pause(Duration::from_millis(5));
+                guard.signal(Signal::SIGINT);
+            }
+        }
+        job
+    });
+}
+
+/// Short lives, one after the other.
+#[test]
+fn killed_between_two_lives_nothing_is_left() {
+    nothing_is_left("restart", Duration::from_millis(60), |name, _| {
+        let launch =
+            witnessed(name, WORKERS).args(["--max-restarts", "100000"]).env("RANKRUN_GRACE", "0.005");
+        let steps = [
+            "catch",
+            "helper=daemon",
+            "helper=session",
+            "helper=bare-daemon",
+            "alive",
+            "rank0:exit=4",
+            "forever",
+        ];
+        let job = launch.worker(steps).start();
+        job.line(" life=2 ");
+        job
+    });
+}
+
+/// Who ends by themselves leave children, too.
+#[test]
+fn children_of_a_worker_that_has_ended_go_with_the_others() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let launch = witnessed(Name::Rankrun, WORKERS);
+        let job = launch.worker(steps(&["alive", "rank0:exit=0"])).start();
+        let lines = job.lines("alive rank=", ALIVE);
+        let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("who=worker"));
+        let pid = worker.and_then(|line| field(line, "pid")?.parse().ok()).expect("rank 0 said its pid");
+        if let Some(worker) = Process::open(pid) {
+            assert!(worker.reaped_within(Duration::from_secs(20)), "rank 0 is still there\n{job}");
+        }
+        victim.of(&job).expect("rank 1 runs").signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+#[test]
+fn a_killed_agent_is_no_success() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let job = family(*name, "30");
+        Victim::Agent.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        let outcome = job.wait();
+        assert!(!outcome.status.success(), "{outcome}");
+        outcome.complains("SIGKILL");
+    }
+}
+
+/// Who is another process each time that somebody looks is found all the same.
+#[test]
+fn who_forks_for_ever_is_caught() {
+    if !only_ours() {
+        return;
+    }
+    for victim in Victim::BOTH {
+        let job = witnessed(Name::Rankrun, 1).worker(["catch", "helper=hopper", "alive", "forever"]).start();
+        job.line("who=worker");
+        job.line("who=hopper");
+        victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        let took = job.ends_within(Duration::from_secs(10));
+        tell(&format!("the hopper was caught after {took:?}"));
+    }
+}

@@ -1,0 +1,228 @@
+//! One stop story for every cause: the signal, the grace, SIGKILL by the grace + 0.1 s; the second Ctrl-C kills at once;
+//! what a worker writes meanwhile is not lost.
+
+use std::fmt::Write as _;
+use std::thread;
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Process, field, only_ours, soak, tell};
+use nix::sys::signal::Signal;
+
+/// Far above any grace here, far below the 30 s that torchrun waits for a peer whatever it was told.
+const PROMPT: Duration = Duration::from_secs(10);
+
+/// Why workers are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The launcher gets it.
+    Signal(Signal),
+    /// Ctrl-C in the launcher's terminal.
+    CtrlC,
+    /// Rank 0 fails, and there is no restart.
+    Failure,
+    /// Rank 0 fails, and all start again.
+    FailureBeforeRestart,
+    /// The job takes longer than it may.
+    TimeLimit,
+    /// A worker has not joined the store in time.
+    StartLimit,
+}
+
+const CAUSES: [Cause; 9] = [
+    Cause::Signal(Signal::SIGTERM),
+    Cause::Signal(Signal::SIGINT),
+    Cause::Signal(Signal::SIGHUP),
+    Cause::Signal(Signal::SIGQUIT),
+    Cause::CtrlC,
+    Cause::Failure,
+    Cause::FailureBeforeRestart,
+    Cause::TimeLimit,
+    Cause::StartLimit,
+];
+
+impl Cause {
+    /// A job of two whose rank 1 does these steps, and whose rank 0 waits for a line and fails.
+    fn launch(self, name: Name, grace: u32) -> Launch {
+        let launch = Launch::standalone(name, 2).args(["--shutdown-timeout", &grace.to_string()]);
+        match self {
+            Self::CtrlC => launch.terminal(),
+            Self::Signal(_) | Self::Failure => launch.stdin_open(),
+            Self::FailureBeforeRestart => launch.args(["--max-restarts", "1"]).stdin_open(),
+            Self::TimeLimit => launch.env("RANKRUN_TIME_LIMIT", "1").stdin_open(),
+            Self::StartLimit => launch.env("RANKRUN_START_TIMEOUT", "1").stdin_open(),
+        }
+    }
+
+    /// Brings it about, or waits until it has come.
+    #[track_caller]
+    fn strike(self, job: &mut Job) {
+        match self {
+            Self::Signal(signal) => job.signal(signal),
+            Self::CtrlC => job.type_text("\u{3}"),
+            Self::Failure | Self::FailureBeforeRestart => job.type_text("\n"),
+            Self::TimeLimit => drop(job.line("the time limit of 1s is over")),
+            Self::StartLimit => drop(job.line("not joined the store within 1 s")),
+        }
+    }
+
+    /// What rank 1 is asked to stop by.
+    const fn asks_by(self) -> Signal {
+        match self {
+            Self::Signal(signal) => signal,
+            Self::CtrlC => Signal::SIGINT,
+            Self::Failure | Self::FailureBeforeRestart | Self::TimeLimit | Self::StartLimit => {
+                Signal::SIGTERM
+            }
+        }
+    }
+
+    /// The exit status, where rank 0 fails with 4 and the restarted life ends well.
+    const fn exit_code(self, name: Name) -> i32 {
+        name.code(match self {
+            Self::Signal(signal) => 128 + signal as i32,
+            Self::CtrlC => 130,
+            Self::Failure => 4,
+            Self::FailureBeforeRestart => return 0,
+            Self::TimeLimit => 124,
+            Self::StartLimit => 1,
+        })
+    }
+}
+
+/// Rank 0 ends by itself when a line comes, or stops at once; rank 1 does the steps, in its first life.
+fn job_of(cause: Cause, name: Name, grace: u32, steps: &[&str]) -> Job {
+    let first = ["life0:rank0:join", "life0:alive", "life0:rank0:read", "life0:rank0:exit=4"];
+    let second = steps.iter().map(|step| format!("life0:{step}"));
+    let steps = ["life0:rank1:catch".to_owned()].into_iter().chain(first.map(str::to_owned)).chain(second);
+    let job = cause.launch(name, grace).worker(steps).start();
+    job.lines("alive rank=", 2);
+    job
+}
+
+/// From the cause to the death of the worker that ignores everything, and to the end of the launcher, or to the next
+/// life.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    killed: Duration,
+    over: Duration,
+}
+
+#[track_caller]
+fn stop(cause: Cause, name: Name, grace: u32) -> Times {
+    let mut job = job_of(cause, name, grace, &["forever"]);
+    let line = job.line("alive rank=1");
+    let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
+    let stubborn = Process::open(pid).expect("it lives");
+    let before = job.elapsed();
+    cause.strike(&mut job);
+    // Where the launcher says it, the time runs from there.
+    let struck = if matches!(cause, Cause::TimeLimit | Cause::StartLimit) { job.elapsed() } else { before };
+    job.outlived_by_none(&[stubborn], PROMPT);
+    let killed = job.elapsed() - struck;
+    let outcome = job.wait();
+    outcome.exits(cause.exit_code(name));
+    Times { killed, over: outcome.took - struck }
+}
+
+/// After a success whose leftover ignores everything.
+#[track_caller]
+fn stop_leftover(name: Name, grace: u32) -> Times {
+    let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);
+    let job = launch.env("RANKRUN_LEFTOVER_GRACE", "0").worker(["helper=daemon", "alive"]).start();
+    let pid = |line: String| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
+    let stubborn = Process::open(pid(job.line("who=daemon"))).expect("it lives");
+    job.line("still there: ending pid");
+    let struck = job.elapsed();
+    job.outlived_by_none(&[stubborn], PROMPT);
+    let killed = job.elapsed() - struck;
+    let outcome = job.wait();
+    outcome.exits(0);
+    Times { killed, over: outcome.took - struck }
+}
+
+#[test]
+fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
+    if !only_ours() {
+        return;
+    }
+    let grace = if soak() { 2 } else { 1 };
+    let causes = || CAUSES.into_iter().map(Some).chain([None]);
+    let cases = || causes().flat_map(|cause| Name::both().iter().map(move |name| (cause, *name)));
+    let time = move |(cause, name): (Option<Cause>, Name)| match cause {
+        Some(cause) => stop(cause, name, grace),
+        None => stop_leftover(name, grace),
+    };
+    // One after the other they are timed, all at once they are quick.
+    let times: Vec<Times> = if soak() {
+        cases().map(time).collect()
+    } else {
+        thread::scope(|scope| {
+            let stops: Vec<_> = cases().map(|case| scope.spawn(move || time(case))).collect();
+            stops.into_iter().map(|stop| stop.join().expect("the job was stopped")).collect()
+        })
+    };
+    let mut table = format!("a grace of {grace} s, and who ignores the signal: SIGKILL after, over after\n");
+    let grace = Duration::from_secs(grace.into());
+    for ((cause, name), times) in cases().zip(times) {
+        let cause = cause.map_or_else(|| "Leftover".to_owned(), |cause| format!("{cause:?}"));
+        let _ = writeln!(table, "{cause} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
+        // A line that says when the time begins is read a little later than it was written.
+        let least = grace - Duration::from_millis(50);
+        assert!(least <= times.killed && times.killed < PROMPT, "{cause} under {name:?}: {times:?}");
+        assert!(times.over < PROMPT, "{cause} under {name:?}: {times:?}");
+    }
+    if soak() {
+        tell(&table);
+    }
+}
+
+/// Within a grace of an hour.
+#[test]
+fn the_second_signal_kills_whatever_the_cause() {
+    if !only_ours() {
+        return;
+    }
+    for (cause, name) in CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name))) {
+        let mut job = job_of(cause, name, 3_600, &["signal", "signal", "forever"]);
+        cause.strike(&mut job);
+        job.line(&format!("got {} rank=1", cause.asks_by()));
+        let interrupt = |job: &mut Job| match cause {
+            Cause::CtrlC => job.type_text("\u{3}"),
+            _ => job.signal(Signal::SIGINT),
+        };
+        if !matches!(cause, Cause::Signal(_) | Cause::CtrlC) {
+            // The job was stopped for another reason: this is the first wish.
+            interrupt(&mut job);
+            job.line("got SIGINT rank=1");
+        }
+        let asked = job.elapsed();
+        interrupt(&mut job);
+        let outcome = job.wait();
+        assert!(!outcome.status.success(), "{outcome}");
+        assert!(outcome.took - asked < PROMPT, "{cause:?} under {name:?}\n{outcome}");
+        outcome.never_says("life=1");
+    }
+}
+
+/// More than any pipe holds.
+const BYTES: usize = 5_000_000;
+
+#[test]
+fn what_is_written_while_workers_stop_is_not_lost() {
+    if !only_ours() {
+        return;
+    }
+    for (cause, name) in CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name))) {
+        if cause == Cause::CtrlC {
+            // A terminal changes what goes through it.
+            continue;
+        }
+        let mut job =
+            job_of(cause, name, 60, &["signal", &format!("blob={BYTES}"), "print=", "print=the end"]);
+        cause.strike(&mut job);
+        let outcome = job.wait();
+        let told = outcome.out_bytes().len();
+        assert!(told > BYTES, "{cause:?} under {name:?}: {told} bytes\n{outcome}");
+        outcome.says("the end\n");
+    }
+}
