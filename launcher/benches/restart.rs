@@ -227,10 +227,12 @@ fn look(path: &Path) {
     let agent = getppid().as_raw();
     let guard: i32 = field(&fs::read_to_string(format!("/proc/{agent}/status")).unwrap(), "PPid:");
     let held = [agent, guard].map(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        // Counted page by page; what `status` says may be some dozens off.
+        let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
         let zombies = children_of(pid).into_iter().filter(|child| is_zombie(*child)).count();
-        format!("{} | {} | {zombies}", field::<u64>(&status, "VmRSS:"), descriptors.unwrap().count())
+        let [resident, own] = ["Rss:", "Anonymous:"].map(|name| field::<u64>(&memory, name));
+        format!("{resident} KiB | {own} KiB | {} | {zombies}", descriptors.unwrap().count())
     });
     fs::write(path, held.join("\n")).unwrap();
 }
@@ -288,8 +290,8 @@ fn shown(seconds: f64) -> String {
 fn print_holdings(restarts: usize) {
     let place = Place::new();
     run(Path::new(RANKRUN), 1, restarts, Way::Again(restarts), &place);
-    println!("| restarts | process | resident, KiB | descriptors | zombies |");
-    println!("|---|---|---|---|---|");
+    println!("| restarts | process | resident | without files | descriptors | zombies |");
+    println!("|---|---|---|---|---|---|");
     for life in [EARLY, restarts] {
         let held = fs::read_to_string(place.0.join(format!("held{life}"))).unwrap();
         for (process, held) in ["agent", "guard"].iter().zip(held.lines()) {

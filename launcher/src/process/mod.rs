@@ -19,6 +19,7 @@ pub mod command;
 pub mod descendants;
 pub mod gc;
 pub mod guard;
+pub mod heap;
 pub mod inherited;
 pub mod link;
 pub mod probe;
