@@ -2,8 +2,8 @@
 //! look for accelerators.
 //!
 //! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
-//! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is
-//! `$RANKRUN_BENCH_TORCHRUN`, else the one in the tests' virtual environment; without it its row is left out.
+//! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is found
+//! as in `common`; without it its row is left out.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -12,6 +12,8 @@
     reason = "a bench program starts programs, reads clocks, prints, and may panic; wait4 reaps"
 )]
 #![expect(unsafe_code, reason = "wait4 is the only call that says how much memory a child took")]
+
+mod common;
 
 use std::env;
 use std::mem::MaybeUninit;
@@ -22,6 +24,8 @@ use std::time::{Duration, Instant};
 use rankrun::device::Ask;
 use rankrun::device::probe::WORD;
 use rankrun::process::probe;
+
+use common::{RANKRUN, median, torchrun};
 
 const WORKERS: usize = 8;
 const DEFAULT_ROUNDS: usize = 20;
@@ -98,25 +102,13 @@ fn bare_loop_command() -> Command {
 }
 
 fn rankrun_command() -> Command {
-    launch_command(PathBuf::from(env!("CARGO_BIN_EXE_rankrun")))
+    launch_command(PathBuf::from(RANKRUN))
 }
 
 fn launch_command(launcher: PathBuf) -> Command {
     let mut command = Command::new(launcher);
     command.args(["--nproc-per-node", &WORKERS.to_string(), "--no-python", "/bin/true"]);
     command
-}
-
-fn torchrun() -> Option<PathBuf> {
-    let cache = || {
-        env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")))
-    };
-    env::var_os("RANKRUN_BENCH_TORCHRUN")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache()?.join("rankrun/venv-torch-2.15.0/bin/torchrun")))
-        .filter(|path| path.exists())
 }
 
 fn measure(command: &mut Command) -> Cost {
@@ -156,11 +148,6 @@ fn print_table(names: &[&str], costs: &[Vec<Cost>]) {
 }
 
 fn ratio(ours: &[f64], theirs: &[f64]) -> String {
-    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect());
+    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
     if ratio < 0.5 { format!("1/{:.0}", 1.0 / ratio) } else { format!("{ratio:.2} x") }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -5,7 +5,7 @@
 //! turns within one run, so that they see the same machine. Figures are medians over the rounds, ratios medians of
 //! the ratios of each round. "Flow" is the time from the first line to the end: without the start of the launcher,
 //! with its end. The launcher's CPU time is that of the whole job less what its workers say they took. Each line is
-//! looked at: a piece of a line, or a line out of its order, is counted. torchrun is found as in `launch.rs`.
+//! looked at: a piece of a line, or a line out of its order, is counted. torchrun is found as in `common`.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -14,6 +14,8 @@
     reason = "a bench program starts programs, reads clocks, prints, and may panic; wait4 reaps"
 )]
 #![expect(unsafe_code, reason = "wait4 is the only call that says what a child's descendants took")]
+
+mod common;
 
 use std::env;
 use std::fs;
@@ -25,6 +27,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
+
+use common::{RANKRUN, median, torchrun};
 
 const WORKERS: usize = 8;
 const DEFAULT_ROUNDS: usize = 5;
@@ -69,7 +73,7 @@ fn main() {
     let number = |at: usize| arguments.get(at).and_then(|argument| argument.parse().ok());
     let rounds = number(0).unwrap_or(DEFAULT_ROUNDS);
     let lines = number(1).unwrap_or(DEFAULT_LINES);
-    let mut launchers = vec![("rankrun", PathBuf::from(env!("CARGO_BIN_EXE_rankrun")))];
+    let mut launchers = vec![("rankrun", PathBuf::from(RANKRUN))];
     launchers.extend(torchrun().map(|path| ("torchrun 2.15", path)));
 
     // By launcher, load and round.
@@ -125,18 +129,6 @@ fn write_blocks(
             err.clear();
         }
     }
-}
-
-fn torchrun() -> Option<PathBuf> {
-    let cache = || {
-        env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")))
-    };
-    env::var_os("RANKRUN_BENCH_TORCHRUN")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache()?.join("rankrun/venv-torch-2.15.0/bin/torchrun")))
-        .filter(|path| path.exists())
 }
 
 fn measure(launcher: &Path, (_, load): (Load, &str), lines: usize) -> Cost {
@@ -240,12 +232,13 @@ fn print_table(names: &[&str], costs: &[[Vec<Cost>; LOADS.len()]], lines: usize)
         for (name, costs) in names.iter().zip(costs) {
             let costs = &costs[load];
             let lost: usize = costs.iter().map(|cost| cost.bad + wanted.saturating_sub(cost.good)).sum();
-            let (wall, flow) = (median(costs, |cost| cost.wall), median(costs, |cost| cost.flow));
+            let (wall, flow) =
+                (median(costs.iter().map(|cost| cost.wall)), median(costs.iter().map(|cost| cost.flow)));
             println!(
                 "| {what} | {name} | {wall:.3} s | {:.0} | {flow:.3} s | {:.0} | {:.3} s | {lost} |",
                 wanted as f64 / wall,
                 wanted as f64 / flow,
-                median(costs, |cost| cost.cpu),
+                median(costs.iter().map(|cost| cost.cpu)),
             );
         }
     }
@@ -254,9 +247,7 @@ fn print_table(names: &[&str], costs: &[[Vec<Cost>; LOADS.len()]], lines: usize)
     for (load, (_, what)) in LOADS.iter().enumerate().skip(1) {
         let ratio = |of: fn(&Cost) -> f64| {
             // Of each round, since its launches saw the same machine.
-            let mut ratios: Vec<f64> =
-                ours[load].iter().zip(&theirs[load]).map(|(ours, theirs)| of(theirs) / of(ours)).collect();
-            middle(&mut ratios)
+            median(ours[load].iter().zip(&theirs[load]).map(|(ours, theirs)| of(theirs) / of(ours)))
         };
         println!(
             "{what}: {:.1} x torchrun's throughput ({:.1} x once it flows), {:.1} x less CPU",
@@ -265,13 +256,4 @@ fn print_table(names: &[&str], costs: &[[Vec<Cost>; LOADS.len()]], lines: usize)
             ratio(|cost| cost.cpu),
         );
     }
-}
-
-fn median(costs: &[Cost], of: fn(&Cost) -> f64) -> f64 {
-    middle(&mut costs.iter().map(of).collect::<Vec<_>>())
-}
-
-fn middle(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

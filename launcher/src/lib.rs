@@ -53,6 +53,7 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream};
 use crate::process::guard::{self, Guard, GuardEnd, Side};
+use crate::process::heap;
 use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
 use crate::process::probe::{self, TellOfWait};
@@ -142,6 +143,7 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: B
     match split {
         Ok((_, Side::Guard(guard))) => end(supervise(guard, &launch.spec)),
         Ok((mask, Side::Agent(link))) => {
+            heap::keep_small();
             let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
             let agent = AgentStart { launch, facts, foreign_python, closed, link: &link };
             agent.run(job, original);

@@ -28,7 +28,16 @@ pub struct LogTree {
     /// The base, when it is ours to remove.
     temporary: Option<PathBuf>,
     run: PathBuf,
-    attempts: Vec<Attempt>,
+    made: Option<Made>,
+}
+
+/// The attempts so far, in numbers: after thousands of restarts they take no more memory than after one.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    /// Of the last one; they count from 0.
+    restarts: RestartCount,
+    /// Of the one that had the most.
+    workers: LocalWorldSize,
 }
 
 /// What came of the wish for a tree.
@@ -101,7 +110,7 @@ impl LogTree {
             LogDir::At(base) => {
                 let run = Self::make_at(base, &name);
                 let run = run.map_err(|source| LogError::Folder { path: base.clone(), source })?;
-                Ok(TreeOutcome::Made(Self { temporary: None, run, attempts: Vec::new() }))
+                Ok(TreeOutcome::Made(Self { temporary: None, run, made: None }))
             }
         }
     }
@@ -119,7 +128,7 @@ impl LogTree {
     fn make_temporary(parent: &Path, name: &str) -> io::Result<Self> {
         let base = make_unique(parent, TEMPORARY)?;
         let run = make_unique(&base, name)?;
-        Ok(Self { temporary: Some(base), run, attempts: Vec::new() })
+        Ok(Self { temporary: Some(base), run, made: None })
     }
 
     /// Makes the folders of one generation, anew if they were there.
@@ -127,22 +136,35 @@ impl LogTree {
     /// # Errors
     /// The tree is no longer writable, or has no room.
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
-        let folder = self.run.join(attempt_name(restarts));
-        let attempt = Attempt { folder, workers };
+        let attempt = self.attempt_of(restarts, workers);
         let made = match std::fs::create_dir(&attempt.folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.attempts.retain(|old| old.folder != attempt.folder);
                 std::fs::remove_dir_all(&attempt.folder).and_then(|()| std::fs::create_dir(&attempt.folder))
             }
             made => made,
         };
         made.map_err(|source| LogError::Folder { path: attempt.folder.clone(), source })?;
-        self.attempts.push(attempt.clone());
+        self.made = Some(self.made.map_or(Made { restarts, workers }, |before| Made {
+            restarts: before.restarts.max(restarts),
+            workers: before.workers.max(workers),
+        }));
         for local_rank in (0..workers.get()).map(LocalRank) {
             let path = attempt.worker(local_rank);
             std::fs::create_dir(&path).map_err(|source| LogError::Folder { path, source })?;
         }
         Ok(attempt)
+    }
+
+    /// All that were made; some may have had fewer workers.
+    fn attempts(&self) -> impl Iterator<Item = Attempt> {
+        let made = self.made.into_iter();
+        made.flat_map(move |Made { restarts, workers }| {
+            (0..=restarts.0).map(move |restarts| self.attempt_of(RestartCount(restarts), workers))
+        })
+    }
+
+    fn attempt_of(&self, restarts: RestartCount, workers: LocalWorldSize) -> Attempt {
+        Attempt { folder: self.run.join(attempt_name(restarts)), workers }
     }
 
     /// The folder of this launch.
@@ -153,9 +175,9 @@ impl LogTree {
 
     /// Removes what stayed empty; a folder with files stays, and whatever is above it.
     pub fn remove_empty(self) {
-        for attempt in &self.attempts {
+        for attempt in self.attempts() {
             for local_rank in (0..attempt.workers.get()).map(LocalRank) {
-                // Not empty is no fault, and neither is gone.
+                // Not empty is no fault, and neither is gone, or never made.
                 let _ = std::fs::remove_dir(attempt.worker(local_rank));
             }
             let _ = std::fs::remove_dir(&attempt.folder);
@@ -275,7 +297,9 @@ mod tests {
         assert!(!run.join("attempt_0").exists());
 
         let mut tree = made(&dir, "j");
-        tree.attempt(RestartCount(0), two()).unwrap();
+        for (restarts, workers) in [(0, 2), (1, 1)] {
+            tree.attempt(RestartCount(restarts), LocalWorldSize::new(workers).unwrap()).unwrap();
+        }
         let base = tree.run_folder().parent().unwrap().to_owned();
         assert!(base.file_name().unwrap().to_str().unwrap().starts_with("torchelastic_"));
         tree.remove_empty();

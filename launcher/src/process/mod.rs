@@ -20,6 +20,7 @@ pub mod descendants;
 pub mod gc;
 pub mod guard;
 mod halt;
+pub mod heap;
 pub mod inherited;
 pub mod link;
 pub mod probe;

@@ -1,0 +1,14 @@
+//! The agent's own memory, which is to be the same after one restart and after thousands.
+#![expect(unsafe_code, reason = "mallopt has no safe wrapper")]
+
+/// Blocks of so many bytes are mapped, and unmapped when they are free.
+///
+/// Every generation needs a few for a moment: the stack of a child until `execve`, the entries of a folder. In the heap,
+/// a small block that is put into the gap which one of them left, and stays, would make the next one need another place.
+const LARGE: libc::c_int = 32 * 1024;
+
+/// Keeps blocks that come and go out of the heap, for the rest of the process. Before it has another thread.
+pub fn keep_small() {
+    // SAFETY: without another thread nobody allocates meanwhile; the parameter and its range are mallopt(3)'s.
+    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
+}
