@@ -253,3 +253,26 @@ fn many_orphans_are_reaped() {
     job.signal_to(first(&job), Signal::SIGTERM);
     job.wait().exits(143);
 }
+
+/// Beside the look at the devices, the run, the second signal and the leftovers, which have tests of their own.
+#[test]
+fn a_signal_is_answered_in_every_phase() {
+    if skipped() {
+        return;
+    }
+    let again = ["--max-restarts", "3", "--restart-delay", "1h"];
+    let after_a_failure = ["catch", "alive", "rank0:exit=3", "signal", "signal", "exit=0"];
+    // What to wait for before the signal, and how often.
+    let phases: [(usize, &[&str], &[&str], &str); 3] = [
+        (8, &[], &["alive", "forever"], "alive rank="),
+        (2, &["--grace", "3600", "--max-restarts", "3"], &after_a_failure, "got SIGTERM rank=1"),
+        (1, &again, &["alive", "exit=3"], "starting all workers again in "),
+    ];
+    for (workers, options, steps, seen) in phases {
+        let launch = contained(Launch::standalone(Name::Rankrun, workers).args(options.iter().copied()));
+        let job = launch.worker(steps.iter().copied()).start();
+        job.line(seen);
+        job.signal_to(first(&job), Signal::SIGTERM);
+        job.wait().exits(143).never_says("life=1");
+    }
+}
