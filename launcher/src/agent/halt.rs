@@ -91,7 +91,7 @@ impl Agent<'_> {
     }
 
     /// What the guard said next.
-    pub(super) fn from_guard(&mut self) -> Received<ToAgent> {
+    pub(super) fn word_of_guard(&mut self) -> Received<ToAgent> {
         let kept = self.halts.from_guard.pop_front();
         kept.map_or_else(|| self.link.receive_from_guard(), Received::Message)
     }

@@ -262,7 +262,7 @@ impl<'a> Agent<'a> {
 
     fn signal_from_guard(&mut self) -> Result<Option<Signal>, Interrupted> {
         loop {
-            match self.from_guard() {
+            match self.word_of_guard() {
                 Received::Message(ToAgent::Signal(number)) => {
                     if self.handled.stops(number) {
                         self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;

@@ -80,7 +80,7 @@ pub enum GuardEnd {
 pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
     let inbox = SignalInbox::open(handled)?;
     // Before the fork: blocked in the agent too, which is stopped by nobody but the kernel's own SIGSTOP.
-    let halts = Halts::open()?;
+    let halts = Halts::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
     let had_children = wait_for_any() != Reaped::NoChildren;
     let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };

@@ -20,7 +20,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
 use crate::process::link::{Link, ToAgent};
-use crate::process::signal::is_ignored;
+use crate::process::signal::{HandledSignals, is_ignored};
 
 /// The terminal's signals that stop: Ctrl-Z, and a read or a write (`stty tostop`) of somebody in the background. Each
 /// goes to the whole process group, as whose member the guard gets it.
@@ -32,7 +32,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The signals that stop the guard, blocked.
 #[derive(Debug)]
 pub(super) struct Halts {
-    signals: SigSet,
+    signals: Vec<Signal>,
     /// Readable while one of them is pending; never read.
     pending: SignalFd,
     stage: Stage,
@@ -50,18 +50,20 @@ enum Stage {
 }
 
 impl Halts {
-    /// Blocks the signals, but not those that we were started with ignored (a shell without job control). Nothing for
-    /// PID 1 of a container, which the kernel stops for nobody inside.
+    /// Blocks the signals, but not those that mean something else to this launch, nor those that we were started with
+    /// ignored (a shell without job control). Nothing for PID 1 of a container, which the kernel does not stop.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub(super) fn open() -> io::Result<Option<Self>> {
-        let signals: SigSet = STOPPING.into_iter().filter(|signal| !is_ignored(*signal)).collect();
-        if getpid().as_raw() == 1 || signals.iter().next().is_none() {
+    pub(super) fn open(handled: &HandledSignals) -> io::Result<Option<Self>> {
+        let stops = |signal: &Signal| !is_ignored(*signal) && !handled.contains(*signal as i32);
+        let signals: Vec<Signal> = STOPPING.into_iter().filter(stops).collect();
+        if getpid().as_raw() == 1 || signals.is_empty() {
             return Ok(None);
         }
-        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
-        let pending = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let set = signals.iter().copied().collect();
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None)?;
+        let pending = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         Ok(Some(Self { signals, pending, stage: Stage::Running }))
     }
 
@@ -98,8 +100,8 @@ impl Halts {
                 let _ = link.send_to_agent(ToAgent::Halt);
                 self.stage = Stage::Asked { at: now };
             }
-            Stage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
             Stage::Running => {}
+            Stage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
             Stage::Asked { .. } | Stage::Answered => {
                 self.stop(link)?;
                 self.stage = Stage::Running;
@@ -113,9 +115,10 @@ impl Halts {
         // In this order: what the agent says from here on takes a pending stop back, or wakes us.
         link.wake_on_news(true)?;
         if !is_readable(link) {
+            let signals: SigSet = self.signals.iter().copied().collect();
             // Here we are stopped, if one of them is still pending.
-            sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&self.signals), None)?;
-            sigprocmask(SigmaskHow::SIG_BLOCK, Some(&self.signals), None)?;
+            sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&signals), None)?;
+            sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
         }
         link.wake_on_news(false)
     }
