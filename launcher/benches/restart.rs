@@ -75,10 +75,10 @@ struct Figures {
 }
 
 const SPANS: [&str; 4] = [
-    "the peer has the stop signal",
+    "its peer has the stop signal",
     "the launcher has ended",
     "the next life's first instruction",
-    "the launcher has ended, its worker ignoring SIGTERM, 2 s of grace",
+    "the launcher has ended, where the peer ignores SIGTERM and the grace is 2 s",
 ];
 
 fn main() -> ExitCode {
@@ -267,24 +267,27 @@ fn now() -> f64 {
 }
 
 fn print_spans(all: &[Figures]) {
-    println!("| until | launcher | median | min | max | rankrun's time |");
-    println!("|---|---|---|---|---|---|");
-    for (at, span) in SPANS.iter().enumerate() {
-        for Figures { name, spans, .. } in all.iter().filter(|figures| !figures.spans[at].is_empty()) {
-            let of = |pick: fn(f64, f64) -> f64| spans[at].iter().copied().reduce(pick).unwrap_or_default();
-            let ratio = median(spans[at].iter().zip(&all[0].spans[at]).map(|(theirs, ours)| theirs / ours));
-            println!(
-                "| {span} | {name} | {} | {} | {} | 1/{ratio:.1} |",
-                shown(median(spans[at].iter().copied())),
-                shown(of(f64::min)),
-                shown(of(f64::max)),
-            );
-        }
+    let names: Vec<String> =
+        all.iter().map(|figures| format!("{}: median | min | max", figures.name)).collect();
+    println!("| from its death until | {} | rankrun's time |", names.join(" | "));
+    println!("|---|{}---|", "---|".repeat(3 * all.len()));
+    for (at, what) in SPANS.iter().enumerate().filter(|(at, _)| !all[0].spans[*at].is_empty()) {
+        let figures: Vec<String> = all.iter().map(|figures| shown(&figures.spans[at])).collect();
+        let ratio = match all {
+            [ours, theirs] => {
+                let ratios = ours.spans[at].iter().zip(&theirs.spans[at]).map(|(ours, theirs)| ours / theirs);
+                format!("1/{:.0}", 1.0 / median(ratios))
+            }
+            _ => String::new(),
+        };
+        println!("| {what} | {} | {ratio} |", figures.join(" | "));
     }
 }
 
-fn shown(seconds: f64) -> String {
-    format!("{:.2} ms", seconds * 1e3)
+fn shown(seconds: &[f64]) -> String {
+    let of = |pick: fn(f64, f64) -> f64| seconds.iter().copied().reduce(pick).unwrap_or_default();
+    let figures = [median(seconds.iter().copied()), of(f64::min), of(f64::max)];
+    figures.map(|seconds| format!("{:.2} ms", seconds * 1e3)).join(" | ")
 }
 
 fn print_holdings(restarts: usize) {
