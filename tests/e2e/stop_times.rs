@@ -128,9 +128,12 @@ fn stop(cause: Cause, name: Name, grace: u32) -> Times {
 #[track_caller]
 fn stop_leftover(name: Name, grace: u32) -> Times {
     let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);
-    let job = launch.env("RANKRUN_LEFTOVER_GRACE", "0").worker(["helper=daemon", "alive"]).start();
-    let pid = |line: String| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
-    let stubborn = Process::open(pid(job.line("who=daemon"))).expect("it lives");
+    let launch = launch.env("RANKRUN_LEFTOVER_GRACE", "0").stdin_open();
+    let mut job = launch.worker(["helper=daemon", "read"]).start();
+    let line = job.line("who=daemon");
+    let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
+    let stubborn = Process::open(pid).expect("it lives");
+    job.type_text("\n");
     job.line("still there: ending pid");
     let struck = job.elapsed();
     job.outlived_by_none(&[stubborn], PROMPT);
@@ -212,11 +215,9 @@ fn what_is_written_while_workers_stop_is_not_lost() {
     if !only_ours() {
         return;
     }
-    for (cause, name) in CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name))) {
-        if cause == Cause::CtrlC {
-            // A terminal changes what goes through it.
-            continue;
-        }
+    // A terminal changes what goes through it.
+    for (at, cause) in CAUSES.into_iter().filter(|cause| *cause != Cause::CtrlC).enumerate() {
+        let name = Name::both()[at % 2];
         let mut job =
             job_of(cause, name, 60, &["signal", &format!("blob={BYTES}"), "print=", "print=the end"]);
         cause.strike(&mut job);

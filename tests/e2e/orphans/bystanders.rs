@@ -4,7 +4,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harness::{Job, Launch, Name, Process, Random, Scratch, field, fixture, only_ours, soak};
+use harness::{Job, Launch, Name, Process, Random, field, fixture, only_ours, soak};
 use nix::sys::signal::Signal;
 
 use super::LIMIT;
@@ -41,11 +41,10 @@ impl Drop for Outsider {
 
 /// A launcher beside a process that its shell has started, which is the launcher's sibling, or its child where the
 /// shell has become the launcher.
-fn beside(launch: Launch, scratch: &Scratch, becomes: &str) -> Launch {
+fn beside(launch: Launch, becomes: &str) -> Launch {
     let worker = fixture("worker").display().to_string();
     let sibling = format!("env -u RANKRUN_E2E_MARK {worker} catch alive=sibling forever");
-    let line =
-        format!("{sibling} > {} < /dev/null 2>&1 &\necho sibling pid=$!\n{becomes}", scratch.at("sibling"));
+    let line = format!("exec 3<&0\n{sibling} < /dev/null 3<&- &\n{becomes}");
     launch.under(["sh", "-c", &line, "sh"])
 }
 
@@ -97,17 +96,18 @@ fn bystanders_live() {
     for round in 0..if soak() { 100 } else { 10 } {
         let end = [End::KilledGuard, End::KilledAgent, End::Told, End::Failure, End::Restart][round % 5];
         let becomes_launcher = round / 5 % 2 == 1;
-        let scratch = Scratch::new();
         let restarts = if matches!(end, End::Restart) { "1" } else { "0" };
         let launch = Launch::standalone(Name::Rankrun, 2).stdin_open();
         let launch = launch.args(["--grace", "0.05", "--max-restarts", restarts]);
-        let line = if becomes_launcher { "exec \"$@\"" } else { "\"$@\" &\necho launcher pid=$!\nwait $!" };
-        let launch = beside(launch, &scratch, line);
+        // What a shell starts in the background reads nothing, unless it is told what.
+        let waits = "\"$@\" <&3 3<&- &\nexec 3<&-\necho launcher pid=$!\nwait $!";
+        let line = if becomes_launcher { "exec 3<&-\nexec \"$@\"" } else { waits };
+        let launch = beside(launch, line);
         let mut job = launch.worker(STEPS).start();
-        job.lines("alive rank=", 4);
+        job.lines("alive rank=", 5);
         let said =
             |what: &str| field(&job.line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
-        let sibling = Process::open(said("sibling pid=")).expect("it lives");
+        let sibling = Process::open(said("who=sibling")).expect("it lives");
         let launcher = if becomes_launcher { job.pid() } else { said("launcher pid=") };
         let launcher = Process::open(launcher).expect("it lives");
         random.pause(Duration::from_millis(10));
