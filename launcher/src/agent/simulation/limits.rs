@@ -19,7 +19,8 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let until = suspect.at + WINDOW;
     let until = turn.book.time_is_up_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
-        Action::Pass { .. } | Action::Say(Happening::TimeIsShort { .. }) => false,
+        Action::Pass { .. }
+        | Action::Say(Happening::TimeIsShort { .. } | Happening::StartedByHand { .. }) => false,
         Action::Say(_)
         | Action::Start { .. }
         | Action::Signal { .. }
