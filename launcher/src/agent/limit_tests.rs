@@ -3,6 +3,7 @@
 use super::*;
 use crate::agent::checkup::Checkup;
 use crate::exit_code::TIME_LIMIT;
+use crate::spec::restart::{Conditions, RestartRule, RuleAction};
 use crate::spec::{EarlyWarning, TimeLimit, Unhealthy};
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -97,6 +98,22 @@ fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
 }
 
 #[test]
+fn what_a_rule_makes_of_a_failure_holds_also_when_the_time_is_up() {
+    let at = clock();
+    for (then, status) in [(RuleAction::Requeue, 75), (RuleAction::NoRequeue, 78), (RuleAction::Succeed, 0)] {
+        let mut job = limited(5, Persona::Rankrun);
+        job.rules.unhealthy = Some(Unhealthy::Refuse);
+        job.rules.restart.rules = vec![RestartRule { when: Conditions::default(), then }];
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(98), exited(0, 0, Exit::Code(7)));
+        let _ = job.handle(at(99), exited(0, 1, killed_by(15)));
+        let actions = job.handle(at(100), Input::DeadlinePassed);
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), None), "invariant 8");
+    }
+}
+
+#[test]
 fn whichever_came_first_is_why_the_job_ended() {
     let at = clock();
     let mut job = limited(5, Persona::Rankrun);
@@ -117,6 +134,21 @@ fn whichever_came_first_is_why_the_job_ended() {
     let _ = job.handle(at(102), exited(0, 0, killed_by(9)));
     let actions = job.handle(at(102), exited(0, 1, killed_by(9)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
+}
+
+#[test]
+fn an_interrupt_after_the_time_limit_is_not_why_the_job_ended() {
+    let at = clock();
+    for (persona, status) in [(Persona::Rankrun, TIME_LIMIT), (Persona::Torchrun, LAUNCHER_FAILED)] {
+        let mut job = limited(5, persona);
+        job.rules.interrupt = Interrupt::Unlisted;
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(100), Input::DeadlinePassed);
+        let _ = job.handle(at(101), stop(Signal::SIGINT, false));
+        let _ = job.handle(at(102), exited(0, 0, killed_by(15)));
+        let actions = job.handle(at(102), exited(0, 1, killed_by(15)));
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(status), "invariant 8");
+    }
 }
 
 #[test]

@@ -88,7 +88,7 @@ pub(super) struct History {
     streak: u32,
     /// The restarts of the window that is looked at, oldest first.
     recent: VecDeque<Instant>,
-    /// When the generation began.
+    /// When the generation began, where it may have been healthy.
     began: Option<Instant>,
     /// When it began to end.
     ended: Option<Instant>,
@@ -125,6 +125,11 @@ impl History {
     /// The first of them failed, or all are told to stop.
     pub(super) fn generation_ended(&mut self, now: Instant) {
         self.ended.get_or_insert(now);
+    }
+
+    /// Its workers never met: it was not healthy, however long it lived.
+    pub(super) const fn generation_never_met(&mut self) {
+        self.began = None;
     }
 
     /// This is the newest file of the job's folder, after a failure.

@@ -66,13 +66,14 @@ impl Rules {
         }
     }
 
-    /// Whether a worker ended by a signal that stops the job, or says so as shells do.
+    /// Whether a worker ended by a signal that stops the job, or says so as shells do. SIGINT does, asked for or not.
     pub(super) fn is_of_a_stop_signal(&self, exit: Exit) -> bool {
         let number = match exit {
             Exit::Signal { number, .. } => number,
             Exit::Code(code) => code.saturating_sub(i32::from(SIGNAL_BASE)),
         };
-        Signal::try_from(number).is_ok_and(|signal| self.stop_signals.contains(signal))
+        Signal::try_from(number)
+            .is_ok_and(|signal| signal == Signal::SIGINT || self.stop_signals.contains(signal))
     }
 
     /// What the workers get when the launcher got `signal`.

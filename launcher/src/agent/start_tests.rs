@@ -70,3 +70,18 @@ fn nobody_is_missing_who_has_joined_or_ended_or_is_of_an_old_life() {
     let _ = job.handle(at(6), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(6), missing(0, &[0])), [], "invariant 5");
 }
+
+#[test]
+fn a_generation_that_never_met_pays_for_none_before_it() {
+    let at = clock();
+    let policy = RestartPolicy { reset_after: Some(LIMIT / 2), ..RestartPolicy::default() };
+    let mut job = state_by(policy, 1, 1, Persona::Rankrun);
+    job.rules.start_timeout = Some(LIMIT);
+    let _ = job.handle(at(0), Input::Ready);
+    for (generation, restart) in [(0, Some(1)), (1, None)] {
+        let now = at(5 * u64::from(generation + 1));
+        let _ = job.handle(now, Input::DeadlinePassed);
+        let _ = job.handle(now, missing(generation, &[0]));
+        assert_eq!(started(&job.handle(now, exited(generation, 0, killed_by(15)))), restart, "invariant 6");
+    }
+}

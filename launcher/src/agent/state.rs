@@ -336,8 +336,8 @@ impl State {
                 let local_ranks = live.into_iter().collect();
                 let said = Action::Say(Happening::CannotEnd { local_ranks });
                 let (cause, ended) = self.ended(cause);
-                let finish = self.finish_failed(cause.into_failure());
-                [said].into_iter().chain(ended).chain([finish]).collect()
+                let end = self.end_without_restart(now, cause.into_failure());
+                [said].into_iter().chain(ended).chain(end).collect()
             }
             Phase::Running { live } => {
                 let local_ranks = self.ours(&live);

@@ -108,6 +108,26 @@ fn a_rule_may_call_a_failure_a_success() {
 }
 
 #[test]
+fn a_rule_decides_about_the_status_also_where_a_worker_cannot_be_ended() {
+    let at = clock();
+    for (then, status) in [
+        (RuleAction::Restart, ExitStatus::Code(7)),
+        (RuleAction::Requeue, ExitStatus::Code(75)),
+        (RuleAction::NoRequeue, ExitStatus::Code(78)),
+        (RuleAction::Succeed, ExitStatus::SUCCESS),
+    ] {
+        let (mut job, _) = ruled_job(then);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 1, Exit::Code(7)));
+        let _ = job.handle(at(31), Input::DeadlinePassed);
+        let actions = job.handle(at(36), Input::DeadlinePassed);
+        assert!(says(&actions, &Happening::CannotEnd { local_ranks: vec![LocalRank(0)] }));
+        assert_eq!(started(&actions), None, "invariant 1");
+        assert_eq!(end(&actions).unwrap().status, status, "invariant 8");
+    }
+}
+
+#[test]
 fn the_user_comes_before_the_rules() {
     let at = clock();
     let (mut job, _) = ruled_job(RuleAction::Succeed);

@@ -83,6 +83,19 @@ fn only_what_is_of_a_stop_signal_waits() {
 }
 
 #[test]
+fn an_interrupt_stops_the_job_whatever_is_asked_for() {
+    let at = clock();
+    let mut job = state(1, 3, Persona::Rankrun);
+    job.rules.stop_signals = [Signal::SIGTERM].into_iter().collect();
+    job.rules.interrupt = Interrupt::Unlisted;
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(job.handle(at(1), exited(0, 0, killed_by(libc::SIGINT))), [], "nothing is decided");
+    let actions = job.handle(at(1), stop(Signal::SIGINT, false));
+    assert_eq!(started(&actions), None, "invariant 7");
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));
+}
+
+#[test]
 fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     let at = clock();
     let mut job = state(2, 3, Persona::Rankrun);

@@ -1,19 +1,29 @@
 //! What has happened so far, told apart from the machine: what went in and what came out, in the order in which it did.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
-use super::history::Setup;
+use super::budget::Record;
 use super::node::Node;
+use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
+use crate::spec::Unhealthy;
+
+/// From a worker's end by a signal that stops the job to the launcher's.
+pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
 /// The record of one history.
 #[derive(Debug)]
 pub(super) struct Book {
+    pub(super) setup: Setup,
     pub(super) ready: bool,
+    /// When the first workers were started.
+    pub(super) began: Option<Instant>,
+    /// The workers were told that the time is short.
+    pub(super) warned: bool,
     pub(super) starts: u32,
     pub(super) generation: Generation,
     /// How many workers the next start has.
@@ -22,6 +32,7 @@ pub(super) struct Book {
     /// The first signal by which the launcher was told to stop.
     pub(super) wish: Option<Signal>,
     pub(super) finished: bool,
+    pub(super) record: Record,
     pub(super) life: Life,
 }
 
@@ -36,6 +47,11 @@ pub(super) enum Question {
 /// The record of one generation.
 #[derive(Debug, Default)]
 pub(super) struct Life {
+    pub(super) began: Option<Instant>,
+    /// Ended by a signal that may be about to reach the launcher too: nothing may come of it at first.
+    pub(super) suspect: Option<Suspect>,
+    /// It was looked who has joined the store.
+    pub(super) looked_who_joined: bool,
     /// That its start has failed is on its way to the machine.
     pub(super) start_pending: bool,
     /// The ends that the machine was told of.
@@ -44,13 +60,29 @@ pub(super) struct Life {
     pub(super) cause: Option<Cause>,
     /// How many ends came before that.
     pub(super) ends_before: usize,
+    /// How many were known when it was decided what came first.
+    pub(super) ends_decided: usize,
+    /// When the first worker failed, or all were told to stop.
+    pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
     /// Said to be there for good.
     pub(super) given_up: Vec<LocalRank>,
     pub(super) released: Option<Released>,
     pub(super) group_failed: Option<WorkerEnd>,
-    pub(super) swept: bool,
+    pub(super) swept_at: Option<Instant>,
+    /// When the last question got its answer.
+    pub(super) answered_at: Option<Instant>,
+    pub(super) looked_for_progress: bool,
+    /// Not all of them live, and there is no place on the others.
+    pub(super) is_without_devices: bool,
+}
+
+/// A worker of whom nobody knows whether it failed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Suspect {
+    pub(super) local_rank: LocalRank,
+    pub(super) at: Instant,
 }
 
 /// Why a generation ends.
@@ -58,20 +90,26 @@ pub(super) struct Life {
 pub(super) enum Cause {
     Failed(LocalRank),
     Stuck(LocalRank),
+    NotJoined(LocalRank),
     User,
+    TimeLimit,
     NotStarted,
 }
 
 impl Book {
     pub(super) fn new(setup: &Setup) -> Self {
         Self {
+            setup: *setup,
             ready: false,
+            began: None,
+            warned: false,
             starts: 0,
             generation: Generation(0),
             seats: setup.workers,
             open: None,
             wish: None,
             finished: false,
+            record: Record::default(),
             life: Life::default(),
         }
     }
@@ -97,7 +135,7 @@ impl Book {
     }
 
     /// The machine is about to be told this.
-    pub(super) fn enter(&mut self, input: &Input, node: &mut Node) {
+    pub(super) fn enter(&mut self, input: &Input, node: &mut Node, now: Instant) {
         if self.is_stale(input) {
             return;
         }
@@ -105,29 +143,40 @@ impl Book {
             Input::Ready => self.ready = true,
             Input::StartFailed { .. } => {
                 self.life.start_pending = false;
-                self.life.because(Cause::NotStarted);
+                self.life.because(Cause::NotStarted, now);
             }
             Input::Exited { end, .. } => {
                 node.entered(end.pid);
-                if self.life.swept {
+                if self.life.swept_at.is_some() {
                     // The end of a person's worker comes too late for the story.
                     return;
                 }
                 if !end.exit.is_success() {
-                    self.life.because(Cause::Failed(end.local_rank));
+                    self.life.failed(end, self.setup.may_be_everybodys(end.exit), now);
                 }
                 self.life.ends.push(*end);
             }
             Input::StopRequested { signal, .. } => {
                 self.wish.get_or_insert(*signal);
                 if self.starts > 0 {
-                    self.life.because(Cause::User);
+                    self.life.because(Cause::User, now);
                 }
             }
-            Input::DevicesChecked { .. } | Input::Reseated { .. } | Input::ProgressSeen { .. } => {
-                self.open = None;
+            Input::DevicesChecked { checkup, .. } if self.answered(Question::Devices, now) => {
+                let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
+                self.life.is_without_devices = refuses && !checkup.dead.is_empty();
             }
-            Input::SignalPassed { .. }
+            Input::Reseated { seating, .. } if self.answered(Question::Seats, now) => {
+                self.life.is_without_devices = seating.is_err();
+            }
+            Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => {
+                self.life.looked_for_progress = true;
+                self.saw_files();
+            }
+            Input::DevicesChecked { .. }
+            | Input::Reseated { .. }
+            | Input::ProgressSeen { .. }
+            | Input::SignalPassed { .. }
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
@@ -136,13 +185,26 @@ impl Book {
         }
     }
 
+    /// Whether this is what was asked.
+    fn answered(&mut self, question: Question, now: Instant) -> bool {
+        let is_it = self.open == Some(question);
+        if is_it {
+            (self.open, self.life.answered_at) = (None, Some(now));
+        }
+        is_it
+    }
+
     /// The machine wants this.
     pub(super) fn note(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Start { generation, .. } => {
+                if self.starts > 0 {
+                    self.record.restarted(&self.life, now);
+                }
                 self.starts += 1;
                 self.generation = *generation;
-                self.life = Life::default();
+                self.life = Life { began: Some(now), ..Life::default() };
+                self.began.get_or_insert(now);
             }
             Action::Signal { signal, .. } => {
                 self.life.asked_at.get_or_insert(now);
@@ -151,32 +213,81 @@ impl Book {
                 }
             }
             Action::Release { because } => self.life.released = Some(*because),
-            Action::KillLeftovers { .. } => self.life.swept = true,
+            Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookForProgress { .. } => self.open = Some(Question::Progress),
-            Action::Say(Happening::Stuck { asleep, .. }) => {
-                self.life.because(Cause::Stuck(asleep.local_rank))
-            }
+            Action::LookWhoJoined { .. } => self.life.looked_who_joined = true,
+            Action::Say(Happening::TimeIsShort { .. }) => self.warned = true,
             Action::Say(Happening::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
-            Action::Say(_) | Action::Pass { .. } | Action::Look { .. } | Action::LookWhoJoined { .. } => {}
+            Action::Say(_) => {}
+            Action::Pass { .. } | Action::Look { .. } => {}
+        }
+        if let Some(cause) = self.life.found(action) {
+            self.life.because(cause, now);
         }
     }
 }
 
 impl Life {
-    fn because(&mut self, cause: Cause) {
-        if self.cause.is_none() {
-            self.cause = Some(cause);
+    fn failed(&mut self, end: &WorkerEnd, may_be_everybodys: bool, now: Instant) {
+        if self.cause.is_some() || self.suspect.is_some() {
+            return;
+        }
+        if may_be_everybodys {
+            self.suspect = Some(Suspect { local_rank: end.local_rank, at: now });
             self.ends_before = self.ends.len();
+            self.ended = Some(now);
+        } else {
+            self.because(Cause::Failed(end.local_rank), now);
+        }
+    }
+
+    fn because(&mut self, cause: Cause, now: Instant) {
+        if self.cause.is_some() {
+            return;
+        }
+        self.cause = Some(cause);
+        self.ends_decided = self.ends.len();
+        self.ended.get_or_insert(now);
+        if self.suspect.is_none() {
+            self.ends_before = self.ends.len();
+        }
+    }
+
+    /// A cause that the machine finds out by itself.
+    pub(super) fn found(&self, action: &Action) -> Option<Cause> {
+        match action {
+            Action::Say(Happening::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+            Action::Say(Happening::NotJoined { missing, .. }) => {
+                missing.first().copied().map(Cause::NotJoined)
+            }
+            Action::Say(Happening::TimeIsUp { .. }) => Some(Cause::TimeLimit),
+            Action::Say(Happening::WorkerFailed { .. }) => {
+                self.suspect.map(|suspect| Cause::Failed(suspect.local_rank))
+            }
+            _ => None,
         }
     }
 
     /// The ends since the cause, that one included.
     pub(super) fn ends_since(&self) -> &[WorkerEnd] {
         &self.ends[self.ends_before..]
+    }
+}
+
+impl Book {
+    /// When the time limit of the job is over.
+    pub(super) fn time_is_up_at(&self) -> Option<Instant> {
+        Some(self.began? + millis(self.setup.time_limit?))
+    }
+
+    /// When the workers are warned of that.
+    pub(super) fn warned_at(&self) -> Option<Instant> {
+        let before = self.setup.time_limit?.saturating_sub(self.setup.warning?);
+        Some(self.began? + millis(before))
     }
 }

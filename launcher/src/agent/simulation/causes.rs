@@ -8,6 +8,7 @@ use super::book::{Book, Cause};
 use super::invariants::{Turn, Verdict, must};
 use crate::agent::failure::{Failure, Manner};
 use crate::agent::message::{Action, Happening, Released, WorkerEnd};
+use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 
 /// A crash so soon after the first failure may have been before it.
@@ -33,6 +34,8 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);
             }
+            // A rule may call it so, which is another invariant's business.
+            Action::Finish(end) if end.status == ExitStatus::SUCCESS && blamed.is_some() => {}
             Action::Finish(end) => {
                 is_told(turn, end.failure.as_ref(), cause)?;
                 let first = end.failure.as_ref().map(|failure| failure.first);
@@ -47,11 +50,12 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
 fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
     match because {
         Released::Failed(end) => {
-            [Some(Cause::Failed(end.local_rank)), Some(Cause::Stuck(end.local_rank))].contains(&cause)
+            let of = [Cause::Failed, Cause::Stuck, Cause::NotJoined];
+            of.iter().any(|of| cause == Some(of(end.local_rank)))
         }
         Released::Stopped => cause == Some(Cause::User),
         Released::NotStarted => cause == Some(Cause::NotStarted),
-        Released::TimeLimit => false,
+        Released::TimeLimit => cause == Some(Cause::TimeLimit),
     }
 }
 
@@ -61,14 +65,14 @@ fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> 
     let is_told = match (cause, manner) {
         (Some(Cause::Failed(_)), Some(Manner::Ended | Manner::EndedByStop))
         | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
-        | (Some(Cause::User | Cause::NotStarted) | None, None) => true,
-        (Some(Cause::Failed(_) | Cause::Stuck(_)), _)
-        | (Some(Cause::User | Cause::NotStarted) | None, Some(_)) => false,
+        | (Some(Cause::NotJoined(_)), Some(Manner::NotJoined { .. }))
+        | (Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None, None) => true,
+        _ => false,
     };
     must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
-    let Some(failure) = failure.filter(|failure| !matches!(failure.manner, Manner::Stuck { .. })) else {
-        return Ok(());
-    };
+    let seen_before =
+        |failure: &Failure| matches!(failure.manner, Manner::Stuck { .. } | Manner::NotJoined { .. });
+    let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
     let generation = turn.book.generation;
     must(failure.generation == generation, || format!("it was {generation:?}"))?;
     let ours = failure.others.iter().find(|other| !other.stopped && is_ended_by_us(turn, &other.end));
@@ -92,10 +96,10 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
             let is_ours = is_ended_by_us(turn, end) && end.testimony.is_none();
             must(!is_ours, || format!("our own stop ended {end:?}"))
         }
-        Some(Cause::Stuck(stuck)) => {
-            must(end.local_rank == stuck, || format!("{stuck:?} is stuck, not {end:?}"))
+        Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
+            must(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
-        Some(Cause::User | Cause::NotStarted) | None => {
+        Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => {
             Err(format!("{cause:?} was first, and {end:?} is blamed"))
         }
     }

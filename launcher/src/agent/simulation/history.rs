@@ -4,11 +4,8 @@
 
 use nix::sys::signal::Signal;
 
-use crate::agent::rules::Interrupt;
+use super::setup::{MOST_WORKERS, Setup};
 use crate::process::Exit;
-use crate::spec::{Persona, Unhealthy};
-
-pub(super) const MOST_WORKERS: u32 = 4;
 
 /// Numbers that look random and come again with the same seed (splitmix64).
 pub(super) struct Random(u64);
@@ -25,15 +22,15 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, limit: u32) -> u32 {
+    pub(super) fn below(&mut self, limit: u32) -> u32 {
         u32::try_from(self.next() % u64::from(limit)).expect("less than `limit`")
     }
 
-    fn one_in(&mut self, count: u32) -> bool {
+    pub(super) fn one_in(&mut self, count: u32) -> bool {
         self.below(count) == 0
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(u32::try_from(from.len()).expect("a short list")) as usize]
     }
 }
@@ -43,44 +40,6 @@ impl Random {
 pub(super) struct History {
     pub(super) setup: Setup,
     pub(super) events: Vec<Event>,
-}
-
-/// What was asked for, and what the node is like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Setup {
-    pub(super) persona: Persona,
-    pub(super) workers: u32,
-    pub(super) max_restarts: u32,
-    /// In milliseconds.
-    pub(super) grace: u32,
-    /// In milliseconds.
-    pub(super) stuck_limit: Option<u32>,
-    pub(super) interrupt: Interrupt,
-    pub(super) unhealthy: Option<Unhealthy>,
-    pub(super) left_out: Option<u32>,
-    /// How the workers take a signal to stop, by local rank.
-    pub(super) tempers: [Temper; MOST_WORKERS as usize],
-    /// In this generation the start fails at this local rank.
-    pub(super) start_fails: Option<(u32, u32)>,
-    /// How much later than asked for the machine is woken, in milliseconds.
-    pub(super) late: u32,
-    /// Whether the first event comes before everything is ready.
-    pub(super) early: bool,
-}
-
-/// How a worker takes a signal to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Temper {
-    /// Dies of it, so many milliseconds later.
-    Obeys { after: u32 },
-    /// Writes an error file and dies of it, so many milliseconds later.
-    Complains { after: u32 },
-    /// Ends with a code of its own, so many milliseconds later.
-    Handles { after: u32, code: i32 },
-    /// Takes any but this one.
-    DeafTo(Signal),
-    /// Takes none.
-    Ignores,
 }
 
 /// A choice.
@@ -100,6 +59,9 @@ pub(super) enum What {
     NextMoment,
     /// A worker ends by itself.
     Ends { worker: u32, exit: Exit, wrote: Wrote },
+    /// All workers end by a signal, and the launcher is told to stop by the same one so many milliseconds later, or
+    /// before.
+    HitsAll { signal: Signal, launcher: i32 },
     /// The launcher is told to stop.
     Stop { signal: Signal, by: Way },
     /// The launcher gets a signal that is for the workers.
@@ -108,7 +70,7 @@ pub(super) enum What {
     FallsAsleep(u32),
     /// It comes back.
     WakesUp(u32),
-    /// The question that is open gets its answer: about the devices, or about the seats on those that are left.
+    /// The question that is open gets its answer: about the devices, the seats on those that are left, or progress.
     Answer { dead: bool, seats: Option<u32> },
     /// A person starts the worker that was left to them.
     StartsByHand,
@@ -140,62 +102,12 @@ pub(super) enum Way {
 pub(super) enum Stale {
     Exited,
     Looked,
+    JoinsSeen,
     StartedByHand,
     StartFailed,
     DevicesChecked,
     Reseated,
-}
-
-impl Setup {
-    /// The simplest one.
-    pub(super) const PLAIN: Self = Self {
-        persona: Persona::Rankrun,
-        workers: 1,
-        max_restarts: 0,
-        grace: 1_000,
-        stuck_limit: None,
-        interrupt: Interrupt::Listed,
-        unhealthy: None,
-        left_out: None,
-        tempers: [Temper::Obeys { after: 0 }; MOST_WORKERS as usize],
-        start_fails: None,
-        late: 0,
-        early: false,
-    };
-
-    fn random(random: &mut Random) -> Self {
-        let workers = 1 + random.below(MOST_WORKERS);
-        let left_out = random.one_in(5).then(|| random.below(workers));
-        let mut tempers = Self::PLAIN.tempers;
-        tempers.iter_mut().for_each(|temper| *temper = Temper::random(random));
-        Self {
-            persona: random.pick(&[Persona::Rankrun, Persona::Torchrun]),
-            workers,
-            max_restarts: random.below(4),
-            grace: random.pick(&[0, 200, 1_000, 1_000, 30_000]),
-            stuck_limit: random.one_in(4).then(|| random.pick(&[5, 150, 400])),
-            interrupt: random.pick(&[Interrupt::Listed, Interrupt::Listed, Interrupt::Unlisted]),
-            unhealthy: random.pick(&[None, None, Some(Unhealthy::Refuse), Some(Unhealthy::Exclude)]),
-            left_out,
-            tempers,
-            start_fails: random.one_in(6).then(|| (random.below(3), random.below(workers + 1))),
-            late: random.pick(&[0, 0, 1, 60]),
-            early: random.one_in(10),
-        }
-    }
-}
-
-impl Temper {
-    fn random(random: &mut Random) -> Self {
-        let after = random.pick(&[0, 0, 50, 700]);
-        match random.below(10) {
-            0..5 => Self::Obeys { after },
-            5 => Self::Complains { after },
-            6 | 7 => Self::Handles { after, code: random.pick(&[0, 1, 143]) },
-            8 => Self::DeafTo(random.pick(&[Signal::SIGTERM, Signal::SIGINT])),
-            _ => Self::Ignores,
-        }
-    }
+    ProgressSeen,
 }
 
 impl Event {
@@ -207,7 +119,7 @@ impl Event {
 impl What {
     fn random(random: &mut Random) -> Self {
         let worker = random.below(MOST_WORKERS);
-        match random.below(32) {
+        match random.below(33) {
             0..3 => Self::Wait(random.pick(&[1, 40, 300, 1_100, 2_500])),
             3..10 => Self::NextMoment,
             10..20 => Self::Ends { worker, exit: exit(random), wrote: Wrote::random(random) },
@@ -223,13 +135,19 @@ impl What {
                 seats: random.pick(&[None, Some(1), Some(2), Some(MOST_WORKERS)]),
             },
             29 => Self::StartsByHand,
+            30 => Self::HitsAll {
+                signal: random.pick(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]),
+                launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
+            },
             _ => Self::Stale(random.pick(&[
                 Stale::Exited,
                 Stale::Looked,
+                Stale::JoinsSeen,
                 Stale::StartedByHand,
                 Stale::StartFailed,
                 Stale::DevicesChecked,
                 Stale::Reseated,
+                Stale::ProgressSeen,
             ])),
         }
     }
@@ -255,6 +173,8 @@ fn exit(random: &mut Random) -> Exit {
         Exit::Code(7),
         signal(libc::SIGSEGV),
         signal(libc::SIGKILL),
+        signal(libc::SIGTERM),
+        Exit::Code(143),
     ])
 }
 

@@ -6,8 +6,8 @@
 //! - 2: there is one node, so a round is over as soon as everything is ready, and its placement is the seats that the
 //!   last look at the devices left.
 //! - 3: reaping is the shell's; here, that nobody is forgotten and no end counts twice.
-//! - 6: there is no membership that could change, so only that restarts are counted.
-//! - 7: there is no time limit of the job yet.
+//! - 6: no input of the machine is a change of membership, which a job of one node has not: only what is used of the
+//!   budget is judged, not what a change leaves of it.
 //! - 9: there are no heartbeats yet; here, every other word about an old generation.
 
 use std::time::{Duration, Instant};
@@ -17,18 +17,21 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::book::{Book, Cause};
+use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
 use super::causes::invariant_5;
-use super::history::Setup;
+use super::limits::{limits_strike, the_window_is_kept};
 use super::node::{Node, Process};
+use super::setup::Setup;
 use crate::agent::failure::Manner;
 use crate::agent::message::{Action, Happening, Input, JobEnd};
 use crate::agent::rules::Interrupt;
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
 use crate::spec::Persona;
+use crate::spec::restart::RuleAction;
 
 /// What a stop may take longer than the grace, and its end longer than the five seconds after SIGKILL.
-const LENIENCY: Duration = Duration::from_millis(100);
+pub(super) const LENIENCY: Duration = Duration::from_millis(100);
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// One answer of the machine, or a moment at which it was silent.
@@ -72,7 +75,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 11] = [
+pub(super) static INVARIANTS: [Invariant; 14] = [
     Invariant { number: "1", words: "At most one generation has living workers.", holds: invariant_1 },
     Invariant {
         number: "2",
@@ -122,6 +125,23 @@ pub(super) static INVARIANTS: [Invariant; 11] = [
         words: "A worker that is left to a person is waited for, and never signalled (`rules.rs`).",
         holds: the_persons_worker_is_spared,
     },
+    Invariant {
+        number: "window",
+        words: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
+                signal reaching the launcher (`state/window.rs`).",
+        holds: the_window_is_kept,
+    },
+    Invariant {
+        number: "limits",
+        words: "The time limit and the start limit strike in time and not before, and the warning comes once \
+                (`state/limit.rs`, `state/start.rs`).",
+        holds: limits_strike,
+    },
+    Invariant {
+        number: "granted",
+        words: "A restart that the policy grants is made (`policy.rs`).",
+        holds: grants_are_made,
+    },
 ];
 
 impl Broken {
@@ -161,7 +181,7 @@ impl Turn<'_> {
     }
 
     /// Of the generation that is the current one, and not a person's.
-    fn workers(&self) -> impl Iterator<Item = &Process> {
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Process> {
         self.node.ours(self.book.generation)
     }
 
@@ -179,21 +199,16 @@ impl Turn<'_> {
 
     fn sweeps(&self, actions: &[Action]) -> bool {
         let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.book.generation);
-        self.book.life.swept || actions.iter().any(is_it)
+        self.book.life.swept_at.is_some() || actions.iter().any(is_it)
     }
 
     /// Why the generation ends, as the machine was told or has just found out.
     pub(super) fn cause(&self) -> Option<Cause> {
-        let found = || {
-            self.actions.iter().find_map(|action| match action {
-                Action::Say(Happening::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
-                _ => None,
-            })
-        };
+        let found = || self.actions.iter().find_map(|action| self.book.life.found(action));
         self.book.life.cause.or_else(found)
     }
 
-    fn given_up(&self) -> &[LocalRank] {
+    pub(super) fn given_up(&self) -> &[LocalRank] {
         let said = self.actions.iter().find_map(|action| match action {
             Action::Say(Happening::CannotEnd { local_ranks }) => Some(local_ranks),
             _ => None,
@@ -213,12 +228,14 @@ fn invariant_1(turn: &Turn<'_>) -> Verdict {
 }
 
 fn invariant_2(turn: &Turn<'_>) -> Verdict {
-    let asks = |action: &Action| matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. });
+    let asks = |action: &Action| {
+        matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
+    };
     for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
         must(turn.book.ready, || "a start before anything was ready".to_owned())?;
         must(generation.0 == expected, || format!("{generation:?} starts where {expected} was next"))?;
         let has_seats = turn.book.open.is_none() && !turn.actions[..at].iter().any(asks);
-        must(has_seats, || "a start while the seats are being looked for".to_owned())?;
+        must(has_seats, || "a start while something is being looked at".to_owned())?;
     }
     must(turn.starts().count() <= 1, || "two starts at once".to_owned())
 }
@@ -233,7 +250,7 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
     let told = [&failure.first].into_iter().chain(failure.others.iter().map(|other| &other.end));
     let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
     let mut seen: Vec<LocalRank> = turn.book.life.ends_since().iter().map(|end| end.local_rank).collect();
-    if let Some(Cause::Stuck(local_rank)) = turn.cause()
+    if let Some(Cause::Stuck(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
         && !seen.contains(&local_rank)
     {
         seen.push(local_rank);
@@ -285,19 +302,32 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     must(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
 }
 
-/// The budget of a launch without any other rule: so many restarts in its whole life.
+/// Nor before the back-off is over; and what is waited for comes.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
-    for (_, generation, restart_count) in turn.starts() {
+    for (_, _, restart_count) in turn.starts() {
         let used = RestartCount(turn.book.starts);
-        must(used.0 <= turn.setup.max_restarts, || format!("{generation:?} starts beyond the budget"))?;
         must(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
+        if used.0 > 0 {
+            budget_is_kept(turn, turn.now)?;
+        }
     }
-    Ok(())
+    wait_has_an_end(turn)
 }
 
+/// Nor where a rule forbids it, or there was no progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
+    let starts = turn.starts().next().is_some();
     let told = turn.book.wish;
-    must(told.is_none() || turn.starts().next().is_none(), || format!("a start after {told:?}"))?;
+    must(told.is_none() || !starts, || format!("a start after {told:?}"))?;
+    let is_late = turn.book.time_is_up_at().is_some_and(|end| end <= turn.now);
+    must(!is_late || !starts, || "a start after the time limit".to_owned())?;
+    let due = if starts { turn.due() } else { None };
+    let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
+    must(!is_forbidden, || format!("a start where {due:?}"))?;
+    let is_restart = starts && turn.book.starts > 0;
+    let is_unasked =
+        is_restart && turn.setup.policy.progress.is_some() && !turn.book.life.looked_for_progress;
+    must(!is_unasked, || "a restart, and nobody has looked for progress".to_owned())?;
     let is_closed = turn.book.finished;
     must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
 }
@@ -307,12 +337,39 @@ fn invariant_8(turn: &Turn<'_>) -> Verdict {
     must(end.stopped_by == turn.book.wish, || {
         format!("told to stop by {:?}, it says {:?}", turn.book.wish, end.stopped_by)
     })?;
-    let status = status(turn.setup, turn.book.starts > 0, end, turn.cause());
-    must(end.status == status, || format!("{:?} where {status:?} is due", end.status))
+    let (status, other) = status(turn, end);
+    must([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
+    let limit = turn.setup.time_limit.map(|limit| Duration::from_millis(u64::from(limit)));
+    let is_told = end.time_limit.is_none() || end.time_limit == limit;
+    must(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
 }
 
-/// The table of `exit_code.rs`.
-fn status(setup: &Setup, has_started: bool, end: &JobEnd, cause: Option<Cause>) -> ExitStatus {
+/// The table of `exit_code.rs`; where chance decides about a wait, another one is as good.
+fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
+    let (setup, cause) = (turn.setup, turn.cause());
+    let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
+    let of_limit = if setup.persona == Persona::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
+    let plain = plain_status(setup, turn.book.starts > 0, end);
+    match (cause, end.stopped_by) {
+        (Some(Cause::TimeLimit), _) => both(of_limit),
+        (None, None) => both(0),
+        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due() {
+            Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
+            Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
+            Some(Due::End(Why::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
+            Some(due) if turn.given_up().is_empty() => match turn.too_late(due) {
+                (_, true) => both(of_limit),
+                (true, false) => (ExitStatus::Code(of_limit), plain),
+                (false, false) => (plain, plain),
+            },
+            _ => (plain, plain),
+        },
+        _ => (plain, plain),
+    }
+}
+
+/// Of a worker, or of the signal by which the launcher was told to stop.
+fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
     let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
         Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
         Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
@@ -323,7 +380,6 @@ fn status(setup: &Setup, has_started: bool, end: &JobEnd, cause: Option<Cause>) 
     let is_exception =
         |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
     match (setup.persona, end.stopped_by) {
-        (_, None) if cause.is_none() => ExitStatus::Code(0),
         (Persona::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
         (Persona::Rankrun, None) => ExitStatus::Code(of_worker()),
         (Persona::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),

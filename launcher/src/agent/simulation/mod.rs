@@ -7,25 +7,27 @@
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod book;
+mod budget;
 mod causes;
+mod faults;
 mod history;
 mod invariants;
+mod limits;
 mod mutants;
 mod node;
 mod report;
+mod setup;
 mod world;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use rankrun_contract::rank::LocalRank;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::State;
-use super::tests::rules;
-use crate::agent::rules::Rules;
-use history::{History, Setup};
+use faults::{FAULTS, Fault};
+use history::History;
 use invariants::{Broken, INVARIANTS};
-use mutants::{FAULTS, Fault, Mutant};
-use report::{Failing, search, shortest, told};
+use mutants::Mutant;
+use report::{Failing, Seeds, search, shortest, told};
+use setup::Setup;
 
 const HISTORIES: u64 = 100_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
@@ -35,15 +37,7 @@ const THREADS: u64 = 2;
 
 /// The real machine for a node like this.
 fn machine(setup: &Setup) -> State {
-    let plain = rules(setup.workers, setup.max_restarts, setup.persona);
-    State::new(Rules {
-        grace: Duration::from_millis(u64::from(setup.grace)),
-        stuck_limit: setup.stuck_limit.map(|limit| Duration::from_millis(u64::from(limit))),
-        interrupt: setup.interrupt,
-        unhealthy: setup.unhealthy,
-        left_out: setup.left_out.map(LocalRank),
-        ..plain
-    })
+    State::new(setup.rules()).with_seed(setup.policy.seed)
 }
 
 /// Another one each time, and printed.
@@ -59,7 +53,9 @@ fn seed() -> u64 {
 fn the_machine_holds_its_invariants_in_every_history() {
     let soak = std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1");
     let (seed, count) = (seed(), if soak { SOAK_HISTORIES } else { HISTORIES });
-    let part = |thread| search((seed.wrapping_add(thread), THREADS, count / THREADS), machine, |_| true);
+    let seeds =
+        |thread| Seeds { first: seed.wrapping_add(thread), step: THREADS, count: count / THREADS, enough: 8 };
+    let part = |thread| search(seeds(thread), machine, |_| true);
     let failing: Vec<Failing> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -72,7 +68,8 @@ fn the_machine_holds_its_invariants_in_every_history() {
 /// The shortest history that breaks this invariant and no other.
 fn find(fault: Fault, number: &str) -> Option<Failing> {
     let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
-    shortest(search((seed(), 1, HISTORIES_OF_A_MUTANT), |setup| Mutant::new(fault, setup), alone))
+    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough: 3 };
+    shortest(search(seeds, |setup| Mutant::new(fault, setup), alone))
 }
 
 #[test]

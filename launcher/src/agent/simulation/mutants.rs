@@ -7,11 +7,13 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::history::{MOST_WORKERS, Setup};
-use super::machine;
+use super::book::WINDOW;
+use super::faults::{Fault, misled};
+use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::phase::Phase;
 use crate::agent::state::State;
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
 
 /// What the virtual node talks to.
@@ -29,77 +31,6 @@ impl Machine for State {
         self.handle(now, input)
     }
 }
-
-/// What is wrong with a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// When one worker of a stop has ended, it takes all for gone.
-    StartsBesideTheOld,
-    /// Nobody kills what the old generation left behind.
-    LeavesLeftovers,
-    StartsTwice,
-    /// It does not wait until everything is ready.
-    StartsAtOnce,
-    CountsEndsTwice,
-    ForgetsAnEnd,
-    /// One success is everybody's.
-    DoesNotWait,
-    SwallowsTheKill,
-    KillsLate,
-    HasNoDeadline,
-    NeverGivesUp,
-    /// A signal that is for the workers stops them.
-    StopsForNothing,
-    LeavesLeftoversAtTheEnd,
-    BlamesTheLast,
-    /// Whom it stopped itself.
-    BlamesItsVictim,
-    /// When the user stops the job meanwhile.
-    ForgetsTheCause,
-    RestartsOnceTooOften,
-    ForgetsItsRestarts,
-    RestartsAfterAStop,
-    SpeaksAfterTheEnd,
-    PraisesAFailure,
-    /// The status of a later generation is another one.
-    RemembersThePast,
-    BelievesTheOld,
-    DeafWhileChecking,
-    DeafWhileStopping,
-    AsksOnceMore,
-    SignalsThePerson,
-}
-
-/// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 27] = [
-    (Fault::StartsBesideTheOld, "1"),
-    (Fault::LeavesLeftovers, "1"),
-    (Fault::StartsTwice, "2"),
-    (Fault::StartsAtOnce, "2"),
-    (Fault::CountsEndsTwice, "3"),
-    (Fault::ForgetsAnEnd, "3"),
-    (Fault::DoesNotWait, "3"),
-    (Fault::SwallowsTheKill, "4"),
-    (Fault::KillsLate, "4"),
-    (Fault::HasNoDeadline, "4"),
-    (Fault::NeverGivesUp, "4"),
-    (Fault::StopsForNothing, "4"),
-    (Fault::LeavesLeftoversAtTheEnd, "4"),
-    (Fault::BlamesTheLast, "5"),
-    (Fault::BlamesItsVictim, "5"),
-    (Fault::ForgetsTheCause, "5"),
-    (Fault::RestartsOnceTooOften, "6"),
-    (Fault::ForgetsItsRestarts, "6"),
-    (Fault::RestartsAfterAStop, "7"),
-    (Fault::SpeaksAfterTheEnd, "7"),
-    (Fault::PraisesAFailure, "8"),
-    (Fault::RemembersThePast, "8"),
-    (Fault::BelievesTheOld, "9"),
-    (Fault::DeafWhileChecking, "10"),
-    (Fault::DeafWhileStopping, "10"),
-    (Fault::AsksOnceMore, "10"),
-    (Fault::SignalsThePerson, "left out"),
-];
 
 /// A machine with a fault.
 pub(super) struct Mutant {
@@ -124,7 +55,7 @@ enum Doing {
 impl Mutant {
     pub(super) fn new(fault: Fault, setup: &Setup) -> Self {
         let (generation, doing) = (Generation(0), Doing::Nothing);
-        Self { real: machine(setup), fault, setup: *setup, generation, was_ready: false, doing }
+        Self { real: misled(fault, setup), fault, setup: *setup, generation, was_ready: false, doing }
     }
 
     /// What the real machine hears instead.
@@ -153,7 +84,25 @@ impl Mutant {
             (Fault::BelievesTheOld, _, Input::DevicesChecked { checkup, .. }) => {
                 vec![Input::DevicesChecked { generation: self.generation, checkup }]
             }
+            (Fault::ForgivesTheMissing, _, Input::JoinsSeen { generation, at, .. }) => {
+                vec![Input::JoinsSeen { generation, at, missing: Vec::new() }]
+            }
+            (Fault::BlamesTheSuspect, _, input @ Input::StopRequested { .. }) if self.is_undecided() => {
+                vec![Input::DeadlinePassed, input]
+            }
             (_, _, input) => vec![input],
+        }
+    }
+
+    const fn is_undecided(&self) -> bool {
+        matches!(self.real.phase, Phase::Undecided { .. })
+    }
+
+    /// What it takes for the time.
+    fn mistake(&self, now: Instant) -> Instant {
+        match self.fault {
+            Fault::ClosesTheWindowEarly | Fault::BlamesTheSuspect if self.is_undecided() => now + WINDOW,
+            _ => now,
         }
     }
 
@@ -167,6 +116,7 @@ impl Mutant {
     /// What it says instead of what the real machine says to `input`.
     fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
         let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
+        let is_warning = |action: &Action| matches!(action, Action::Say(Happening::TimeIsShort { .. }));
         let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
         match self.fault {
             Fault::LeavesLeftovers if starts => actions.retain(|action| !is_leftovers(action)),
@@ -179,13 +129,9 @@ impl Mutant {
                 actions.retain(|action| !matches!(action, Action::Signal { signal: Signal::SIGKILL, .. }));
             }
             Fault::StopsForNothing if matches!(input, Input::SignalPassed { .. }) => {
-                let local_ranks = (0..self.setup.workers).map(LocalRank).collect();
-                actions.push(Action::Signal {
-                    generation: self.generation,
-                    local_ranks,
-                    signal: Signal::SIGTERM,
-                });
+                actions.push(self.stop_of_all());
             }
+            Fault::WarningStops if actions.iter().any(is_warning) => actions.push(self.stop_of_all()),
             Fault::SpeaksAfterTheEnd
                 if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>
             {
@@ -214,6 +160,11 @@ impl Mutant {
         actions
     }
 
+    fn stop_of_all(&self) -> Action {
+        let local_ranks = (0..self.setup.workers).map(LocalRank).collect();
+        Action::Signal { generation: self.generation, local_ranks, signal: Signal::SIGTERM }
+    }
+
     fn signal_the_person(&self, actions: &mut [Action]) {
         for action in actions {
             if let Action::Signal { local_ranks, .. } = action {
@@ -229,6 +180,7 @@ impl Mutant {
         let was_ended = matches!(input, Input::Exited { .. }) && end.failure.is_some();
         let restarts = match self.fault {
             Fault::RestartsOnceTooOften => was_ended && !budget_left && end.stopped_by.is_none(),
+            Fault::RestartsAfterTheTimeLimit => end.time_limit.is_some(),
             Fault::RestartsAfterAStop => was_ended && budget_left && end.stopped_by.is_some(),
             _ => false,
         };
@@ -240,6 +192,12 @@ impl Mutant {
 
     fn misjudge(&self, end: &mut JobEnd) {
         match (self.fault, &mut end.failure) {
+            (Fault::HidesTheTimeLimit, _) if end.time_limit.is_some() => {
+                end.status = ExitStatus::Code(LAUNCHER_FAILED);
+            }
+            (Fault::ForgetsToRequeue, _) if end.status == ExitStatus::Code(REQUEUE) => {
+                end.status = ExitStatus::Code(LAUNCHER_FAILED);
+            }
             (Fault::PraisesAFailure, _) => end.status = ExitStatus::SUCCESS,
             (Fault::RemembersThePast, Some(_)) if self.generation != Generation(0) => {
                 end.status = ExitStatus::Code(LAUNCHER_FAILED);
@@ -271,7 +229,9 @@ impl Mutant {
                 }
                 Action::Signal { signal: Signal::SIGKILL, .. } => Doing::Killing,
                 Action::Signal { .. } => Doing::Stopping,
-                Action::CheckDevices { .. } | Action::Reseat { .. } => Doing::Checking,
+                Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. } => {
+                    Doing::Checking
+                }
                 Action::Finish(_) => Doing::Nothing,
                 _ => self.doing,
             };
@@ -285,12 +245,16 @@ impl Machine for Mutant {
         match (self.fault, self.doing) {
             (Fault::KillsLate, Doing::Stopping) => deadline.map(|at| at + Duration::from_millis(200)),
             (Fault::HasNoDeadline, Doing::Stopping) => None,
+            (Fault::ClosesTheWindowLate, _) if self.is_undecided() => {
+                deadline.map(|at| at + Duration::from_millis(200))
+            }
+            (Fault::OversleepsTheWait, _) if matches!(self.real.phase, Phase::Waiting { .. }) => None,
             _ => deadline,
         }
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        let heard = self.mishear(input.clone());
+        let (now, heard) = (self.mistake(now), self.mishear(input.clone()));
         let actions: Vec<Action> = heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
         let actions = self.misspeak(&input, actions);
         self.watch(&actions);

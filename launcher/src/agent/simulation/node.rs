@@ -7,7 +7,8 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
-use super::history::{Setup, Temper, Wrote};
+use super::history::Wrote;
+use super::setup::{Setup, Temper};
 use crate::process::Exit;
 
 /// A worker.
@@ -118,6 +119,12 @@ impl Node {
 
     pub(super) fn end(&mut self, index: u32, exit: Exit, wrote: Wrote) -> Option<Ended> {
         Some(self.living(index, |process| !process.is_asleep())?.end(exit, wrote))
+    }
+
+    /// Those that may.
+    pub(super) fn end_all(&mut self, exit: Exit) -> Vec<Ended> {
+        let awake = self.processes.iter_mut().filter(|process| process.being == Being::Awake);
+        awake.map(|process| process.end(exit, Wrote::Nothing)).collect()
     }
 
     pub(super) fn by_pid(&self, pid: Pid) -> Option<&Process> {

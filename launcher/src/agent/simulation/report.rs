@@ -2,14 +2,12 @@
 
 use std::fmt::Write;
 
-use super::history::{Event, History, Setup, Temper, What, Wrote};
+use super::history::{Event, History, What, Wrote};
 use super::invariants::Broken;
 use super::mutants::Machine;
+use super::setup::{Policy, Setup, Temper, Wait};
 use super::world::live;
 use crate::process::Exit;
-
-/// So many failing histories are shortened before the shortest is told.
-const ENOUGH: usize = 8;
 
 /// A history that breaks something.
 #[derive(Debug)]
@@ -19,9 +17,19 @@ pub(super) struct Failing {
     pub(super) broken: Vec<Broken>,
 }
 
-/// The histories of `count` seeds from `seed` on, `step` apart; those that break what is `wanted`, shortened.
+/// Which histories are lived.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seeds {
+    pub(super) first: u64,
+    pub(super) step: u64,
+    pub(super) count: u64,
+    /// So many failing ones are shortened before the shortest is told.
+    pub(super) enough: usize,
+}
+
+/// The histories of these seeds that break what is `wanted`, shortened.
 pub(super) fn search<M: Machine>(
-    (seed, step, count): (u64, u64, u64),
+    Seeds { first, step, count, enough }: Seeds,
     machine: impl Fn(&Setup) -> M,
     wanted: impl Fn(&[Broken]) -> bool,
 ) -> Vec<Failing> {
@@ -30,12 +38,12 @@ pub(super) fn search<M: Machine>(
         wanted(&broken).then_some(broken)
     };
     (0..count)
-        .map(|index| seed.wrapping_add(index.wrapping_mul(step)))
+        .map(|index| first.wrapping_add(index.wrapping_mul(step)))
         .filter_map(|seed| {
             let history = History::random(seed);
             try_out(&history).map(|broken| shorten(Failing { seed, history, broken }, try_out))
         })
-        .take(ENOUGH)
+        .take(enough)
         .collect()
 }
 
@@ -85,7 +93,13 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { persona: plain.persona, ..*setup },
         Setup { max_restarts: setup.max_restarts.saturating_sub(1), ..*setup },
         Setup { grace: plain.grace, ..*setup },
+        Setup { time_limit: None, warning: None, ..*setup },
+        Setup { warning: None, ..*setup },
+        Setup { start_limit: None, ..*setup },
         Setup { stuck_limit: None, ..*setup },
+        Setup { prompt: true, ..*setup },
+        Setup { joins: plain.joins, ..*setup },
+        Setup { files: plain.files, ..*setup },
         Setup { interrupt: plain.interrupt, ..*setup },
         Setup { unhealthy: None, ..*setup },
         Setup { left_out: None, ..*setup },
@@ -103,7 +117,23 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
             is_simpler.then_some(Setup { tempers, ..*setup })
         })
     });
-    fields.into_iter().chain(tempers).filter(move |simpler| simpler != setup)
+    let policies = simpler_policies(setup.policy).map(|policy| Setup { policy, ..*setup });
+    fields.into_iter().chain(policies).chain(tempers).filter(move |simpler| simpler != setup)
+}
+
+fn simpler_policies(policy: Policy) -> impl Iterator<Item = Policy> {
+    let [first, second] = policy.rules;
+    let policies = [
+        Policy { window: None, ..policy },
+        Policy { wait: None, ..policy },
+        Policy { wait: policy.wait.map(|wait| Wait { jitter: 0, ..wait }), ..policy },
+        Policy { reset_after: None, ..policy },
+        Policy { rules: [first, None], ..policy },
+        Policy { rules: [None, second], ..policy },
+        Policy { progress: None, ..policy },
+        Policy { seed: 0, ..policy },
+    ];
+    policies.into_iter()
 }
 
 /// As long as the one that is left out has a place.
@@ -125,7 +155,9 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         What::Wait(_) => vec![What::NextMoment],
         What::FallsAsleep(worker) => vec![What::FallsAsleep(worker.saturating_sub(1))],
         What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
+        What::HitsAll { signal, launcher } if launcher != 0 => vec![What::HitsAll { signal, launcher: 0 }],
         What::NextMoment
+        | What::HitsAll { .. }
         | What::Stop { .. }
         | What::Pass(_)
         | What::Answer { .. }

@@ -11,13 +11,14 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize};
 
 use super::book::{Book, Question};
-use super::history::{Event, History, MOST_WORKERS, Setup, Stale, Way, What, Wrote};
+use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
+use super::setup::{MOST_WORKERS, Setup, millis};
 use crate::agent::checkup::{Checkup, DeadDevice};
 use crate::agent::failure::Testimony;
-use crate::agent::message::{Action, Input, WorkerEnd};
+use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::stuck::Asleep;
 use crate::process::Exit;
 
@@ -75,10 +76,6 @@ fn origin() -> Instant {
     *ORIGIN.get_or_init(Instant::now)
 }
 
-const fn millis(millis: u32) -> Duration {
-    Duration::from_millis(millis as u64)
-}
-
 impl<M: Machine> World<'_, M> {
     fn happen(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
         for event in events {
@@ -107,6 +104,7 @@ impl<M: Machine> World<'_, M> {
                 let ended = self.node.end(worker, exit, wrote);
                 self.reaped(ended);
             }
+            What::HitsAll { signal, launcher } => return self.hit_all(signal, launcher),
             What::Stop { signal, by } => {
                 let again = by == Way::Guard && self.signalled;
                 self.signalled |= by == Way::Guard;
@@ -130,6 +128,24 @@ impl<M: Machine> World<'_, M> {
         Ok(())
     }
 
+    fn hit_all(&mut self, signal: Signal, launcher: i32) -> Result<(), Vec<Broken>> {
+        let stop = What::Stop { signal, by: Way::Direct };
+        let between = millis(launcher.unsigned_abs());
+        let exit = Exit::Signal { number: signal as i32, core_dumped: false };
+        if launcher < 0 {
+            self.choose(stop)?;
+            self.turn()?;
+            self.wait_until(self.now + between)?;
+        }
+        let ended = self.node.end_all(exit);
+        self.reaped(ended);
+        if launcher > 0 {
+            self.turn()?;
+            self.wait_until(self.now + between)?;
+        }
+        if launcher >= 0 && !self.book.finished { self.choose(stop) } else { Ok(()) }
+    }
+
     fn answer(&mut self, dead: bool, seats: Option<u32>) {
         let generation = self.book.generation;
         let input = match self.unanswered.take() {
@@ -138,7 +154,9 @@ impl<M: Machine> World<'_, M> {
                 let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
                 Input::Reseated { generation, seating }
             }
-            Some(Question::Progress) => Input::ProgressSeen { generation, newest: None },
+            Some(Question::Progress) => {
+                Input::ProgressSeen { generation, newest: self.setup.newest_after(generation).map(file) }
+            }
             None => return,
         };
         self.queue.push_back(input);
@@ -151,7 +169,7 @@ impl<M: Machine> World<'_, M> {
         let is_there =
             self.node.processes.iter().any(|process| process.by_hand && process.generation == generation);
         let is_prepared = self.book.starts > 0 && local_rank < self.first_missing(generation);
-        if is_prepared && !is_there && !life.swept && life.released.is_none() {
+        if is_prepared && !is_there && life.swept_at.is_none() && life.released.is_none() {
             let pid = self.node.spawn(generation, local_rank, true);
             self.queue.push_back(Input::StartedByHand { generation, local_rank, pid });
         }
@@ -172,6 +190,10 @@ impl<M: Machine> World<'_, M> {
                 let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None };
                 Input::Exited { generation, end }
             }
+            Stale::JoinsSeen => {
+                Input::JoinsSeen { generation, at, missing: vec![NotJoined { local_rank, pid }] }
+            }
+            Stale::ProgressSeen => Input::ProgressSeen { generation, newest: None },
             Stale::Looked => Input::Looked { generation, at, asleep: vec![Asleep { local_rank, pid }] },
             Stale::StartedByHand => Input::StartedByHand { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
@@ -188,7 +210,7 @@ impl<M: Machine> World<'_, M> {
         let at = self.wall_clock();
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
             let by_hand = self.node.by_pid(pid).is_some_and(|process| process.by_hand);
-            if by_hand && (self.book.life.swept || generation != self.book.generation) {
+            if by_hand && (self.book.life.swept_at.is_some() || generation != self.book.generation) {
                 // Nobody listens to the person's worker any more.
                 continue;
             }
@@ -231,7 +253,7 @@ impl<M: Machine> World<'_, M> {
             self.queue.push_back(Input::DeadlinePassed);
         }
         while let Some(input) = self.queue.pop_front() {
-            self.book.enter(&input, &mut self.node);
+            self.book.enter(&input, &mut self.node, self.now);
             let shown = self.transcript.is_some().then(|| format!("{input:?}"));
             let is_stale = self.book.is_stale(&input);
             let before = self.machine.deadline();
@@ -290,17 +312,36 @@ impl<M: Machine> World<'_, M> {
                 let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
                 self.queue.push_back(Input::Looked { generation, at, asleep });
             }
-            Action::CheckDevices { .. } => self.unanswered = Some(Question::Devices),
-            Action::Reseat { .. } => self.unanswered = Some(Question::Seats),
-            Action::LookForProgress { .. } => self.unanswered = Some(Question::Progress),
-            // No history has a start limit.
-            Action::LookWhoJoined { .. }
-            | Action::Pass { .. }
+            Action::LookWhoJoined { generation, local_ranks } => {
+                self.look_who_joined(*generation, local_ranks)
+            }
+            Action::CheckDevices { .. } => self.ask(Question::Devices),
+            Action::Reseat { .. } => self.ask(Question::Seats),
+            Action::LookForProgress { .. } => self.ask(Question::Progress),
+            Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }
             | Action::Say(_)
             | Action::Finish(_) => {}
         }
+    }
+
+    fn ask(&mut self, question: Question) {
+        self.unanswered = Some(question);
+        if self.setup.prompt {
+            self.answer(false, Some(self.setup.workers));
+        }
+    }
+
+    fn look_who_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
+        let age = self.book.life.began.map_or(Duration::ZERO, |began| self.now - began);
+        let has_joined =
+            |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
+        let asked = self.node.ours(generation).filter(|process| local_ranks.contains(&process.local_rank));
+        let missing = asked.filter(|process| !has_joined(process.local_rank));
+        let missing =
+            missing.map(|process| NotJoined { local_rank: process.local_rank, pid: process.pid }).collect();
+        self.queue.push_back(Input::JoinsSeen { generation, at: self.wall_clock(), missing });
     }
 
     fn start(&mut self, generation: Generation) {
@@ -338,6 +379,11 @@ impl<M: Machine> World<'_, M> {
         ]);
         self.turn()
     }
+}
+
+/// When a file was written.
+fn file(written: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + millis(written)
 }
 
 fn checkup(is_dead: bool) -> Checkup {

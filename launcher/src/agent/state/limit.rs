@@ -7,7 +7,6 @@ use nix::sys::signal::Signal;
 use super::{State, with_at};
 use crate::agent::message::{Action, Happening};
 use crate::agent::phase::{Phase, StopCause};
-use crate::agent::policy::Decision;
 use crate::spec::TimeLimit;
 
 /// When the time limit and its warning are due. Each strikes once.
@@ -107,8 +106,8 @@ impl State {
             }
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, .. } => {
-                self.timer.ended_it = matches!(self.decide(now, &failure), Decision::Restart { .. });
-                vec![self.finish_failed(Some(failure))]
+                let decision = self.decide(now, &failure);
+                self.carry_out(now, decision, failure)
             }
             Phase::Waiting { failure, .. } => {
                 self.timer.ended_it = true;

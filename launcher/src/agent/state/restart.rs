@@ -136,7 +136,7 @@ impl State {
         self.carry_out(now, decision, failure)
     }
 
-    fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
+    pub(super) fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
         match decision {
             Decision::Restart { at } if self.no_time_for_a_restart(at) => {
                 vec![self.finish_failed(Some(failure))]
@@ -161,6 +161,15 @@ impl State {
         }
     }
 
+    /// Somebody is still there who should not be: there is no restart, but a rule may say what the failure means.
+    pub(super) fn end_without_restart(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
+        let Some(failure) = failure else { return vec![self.finish_failed(None)] };
+        match self.decide(now, &failure) {
+            Decision::Restart { .. } => vec![self.finish_failed(Some(failure))],
+            decision => self.carry_out(now, decision, failure),
+        }
+    }
+
     /// A restart that the policy has allowed.
     pub(super) fn restart(&mut self, now: Instant) -> Vec<Action> {
         self.history.restarted(now, &self.rules.restart);
@@ -172,6 +181,7 @@ impl State {
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
+            (Persona::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
             (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }

@@ -50,6 +50,7 @@ impl State {
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
         let missing: Vec<LocalRank> = failure.not_joined.clone();
         let said = Action::Say(Happening::NotJoined { missing, limit, live: self.ours(&live) });
+        self.history.generation_never_met();
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         with_at(actions, 1, said)
     }

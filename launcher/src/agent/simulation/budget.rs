@@ -1,0 +1,231 @@
+//! What the restart policy allows, reckoned from the record of what happened and in another way than the machine does:
+//! it keeps all that ever was, and looks back on it.
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::LocalRank;
+
+use super::book::{Book, Cause, Life};
+use super::invariants::{LENIENCY, Turn, Verdict, must};
+use super::setup::{Policy, Rule, Wait, millis};
+use crate::agent::message::{Action, Happening, WorkerEnd};
+use crate::process::Exit;
+use crate::spec::restart::RuleAction;
+
+/// Instants are shares of what was asked for, and are not exact.
+const ROUNDING: Duration = Duration::from_millis(1);
+
+/// The generations that are over, and what came between them.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// How long each lived before it began to end.
+    lives: Vec<Duration>,
+    restarts: Vec<Instant>,
+    /// When the newest file was written, at each look.
+    files: Vec<Option<u32>>,
+}
+
+/// What follows a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// A restart within this time.
+    Restart { from: Instant, by: Instant },
+    /// Chance decides about the wait, and with it about the budget.
+    Either { from: Instant, by: Instant },
+    /// The job is over for this reason.
+    End(Why),
+}
+
+/// Why there is no restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    Stuck,
+    Rule(RuleAction),
+    NoProgress,
+    Budget,
+    /// Some device is dead, or there are no seats without it.
+    Devices,
+}
+
+impl Record {
+    pub(super) fn restarted(&mut self, life: &Life, now: Instant) {
+        self.lives.push(life.age());
+        self.restarts.push(now);
+    }
+
+    pub(super) fn saw(&mut self, written: Option<u32>) {
+        self.files.push(written);
+    }
+
+    /// The restarts since a generation that had lived for long enough, or since the first.
+    fn used(&self, policy: &Policy, age: Duration) -> usize {
+        let lives = self.lives.iter().copied().chain([age]);
+        let is_healthy = |life: Duration| policy.reset_after.is_some_and(|enough| life >= millis(enough));
+        lives
+            .enumerate()
+            .filter(|(_, life)| is_healthy(*life))
+            .last()
+            .map_or(self.restarts.len(), |(at, _)| self.restarts.len() - at)
+    }
+
+    /// Whether one more at this time is within the budget.
+    fn allows(&self, (policy, most): (&Policy, u32), age: Duration, at: Instant) -> bool {
+        let before = match policy.window {
+            Some(window) => {
+                self.restarts.iter().filter(|earlier| at.duration_since(**earlier) < millis(window)).count()
+            }
+            None => self.used(policy, age),
+        };
+        before < most as usize
+    }
+
+    /// The looks since the one that saw the newest file.
+    fn looks_without_progress(&self) -> u32 {
+        let newest = self.files.iter().max();
+        let since = self.files.iter().position(|file| Some(file) == newest).unwrap_or_default();
+        u32::try_from(self.files.len().saturating_sub(since + 1)).expect("few looks")
+    }
+}
+
+impl Wait {
+    /// The shortest and the longest that it may be after so many restarts.
+    fn after(&self, used: usize) -> (Duration, Duration) {
+        let grown = (0..used).fold(u64::from(self.delay) * 1_000, |wait, _| {
+            (wait * u64::from(self.factor) / 100).min(u64::from(self.cap) * 1_000)
+        });
+        let longest = grown.min(u64::from(self.cap) * 1_000);
+        let shortest = longest * u64::from(100 - self.jitter) / 100;
+        (Duration::from_micros(shortest), Duration::from_micros(longest))
+    }
+}
+
+impl Rule {
+    /// `own`: how it ended, where that was its own doing.
+    fn fits(&self, local_rank: LocalRank, own: Option<Exit>) -> bool {
+        let code = self.code.is_none_or(|code| own == Some(Exit::Code(i32::from(code))));
+        let is_of = |signal| matches!(own, Some(Exit::Signal { number, .. }) if number == signal as i32);
+        code && self.signal.is_none_or(is_of) && self.rank.is_none_or(|rank| rank == local_rank.0)
+    }
+}
+
+impl Turn<'_> {
+    /// What is due now, where a generation has failed and nobody of it is left.
+    pub(super) fn due(&self) -> Option<Due> {
+        let book = self.book;
+        let (local_rank, own) = blamed(self)?;
+        if matches!(self.cause(), Some(Cause::Stuck(_))) {
+            return Some(Due::End(Why::Stuck));
+        }
+        let policy = &book.setup.policy;
+        let rule = policy.rules.iter().flatten().find(|rule| rule.fits(local_rank, own));
+        if let Some(rule) = rule.filter(|rule| rule.then != RuleAction::Restart) {
+            return Some(Due::End(Why::Rule(rule.then)));
+        }
+        if policy.progress.is_some_and(|most| book.record.looks_without_progress() >= most) {
+            return Some(Due::End(Why::NoProgress));
+        }
+        let (base, age) = (self.decided_at(), book.life.age());
+        let wait = policy.wait.map(|wait| wait.after(book.record.used(policy, age))).unwrap_or_default();
+        let (from, by) = (base + wait.0, base + wait.1);
+        let allows = |at| book.record.allows((policy, book.setup.max_restarts), age, at);
+        Some(match (allows(from), allows(by)) {
+            (false, false) => Due::End(Why::Budget),
+            _ if book.life.is_without_devices => Due::End(Why::Devices),
+            (true, true) => Due::Restart { from, by },
+            _ => Due::Either { from, by },
+        })
+    }
+
+    /// When all was known on which the restart depends; now, where something is not yet.
+    fn decided_at(&self) -> Instant {
+        let life = &self.book.life;
+        let known = life.swept_at.filter(|_| self.book.open.is_none());
+        known.map_or(self.now, |swept| life.answered_at.map_or(swept, |answered| answered.max(swept)))
+    }
+
+    /// Whether a restart may come too late for the time limit, and whether it does so for certain.
+    pub(super) fn too_late(&self, due: Due) -> (bool, bool) {
+        let (Due::Restart { from, by } | Due::Either { from, by }, Some(end)) =
+            (due, self.book.time_is_up_at())
+        else {
+            return (false, false);
+        };
+        (end <= by + ROUNDING, end <= from.max(self.now))
+    }
+}
+
+/// The worker that a generation is said to have failed of, and how it ended where that was its own doing.
+fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
+    let said = turn.actions.iter().find_map(|action| match action {
+        Action::Say(Happening::GroupFailed { cause }) => Some(*cause),
+        _ => None,
+    });
+    let end = said.or(turn.book.life.group_failed)?;
+    let is_own = matches!(turn.cause(), Some(Cause::Failed(_))) && !is_of_the_stop(turn, &end);
+    Some((end.local_rank, is_own.then_some(end.exit)))
+}
+
+/// It ended when all were told to stop, and so that this may have been why.
+fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
+    let life = &turn.book.life;
+    let at = life.ends.iter().position(|other| other == end);
+    let is_later = at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
+    let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
+    let may_be_told = matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
+    is_later && (is_told || may_be_told)
+}
+
+impl Life {
+    /// How long it lived before it began to end; who have never met have not lived.
+    fn age(&self) -> Duration {
+        if matches!(self.cause, Some(Cause::NotJoined(_))) {
+            return Duration::ZERO;
+        }
+        self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began)
+    }
+}
+
+/// A restart is within the budget and comes in its time.
+pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
+    let (book, policy) = (turn.book, &turn.book.setup.policy);
+    let is_within = book.record.allows((policy, book.setup.max_restarts), book.life.age(), at);
+    must(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
+    let Some(Due::Restart { from, by } | Due::Either { from, by }) = turn.due() else { return Ok(()) };
+    must(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
+    must(at <= by + LENIENCY, || format!("{:?} after the back-off is over", at - by))
+}
+
+/// A restart that is waited for has a deadline.
+pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
+    let book = turn.book;
+    let asks = |action: &Action| {
+        matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
+    };
+    let moves = |action: &Action| matches!(action, Action::Start { .. } | Action::Finish(_)) || asks(action);
+    if book.finished || book.open.is_some() || turn.actions.iter().any(moves) {
+        return Ok(());
+    }
+    let Some(Due::Restart { by, .. } | Due::Either { by, .. }) = turn.due() else { return Ok(()) };
+    must(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
+        format!("the restart is due in {:?}, and nobody will wake", by.saturating_duration_since(turn.now))
+    })?;
+    must(turn.now <= by + LENIENCY, || format!("the restart is {:?} late", turn.now - by))
+}
+
+/// Every restart that the policy grants is made: a machine that never restarts keeps every budget.
+pub(super) fn grants_are_made(turn: &Turn<'_>) -> Verdict {
+    let Some(end) = turn.finish() else { return Ok(()) };
+    if turn.book.wish.is_some() || end.failure.is_none() || !turn.given_up().is_empty() {
+        return Ok(());
+    }
+    let Some(due @ Due::Restart { .. }) = turn.due() else { return Ok(()) };
+    must(turn.too_late(due).0, || format!("the job ends, where a restart was due: {:?}", turn.book.record))
+}
+
+impl Book {
+    /// What was seen in the job's folder.
+    pub(super) fn saw_files(&mut self) {
+        let newest = self.setup.newest_after(self.generation);
+        self.record.saw(newest);
+    }
+}

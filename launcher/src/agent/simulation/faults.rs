@@ -1,0 +1,164 @@
+//! What can be wrong with a machine.
+
+use nix::sys::signal::SigSet;
+
+use super::machine;
+use super::setup::{Setup, Wait};
+use crate::agent::state::State;
+
+/// What is wrong with a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// When one worker of a stop has ended, it takes all for gone.
+    StartsBesideTheOld,
+    /// Nobody kills what the old generation left behind.
+    LeavesLeftovers,
+    StartsTwice,
+    /// It does not wait until everything is ready.
+    StartsAtOnce,
+    CountsEndsTwice,
+    ForgetsAnEnd,
+    /// One success is everybody's.
+    DoesNotWait,
+    SwallowsTheKill,
+    KillsLate,
+    HasNoDeadline,
+    NeverGivesUp,
+    /// A signal that is for the workers stops them.
+    StopsForNothing,
+    LeavesLeftoversAtTheEnd,
+    BlamesTheLast,
+    /// Whom it stopped itself.
+    BlamesItsVictim,
+    /// When the user stops the job meanwhile.
+    ForgetsTheCause,
+    RestartsOnceTooOften,
+    ForgetsItsRestarts,
+    RestartsAfterAStop,
+    SpeaksAfterTheEnd,
+    PraisesAFailure,
+    /// The status of a later generation is another one.
+    RemembersThePast,
+    BelievesTheOld,
+    DeafWhileChecking,
+    DeafWhileStopping,
+    AsksOnceMore,
+    SignalsThePerson,
+    /// It fails at once of a signal that may be everybody's.
+    IgnoresTheWindow,
+    ClosesTheWindowEarly,
+    ClosesTheWindowLate,
+    /// Also where the launcher is told to stop in time.
+    BlamesTheSuspect,
+    IgnoresTheTimeLimit,
+    IgnoresTheStartLimit,
+    ForgivesTheMissing,
+    WarnsNobody,
+    /// The warning is a signal to stop.
+    WarningStops,
+    RestartsAfterTheTimeLimit,
+    HidesTheTimeLimit,
+    /// One more than there may be.
+    MiscountsTheWindow,
+    /// It looks back on half of it.
+    ForgetsTheWindow,
+    IgnoresTheBackoff,
+    /// Whatever the factor is.
+    WaitsAlwaysTheSame,
+    IgnoresTheCap,
+    /// Nothing wakes it when the wait is over.
+    OversleepsTheWait,
+    /// However short a generation lived.
+    ResetsForNothing,
+    /// However long a generation lived.
+    NeverResets,
+    NeverRestarts,
+    IgnoresTheRules,
+    NeverLooksForProgress,
+    /// It looks, and restarts whatever it saw.
+    IgnoresMissingProgress,
+    ForgetsToRequeue,
+}
+
+/// All of them, with the invariant that each breaks.
+pub(super) const FAULTS: [(Fault, &str); 51] = [
+    (Fault::StartsBesideTheOld, "1"),
+    (Fault::LeavesLeftovers, "1"),
+    (Fault::StartsTwice, "2"),
+    (Fault::StartsAtOnce, "2"),
+    (Fault::CountsEndsTwice, "3"),
+    (Fault::ForgetsAnEnd, "3"),
+    (Fault::DoesNotWait, "3"),
+    (Fault::SwallowsTheKill, "4"),
+    (Fault::KillsLate, "4"),
+    (Fault::HasNoDeadline, "4"),
+    (Fault::NeverGivesUp, "4"),
+    (Fault::StopsForNothing, "4"),
+    (Fault::LeavesLeftoversAtTheEnd, "4"),
+    (Fault::BlamesTheLast, "5"),
+    (Fault::BlamesItsVictim, "5"),
+    (Fault::ForgetsTheCause, "5"),
+    (Fault::RestartsOnceTooOften, "6"),
+    (Fault::ForgetsItsRestarts, "6"),
+    (Fault::RestartsAfterAStop, "7"),
+    (Fault::SpeaksAfterTheEnd, "7"),
+    (Fault::PraisesAFailure, "8"),
+    (Fault::RemembersThePast, "8"),
+    (Fault::BelievesTheOld, "9"),
+    (Fault::DeafWhileChecking, "10"),
+    (Fault::DeafWhileStopping, "10"),
+    (Fault::AsksOnceMore, "10"),
+    (Fault::SignalsThePerson, "left out"),
+    (Fault::IgnoresTheWindow, "window"),
+    (Fault::ClosesTheWindowEarly, "window"),
+    (Fault::ClosesTheWindowLate, "window"),
+    (Fault::BlamesTheSuspect, "5"),
+    (Fault::IgnoresTheTimeLimit, "limits"),
+    (Fault::IgnoresTheStartLimit, "limits"),
+    (Fault::ForgivesTheMissing, "limits"),
+    (Fault::WarnsNobody, "limits"),
+    (Fault::WarningStops, "4"),
+    (Fault::RestartsAfterTheTimeLimit, "7"),
+    (Fault::HidesTheTimeLimit, "8"),
+    (Fault::MiscountsTheWindow, "6"),
+    (Fault::ForgetsTheWindow, "6"),
+    (Fault::IgnoresTheBackoff, "6"),
+    (Fault::WaitsAlwaysTheSame, "6"),
+    (Fault::IgnoresTheCap, "6"),
+    (Fault::OversleepsTheWait, "6"),
+    (Fault::ResetsForNothing, "6"),
+    (Fault::NeverResets, "granted"),
+    (Fault::NeverRestarts, "granted"),
+    (Fault::IgnoresTheRules, "7"),
+    (Fault::NeverLooksForProgress, "7"),
+    (Fault::IgnoresMissingProgress, "7"),
+    (Fault::ForgetsToRequeue, "8"),
+];
+
+/// A machine that was told something else than what is asked for.
+pub(super) fn misled(fault: Fault, setup: &Setup) -> State {
+    let mut told = *setup;
+    let Setup { max_restarts, policy, .. } = &mut told;
+    match fault {
+        Fault::IgnoresTheTimeLimit => told.time_limit = None,
+        Fault::IgnoresTheStartLimit => told.start_limit = None,
+        Fault::WarnsNobody => told.warning = None,
+        Fault::MiscountsTheWindow => *max_restarts += u32::from(policy.window.is_some()),
+        Fault::ForgetsTheWindow => policy.window = policy.window.map(|window| window / 2),
+        Fault::IgnoresTheBackoff => policy.wait = None,
+        Fault::WaitsAlwaysTheSame => policy.wait = policy.wait.map(|wait| Wait { factor: 100, ..wait }),
+        Fault::IgnoresTheCap => policy.wait = policy.wait.map(|wait| Wait { cap: u32::MAX, ..wait }),
+        Fault::ResetsForNothing => policy.reset_after = policy.reset_after.map(|_| 0),
+        Fault::NeverResets => policy.reset_after = None,
+        Fault::NeverRestarts => *max_restarts = 0,
+        Fault::IgnoresTheRules => policy.rules = [None; 2],
+        Fault::NeverLooksForProgress => policy.progress = None,
+        Fault::IgnoresMissingProgress => policy.progress = policy.progress.map(|_| u32::MAX),
+        _ => {}
+    }
+    let mut real = machine(&told);
+    if fault == Fault::IgnoresTheWindow {
+        real.rules.stop_signals = SigSet::empty();
+    }
+    real
+}

@@ -1,0 +1,141 @@
+//! What the clock alone brings about: the window for signals that hit everybody, the time limit and its warning, and
+//! the start limit.
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::book::{Cause, WINDOW};
+use super::invariants::{LENIENCY, Turn, Verdict, must};
+use super::setup::{WARNING, millis};
+use crate::agent::message::{Action, Happening, Input};
+
+/// Nothing is done about it and nobody hears of it, until the launcher is told to stop, or the time is over.
+pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
+    let life = &turn.book.life;
+    let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
+        return Ok(());
+    };
+    let until = suspect.at + WINDOW;
+    let until = turn.book.time_is_up_at().map_or(until, |end| end.min(until));
+    let is_decided = turn.actions.iter().any(|action| match action {
+        Action::Pass { .. }
+        | Action::Say(Happening::TimeIsShort { .. } | Happening::StartedByHand { .. }) => false,
+        Action::Say(_)
+        | Action::Start { .. }
+        | Action::Signal { .. }
+        | Action::Look { .. }
+        | Action::LookWhoJoined { .. }
+        | Action::CheckDevices { .. }
+        | Action::Reseat { .. }
+        | Action::LookForProgress { .. }
+        | Action::Release { .. }
+        | Action::KillLeftovers { .. }
+        | Action::Finish(_) => true,
+    });
+    must(turn.now >= until || !is_decided, || {
+        format!("{suspect:?} may have got everybody's signal, and already: {:?}", turn.actions)
+    })?;
+    must(turn.now <= until + LENIENCY || is_decided, || format!("nobody decides about {suspect:?}"))
+}
+
+pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
+    if turn.book.began.is_none() || turn.book.finished {
+        return Ok(());
+    }
+    the_time_limit_strikes(turn)?;
+    the_warning_comes(turn)?;
+    the_start_limit_strikes(turn)?;
+    who_is_missing_has_failed(turn)
+}
+
+fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
+    let is_up = |action: &Action| matches!(action, Action::Say(Happening::TimeIsUp { .. }));
+    let is_said = turn.actions.iter().any(is_up);
+    let Some(end) = turn.book.time_is_up_at() else {
+        return must(!is_said, || "there is no time limit".to_owned());
+    };
+    must(!is_said || turn.now >= end, || format!("{:?} too early", end - turn.now))?;
+    if turn.now <= end + LENIENCY {
+        return Ok(());
+    }
+    let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
+    let is_stopped = turn.book.life.asked_at.is_some() || turn.actions.iter().any(tells);
+    let is_waited_for = turn.workers().any(|process| !process.is_known());
+    must(is_stopped && (is_waited_for || turn.finish().is_some()), || {
+        "the time limit is over, and the job goes on".to_owned()
+    })
+}
+
+fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
+    let book = turn.book;
+    let said =
+        turn.actions.iter().filter(|action| matches!(action, Action::Say(Happening::TimeIsShort { .. })));
+    let said = said.count();
+    let Some(warned_at) = book.warned_at() else {
+        return must(said == 0, || "nobody asked for a warning".to_owned());
+    };
+    if said > 0 {
+        must(said == 1 && !book.warned, || "warned twice".to_owned())?;
+        must(turn.now >= warned_at, || format!("warned {:?} too early", warned_at - turn.now))?;
+        let unwarned =
+            turn.workers().find(|process| process.is_alive() && !is_warned(turn, process.local_rank));
+        return must(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
+    }
+    // Who starts while the warning is due or later gets none.
+    let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
+    let is_undisturbed = turn.cause().is_none() && book.time_is_up_at().is_some_and(|end| turn.now < end);
+    let is_due = was_there && is_undisturbed && turn.now > warned_at + LENIENCY;
+    must(!is_due || book.warned, || "the warning is overdue".to_owned())
+}
+
+fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
+    turn.actions.iter().any(|action| match action {
+        Action::Pass { generation, local_ranks, signal } => {
+            *generation == turn.book.generation && *signal == WARNING && local_ranks.contains(&local_rank)
+        }
+        _ => false,
+    })
+}
+
+fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
+    let life = &turn.book.life;
+    let looks = turn.actions.iter().filter(|action| matches!(action, Action::LookWhoJoined { .. })).count();
+    let Some(join_by) = life.began.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
+    else {
+        return must(looks == 0, || "there is no start limit".to_owned());
+    };
+    if looks > 0 {
+        must(looks == 1 && !life.looked_who_joined, || "one look is enough".to_owned())?;
+        return must(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
+    }
+    let is_running = turn.cause().is_none() && life.suspect.is_none() && turn.finish().is_none();
+    let is_due = is_running && turn.now > join_by + LENIENCY;
+    must(!is_due || life.looked_who_joined, || "nobody looks who has joined".to_owned())
+}
+
+/// As long as nothing else has become of them.
+fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
+    let life = &turn.book.life;
+    let is_running = life.cause.is_none() && life.suspect.is_none();
+    let missing: Vec<LocalRank> = match turn.input {
+        Some(Input::JoinsSeen { missing, .. }) if is_running && !turn.stale => {
+            let is_there = |rank: LocalRank| turn.workers().any(|it| it.local_rank == rank && !it.is_known());
+            missing.iter().map(|it| it.local_rank).filter(|rank| is_there(*rank)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let told = turn.actions.iter().find_map(|action| match action {
+        Action::Say(Happening::NotJoined { missing, .. }) => Some(missing.as_slice()),
+        _ => None,
+    });
+    must(told.unwrap_or_default() == missing, || {
+        format!("{missing:?} have not joined, and it says {told:?}")
+    })?;
+    let is_told = |action: &Action| matches!(action, Action::Signal { signal: Signal::SIGTERM, .. });
+    must(missing.is_empty() || turn.actions.iter().any(is_told), || "nobody is told to stop".to_owned())?;
+    let is_named = matches!(turn.cause(), Some(Cause::NotJoined(first)) if missing.first() == Some(&first));
+    must(missing.is_empty() || is_named, || {
+        format!("{missing:?} have not joined, and it is {:?}", turn.cause())
+    })
+}

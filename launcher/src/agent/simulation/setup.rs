@@ -1,0 +1,280 @@
+//! What was asked for, and what the node is like, before anything happens on it.
+
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+
+use rankrun_contract::rank::{Generation, LocalRank, Rank};
+
+use super::history::Random;
+use crate::agent::rules::{Interrupt, Rules};
+use crate::agent::state::tests::rules;
+use crate::process::Exit;
+use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
+use crate::spec::{EarlyWarning, Persona, SignalSpec, TimeLimit, Unhealthy};
+
+pub(super) const MOST_WORKERS: u32 = 4;
+/// Of these generations it is said what was seen in the job's folder after them; after later ones what was seen last.
+const GENERATIONS: usize = 4;
+
+/// What was asked for, and what the node is like. Times are in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Setup {
+    pub(super) persona: Persona,
+    pub(super) workers: u32,
+    pub(super) max_restarts: u32,
+    pub(super) policy: Policy,
+    pub(super) grace: u32,
+    pub(super) time_limit: Option<u32>,
+    /// How long before the time limit the workers get SIGUSR2.
+    pub(super) warning: Option<u32>,
+    pub(super) start_limit: Option<u32>,
+    pub(super) stuck_limit: Option<u32>,
+    pub(super) interrupt: Interrupt,
+    pub(super) unhealthy: Option<Unhealthy>,
+    pub(super) left_out: Option<u32>,
+    /// How the workers take a signal to stop, by local rank.
+    pub(super) tempers: [Temper; MOST_WORKERS as usize],
+    /// How long after their start they join the store, where they do.
+    pub(super) joins: [Option<u32>; MOST_WORKERS as usize],
+    /// When the newest file was written that is seen after each generation.
+    pub(super) files: [Option<u32>; GENERATIONS],
+    /// In this generation the start fails at this local rank.
+    pub(super) start_fails: Option<(u32, u32)>,
+    /// How much later than asked for the machine is woken.
+    pub(super) late: u32,
+    /// Whether the first event comes before everything is ready.
+    pub(super) early: bool,
+    /// Whether what the machine wants to have looked at is answered at once, and all is well.
+    pub(super) prompt: bool,
+}
+
+/// When and after what there is a restart. Times are in milliseconds, shares in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Policy {
+    pub(super) window: Option<u32>,
+    pub(super) wait: Option<Wait>,
+    pub(super) reset_after: Option<u32>,
+    pub(super) rules: [Option<Rule>; 2],
+    pub(super) progress: Option<u32>,
+    /// Decides what is left to chance.
+    pub(super) seed: u64,
+}
+
+/// How long to wait before a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wait {
+    pub(super) delay: u32,
+    pub(super) factor: u32,
+    pub(super) cap: u32,
+    pub(super) jitter: u32,
+}
+
+/// What a kind of failure means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) code: Option<u8>,
+    pub(super) signal: Option<Signal>,
+    pub(super) rank: Option<u32>,
+    pub(super) then: RuleAction,
+}
+
+/// How a worker takes a signal to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Temper {
+    /// Dies of it, so many milliseconds later.
+    Obeys { after: u32 },
+    /// Writes an error file and dies of it, so many milliseconds later.
+    Complains { after: u32 },
+    /// Ends with a code of its own, so many milliseconds later.
+    Handles { after: u32, code: i32 },
+    /// Takes any but this one.
+    DeafTo(Signal),
+    /// Takes none.
+    Ignores,
+}
+
+pub(super) const fn millis(millis: u32) -> Duration {
+    Duration::from_millis(millis as u64)
+}
+
+impl Setup {
+    /// The simplest one.
+    pub(super) const PLAIN: Self = Self {
+        persona: Persona::Rankrun,
+        workers: 1,
+        max_restarts: 0,
+        policy: Policy::PLAIN,
+        grace: 1_000,
+        time_limit: None,
+        warning: None,
+        start_limit: None,
+        stuck_limit: None,
+        interrupt: Interrupt::Listed,
+        unhealthy: None,
+        left_out: None,
+        tempers: [Temper::Obeys { after: 0 }; MOST_WORKERS as usize],
+        joins: [Some(0); MOST_WORKERS as usize],
+        files: [None; GENERATIONS],
+        start_fails: None,
+        late: 0,
+        early: false,
+        prompt: true,
+    };
+
+    pub(super) fn random(random: &mut Random) -> Self {
+        let workers = 1 + random.below(MOST_WORKERS);
+        let left_out = random.one_in(5).then(|| random.below(workers));
+        let Self { mut tempers, mut joins, mut files, .. } = Self::PLAIN;
+        tempers.iter_mut().for_each(|temper| *temper = Temper::random(random));
+        joins.iter_mut().for_each(|joins| *joins = random.pick(&[Some(0), Some(0), Some(150), None]));
+        files.iter_mut().for_each(|file| *file = random.pick(&[None, Some(1), Some(2), Some(3)]));
+        let time_limit = random.one_in(4).then(|| random.pick(&[1, 500, 2_000, 10_000]));
+        Self {
+            persona: random.pick(&[Persona::Rankrun, Persona::Torchrun]),
+            workers,
+            max_restarts: random.below(4),
+            policy: if random.one_in(2) { Policy::random(random) } else { Policy::PLAIN },
+            grace: random.pick(&[0, 200, 1_000, 1_000, 30_000]),
+            time_limit,
+            warning: time_limit.and_then(|_| random.pick(&[None, Some(100), Some(1_000), Some(20_000)])),
+            start_limit: random.one_in(6).then(|| random.pick(&[1, 150, 1_000])),
+            stuck_limit: random.one_in(4).then(|| random.pick(&[5, 150, 400])),
+            interrupt: random.pick(&[Interrupt::Listed, Interrupt::Listed, Interrupt::Unlisted]),
+            unhealthy: random.pick(&[None, None, Some(Unhealthy::Refuse), Some(Unhealthy::Exclude)]),
+            left_out,
+            tempers,
+            joins,
+            files,
+            start_fails: random.one_in(6).then(|| (random.below(3), random.below(workers + 1))),
+            late: random.pick(&[0, 0, 1, 60]),
+            early: random.one_in(10),
+            prompt: random.one_in(2),
+        }
+    }
+
+    /// When the newest file was written that is seen after this generation.
+    pub(super) fn newest_after(&self, generation: Generation) -> Option<u32> {
+        self.files[(generation.0 as usize).min(GENERATIONS - 1)]
+    }
+
+    /// For the machine.
+    pub(super) fn rules(&self) -> Rules {
+        let limit = |time: u32| {
+            let warning = |before| EarlyWarning { signal: WARNING, before: millis(before) };
+            TimeLimit { limit: millis(time), warning: self.warning.map(warning) }
+        };
+        Rules {
+            restart: self.policy.for_the_machine(),
+            grace: millis(self.grace),
+            time_limit: self.time_limit.map(limit),
+            start_timeout: self.start_limit.map(millis),
+            stuck_limit: self.stuck_limit.map(millis),
+            stop_signals: self.stop_signals(),
+            interrupt: self.interrupt,
+            unhealthy: self.unhealthy,
+            left_out: self.left_out.map(LocalRank),
+            ..rules(self.workers, self.max_restarts, self.persona)
+        }
+    }
+
+    fn stop_signals(&self) -> SigSet {
+        match self.interrupt {
+            Interrupt::Listed => SignalSpec::torchrun().stop.into_iter().collect(),
+            Interrupt::Unlisted => SigSet::from(Signal::SIGTERM),
+        }
+    }
+
+    /// Whether a worker ended so that the launcher may be about to be told to stop.
+    pub(super) fn may_be_everybodys(&self, exit: Exit) -> bool {
+        let number = match exit {
+            Exit::Signal { number, .. } => number,
+            Exit::Code(code) => code - 128,
+        };
+        match self.interrupt {
+            Interrupt::Listed => [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT].contains(&number),
+            Interrupt::Unlisted => [libc::SIGTERM, libc::SIGINT].contains(&number),
+        }
+    }
+}
+
+/// What the workers get before the time limit.
+pub(super) const WARNING: Signal = Signal::SIGUSR2;
+
+impl Policy {
+    pub(super) const PLAIN: Self =
+        Self { window: None, wait: None, reset_after: None, rules: [None; 2], progress: None, seed: 0 };
+
+    fn random(random: &mut Random) -> Self {
+        Self {
+            window: random.one_in(3).then(|| random.pick(&[300, 1_500, 5_000])),
+            wait: random.one_in(2).then(|| Wait::random(random)),
+            reset_after: random.one_in(3).then(|| random.pick(&[1, 200, 1_000])),
+            rules: [(); 2].map(|()| random.one_in(3).then(|| Rule::random(random))),
+            progress: random.one_in(4).then(|| 1 + random.below(2)),
+            seed: u64::from(random.below(1_000)),
+        }
+    }
+
+    fn for_the_machine(&self) -> RestartPolicy {
+        let backoff = |wait: Wait| Backoff {
+            delay: millis(wait.delay),
+            factor: f64::from(wait.factor) / 100.0,
+            cap: millis(wait.cap),
+            jitter: f64::from(wait.jitter) / 100.0,
+        };
+        let rule = |rule: &Rule| {
+            let exit = rule.code.map(|code| [code].into_iter().collect());
+            let when = Conditions { exit, signal: rule.signal, rank: rule.rank.map(Rank), node: None };
+            RestartRule { when, then: rule.then }
+        };
+        RestartPolicy {
+            window: self.window.map(millis),
+            backoff: self.wait.map(backoff),
+            reset_after: self.reset_after.map(millis),
+            rules: self.rules.iter().flatten().map(rule).collect(),
+            progress: self.progress.map(|restarts| ProgressLimit { folder: "/checkpoints".into(), restarts }),
+        }
+    }
+}
+
+impl Wait {
+    fn random(random: &mut Random) -> Self {
+        Self {
+            delay: random.pick(&[0, 50, 1_000, 2_000]),
+            factor: random.pick(&[100, 200, 200]),
+            cap: random.pick(&[500, 1_000, 10_000]),
+            jitter: random.pick(&[0, 0, 50, 100]),
+        }
+    }
+}
+
+impl Rule {
+    fn random(random: &mut Random) -> Self {
+        let signals = [Signal::SIGTERM, Signal::SIGSEGV, Signal::SIGKILL];
+        let (code, signal) = match random.below(5) {
+            0 => (None, Some(random.pick(&signals))),
+            1 => (None, None),
+            _ => (Some(random.pick(&[1, 7, 143])), None),
+        };
+        Self {
+            code,
+            signal,
+            rank: random.one_in(4).then(|| random.below(MOST_WORKERS)),
+            then: random.pick(&RuleAction::WORDS).1,
+        }
+    }
+}
+
+impl Temper {
+    fn random(random: &mut Random) -> Self {
+        let after = random.pick(&[0, 0, 50, 700]);
+        match random.below(10) {
+            0..5 => Self::Obeys { after },
+            5 => Self::Complains { after },
+            6 | 7 => Self::Handles { after, code: random.pick(&[0, 1, 143]) },
+            8 => Self::DeafTo(random.pick(&[Signal::SIGTERM, Signal::SIGINT])),
+            _ => Self::Ignores,
+        }
+    }
+}
