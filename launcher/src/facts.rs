@@ -147,8 +147,13 @@ impl World for System {
 
     fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         // A pipe without a writer would keep us waiting.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is no file"));
+        let kind = std::fs::metadata(path)?.file_type();
+        if !kind.is_file() {
+            return Err(io::Error::other(if kind.is_dir() {
+                "it is a folder"
+            } else {
+                "it is no regular file"
+            }));
         }
         let mut bytes = Vec::new();
         File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;

@@ -1,6 +1,7 @@
 //! What was asked for: one `LaunchSpec`, whatever the grammar it was typed in. No trace of clap, no flags.
 
 pub mod restart;
+pub mod stop;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,6 +15,7 @@ use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::placement::Device;
 use crate::spec::restart::RestartPolicy;
+use crate::spec::stop::StopPolicy;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
 /// Where the workers meet unless the user named another address.
@@ -195,13 +197,6 @@ pub enum StoreHost {
     Agent,
     /// Worker rank 0, in each generation anew (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     Worker,
-}
-
-/// How a worker group is stopped: a signal to each process group, then SIGKILL after the grace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StopPolicy {
-    /// From the signal to SIGKILL.
-    pub grace: Duration,
 }
 
 /// What becomes of processes that outlive the workers of a job that succeeded. After any other end they are killed.
@@ -409,7 +404,7 @@ pub(crate) fn example() -> LaunchSpec {
         },
         max_restarts: RestartCount(0),
         restart: RestartPolicy::default(),
-        stop: StopPolicy { grace: Duration::from_secs(30) },
+        stop: StopPolicy { grace: Duration::from_secs(30), grace_for: stop::GraceFor::default() },
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         start_timeout: None,
         time_limit: None,

@@ -6,6 +6,7 @@
 mod bad_input;
 mod bad_workers;
 mod command_line;
+mod config;
 mod console;
 mod contract;
 mod devices;

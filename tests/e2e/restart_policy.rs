@@ -1,9 +1,8 @@
 //! The restart policy: rules, waits, windows, progress.
 
-use std::fs;
 use std::str::FromStr;
 
-use harness::{Launch, Name, Outcome, Scratch, field, only_ours};
+use harness::{Job, Launch, Name, Outcome, Scratch, field, only_ours, tell};
 use nix::sys::signal::Signal;
 
 /// The values of `key` in the lines that begin with the text, in order. (A summary repeats lines, but indented.)
@@ -14,35 +13,52 @@ fn values<T: FromStr>(outcome: &Outcome, text: &str, key: &str) -> Vec<T> {
 }
 
 /// The lives of rank 0.
-fn lives(outcome: &Outcome) -> Vec<u32> {
+pub(crate) fn lives(outcome: &Outcome) -> Vec<u32> {
     values(outcome, "alive rank=0", "life")
 }
 
-fn launch(workers: usize, options: &[&str]) -> Launch {
-    Launch::standalone(Name::Rankrun, workers).args(options.iter().copied())
+/// Our options under our own name, their variables under torchrun's.
+fn with(name: Name, workers: usize, max_restarts: &str, options: &[(&str, &str)]) -> Launch {
+    let launch = Launch::standalone(name, workers).args(["--max-restarts", max_restarts]);
+    options.iter().fold(launch, |launch, (option, value)| match name {
+        Name::Rankrun => launch.args([format!("--{option}"), (*value).to_owned()]),
+        Name::Torchrun | Name::Reference => {
+            launch.env(&format!("RANKRUN_{}", option.replace('-', "_").to_uppercase()), *value)
+        }
+    })
 }
 
+/// Each action, each condition.
 #[test]
 fn each_rule_decides_about_its_failures() {
-    if !only_ours() {
-        return;
-    }
-    let rules =
+    let actions =
         "exit=3:fail,exit=5:succeed,exit=7:restart,signal=KILL:restart,exit=8:requeue,exit=9:no-requeue";
-    for (end, status, seen, said) in [
-        ("exit=3", 3, &[0][..], "no restart, by the rule `exit=3:fail`"),
-        ("exit=5", 0, &[0], "the job is done, by the rule `exit=5:succeed`"),
-        ("exit=7", 0, &[0, 1], "starting all workers again (restart 1 of 2)"),
-        ("die=SIGKILL", 0, &[0, 1], "starting all workers again (restart 1 of 2)"),
-        ("exit=8", 75, &[0], "no restart, by the rule `exit=8:requeue`"),
-        ("exit=9", 78, &[0], "no restart, by the rule `exit=9:no-requeue`"),
-        ("exit=4", 0, &[0, 1], "starting all workers again (restart 1 of 2)"),
+    let conditions =
+        "exit=10-12/42:requeue,signal=9+rank=1:no-requeue,rank=1:succeed,exit=7+node=0:fail,any:requeue";
+    for (rules, rank, end, status, lived, said) in [
+        (actions, 0, "exit=3", 3, 1, "no restart, by the rule `exit=3:fail`"),
+        (actions, 0, "exit=5", 0, 1, "the job is done, by the rule `exit=5:succeed`"),
+        (actions, 0, "exit=7", 0, 2, ""),
+        (actions, 0, "die=SIGKILL", 0, 2, ""),
+        (actions, 0, "exit=8", 75, 1, "no restart, by the rule `exit=8:requeue`"),
+        (actions, 0, "exit=9", 78, 1, "no restart, by the rule `exit=9:no-requeue`"),
+        (actions, 0, "exit=4", 0, 2, ""),
+        (conditions, 0, "exit=11", 75, 1, "by the rule `exit=10-12/42:requeue`"),
+        (conditions, 1, "exit=42", 75, 1, "by the rule `exit=10-12/42:requeue`"),
+        (conditions, 1, "die=SIGKILL", 78, 1, "by the rule `signal=KILL+rank=1:no-requeue`"),
+        (conditions, 1, "exit=7", 0, 1, "by the rule `rank=1:succeed`"),
+        (conditions, 0, "exit=7", 7, 1, "by the rule `exit=7+node=0:fail`"),
+        (conditions, 0, "die=SIGKILL", 75, 1, "by the rule `any:requeue`"),
     ] {
-        let job = launch(2, &["--max-restarts", "2", "--restart-rules", rules]);
-        let ends = format!("rank0:life0:{end}");
-        let outcome = job.worker(["alive", &ends, "life0:forever"]).run();
-        outcome.exits(status).complains(said);
-        assert_eq!(lives(&outcome), seen, "{end}\n{outcome}");
+        for name in Name::both().iter().filter(|_| only_ours()) {
+            let job = with(*name, 2, "2", &[("restart-rules", rules)]);
+            let ends = format!("rank{rank}:life0:{end}");
+            let outcome = job.worker(["alive", &ends, "life0:forever"]).run();
+            let status = if said.ends_with("fail`") { name.code(status) } else { status };
+            outcome.exits(status).complains(said);
+            let last = values::<u32>(&outcome, "alive rank=", "life").into_iter().max();
+            assert_eq!(last, Some(lived - 1), "{name:?} {end}\n{outcome}");
+        }
     }
 }
 
@@ -58,142 +74,138 @@ fn rules_count_as_variables_under_the_name_torchrun() {
     assert_eq!(lives(&outcome), [0]);
 }
 
+/// From one start of the worker to the next, by its own clock.
 #[test]
 fn each_wait_is_longer_than_the_one_before() {
-    if !only_ours() {
-        return;
+    let names = || Name::both().iter().filter(|_| only_ours());
+    let start = |name: &Name| {
+        let options = [("restart-delay", "1s")];
+        with(*name, 1, "3", &options).worker(["clock", "env", "exit=4"]).start()
+    };
+    let jobs: Vec<Job> = names().map(start).collect();
+    for (job, name) in jobs.into_iter().zip(names()) {
+        let outcome = job.wait();
+        outcome.exits(name.code(4));
+        for (restart, wait) in [(1, 1), (2, 2), (3, 4)] {
+            let said = format!("in {wait}.0 s (restart {restart} of 3); a signal ends the wait");
+            outcome.complains(&said);
+        }
+        let starts: Vec<f64> = values(&outcome, "clock rank=0", "seconds");
+        let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        tell(&format!("{name:?}: waits of 1, 2 and 4 s took {gaps:.2?} s"));
+        assert_eq!(gaps.len(), 3, "{outcome}");
+        for (gap, least) in gaps.iter().zip([1.0, 2.0, 4.0]) {
+            // The kernel counts hundredths.
+            assert!(*gap >= least - 0.02, "{gaps:?}\n{outcome}");
+        }
+        let counters = |variable| values::<u32>(&outcome, "env0 TORCHELASTIC_", variable);
+        assert_eq!(counters("TORCHELASTIC_RESTART_COUNT"), [0, 1, 2, 3], "{outcome}");
+        assert_eq!(counters("TORCHELASTIC_MAX_RESTARTS"), [3; 4], "{outcome}");
     }
-    let options = ["--max-restarts", "3", "--restart-delay", "0.2s"];
-    let outcome = launch(1, &options).worker(["clock", "exit=4"]).run();
-    outcome
-        .exits(4)
-        .complains("starting all workers again in 0.2 s (restart 1 of 3); a signal ends the wait");
-    let starts: Vec<f64> = values(&outcome, "clock rank=0", "seconds");
-    let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert_eq!(gaps.len(), 3, "{outcome}");
-    for (gap, least) in gaps.iter().zip([0.2, 0.4, 0.8]) {
-        // The kernel counts hundredths.
-        assert!(*gap >= least - 0.02, "{gaps:?}\n{outcome}");
+}
+
+#[test]
+fn no_wait_is_longer_than_the_cap() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let options = [("restart-delay", "0.1"), ("restart-factor", "10"), ("restart-max-delay", "0.3")];
+        let outcome = with(*name, 1, "3", &options).worker(["alive", "exit=4"]).run();
+        outcome.exits(name.code(4));
+        for (restart, wait) in [(1, "0.1"), (2, "0.3"), (3, "0.3")] {
+            outcome.complains(&format!("in {wait} s (restart {restart} of 3)"));
+        }
     }
+}
+
+/// Jobs that failed together do not start together.
+#[test]
+fn chance_makes_waits_differ() {
+    let waits: Vec<f64> = Name::both()
+        .iter()
+        .cycle()
+        .take(if only_ours() { 4 } else { 0 })
+        .map(|name| {
+            let options = [("restart-delay", "10h"), ("restart-max-delay", "10h"), ("restart-jitter", "0.5")];
+            let job = with(*name, 1, "1", &options).worker(["exit=4"]).start();
+            job.text("; a signal ends the wait");
+            job.signal(Signal::SIGTERM);
+            let outcome = job.wait();
+            let line = outcome.err().lines().find(|line| line.contains("ends the wait")).map(str::to_owned);
+            let line = line.expect("it is said");
+            let wait = line.split_once(" in ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+            wait.expect("the wait is a number")
+        })
+        .collect();
+    assert!(waits.iter().all(|wait| (18_000.0..=36_000.0).contains(wait)), "{waits:?}");
+    assert!(waits.windows(2).all(|pair| pair[0].to_bits() != pair[1].to_bits()), "{waits:?}");
 }
 
 #[test]
 fn a_signal_ends_the_wait() {
-    if !only_ours() {
-        return;
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let job = with(*name, 1, "1", &[("restart-delay", "1h")]).worker(["alive", "exit=4"]).start();
+        job.text("in 3600.0 s (restart 1 of 1)");
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.exits(name.code(128 + 15));
+        assert_eq!(lives(&outcome), [0]);
     }
-    let options = ["--max-restarts", "1", "--restart-delay", "1h"];
-    let job = launch(1, &options).worker(["alive", "exit=4"]).start();
-    job.text("starting all workers again in 3600.0 s (restart 1 of 1)");
-    job.signal(Signal::SIGTERM);
-    let outcome = job.wait();
-    outcome.exits(128 + 15);
-    assert_eq!(lives(&outcome), [0]);
+}
+
+#[test]
+fn the_budget_is_over_the_whole_job() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let outcome = with(*name, 1, "2", &[]).worker(["alive", "exit=4"]).run();
+        outcome.exits(name.code(4));
+        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+    }
 }
 
 #[test]
 fn a_window_limits_restarts_within_it() {
-    if !only_ours() {
-        return;
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let outcome = with(*name, 1, "1", &[("restart-window", "1h")]).worker(["alive", "exit=4"]).run();
+        outcome.exits(name.code(4)).complains("no restart: 1 within 1h are used up");
+        assert_eq!(lives(&outcome), [0, 1]);
     }
-    let options = ["--max-restarts", "1", "--restart-window", "1h"];
-    let outcome = launch(1, &options).worker(["alive", "exit=4"]).run();
-    outcome.exits(4).complains("no restart: 1 within 1h are used up");
-    assert_eq!(lives(&outcome), [0, 1]);
+}
+
+/// Each life is longer than the window.
+#[test]
+fn what_has_left_the_window_does_not_count() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let steps = ["alive", "sleep-ms=200", "life<3:exit=4"];
+        let outcome = with(*name, 1, "1", &[("restart-window", "0.2")]).worker(steps).run();
+        outcome.exits(0);
+        assert_eq!(lives(&outcome), [0, 1, 2, 3], "{outcome}");
+    }
 }
 
 #[test]
 fn a_healthy_life_begins_anew_and_the_workers_count_on() {
-    if !only_ours() {
-        return;
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let steps = ["alive", "env", "sleep-ms=150", "life<3:exit=4"];
+        let outcome = with(*name, 1, "1", &[("restart-reset", "0.1")]).worker(steps).run();
+        outcome.exits(0);
+        assert_eq!(lives(&outcome), [0, 1, 2, 3], "{outcome}");
+        outcome.says("env0 TORCHELASTIC_RESTART_COUNT=3").says("env0 TORCHELASTIC_MAX_RESTARTS=1");
     }
-    let options = ["--max-restarts", "1", "--restart-reset", "0.1"];
-    let outcome = launch(1, &options).worker(["alive", "env", "sleep-ms=150", "life<3:exit=4"]).run();
-    outcome.exits(0);
-    assert_eq!(lives(&outcome), [0, 1, 2, 3], "{outcome}");
-    outcome.says("env0 TORCHELASTIC_RESTART_COUNT=3").says("env0 TORCHELASTIC_MAX_RESTARTS=1");
 }
 
 #[test]
 fn a_job_that_gets_nowhere_is_given_up() {
-    if !only_ours() {
-        return;
-    }
-    let scratch = Scratch::new();
-    let folder = scratch.folder("checkpoints", 0o777);
-    let options = ["--max-restarts", "9", "--progress-dir", &folder, "--progress-restarts", "2"];
-    let outcome = launch(1, &options).worker(["alive", "exit=4"]).run();
-    outcome.exits(4).complains("no restart: 2 restarts brought no newer file to");
-    assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let scratch = Scratch::new();
+        let folder = scratch.folder("checkpoints", 0o777);
+        let options = [("progress-dir", folder.as_str()), ("progress-restarts", "2")];
+        let outcome = with(*name, 1, "9", &options).worker(["alive", "exit=4"]).run();
+        outcome.exits(name.code(4)).complains("no restart: 2 restarts brought no newer file to");
+        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
 
-    // File times have steps of some milliseconds.
-    let writes = format!("touch={folder}/step-{{life}}");
-    let outcome = launch(1, &options).worker(["alive", "sleep-ms=30", &writes, "life<4:exit=4"]).run();
-    outcome.exits(0);
-    assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
-}
-
-/// Writes a configuration file and names it.
-fn configured(scratch: &Scratch, text: &str) -> Launch {
-    let path = scratch.at("rankrun.toml");
-    fs::write(&path, text).expect("the folder is ours");
-    Launch::new(Name::Rankrun).args(["--config", &path])
-}
-
-#[test]
-fn a_file_says_all_of_it() {
-    if !only_ours() {
-        return;
-    }
-    let scratch = Scratch::new();
-    let text = "[launch]\nstandalone = true\nnproc-per-node = 2\n[restart]\nmax-restarts = 3\ndelay = \"10ms\"\n\
-                [[restart.rules]]\nexit = 5\nrank = 0\nthen = \"succeed\"\n[[restart.rules]]\nexit = 5\nthen = \"fail\"\n";
-    let steps = ["alive", "rank0:life0:exit=7", "rank0:exit=5", "forever"];
-    let outcome = configured(&scratch, text).worker(steps).run();
-    outcome.exits(0).complains("in 0.0 s (restart 1 of 3)").complains("by the rule `exit=5+rank=0:succeed`");
-    assert_eq!(lives(&outcome), [0, 1], "{outcome}");
-
-    let options = ["--max-restarts", "0"];
-    let outcome = configured(&scratch, text).args(options).worker(steps).run();
-    outcome.exits(7);
-    assert_eq!(lives(&outcome), [0], "the command line comes first\n{outcome}");
-}
-
-#[test]
-fn a_file_in_the_working_folder_is_not_read() {
-    if !only_ours() {
-        return;
-    }
-    let scratch = Scratch::new();
-    fs::write(scratch.at("rankrun.toml"), "[restart]\nmax-restarts = 3\n").expect("the folder is ours");
-    let folder = scratch.folder(".", 0o777);
-    let outcome = launch(1, &[]).cwd(folder).worker(["alive", "life0:exit=4"]).run();
-    outcome.exits(4);
-    assert_eq!(lives(&outcome), [0], "{outcome}");
-}
-
-#[test]
-fn what_is_wrong_with_a_file_is_told_with_its_line() {
-    if !only_ours() {
-        return;
-    }
-    let scratch = Scratch::new();
-    for (text, said) in [
-        ("[restart]\nmax-restarts = 1\nwindows = \"1h\"\n", "line 3: `restart.windows` is no known key"),
-        ("[restart]\nmax-restarts = \"1\"\n", "line 2: `restart.max-restarts` is a text, not a whole number"),
-        (
-            "\n[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
-            "line 2: `restart.rules` has the rule `exit=0:fail`, which can never match",
-        ),
-        (
-            "[restart]\nmax-restarts = 0\ndelay = 1\n",
-            "line 3: `restart.delay` is given, but a `--max-restarts` above 0 is not",
-        ),
-        ("[restart\n", "line 1: "),
-    ] {
-        let outcome = configured(&scratch, text).worker(["alive"]).run();
-        outcome.exits(1).complains(said).complains("hint: ");
-        assert!(outcome.err().contains(&scratch.at("rankrun.toml")), "{outcome}");
-        assert_eq!(lives(&outcome), [0_u32; 0], "nothing starts\n{outcome}");
+        // File times have steps of some milliseconds.
+        let writes = format!("touch={folder}/step-{{life}}");
+        let outcome =
+            with(*name, 1, "9", &options).worker(["alive", "sleep-ms=30", &writes, "life<4:exit=4"]).run();
+        outcome.exits(0);
+        assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
     }
 }

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::agent::message::JobEnd;
 use crate::agent::{Agent, Interrupted, LAST_WORDS};
+use crate::spec::stop::StopReason;
 
 /// A wait that is longer says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
@@ -16,7 +17,8 @@ impl Agent<'_> {
     /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
     /// Where the job is to end anyway, by the user or its time limit, the grace is the limit: somebody may have stopped reading.
     pub(super) fn drain(&mut self, end: &JobEnd) -> Option<Signal> {
-        let grace = self.workers.spec().stop.grace.max(LAST_WORDS);
+        let reason = if end.time_limit.is_some() { StopReason::TimeLimit } else { StopReason::Signal };
+        let grace = self.workers.spec().stop.grace_of(reason).max(LAST_WORDS);
         let is_cut_short = end.stopped_by.is_some() || end.time_limit.is_some();
         let mut give_up = is_cut_short.then(|| Instant::now() + grace);
         let mut say_at = Some(Instant::now() + SILENT_WAIT);

@@ -92,7 +92,7 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
-    assert!(actions.contains(&Action::Say(Happening::Stopping { signal, told: signal, live })));
+    assert!(actions.contains(&Action::Say(Happening::Stopping { signal, told: signal, live, grace: GRACE })));
     assert_eq!(released(&actions), Some(Released::Stopped));
     let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));

@@ -222,6 +222,8 @@ pub enum Happening {
         end: WorkerEnd,
         /// The others that are alive.
         others: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
     },
     /// A worker sits in the kernel for too long, and all are being stopped.
     Stuck {
@@ -233,6 +235,8 @@ pub enum Happening {
         limit: Duration,
         /// All that are alive.
         live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
     },
     /// The start took too long, and all are being stopped.
     NotJoined {
@@ -242,6 +246,8 @@ pub enum Happening {
         limit: Duration,
         /// All that are alive.
         live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
     },
     /// The last worker of a generation that failed is gone.
     GroupFailed {
@@ -263,6 +269,8 @@ pub enum Happening {
         told: Signal,
         /// Who is alive.
         live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
     },
     /// The time limit will be over soon, and the workers get the signal that was asked for.
     TimeIsShort {
@@ -279,6 +287,8 @@ pub enum Happening {
         limit: Duration,
         /// Who is alive.
         live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
     },
     /// Workers that were asked to end are killed.
     Killing {

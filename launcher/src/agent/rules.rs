@@ -9,6 +9,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
 use crate::spec::restart::RestartPolicy;
+use crate::spec::stop::GraceFor;
 use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
 
 /// The rules of one launch.
@@ -19,7 +20,10 @@ pub struct Rules {
     pub(super) max_restarts: RestartCount,
     /// When and after what there is a restart.
     pub(super) restart: RestartPolicy,
+    /// From the signal to SIGKILL, where nothing is said for the cause of the stop.
     pub(super) grace: Duration,
+    /// What is said for single causes.
+    pub(super) grace_for: GraceFor,
     /// How long the whole job may take, where there is a limit.
     pub(super) time_limit: Option<TimeLimit>,
     /// Until when every worker has joined the store, where that is asked for.
@@ -56,6 +60,7 @@ impl Rules {
             max_restarts: spec.max_restarts,
             restart: spec.restart.clone(),
             grace: spec.stop.grace,
+            grace_for: spec.stop.grace_for,
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,
             stuck_limit: spec.stuck_limit,

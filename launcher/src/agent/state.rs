@@ -11,6 +11,7 @@
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod grace;
 mod halt;
 mod limit;
 mod restart;
@@ -33,6 +34,7 @@ use crate::agent::stuck::{Asleep, Watch};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::spec::Persona;
+use crate::spec::stop::StopReason;
 
 use limit::Timer;
 
@@ -224,8 +226,9 @@ impl State {
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
         let (end, others) = (failure.first, self.ours(&live));
-        let said = Action::Say(Happening::WorkerFailed { end, others });
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let grace = self.left_of_the_grace(now);
+        let said = Action::Say(Happening::WorkerFailed { end, others, grace });
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         with_at(actions, at, said)
@@ -245,9 +248,11 @@ impl State {
             asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: self.ours(&live) });
         let failure = self.failure(asleep.not_yet_ended(at), Manner::Stuck { dwell });
+        let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let grace = self.left_of_the_grace(now);
+        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: ours, grace });
         with_at(actions, 1, said)
     }
 
@@ -268,15 +273,17 @@ impl State {
                 })]
             }
             Phase::Running { live } | Phase::Undecided { live, .. } => {
-                let said = self.stopping(signal, &live);
+                let ours = live.clone();
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
+                let said = self.stopping(now, signal, &ours);
                 with_at(actions, 1, said)
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
                 if again {
                     return self.kill(now, (live, cause), Impatience::SecondSignal);
                 }
-                let kill_at = kill_at.min(now + self.rules.grace);
+                // It never gives more time than they have.
+                let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
                 if told_before {
                     // One wish that came by two ways: a scheduler signals guard and agent alike.
                     self.phase =
@@ -284,13 +291,12 @@ impl State {
                     return Vec::new();
                 }
                 let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
-                let said = self.stopping(signal, &live);
-                let told = self.signal(&live, self.rules.for_workers(signal));
+                let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
                 self.phase = Phase::Stopping { live, cause, stage };
-                vec![told, said]
+                vec![told, self.stopping(now, signal, &ours)]
             }
             Phase::Checking { failure, .. } | Phase::Waiting { failure, .. } => {
-                vec![self.stopping(signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
+                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;
@@ -299,9 +305,9 @@ impl State {
         }
     }
 
-    fn stopping(&self, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
-        let told = self.rules.for_workers(signal);
-        Action::Say(Happening::Stopping { signal, told, live: self.ours(live) })
+    fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
+        let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
+        Action::Say(Happening::Stopping { signal, told, live: self.ours(live), grace })
     }
 
     /// A signal that stops nothing goes to whoever is alive, and not to their groups: a loader or a shell's helper
@@ -363,7 +369,7 @@ impl State {
         }
     }
 
-    /// The one stop story: the signal to each process group, and SIGKILL after the grace.
+    /// The one stop story: the signal to each process group, and SIGKILL after the cause's grace.
     fn stop(
         &mut self,
         now: Instant,
@@ -379,7 +385,8 @@ impl State {
             return released.into_iter().chain(self.stopped(now, cause)).collect();
         }
         let told = self.signal(&live, signal);
-        let stage = Stage::Asked { signal, kill_at: now + self.rules.grace };
+        let grace = self.grace(self.reason_of(now, &cause));
+        let stage = Stage::Asked { signal, kill_at: now + grace };
         self.phase = Phase::Stopping { live, cause, stage };
         [told].into_iter().chain(released).collect()
     }

@@ -10,10 +10,13 @@ use crate::agent::failure::Testimony;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::spec::restart::RestartPolicy;
+use crate::spec::stop::GraceFor;
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "checking_tests.rs"]
 mod checking;
+#[path = "grace_tests.rs"]
+mod grace_tests;
 #[path = "halt_tests.rs"]
 mod halts;
 #[path = "left_out_tests.rs"]
@@ -45,6 +48,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules 
         max_restarts: RestartCount(max_restarts),
         restart: RestartPolicy::default(),
         grace: GRACE,
+        grace_for: GraceFor::default(),
         start_timeout: None,
         time_limit: None,
         stuck_limit: None,

@@ -1,8 +1,8 @@
 //! `--config PATH`: settings from a file, below the command line and the variables.
 //!
 //! A file is read only where somebody names it: one that merely lies in the working folder must not change what runs.
-//! `[launch]` takes every option by its long name, `[restart]` and `[stop]` are shorter names for theirs, and each
-//! `[[restart.rules]]` is one rule. What is known of a value is checked here, with its line; what it means is decided
+//! `[launch]` takes every option by its long name, `[restart]` and `[stop]` are shorter names for theirs, each
+//! `[[restart.rules]]` is one rule, and `[stop.grace-for]` has a grace for each cause of a stop. What is known of a value is checked here, with its line; what it means is decided
 //! where the option's is.
 
 use std::borrow::Cow;
@@ -15,15 +15,18 @@ use toml::de::{DeTable, DeValue};
 use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin, nearest_of};
 use super::option::{Kind, OptionRow};
 use super::run::{
-    self, CONFIG, GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER,
-    RESTART_MAX_DELAY, RESTART_RESET, RESTART_RULES, RESTART_WINDOW, VERBOSE, VERSION,
+    self, CONFIG, GRACE, LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR,
+    RESTART_JITTER, RESTART_MAX_DELAY, RESTART_RESET, RESTART_RULES, RESTART_WINDOW, VERBOSE, VERSION,
 };
 use super::settings::{Setting, Settings};
-use super::torchrun::{self, HELP, MAX_RESTARTS, PRINT_COMPLETION};
+use super::torchrun::{self, HELP, MAX_RESTARTS, PRINT_COMPLETION, SHUTDOWN_TIMEOUT};
 use crate::facts::Facts;
+use crate::spec::stop::GraceCause;
 
 /// More than any such file has.
 const MOST_BYTES: u64 = 1 << 20;
+/// What is longer is no key of ours.
+const LONGEST_KEY: usize = 60;
 /// They ask for something else than a launch.
 const NOT_HERE: [&OptionRow; 4] = [&HELP, &PRINT_COMPLETION, &VERSION, &CONFIG];
 const RESTART: [(&str, &OptionRow); 9] = [
@@ -37,7 +40,8 @@ const RESTART: [(&str, &OptionRow); 9] = [
     ("progress-dir", &PROGRESS_DIR),
     ("progress-restarts", &PROGRESS_RESTARTS),
 ];
-const STOP: [(&str, &OptionRow); 1] = [("grace", &GRACE)];
+const STOP: [(&str, &OptionRow); 2] = [("grace", &GRACE), ("leftover", &LEFTOVER_GRACE)];
+const GRACE_FOR: &str = "grace-for";
 const TABLES: [&str; 3] = ["launch", "restart", "stop"];
 const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
 
@@ -46,6 +50,7 @@ const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
 pub(super) struct Config {
     values: Vec<(&'static OptionRow, Setting<OsString>)>,
     rules: Vec<Setting<String>>,
+    graces: Vec<(GraceCause, Setting<String>)>,
 }
 
 impl Config {
@@ -57,6 +62,11 @@ impl Config {
     /// The rules about restarts, as `--restart-rules` has them.
     pub(super) fn rules(&self) -> &[Setting<String>] {
         &self.rules
+    }
+
+    /// The graces of single causes, as `--grace` has its own.
+    pub(super) fn graces(&self) -> &[(GraceCause, Setting<String>)] {
+        &self.graces
     }
 }
 
@@ -72,8 +82,13 @@ pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, Cli
         .world()
         .whole_file(&path, MOST_BYTES)
         .map_err(|problem| fail(ConfigProblem::Unreadable(problem.to_string())))?;
-    let text = String::from_utf8(bytes).map_err(|_| fail(ConfigProblem::NotUnicode))?;
-    Ok(parse(&value, &text)?)
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(parse(&value, text)?),
+        Err(error) => {
+            let at = Some((line_of(&bytes, error.valid_up_to()), String::new()));
+            Err(ConfigError { at, ..fail(ConfigProblem::NotUnicode) }.into())
+        }
+    }
 }
 
 fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
@@ -83,7 +98,11 @@ fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
         Ok(document) => reader.document(document.get_ref())?,
         Err(error) => {
             let at = error.span().map(|span| (reader.line(span.start), String::new()));
-            let problem = ConfigProblem::Syntax(error.message().replace('\n', ", "));
+            let key = error.span().and_then(|span| key_near(text, span.start));
+            let what = error.message().replace('\n', ", ");
+            // Without a place, as with a depth that nobody writes.
+            let what = if at.is_none() { format!("is no TOML: {what}") } else { what };
+            let problem = ConfigProblem::Syntax { key, what };
             return Err(ConfigError { path: reader.path, at, problem });
         }
     }
@@ -93,6 +112,21 @@ fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
 /// A key, and what stands behind it.
 type Entry<'a> = (&'a Spanned<Cow<'a, str>>, &'a Spanned<DeValue<'a>>);
 
+/// Lines count from 1.
+fn line_of(text: &[u8], at: usize) -> usize {
+    let before = text.get(..at).unwrap_or_default();
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// The key or table of the line in which something is wrong, as far as there is one.
+fn key_near(text: &str, at: usize) -> Option<String> {
+    let start = text.get(..at)?.rfind('\n').map_or(0, |before| before + 1);
+    let line = text.get(start..)?.lines().next()?;
+    let key = line.split(['=', '#']).next()?.trim().trim_matches(['[', ']']).trim();
+    let is_key = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    (!key.is_empty() && key.len() <= LONGEST_KEY && key.chars().all(is_key)).then(|| key.to_owned())
+}
+
 struct Reader<'a> {
     path: String,
     text: &'a str,
@@ -100,10 +134,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Lines count from 1.
     fn line(&self, at: usize) -> usize {
-        let before = self.text.as_bytes().get(..at).unwrap_or_default();
-        before.iter().filter(|byte| **byte == b'\n').count() + 1
+        line_of(self.text.as_bytes(), at)
     }
 
     fn error(&self, key: &str, at: usize, problem: ConfigProblem) -> ConfigError {
@@ -133,6 +165,7 @@ impl Reader<'_> {
                     "launch" => self.launch(entry)?,
                     "restart" if entry.0.get_ref() == "rules" => self.rules(entry)?,
                     "restart" => self.short("restart", &RESTART, entry)?,
+                    _ if entry.0.get_ref().replace('_', "-") == GRACE_FOR => self.graces(entry)?,
                     _ => self.short("stop", &STOP, entry)?,
                 }
             }
@@ -141,7 +174,8 @@ impl Reader<'_> {
     }
 
     fn unknown(&self, table: &str, key: &Spanned<Cow<'_, str>>, known: &[&str]) -> ConfigError {
-        let nearest = nearest_of(key.get_ref(), known.iter().copied()).map(str::to_owned);
+        let written = key.get_ref().replace('_', "-");
+        let nearest = nearest_of(&written, known.iter().copied()).map(str::to_owned);
         let known =
             if known.len() < 12 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
         let name =
@@ -172,7 +206,7 @@ impl Reader<'_> {
             Some((_, row)) => self.value(table, row, entry),
             None => {
                 let mut known: Vec<&str> = rows.iter().map(|(short, _)| *short).collect();
-                known.extend((table == "restart").then_some("rules"));
+                known.push(if table == "restart" { "rules" } else { GRACE_FOR });
                 Err(self.unknown(table, entry.0, &known))
             }
         }
@@ -185,7 +219,12 @@ impl Reader<'_> {
         (key, value): Entry<'_>,
     ) -> Result<(), ConfigError> {
         let (name, at) = (format!("{table}.{}", key.get_ref()), key.span().start);
-        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(row) {
+        // Two names of one value.
+        let twins: &[&OptionRow] =
+            if [&GRACE, &SHUTDOWN_TIMEOUT].contains(&row) { &[&GRACE, &SHUTDOWN_TIMEOUT] } else { &[row] };
+        if let Some(Setting { origin: Origin::File(place), .. }) =
+            twins.iter().find_map(|twin| self.config.find(twin))
+        {
             let FilePlace { line, key: before, .. } = *place;
             return Err(self.error(&name, at, ConfigProblem::Twice { line, key: before }));
         }
@@ -200,6 +239,34 @@ impl Reader<'_> {
         }
         let setting = Setting { origin: self.origin(&name, at), value: text.into() };
         self.config.values.push((row, setting));
+        Ok(())
+    }
+
+    fn graces(&mut self, (key, value): Entry<'_>) -> Result<(), ConfigError> {
+        let name = format!("stop.{}", key.get_ref());
+        let DeValue::Table(table) = value.get_ref() else {
+            let expected = "a table, as in `[stop.grace-for]`";
+            let problem = ConfigProblem::WrongType { is: kind_of(value), expected };
+            return Err(self.error(&name, key.span().start, problem));
+        };
+        for (key, value) in table {
+            let (said, at) = (key.get_ref().replace('_', "-"), key.span().start);
+            let Some(cause) = GraceCause::ALL.into_iter().find(|cause| cause.key() == said) else {
+                return Err(self.unknown(&name, key, &GraceCause::ALL.map(GraceCause::key)));
+            };
+            let name = format!("{name}.{}", key.get_ref());
+            if let Some((_, Setting { origin: Origin::File(place), .. })) =
+                self.config.graces.iter().find(|(known, _)| *known == cause)
+            {
+                let (line, key) = (place.line, place.key.clone());
+                return Err(self.error(&name, at, ConfigProblem::Twice { line, key }));
+            }
+            let Some(text) = in_words(&GRACE, value.get_ref()) else {
+                let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(&GRACE) };
+                return Err(self.error(&name, at, problem));
+            };
+            self.config.graces.push((cause, Setting { origin: self.origin(&name, at), value: text }));
+        }
         Ok(())
     }
 
@@ -307,6 +374,7 @@ fn kind_of(value: &Spanned<DeValue<'_>>) -> &'static str {
         DeValue::Integer(_) => "a whole number",
         DeValue::Float(_) => "a number with a fraction",
         DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(moment) if moment.date.is_none() => "a time of day",
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",

@@ -5,10 +5,12 @@
 
 use std::fmt;
 
+pub use clash::Clash;
 pub use config::{ConfigError, ConfigProblem};
 pub use device::DeviceError;
+pub use expected::Expected;
 pub use rule::RuleProblem;
-pub use setting::{ConfProblem, EntrypointProblem, Expected, SettingError};
+pub use setting::{ConfProblem, EntrypointProblem, SettingError};
 
 use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};
@@ -16,8 +18,10 @@ use super::torchrun;
 use crate::exit_code;
 use crate::spec::Persona;
 
+mod clash;
 mod config;
 mod device;
+mod expected;
 mod rule;
 mod setting;
 

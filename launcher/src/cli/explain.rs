@@ -13,12 +13,13 @@ use super::error::{CliError, Origin, UsageError};
 use super::grammar::{Given, Parsed, parse, tables};
 use super::option::{Kind, OptionRow};
 use super::python_text::parse_int;
-use super::run::RESTART_RULES;
-use super::settings::Settings;
-use super::torchrun::ROLE;
+use super::run::{GRACE, RESTART_RULES};
+use super::settings::{Setting, Settings};
+use super::torchrun::{ROLE, SHUTDOWN_TIMEOUT};
 use super::{Command, Launch, command};
 use crate::facts::Facts;
 use crate::spec::Persona;
+use crate::spec::stop::GraceCause;
 
 /// The word that asks for an explanation, only in the first place and only under our own name.
 pub(super) const WORD: &str = "explain";
@@ -84,6 +85,11 @@ impl Origins {
             }
         }
         let typed = given.iter().filter(|given| says_something(given.row, &given.value));
+        let grace = settings.find(&GRACE).or_else(|| settings.find(&SHUTDOWN_TIMEOUT));
+        if grace.is_none_or(|grace| grace.is_of_file()) {
+            let of_file = |(cause, said): &(GraceCause, Setting<_>)| (cause.setting(), said.origin.clone());
+            by_file.extend(config.graces().iter().map(of_file));
+        }
         if let Some(rule) = config.rules().first() {
             by_file.push((RESTART_RULES.long, rule.origin.clone()));
         }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::error::{CliError, Expected, SettingError};
+use super::contradiction::{clash, shown};
+use super::error::{Clash, CliError, Expected, SettingError};
 use super::notice::Notice;
 use super::resolve::refused;
 use super::run::{START_TIMEOUT, TIME_LIMIT, WARN_SIGNAL};
@@ -35,22 +36,24 @@ pub(super) fn resolve_time_limit(
     notices: &mut Vec<Notice>,
 ) -> Result<Option<TimeLimit>, CliError> {
     let warning = settings.text(&WARN_SIGNAL)?;
-    let Some(Setting { value: limit, .. }) = time(settings, &TIME_LIMIT, Expected::Time)? else {
+    let Some(limit) = time(settings, &TIME_LIMIT, Expected::Time)? else {
         return match warning {
             None => Ok(None),
             Some(Setting { origin, .. }) => Err(SettingError::NoTimeLimit { origin }.into()),
         };
     };
     let Some(Setting { origin, value }) = warning else {
-        return Ok(Some(TimeLimit { limit, warning: None }));
+        return Ok(Some(TimeLimit { limit: limit.value, warning: None }));
     };
     let Some(warning) = parse_warning(&value) else {
         return Err(refused(origin, value, Expected::WarnSignal));
     };
-    if warning.before >= limit {
-        notices.push(Notice::WarnedAtStart { origin, value, limit });
+    if warning.before >= limit.value {
+        let said = Setting { origin: origin.clone(), value: &value };
+        clash(said, shown(&limit), Clash::WarnedAtStart)?;
+        notices.push(Notice::WarnedAtStart { origin, value, limit: limit.value });
     }
-    Ok(Some(TimeLimit { limit, warning: Some(warning) }))
+    Ok(Some(TimeLimit { limit: limit.value, warning: Some(warning) }))
 }
 
 /// `USR1`, `SIGUSR1@120`, `TERM@5m`.
@@ -147,12 +150,17 @@ mod tests {
 
     #[test]
     fn a_warning_longer_than_the_limit_is_said() {
-        let (found, said) = limit(&["rankrun", "--time-limit=30", "--warn-signal=USR1@1m"], &[]).unwrap();
+        let both = limit(&["rankrun", "--time-limit=30", "--warn-signal=USR1@1m"], &[]).unwrap_err();
+        let text = "`--warn-signal` is `USR1@1m`, and `--time-limit` is `30s`: the workers would be warned at their start";
+        assert!(both.contains(text), "one person wrote both: {both}");
+        assert!(limit(&["rankrun", "--time-limit=60", "--warn-signal=USR1"], &[]).is_err());
+        let for_all = [("RANKRUN_WARN_SIGNAL", "USR1@1m")];
+        let (found, said) = limit(&["rankrun", "--time-limit=30"], &for_all).unwrap();
         assert_eq!(found.unwrap().warning.unwrap().before, Duration::from_secs(60));
         assert_eq!(
             said,
             [
-                "`--warn-signal` is `USR1@1m`, and the time limit is 30s: the workers get the signal at the start"
+                "`RANKRUN_WARN_SIGNAL` is `USR1@1m`, and the time limit is 30s: the workers get the signal at the start"
             ]
         );
     }

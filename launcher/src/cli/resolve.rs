@@ -9,6 +9,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::by_hand::resolve_left_out;
 use super::config;
+use super::contradiction::refuse_clashes;
 use super::devices::resolve_devices;
 use super::entrypoint::resolve_entrypoint;
 use super::error::{CliError, Expected, Origin, SettingError};
@@ -20,21 +21,15 @@ use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::resolve_restart;
-use super::run::{GRACE, LEFTOVER_GRACE, STDIN, VERBOSE};
+use super::run::{STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
-use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, SHUTDOWN_TIMEOUT, START_METHOD};
+use super::stop::{resolve_leftovers, resolve_stop};
+use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::{LaunchSpec, LeftoverPolicy, Persona, Seat, StdinPolicy, StopPolicy, WorkerDefaults};
+use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
 
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// What uploads at the end of a run is done by then, or says that it wants to stay.
-const DEFAULT_LEFTOVER_GRACE: Duration = Duration::from_secs(30);
-/// Longer than any job, and short enough to be added to any instant.
-const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// torch's default for `--shutdown-timeout`.
-const SHUTDOWN_TIMEOUT_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
 const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
@@ -60,7 +55,7 @@ pub(super) fn resolve(
     let verbosity = resolve_verbosity(&settings, &mut notices)?;
     let max_restarts = resolve_max_restarts(&settings)?;
     check_monitor_interval(&settings)?;
-    let grace = resolve_grace(&settings)?;
+    refuse_clashes(&settings)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
     let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
@@ -87,7 +82,7 @@ pub(super) fn resolve(
         rendezvous,
         max_restarts,
         restart,
-        stop: StopPolicy { grace },
+        stop: resolve_stop(&settings)?,
         leftovers: resolve_leftovers(&settings)?,
         start_timeout,
         time_limit,
@@ -218,55 +213,6 @@ fn check_monitor_interval(settings: &Settings<'_>) -> Result<(), CliError> {
             Err(refused(origin, value, Expected::Interval))
         }
         _ => Ok(()),
-    }
-}
-
-/// The last of `--shutdown-timeout` and `--grace`, then our variable, then torchrun's two.
-fn resolve_grace(settings: &Settings<'_>) -> Result<Duration, CliError> {
-    let last =
-        settings.given.iter().rev().find(|given| given.row == &GRACE || given.row == &SHUTDOWN_TIMEOUT);
-    let ours = settings.float(&GRACE)?;
-    let torch = settings.int(&SHUTDOWN_TIMEOUT)?;
-    #[expect(clippy::cast_precision_loss, reason = "whole seconds beyond 2^53 are cut to the longest grace")]
-    let torch = torch.map(|Setting { origin, value }| Setting { origin, value: value as f64 });
-    let found = match last {
-        Some(given) if given.row == &SHUTDOWN_TIMEOUT => torch,
-        // A variable counts before a file, whichever of the two options it is.
-        None if ours.as_ref().is_some_and(Setting::is_of_file) => match torch {
-            Some(torch) if !torch.is_of_file() => Some(torch),
-            _ => ours,
-        },
-        _ => ours.or(torch),
-    };
-    let Setting { origin, value } = match (found, settings.facts.variable(SHUTDOWN_TIMEOUT_VARIABLE)) {
-        (Some(found), _) => found,
-        (None, None) => return Ok(DEFAULT_GRACE),
-        (None, Some(text)) => {
-            let origin = Origin::Variable(SHUTDOWN_TIMEOUT_VARIABLE.to_owned());
-            match text.to_str().filter(|text| parse_int(text).is_some()).and_then(parse_float) {
-                Some(value) => Setting { origin, value },
-                None => return Err(refused(origin, text.to_string_lossy(), Expected::Duration)),
-            }
-        }
-    };
-    if value.is_nan() || value < 0.0 {
-        return Err(refused(origin, value, Expected::Duration));
-    }
-    Ok(Duration::try_from_secs_f64(value).unwrap_or(LONGEST_GRACE).min(LONGEST_GRACE))
-}
-
-/// Under the name torchrun whoever outlives the workers is left alone, unless our variable says how long.
-fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
-    match (settings.float(&LEFTOVER_GRACE)?, settings.persona) {
-        (Some(Setting { origin, value }), _) if value.is_nan() || value < 0.0 => {
-            Err(refused(origin, value, Expected::Duration))
-        }
-        (Some(Setting { value, .. }), _) => {
-            let grace = Duration::try_from_secs_f64(value).unwrap_or(LONGEST_GRACE).min(LONGEST_GRACE);
-            Ok(LeftoverPolicy::End { grace })
-        }
-        (None, Persona::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
-        (None, Persona::Torchrun) => Ok(LeftoverPolicy::Keep),
     }
 }
 

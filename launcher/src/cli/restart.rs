@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
 
+use super::contradiction::{are_side_by_side, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
 use super::option::OptionRow;
 use super::resolve::refused;
@@ -58,27 +59,13 @@ fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A variable may be there for all jobs of a user, whatever each of them says.
-fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
-    match origin {
-        Origin::Variable(_) => Ok(()),
-        origin => Err(SettingError::WithoutEffect { origin, missing }.into()),
-    }
-}
-
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
     let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
     let cap = time(settings, &RESTART_MAX_DELAY, Expected::Time)?;
     let factor = number(settings, &RESTART_FACTOR, Expected::Factor, |factor| factor >= 1.0)?;
     let jitter = number(settings, &RESTART_JITTER, Expected::Share, |share| (0.0..=1.0).contains(&share))?;
-    let Some(delay) = delay.map(|delay| delay.value) else {
-        for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
-            if let Some(Setting { origin, .. }) = settings.find(row) {
-                without_effect(origin, "`--restart-delay`")?;
-            }
-        }
-        return Ok(None);
-    };
+    refuse_without_delay(settings, delay.as_ref())?;
+    let Some(delay) = delay.map(|delay| delay.value) else { return Ok(None) };
     if let Some(Setting { origin, value }) = &cap
         && *value < delay
     {
@@ -89,6 +76,21 @@ fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError>
     let factor = factor.unwrap_or(DEFAULT_FACTOR);
     let jitter = jitter.unwrap_or(0.0);
     Ok((!delay.is_zero()).then_some(Backoff { delay, factor, cap, jitter }))
+}
+
+/// A wait that there is not cannot grow.
+fn refuse_without_delay(settings: &Settings<'_>, delay: Option<&Setting<Duration>>) -> Result<(), CliError> {
+    for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
+        let Some(Setting { origin, .. }) = settings.find(row) else { continue };
+        match delay {
+            None => without_effect(origin, "`--restart-delay`")?,
+            Some(delay) if delay.value.is_zero() && are_side_by_side(&delay.origin, &origin) => {
+                without_effect(origin, "a `--restart-delay` above 0")?;
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, CliError> {
@@ -131,15 +133,28 @@ fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec
         }
         None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
     };
+    let most = settings.int(&MAX_RESTARTS)?;
     let mut rules = Vec::new();
     for Setting { origin, value } in &written {
         let rule = parse_rule(value).and_then(|rule| {
             check_rule(&rule, &rules, workers)?;
+            if rule.then == RuleAction::Restart && is_without_restarts(origin, most.as_ref()) {
+                return Err(RuleProblem::NoRestarts);
+            }
             Ok(rule)
         });
         rules.push(rule.map_err(|problem| bad_rule(origin, value, problem))?);
     }
     Ok(rules)
+}
+
+/// A variable may be there for all jobs of a user, and who says 0 above a file wants what the command line says.
+fn is_without_restarts(origin: &Origin, most: Option<&Setting<i128>>) -> bool {
+    match most {
+        _ if matches!(origin, Origin::Variable(_)) => false,
+        None => true,
+        Some(most) => most.value == 0 && are_side_by_side(origin, &most.origin),
+    }
 }
 
 fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {

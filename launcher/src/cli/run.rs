@@ -9,15 +9,15 @@ pub(super) static STDIN: OptionRow = OptionRow::rank_or_word(
     "Which local rank reads the launcher's standard input [default: all]",
 )
 .family(Family::Rankrun);
-pub(super) static GRACE: OptionRow = OptionRow::float(
+pub(super) static GRACE: OptionRow = OptionRow::text(
     "grace",
-    "SECONDS",
-    "The same as --shutdown-timeout, and takes fractions; of the two, the last one given counts",
+    "TIME",
+    "The same as --shutdown-timeout, and takes fractions and units; of the two, the last one given counts",
 )
 .family(Family::Rankrun);
-pub(super) static LEFTOVER_GRACE: OptionRow = OptionRow::float(
+pub(super) static LEFTOVER_GRACE: OptionRow = OptionRow::text(
     "leftover-grace",
-    "SECONDS",
+    "TIME",
     "How long processes that the workers have left behind may go on after a success, before they are stopped \
      [default: 30]",
 )

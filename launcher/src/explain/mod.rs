@@ -10,6 +10,7 @@ pub mod script;
 mod settings;
 mod text;
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use crate::logs::tree::Attempt;
 use crate::placement;
 use crate::process::command::Round;
 use crate::process::signal::HandledSignals;
+use crate::spec::stop::GraceCause;
 use crate::spec::{LaunchSpec, Persona, RendezvousSpec, StoreHost};
 use plan::Plan;
 use settings::Sources;
@@ -122,6 +124,8 @@ pub struct Signals {
     pub forward: Vec<&'static str>,
     /// From a stop to SIGKILL.
     pub grace_seconds: f64,
+    /// The same for single causes, by their keys in `[stop.grace-for]`.
+    pub grace_for_seconds: BTreeMap<&'static str, f64>,
     /// A worker that sits in the kernel for longer has failed.
     pub stuck_seconds: Option<f64>,
 }
@@ -343,6 +347,10 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
         stop: names(stop),
         forward: names(forward),
         grace_seconds: spec.stop.grace.as_secs_f64(),
+        grace_for_seconds: GraceCause::ALL
+            .into_iter()
+            .filter_map(|cause| Some((cause.key(), spec.stop.grace_for.said_for(cause)?.as_secs_f64())))
+            .collect(),
         stuck_seconds: spec.stuck_limit.map(|limit| limit.as_secs_f64()),
     }
 }

@@ -17,6 +17,7 @@ use super::{Pending, Value, port};
 use crate::cli::{Origin, Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
+use crate::spec::stop::GraceCause;
 use crate::spec::{
     Entrypoint, EventLog, LaunchSpec, LeftoverPolicy, LogDir, RendezvousSpec, StdinPolicy, StoreHost,
     StreamMap, Streams, Unhealthy,
@@ -189,6 +190,7 @@ impl Sources<'_> {
         settings.extend(self.of_the_store());
         settings.extend(self.of_the_logs());
         settings.extend(self.of_the_end());
+        settings.extend(self.of_single_causes());
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
             option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
@@ -306,6 +308,15 @@ impl Sources<'_> {
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),
         ]
+    }
+
+    /// Graces of their own, where there are any.
+    fn of_single_causes(&self) -> impl Iterator<Item = Setting> + '_ {
+        GraceCause::ALL.into_iter().filter_map(|cause| {
+            let grace = self.spec.stop.grace_for.said_for(cause)?;
+            let name = cause.setting();
+            Some(setting(name, Some(grace.as_secs_f64().to_string()), self.said(&[name], &[])))
+        })
     }
 
     /// What was chosen stands at each rank; here is what was asked for.

@@ -71,7 +71,10 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
     if !signals.forward.is_empty() {
         rows.push(plain("go to workers", signals.forward.join(", ")));
     }
-    rows.push(plain("SIGKILL", format!("{} s after a stop began", signals.grace_seconds)));
+    let causes: Vec<String> =
+        signals.grace_for_seconds.iter().map(|(cause, grace)| format!("; {cause}: {grace} s")).collect();
+    let grace = format!("{} s after a stop began{}", signals.grace_seconds, causes.concat());
+    rows.push(plain("SIGKILL", grace));
     if let Some(limit) = signals.stuck_seconds {
         rows.push(plain("stuck", format!("a worker that sits in the kernel for {limit} s has failed")));
     }

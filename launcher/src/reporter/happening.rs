@@ -1,6 +1,7 @@
 //! What people are told while the job runs, one line each. Pure.
 
 use std::path::Path;
+use std::time::Duration;
 
 use nix::unistd::Pid;
 
@@ -16,16 +17,16 @@ use crate::spec::LaunchSpec;
 /// long says what it waits for.
 #[must_use]
 pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
-    let grace = spec.stop.grace.as_secs_f64();
     Some(match happening {
-        Happening::WorkerFailed { end, others } if others.is_empty() => {
+        Happening::WorkerFailed { end, others, .. } if others.is_empty() => {
             format!("local rank {} (pid {}) failed: {}", end.local_rank, end.pid, end.exit)
         }
-        Happening::WorkerFailed { end, others } => format!(
-            "local rank {} (pid {}) failed: {}; waiting up to {grace} s for {} other{} to stop",
+        Happening::WorkerFailed { end, others, grace } => format!(
+            "local rank {} (pid {}) failed: {}; waiting up to {} s for {} other{} to stop",
             end.local_rank,
             end.pid,
             end.exit,
+            seconds(*grace),
             others.len(),
             plural(others.len())
         ),
@@ -34,15 +35,16 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         Happening::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")
         }
-        Happening::Stopping { signal, live, .. } => format!(
-            "{signal}: waiting up to {grace} s for {} worker{} to stop; a second signal kills",
+        Happening::Stopping { signal, live, grace, .. } => format!(
+            "{signal}: waiting up to {} s for {} worker{} to stop; a second signal kills",
+            seconds(*grace),
             live.len(),
             plural(live.len())
         ),
         Happening::Stuck { .. }
         | Happening::NotJoined { .. }
         | Happening::TimeIsShort { .. }
-        | Happening::TimeIsUp { .. } => return of_limits(happening, spec),
+        | Happening::TimeIsUp { .. } => return of_limits(happening),
         Happening::Killing { local_ranks, because } => {
             let because = match because {
                 Impatience::GraceOver(_) => "still alive after the grace",
@@ -99,24 +101,25 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
 
 /// What is said of the limits on time, whatever the name we go by; of anything else nothing.
 #[must_use]
-pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn of_limits(happening: &Happening) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
-    let grace = spec.stop.grace.as_secs_f64();
     Some(match happening {
-        Happening::Stuck { asleep, dwell, limit, live } => format!(
+        Happening::Stuck { asleep, dwell, limit, live, grace } => format!(
             "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
-             {grace} s for {} to stop; no restart",
+             {} s for {} to stop; no restart",
             asleep.local_rank,
             asleep.pid,
             dwell.as_secs_f64(),
             limit.as_secs_f64(),
+            seconds(*grace),
             workers(live)
         ),
-        Happening::NotJoined { missing, limit, live } => format!(
-            "{} {} not joined the store within {} s: waiting up to {grace} s for {} to stop",
+        Happening::NotJoined { missing, limit, live, grace } => format!(
+            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
             ranks(missing),
             if missing.len() == 1 { "has" } else { "have" },
             limit.as_secs_f64(),
+            seconds(*grace),
             workers(live)
         ),
         Happening::TimeIsShort { before, signal, live } => format!(
@@ -124,9 +127,10 @@ pub fn of_limits(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             humantime::format_duration(*before),
             workers(live)
         ),
-        Happening::TimeIsUp { limit, live } => format!(
-            "the time limit of {} is over: waiting up to {grace} s for {} to stop; no restart",
+        Happening::TimeIsUp { limit, live, grace } => format!(
+            "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
             humantime::format_duration(*limit),
+            seconds(*grace),
             workers(live)
         ),
         _ => return None,
@@ -192,6 +196,11 @@ const fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
+/// What is left of a grace has digits that nobody wants.
+fn seconds(grace: Duration) -> f64 {
+    (grace.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
 fn ranks(local_ranks: &[LocalRank]) -> String {
     let list: Vec<String> = local_ranks.iter().map(ToString::to_string).collect();
     format!("local rank{} {}", plural(list.len()), list.join(", "))
@@ -202,17 +211,16 @@ mod tests {
     use super::*;
     use crate::spec::example;
     use nix::sys::signal::Signal;
-    use std::time::Duration;
 
     #[test]
     fn numbers_are_grammatical() {
         let mut spec = example();
-        spec.stop.grace = Duration::from_millis(2_500);
+        let grace = Duration::from_micros(2_500_001);
         spec.max_restarts = RestartCount(3);
         let render = |happening| super::render(&happening, &spec).unwrap_or_default();
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            render(Happening::Stopping { signal, told: signal, live }),
+            render(Happening::Stopping { signal, told: signal, live, grace }),
             "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
         );
         assert_eq!(
@@ -227,7 +235,7 @@ mod tests {
             "starting all workers again (restart 1 of 3)"
         );
         assert_eq!(
-            render(Happening::TimeIsUp { limit: Duration::from_secs(5400), live: vec![LocalRank(0)] }),
+            render(Happening::TimeIsUp { limit: Duration::from_secs(5400), live: vec![LocalRank(0)], grace }),
             "the time limit of 1h 30m is over: waiting up to 2.5 s for 1 worker to stop; no restart"
         );
         let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);

@@ -137,7 +137,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             let said = stuck(happening, group);
             said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()
         }
-        Happening::Stopping { signal, told, live } => {
+        Happening::Stopping { signal, told, live, .. } => {
             // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
             let received = (signal == told).then(|| LogLine {
                 level: Level::Warning,
@@ -190,7 +190,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
 
 /// torchrun has no such limits: the fact in our words, the signals in its own.
 fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
-    let said = happening::of_limits(happening, group.spec);
+    let said = happening::of_limits(happening);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
     let told = match happening {
         Happening::NotJoined { live, .. } | Happening::TimeIsUp { live, .. } => {
@@ -331,8 +331,9 @@ mod tests {
     #[test]
     fn the_texts_are_torchs() {
         let ranks = || vec![LocalRank(0), LocalRank(2)];
+        let grace = Duration::from_secs(30);
         assert_eq!(
-            told(&Happening::WorkerFailed { end: end(Exit::Code(3)), others: ranks() }),
+            told(&Happening::WorkerFailed { end: end(Exit::Code(3)), others: ranks(), grace }),
             ["WSending process 100 closing signal SIGTERM", "WSending process 102 closing signal SIGTERM"]
         );
         assert_eq!(
@@ -341,11 +342,11 @@ mod tests {
         );
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            told(&Happening::Stopping { signal, told: signal, live: live.clone() }),
+            told(&Happening::Stopping { signal, told: signal, live: live.clone(), grace }),
             ["WReceived 2 death signal, shutting down workers", "WSending process 100 closing signal SIGINT"]
         );
         assert_eq!(
-            told(&Happening::Stopping { signal, told: Signal::SIGTERM, live }),
+            told(&Happening::Stopping { signal, told: Signal::SIGTERM, live, grace }),
             ["WSending process 100 closing signal SIGTERM"]
         );
         let because = Impatience::GraceOver(Signal::SIGINT);
@@ -360,7 +361,7 @@ mod tests {
         let asleep = crate::agent::stuck::Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            told(&Happening::Stuck { asleep, dwell, limit, live: vec![] }),
+            told(&Happening::Stuck { asleep, dwell, limit, live: vec![], grace }),
             [
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."

@@ -39,6 +39,11 @@ impl Timer {
         self.warn_at.into_iter().chain(self.end_at).min()
     }
 
+    /// When the limit is over.
+    pub(super) const fn end(&self) -> Option<Instant> {
+        self.end_at
+    }
+
     /// Whether nothing is started any more.
     pub(super) const fn is_over(&self) -> bool {
         self.is_over
@@ -100,8 +105,10 @@ impl State {
             Phase::Running { live } => {
                 self.timer.ended_it = true;
                 let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
-                let said = Action::Say(Happening::TimeIsUp { limit, live: self.ours(&live) });
+                let ours = self.ours(&live);
                 let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+                let grace = self.left_of_the_grace(now);
+                let said = Action::Say(Happening::TimeIsUp { limit, live: ours, grace });
                 with_at(actions, 1, said)
             }
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),

@@ -1,10 +1,13 @@
 use std::ffi::OsString;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::cli::{Command, Launch, interpret};
 use crate::facts::fake::FakeWorld;
+use crate::spec::LeftoverPolicy;
+use crate::spec::stop::{GraceFor, StopPolicy};
 
 const FILE: &str = r#"
 # A job that runs for weeks.
@@ -101,6 +104,61 @@ fn the_command_line_and_the_variables_come_before_it() {
     assert_eq!(verbosity, crate::cli::Verbosity::Warn);
 }
 
+const GRACES: &str = r#"
+[launch]
+device-type = "cpu"
+nproc-per-node = 1
+time-limit = "2h"
+start_timeout = 60
+
+[restart]
+max-restarts = 1
+
+[stop]
+grace = "1m"
+leftover = "2m"
+
+[stop.grace-for]
+signal = 20
+failure = "1.5s"
+restart = 0
+time_limit = "00:02:00"
+"#;
+
+#[test]
+fn each_cause_of_a_stop_may_have_a_grace_of_its_own() {
+    let stop = |options: &str, environment: &[(&str, &str)]| {
+        let options = format!("--config rankrun.toml {options}");
+        try_launch(GRACES, &options, environment).unwrap().spec.stop
+    };
+    let seconds = Duration::from_secs;
+    let grace_for = GraceFor {
+        signal: Some(seconds(20)),
+        failure: Some(Duration::from_millis(1_500)),
+        restart: Some(Duration::ZERO),
+        time_limit: Some(seconds(120)),
+        start_timeout: None,
+    };
+    assert_eq!(stop("", &[]), StopPolicy { grace: seconds(60), grace_for });
+    assert_eq!(stop("", &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9")]).grace_for, grace_for, "a default");
+    for (options, environment) in [
+        ("--grace 3", &[][..]),
+        ("--shutdown-timeout 3", &[]),
+        ("", &[("RANKRUN_GRACE", "3")]),
+        ("", &[("PET_SHUTDOWN_TIMEOUT", "3")]),
+    ] {
+        let found = stop(options, environment);
+        let whole = StopPolicy { grace: seconds(3), grace_for: GraceFor::default() };
+        assert_eq!(found, whole, "who says a grace means every stop: {options} {environment:?}");
+    }
+    let leftovers = try_launch(GRACES, "--config rankrun.toml", &[]).unwrap().spec.leftovers;
+    assert_eq!(leftovers, LeftoverPolicy::End { grace: seconds(120) });
+    assert!(
+        try_launch(GRACES, "--config rankrun.toml --max-restarts 0", &[]).is_ok(),
+        "to look at a failure"
+    );
+}
+
 #[test]
 fn a_key_that_means_nothing_is_named_with_its_line() {
     for (file, text, hint) in [
@@ -122,7 +180,12 @@ fn a_key_that_means_nothing_is_named_with_its_line() {
         (
             "[stop]\ngracious = 3\n",
             "`rankrun.toml`, line 2: `stop.gracious` is no known key",
-            "there are grace",
+            "there are grace, leftover, grace-for",
+        ),
+        (
+            "[stop.grace-for]\nsignals = 3\n",
+            "`rankrun.toml`, line 2: `stop.grace-for.signals` is no known key",
+            "`signal`?",
         ),
         ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is no known key", "`launch`?"),
         ("grace = 3\n", "`rankrun.toml`, line 1: `grace` is no known key", "there are launch, restart, stop"),
@@ -152,7 +215,23 @@ fn a_value_of_another_type_is_named_with_its_line() {
             "[launch]\nstdin = \"some\"\n",
             "line 2: `launch.stdin` is a text, not a local rank, \"all\" or \"none\"",
         ),
-        ("[stop]\ngrace = \"2s\"\n", "line 2: `stop.grace` is a text, not a number"),
+        ("[stop]\ngrace = true\n", "line 2: `stop.grace` is true or false, not a text or a number"),
+        (
+            "[stop]\ngrace-for = 3\n",
+            "line 2: `stop.grace-for` is a whole number, not a table, as in `[stop.grace-for]`",
+        ),
+        (
+            "[stop.grace-for]\nsignal = [1]\n",
+            "line 2: `stop.grace-for.signal` is a list, not a text or a number",
+        ),
+        (
+            "[stop.grace-for]\ntime-limit = 1\ntime_limit = 2\n[launch]\ntime-limit = 9\n",
+            "line 3: `stop.grace-for.time_limit` says what `stop.grace-for.time-limit` in line 2 says",
+        ),
+        (
+            "[launch]\nshutdown-timeout = 1\n[stop]\ngrace = 2\n",
+            "line 4: `stop.grace` says what `launch.shutdown-timeout` in line 2 says",
+        ),
         ("restart = 3\n", "line 1: `restart` is a whole number, not a table"),
         (
             "[restart]\nrules = 3\n",
@@ -200,6 +279,34 @@ fn what_contradicts_itself_is_named_with_its_line() {
         (
             "[restart]\nmax-restarts = 1\ndelay = 9\nmax-delay = 3\n",
             "line 4: `restart.max-delay` is `3s`, which is not as long as the first delay",
+        ),
+        (
+            "[stop]\ngrace-for = { failure = -1 }\n",
+            "line 2: `stop.grace-for.failure` is `-1`, which is not a time such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`",
+        ),
+        (
+            "[stop.grace-for]\ntime-limit = 9\n",
+            "line 2: `stop.grace-for.time-limit` is given, but `--time-limit` is not",
+        ),
+        (
+            "[stop.grace-for]\nstart-timeout = 9\n",
+            "line 2: `stop.grace-for.start-timeout` is given, but `--start-timeout` is not",
+        ),
+        (
+            "[stop.grace-for]\nrestart = 9\n[restart]\nmax-restarts = 0\n",
+            "line 2: `stop.grace-for.restart` is given, but a `--max-restarts` above 0 is not",
+        ),
+        (
+            "[launch]\ntime-limit = 60\nwarn-signal = \"USR1\"\n",
+            "line 3: `launch.warn-signal` is `USR1`, and `launch.time-limit` in line 2 is `1m`: the workers would be warned at their start",
+        ),
+        (
+            "[launch]\ntime-limit = \"1h\"\n[restart]\nmax-restarts = 3\ndelay = \"2h\"\n",
+            "line 5: `restart.delay` is `2h`, and `launch.time-limit` in line 2 is `1h`: the job would be over before the first restart",
+        ),
+        (
+            "[[restart.rules]]\nthen = \"restart\"\n",
+            "line 1: `restart.rules` has the rule `any:restart`, but without `--max-restarts` above 0 nothing restarts",
         ),
         (
             "[restart]\nmax-restarts = -1\n",

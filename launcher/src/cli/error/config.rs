@@ -29,8 +29,13 @@ pub enum ConfigProblem {
     Unreadable(String),
     /// It is not UTF-8.
     NotUnicode,
-    /// It is no TOML, in words.
-    Syntax(String),
+    /// It is no TOML.
+    Syntax {
+        /// The key or table of the line, where there is one.
+        key: Option<String>,
+        /// In words.
+        what: String,
+    },
     /// A key that means nothing.
     UnknownKey {
         /// One that is written nearly so.
@@ -65,8 +70,9 @@ impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
-            Self::NotUnicode => f.write_str("is not valid UTF-8"),
-            Self::Syntax(what) => f.write_str(what),
+            Self::NotUnicode => f.write_str("this is not valid UTF-8"),
+            Self::Syntax { key: None, what } => f.write_str(what),
+            Self::Syntax { key: Some(key), what } => write!(f, "`{key}`: {what}"),
             Self::UnknownKey { .. } => f.write_str("is no known key"),
             Self::WrongType { is, expected } => write!(f, "is {is}, not {expected}"),
             Self::NoChoice { value, .. } => write!(f, "is `{value}`, which is none of its values"),
@@ -80,13 +86,22 @@ impl ConfigProblem {
         match self {
             Self::Unreadable(_) => "name a file that can be read, or leave `--config` out".to_owned(),
             Self::NotUnicode => "save it as UTF-8".to_owned(),
-            Self::Syntax(_) => "the file is TOML: `key = value` below `[launch]`, texts in quotes".to_owned(),
+            Self::Syntax { what, .. } if what.contains("duplicate key") => "drop one of them".to_owned(),
+            Self::Syntax { .. } => {
+                "the file is TOML: `key = value` below `[launch]`, texts in quotes".to_owned()
+            }
             Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownKey { nearest: None, known } if known.is_empty() => {
                 "keys are the long names of options, as in `rankrun --help`, without dashes in front"
                     .to_owned()
             }
             Self::UnknownKey { nearest: None, known } => format!("there are {}", known.join(", ")),
+            Self::WrongType { is: "a date" | "a time of day", expected } if expected.contains("text") => {
+                "put it in quotes".to_owned()
+            }
+            Self::WrongType { is: "a text", expected } if expected.contains("number") => {
+                format!("write {expected}, without quotes")
+            }
             Self::WrongType { expected, .. } => format!("write {expected}"),
             Self::NoChoice { choices, .. } => format!("write one of {}", choices.join(", ")),
             Self::Twice { .. } => "drop one of them".to_owned(),

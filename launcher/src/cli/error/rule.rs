@@ -26,6 +26,8 @@ pub enum RuleProblem {
     },
     /// No node has this rank.
     NoSuchNode,
+    /// It restarts, and there is no restart to be had.
+    NoRestarts,
     /// An earlier rule fits all that it fits.
     Covered {
         /// That rule.
@@ -49,6 +51,7 @@ impl fmt::Display for RuleProblem {
                 write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
             }
             Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
+            Self::NoRestarts => f.write_str("but without `--max-restarts` above 0 nothing restarts"),
             Self::Covered { by } => write!(f, "which can never match: `{by}` before it takes all it would"),
         }
     }
@@ -63,6 +66,7 @@ impl RuleProblem {
             Self::UnknownCondition(_) | Self::BadValue(_) => {
                 "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between"
             }
+            Self::NoRestarts => "give `--max-restarts`, or leave the rule out",
             Self::Twice(_) => "write one rule for each",
             Self::Covered { .. } => "the first rule that fits decides: put the special one first",
             Self::Success | Self::ExitAndSignal | Self::NoSuchRank { .. } | Self::NoSuchNode => {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{ConfigError, DeviceError, Origin, RuleProblem, SEE_HELP};
+use super::{Clash, ConfigError, DeviceError, Expected, Origin, RuleProblem, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -112,6 +112,20 @@ pub enum SettingError {
         /// What it refines.
         missing: &'static str,
     },
+    /// Two settings that cannot both be meant.
+    #[error("{origin} is `{value}`, and {} is `{other_value}`: {clash}", beside(other))]
+    Clash {
+        /// Where the one came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+        /// Where the other came from.
+        other: Box<Origin>,
+        /// Its value.
+        other_value: String,
+        /// Why not.
+        clash: Clash,
+    },
     /// The log folder is no folder.
     #[error("{origin} is `{}`, which is a file", path.display())]
     LogDirIsFile {
@@ -167,93 +181,6 @@ pub enum SettingError {
         /// Where.
         looked: Vec<PathBuf>,
     },
-}
-
-/// What a setting would have accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
-    /// `--nproc-per-node`
-    WorkerCount,
-    /// `--nnodes`
-    NodeCount,
-    /// `--max-restarts`
-    RestartCount,
-    /// Seconds above zero.
-    Interval,
-    /// `--probe-timeout`: seconds, not too few for any library.
-    ProbeLimit,
-    /// Seconds, zero included.
-    Duration,
-    /// `--warn-signal`
-    WarnSignal,
-    /// A span of time above zero.
-    Time,
-    /// A span of time, zero included.
-    TimeOrZero,
-    /// How many times longer each wait is.
-    Factor,
-    /// A share of a whole.
-    Share,
-    /// A count above zero.
-    Count,
-    /// Not shorter than `--restart-delay`.
-    AtLeastDelay,
-    /// A port, 0 included.
-    Port,
-    /// The only rank of a job of one node.
-    OnlyNodeRank,
-    /// A host name or address.
-    Host,
-    /// `--rdzv-endpoint`
-    Endpoint,
-    /// `--rdzv-endpoint` of a rendezvous that has no port of its own.
-    EndpointWithPort,
-    /// `--local-ranks-filter`
-    LocalRanks,
-    /// The name of a rendezvous backend.
-    BackendName,
-    /// A `--redirects` or `--tee` text.
-    Streams {
-        /// Whether ranks above 9 can be named.
-        any_rank: bool,
-    },
-}
-
-impl fmt::Display for Expected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::WorkerCount => {
-                "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`"
-            }
-            Self::NodeCount => "a number of nodes or MIN:MAX with 0 < MIN ≤ MAX",
-            Self::RestartCount => "a number of restarts from 0 to 4294967295",
-            Self::Interval => "a number of seconds above 0",
-            Self::ProbeLimit => "a number of seconds from 0.1 up",
-            Self::Duration => "a number of seconds from 0 up",
-            Self::WarnSignal => {
-                "SIGNAL or SIGNAL@TIME such as `USR1@60`, with a signal that can be handled and a time above 0"
-            }
-            Self::Time => "a time above 0 such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`",
-            Self::TimeOrZero => "a time such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`",
-            Self::Factor => "a number from 1 up",
-            Self::Share => "a number from 0 to 1",
-            Self::Count => "a number from 1 to 4294967295",
-            Self::AtLeastDelay => "as long as the first delay",
-            Self::Port => "a port from 0 to 65535",
-            Self::OnlyNodeRank => "0, the only node rank of a job of one node",
-            Self::Host => "a host name or an address",
-            Self::Endpoint => {
-                "HOST or HOST:PORT, with a port from 0 to 65535 and an IPv6 address in brackets"
-            }
-            Self::EndpointWithPort => "HOST:PORT: a static rendezvous needs the port",
-            Self::LocalRanks => "a list of local ranks, such as `0,2`",
-            Self::BackendName => "the name of a rendezvous backend",
-            Self::Streams { any_rank: true } => "0, 1, 2 or 3, or a list such as `0:3,12:1`",
-            Self::Streams { any_rank: false } => {
-                "0, 1, 2 or 3, or a list such as `0:3,1:2` with ranks of one digit"
-            }
-        })
-    }
 }
 
 /// What is wrong with an item of `--rdzv-conf`.
@@ -336,6 +263,14 @@ fn places(looked: &[PathBuf]) -> String {
     looked.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
 }
 
+/// The file is already named.
+fn beside(origin: &Origin) -> String {
+    match origin {
+        Origin::File(place) => format!("`{}` in line {}", place.key, place.line),
+        origin => origin.to_string(),
+    }
+}
+
 impl SettingError {
     pub(super) fn hint(&self) -> Option<String> {
         match self {
@@ -360,6 +295,7 @@ impl SettingError {
             Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
+            Self::Clash { clash, .. } => Some(clash.hint().to_owned()),
             Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
             Self::JoinsUnseen { .. } => {

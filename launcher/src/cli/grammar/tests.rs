@@ -240,7 +240,7 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
             "`--device-visibility` is `none`, which is not one of `all`, `own`",
         ),
         ("--stdin two x.py", "`--stdin` is `two`, which is not a local rank, `all` or `none`"),
-        ("--grace soon x.py", "`--grace` is `soon`, which is not a number"),
+        ("--restart-factor soon x.py", "`--restart-factor` is `soon`, which is not a number"),
     ] {
         let error = parse(Persona::Rankrun, &words(typed)).unwrap_err().to_string();
         assert!(error.starts_with(message), "`{typed}`: {error}");

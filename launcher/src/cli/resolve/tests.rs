@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use super::*;
 use crate::cli::{Command, interpret};
 use crate::facts::fake::FakeWorld;
+use crate::spec::LeftoverPolicy;
 use crate::spec::{EventLog, RendezvousSpec};
 
 fn world() -> FakeWorld {
@@ -123,6 +124,9 @@ fn numbers_out_of_range_are_refused() {
     }
 }
 
+/// No time is longer.
+const A_CENTURY: f64 = 100.0 * 365.0 * 24.0 * 3600.0;
+
 #[test]
 fn the_grace_is_the_last_one_said() {
     let grace = |line: &str, environment: &[(&str, &str)]| {
@@ -140,15 +144,18 @@ fn the_grace_is_the_last_one_said() {
         ("torchrun|--shutdown-timeout=0", vec![torch, pet, ours], 0.0),
         ("rankrun|--grace=2.5|--shutdown-timeout=3", vec![], 3.0),
         ("rankrun|--shutdown-timeout=3|--grace=2.5", vec![ours], 2.5),
-        ("rankrun|--shutdown-timeout=99999999999999999999", vec![], LONGEST_GRACE.as_secs_f64()),
-        ("rankrun|--grace=inf", vec![], LONGEST_GRACE.as_secs_f64()),
+        ("rankrun|--shutdown-timeout=99999999999999999999", vec![], A_CENTURY),
+        ("rankrun|--grace=1e99", vec![], A_CENTURY),
+        ("rankrun|--grace=1m30s", vec![], 90.0),
     ] {
         assert_eq!(grace(line, &environment).to_bits(), seconds.to_bits(), "`{line}` {environment:?}");
     }
     for value in ["soon", "", "-1", "1.5"] {
         assert_eq!(refusal("--standalone", &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value)]).0, 1, "`{value}`");
     }
-    assert_eq!(refusal("--standalone", &[("RANKRUN_GRACE", "-1")]).0, 1);
+    for value in ["-1", "inf", "nan", "soon"] {
+        assert_eq!(refusal("--standalone", &[("RANKRUN_GRACE", value)]).0, 1, "`{value}`");
+    }
 }
 
 #[test]
@@ -163,12 +170,12 @@ fn what_is_left_after_a_success_is_torchruns_to_keep_and_ours_to_end() {
         ("torchrun|--standalone", vec![ours], end(0.5)),
         ("rankrun|--standalone", vec![], end(30.0)),
         ("rankrun|--leftover-grace=2", vec![ours], end(2.0)),
-        ("rankrun|--leftover-grace=inf", vec![], LeftoverPolicy::End { grace: LONGEST_GRACE }),
+        ("rankrun|--leftover-grace=2h", vec![], end(7200.0)),
     ] {
         assert_eq!(leftovers(line, &environment), policy, "`{line}` {environment:?}");
     }
     assert_eq!(refusal("--standalone", &[("RANKRUN_LEFTOVER_GRACE", "-1")]).0, 1);
-    assert_eq!(refusal("--standalone", &[("RANKRUN_LEFTOVER_GRACE", "soon")]).0, 2);
+    assert_eq!(refusal("--standalone", &[("RANKRUN_LEFTOVER_GRACE", "soon")]).0, 1);
 }
 
 #[test]

@@ -52,13 +52,18 @@ fn every_option_has_its_place() {
     let for_all = [("RANKRUN_RESTART_DELAY", "1s"), ("RANKRUN_PROGRESS_RESTARTS", "2")];
     assert!(policy("", &for_all).is_ok(), "a variable may be there for other jobs");
     assert_eq!(policy("--max-restarts 1 --restart-delay 0", &[]).unwrap().backoff, None);
+    let rules = [("RANKRUN_RESTART_RULES", "signal=KILL:restart")];
+    assert_eq!(policy("", &rules).unwrap().rules.len(), 1, "likewise");
+    let of_another_job = [("PET_MAX_RESTARTS", "0"), ("RANKRUN_TIME_LIMIT", "1s")];
+    let options = "--restart-rules signal=KILL:restart --restart-delay 2s --max-restarts 1";
+    assert!(policy(options, &of_another_job).is_ok(), "the two stand in different places");
 }
 
 #[test]
 fn rules_are_read_in_their_order() {
     let text =
         "exit=3:fail,exit=10-12/42+rank=1:succeed,signal=9:restart,signal=SIGTERM:requeue,node=0:no-requeue";
-    let rules = policy(&format!("--restart-rules {text}"), &[]).unwrap().rules;
+    let rules = policy(&format!("--max-restarts 1 --restart-rules {text}"), &[]).unwrap().rules;
     let shown: Vec<String> = rules.iter().map(ToString::to_string).collect();
     let expected = [
         "exit=3:fail",
@@ -99,8 +104,45 @@ fn what_cannot_be_is_refused() {
             "`--restart-jitter` is `1.1`, which is not a number from 0 to 1",
         ),
         (
+            "--max-restarts 1 --restart-delay 0 --restart-jitter 1",
+            "`--restart-jitter` is given, but a `--restart-delay` above 0 is not",
+        ),
+        (
             "--restart-delay 5s --restart-max-delay 1s",
             "`--restart-max-delay` is `1s`, which is not as long as",
+        ),
+    ] {
+        let refusal = refusal(options);
+        assert!(refusal.starts_with(text), "{refusal}");
+    }
+}
+
+#[test]
+fn limits_that_contradict_each_other_are_refused() {
+    for (options, text) in [
+        (
+            "--max-restarts 1 --restart-delay 2m --time-limit 90",
+            "`--restart-delay` is `2m`, and `--time-limit` is `1m 30s`: the job would be over before the first restart",
+        ),
+        (
+            "--max-restarts 1 --restart-reset 1h --time-limit 1h",
+            "`--restart-reset` is `1h`, and `--time-limit` is `1h`: no worker can run for so long",
+        ),
+        (
+            "--max-restarts 1 --restart-window 1d --time-limit 1h",
+            "`--restart-window` is `1day`, and `--time-limit` is `1h`: the window would be the whole job",
+        ),
+        (
+            "--max-restarts 1 --restart-window 1m --restart-delay 1m",
+            "`--restart-delay` is `1m`, and `--restart-window` is `1m`: each restart would have left the window",
+        ),
+        (
+            "--max-restarts 2 --progress-dir x --progress-restarts 3",
+            "`--progress-restarts` is `3`, and `--max-restarts` is `2`: all restarts would be used up before",
+        ),
+        (
+            "--start-timeout 60 --time-limit 60",
+            "`--start-timeout` is `1m`, and `--time-limit` is `1m`: the job would be over before",
         ),
     ] {
         let refusal = refusal(options);
@@ -125,6 +167,7 @@ fn a_rule_that_means_nothing_is_refused() {
         ("exit=0-3:fail", "which can never match: exit code 0 is no failure"),
         ("exit=3+signal=9:fail", "which can never match: who is ended by a signal has no exit code"),
         ("rank=2:fail", "which can never match: the ranks are 0 to 1"),
+        ("exit=3:restart", "but without `--max-restarts` above 0 nothing restarts"),
         ("node=1:fail", "which can never match: a job of one node has node rank 0 only"),
     ] {
         assert_eq!(
@@ -132,8 +175,8 @@ fn a_rule_that_means_nothing_is_refused() {
             format!("`--restart-rules` has the rule `{rule}`, {problem}")
         );
     }
-    let covered = refusal("--restart-rules exit=3-5:fail,exit=4+rank=0:restart");
-    let text = "`--restart-rules` has the rule `exit=4+rank=0:restart`, which can never match: `exit=3-5:fail` before it";
+    let covered = refusal("--restart-rules exit=3-5:fail,exit=4+rank=0:requeue");
+    let text = "`--restart-rules` has the rule `exit=4+rank=0:requeue`, which can never match: `exit=3-5:fail` before it";
     assert!(covered.starts_with(text), "{covered}");
 }
 

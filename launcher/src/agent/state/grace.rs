@@ -1,0 +1,52 @@
+//! How long the workers get between the signal and SIGKILL: what is said for the cause of the stop. Pure.
+
+use std::time::{Duration, Instant};
+
+use super::State;
+use crate::agent::failure::{Failure, Manner};
+use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::policy::Decision;
+use crate::spec::stop::{Outlook, StopReason};
+
+impl State {
+    pub(super) fn grace(&self, reason: StopReason) -> Duration {
+        self.rules.grace_for.of(reason).unwrap_or(self.rules.grace)
+    }
+
+    pub(super) fn reason_of(&self, now: Instant, cause: &StopCause) -> StopReason {
+        match cause {
+            StopCause::User => StopReason::Signal,
+            StopCause::TimeLimit => StopReason::TimeLimit,
+            StopCause::NotStarted => StopReason::Failure(Outlook::End),
+            StopCause::Failure(failure) => {
+                let outlook = self.outlook(now, failure);
+                match failure.manner {
+                    Manner::NotJoined { .. } => StopReason::StartTimeout(outlook),
+                    Manner::Ended | Manner::EndedByStop | Manner::Stuck { .. } => {
+                        StopReason::Failure(outlook)
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the policy would say now. What is only looked at when the last worker is gone, the devices and the job's
+    /// progress, may still forbid the restart.
+    fn outlook(&self, now: Instant, failure: &Failure) -> Outlook {
+        let in_time = |at| !self.timer.is_over() && self.timer.end().is_none_or(|end_at| at < end_at);
+        match self.decide(now, failure) {
+            Decision::Restart { at } if in_time(at) => Outlook::Restart,
+            Decision::Restart { .. } | Decision::Fail(_) | Decision::Succeed(_) => Outlook::End,
+        }
+    }
+
+    /// From now to SIGKILL; nothing where nobody is being asked to end.
+    pub(super) fn left_of_the_grace(&self, now: Instant) -> Duration {
+        match self.phase {
+            Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. } => {
+                kill_at.saturating_duration_since(now)
+            }
+            _ => Duration::ZERO,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Settings that cannot both be meant, and those that refine nothing.
+//!
+//! What one person wrote side by side, on one command line or in one file, is refused: one of the two is a slip.
+//! Where they come from different places nothing is said: a file or a variable holds for many jobs, and the limits of
+//! a short trial may well make some of it idle.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::error::{Clash, CliError, Expected, Origin, SettingError};
+use super::run::{
+    PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW, START_TIMEOUT, TIME_LIMIT,
+};
+use super::settings::{Setting, Settings};
+use super::torchrun::MAX_RESTARTS;
+use super::values::time;
+
+/// A variable may be there for all jobs of a user, whatever each of them says.
+pub(super) fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
+    match origin {
+        Origin::Variable(_) => Ok(()),
+        origin => Err(SettingError::WithoutEffect { origin, missing }.into()),
+    }
+}
+
+/// Whether one person wrote the two at the same time.
+pub(super) const fn are_side_by_side(one: &Origin, other: &Origin) -> bool {
+    matches!((one, other), (Origin::Option(_), Origin::Option(_)) | (Origin::File(_), Origin::File(_)))
+}
+
+/// The error where two settings exclude each other and stand side by side.
+pub(super) fn clash<T: Display, U: Display>(
+    one: Setting<T>,
+    other: Setting<U>,
+    clash: Clash,
+) -> Result<(), CliError> {
+    if !are_side_by_side(&one.origin, &other.origin) {
+        return Ok(());
+    }
+    let (value, other_value) = (one.value.to_string(), other.value.to_string());
+    let (origin, other) = (one.origin, Box::new(other.origin));
+    Err(SettingError::Clash { origin, value, other, other_value, clash }.into())
+}
+
+/// Limits of which one can never strike for the other, or strikes at once.
+///
+/// # Errors
+/// Such a pair, and times that cannot be read.
+pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
+    let limit = time(settings, &TIME_LIMIT, Expected::Time)?;
+    let start = time(settings, &START_TIMEOUT, Expected::Time)?;
+    let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
+    let healthy = time(settings, &RESTART_RESET, Expected::Time)?;
+    let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
+    must_be_below(start.as_ref(), limit.as_ref(), Clash::StartAfterTheEnd)?;
+    must_be_below(delay.as_ref(), limit.as_ref(), Clash::RestartAfterTheEnd)?;
+    must_be_below(healthy.as_ref(), limit.as_ref(), Clash::NeverHealthy)?;
+    must_be_below(window.as_ref(), limit.as_ref(), Clash::WindowIsTheJob)?;
+    must_be_below(delay.as_ref(), window.as_ref(), Clash::WindowIsEmpty)?;
+    let is_whole_job = window.is_none() && healthy.is_none() && settings.find(&PROGRESS_DIR).is_some();
+    match (settings.int(&PROGRESS_RESTARTS)?, settings.int(&MAX_RESTARTS)?) {
+        (Some(idle), Some(most)) if is_whole_job && idle.value > most.value && most.value > 0 => {
+            clash(idle, most, Clash::BudgetFirst)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn must_be_below(
+    one: Option<&Setting<Duration>>,
+    other: Option<&Setting<Duration>>,
+    why: Clash,
+) -> Result<(), CliError> {
+    match (one, other) {
+        (Some(one), Some(other)) if one.value >= other.value => clash(shown(one), shown(other), why),
+        _ => Ok(()),
+    }
+}
+
+/// As people write times.
+pub(super) fn shown(time: &Setting<Duration>) -> Setting<humantime::FormattedDuration> {
+    Setting { origin: time.origin.clone(), value: humantime::format_duration(time.value) }
+}

@@ -1,0 +1,52 @@
+//! Why two settings cannot both be meant.
+
+use std::fmt;
+
+/// Why two settings cannot both be meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clash {
+    /// `--warn-signal` for a time before the start.
+    WarnedAtStart,
+    /// `--start-timeout` and `--time-limit`
+    StartAfterTheEnd,
+    /// `--restart-delay` and `--time-limit`
+    RestartAfterTheEnd,
+    /// `--restart-reset` and `--time-limit`
+    NeverHealthy,
+    /// `--restart-window` and `--time-limit`
+    WindowIsTheJob,
+    /// `--restart-delay` and `--restart-window`
+    WindowIsEmpty,
+    /// `--progress-restarts` and `--max-restarts`
+    BudgetFirst,
+}
+
+impl fmt::Display for Clash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WarnedAtStart => "the workers would be warned at their start",
+            Self::StartAfterTheEnd => "the job would be over before",
+            Self::RestartAfterTheEnd => "the job would be over before the first restart",
+            Self::NeverHealthy => "no worker can run for so long",
+            Self::WindowIsTheJob => "the window would be the whole job",
+            Self::WindowIsEmpty => {
+                "each restart would have left the window before the next one, and no number would be too many"
+            }
+            Self::BudgetFirst => "all restarts would be used up before",
+        })
+    }
+}
+
+impl Clash {
+    pub(super) const fn hint(self) -> &'static str {
+        match self {
+            Self::WarnedAtStart => "warn less long before the end, as in `USR1@10`",
+            Self::StartAfterTheEnd | Self::RestartAfterTheEnd | Self::NeverHealthy => {
+                "make it shorter than the time limit"
+            }
+            Self::WindowIsTheJob => "leave the window out, or make it shorter than the time limit",
+            Self::WindowIsEmpty => "make the window longer than the waits",
+            Self::BudgetFirst => "allow fewer restarts without progress than restarts",
+        }
+    }
+}

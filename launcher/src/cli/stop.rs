@@ -1,0 +1,114 @@
+//! How long workers, and what they leave behind, may take to end: `--grace`, its overrides for single causes in a
+//! configuration file, and `--leftover-grace`.
+
+use std::time::Duration;
+
+use super::contradiction::without_effect;
+use super::error::{CliError, Expected, Origin};
+use super::option::OptionRow;
+use super::python_text::{parse_float, parse_int};
+use super::resolve::refused;
+use super::run::{GRACE, LEFTOVER_GRACE, START_TIMEOUT, TIME_LIMIT};
+use super::settings::{Setting, Settings};
+use super::torchrun::{MAX_RESTARTS, SHUTDOWN_TIMEOUT};
+use super::values::{parse_time, time};
+use crate::spec::stop::{GraceCause, GraceFor, StopPolicy};
+use crate::spec::{LeftoverPolicy, Persona};
+
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// What uploads at the end of a run is done by then, or says that it wants to stay.
+const DEFAULT_LEFTOVER_GRACE: Duration = Duration::from_secs(30);
+/// torch's default for `--shutdown-timeout`.
+const SHUTDOWN_TIMEOUT_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+
+/// The grace, and those of single causes. They stand in a file only, and count no more where the command line or a
+/// variable says how long every stop may take.
+pub(super) fn resolve_stop(settings: &Settings<'_>) -> Result<StopPolicy, CliError> {
+    let said = said_grace(settings)?;
+    let grace_for = resolve_grace_for(settings)?;
+    let grace_for = match &said {
+        Some(said) if !said.is_of_file() => GraceFor::default(),
+        _ => grace_for,
+    };
+    let grace = match said {
+        Some(said) => said.value,
+        None => torchs_default(settings)?.unwrap_or(DEFAULT_GRACE),
+    };
+    Ok(StopPolicy { grace, grace_for })
+}
+
+/// The last of `--shutdown-timeout` and `--grace`, then our variable, then torchrun's, then the file.
+fn said_grace(settings: &Settings<'_>) -> Result<Option<Setting<Duration>>, CliError> {
+    let last =
+        settings.given.iter().rev().find(|given| given.row == &GRACE || given.row == &SHUTDOWN_TIMEOUT);
+    let ours = time(settings, &GRACE, Expected::TimeOrZero)?;
+    let torch = match settings.int(&SHUTDOWN_TIMEOUT)? {
+        None => None,
+        Some(Setting { origin, value }) => match parse_time(&value.to_string()) {
+            Some(grace) => Some(Setting { origin, value: grace }),
+            None => return Err(refused(origin, value, Expected::Duration)),
+        },
+    };
+    Ok(match last {
+        Some(given) if given.row == &SHUTDOWN_TIMEOUT => torch,
+        // A variable counts before a file, whichever of the two options it is.
+        None if ours.as_ref().is_some_and(Setting::is_of_file) => match torch {
+            Some(torch) if !torch.is_of_file() => Some(torch),
+            _ => ours,
+        },
+        _ => ours.or(torch),
+    })
+}
+
+fn torchs_default(settings: &Settings<'_>) -> Result<Option<Duration>, CliError> {
+    let Some(text) = settings.facts.variable(SHUTDOWN_TIMEOUT_VARIABLE) else { return Ok(None) };
+    let number = text.to_str().filter(|text| parse_int(text).is_some());
+    match number.and_then(parse_float).and_then(|seconds| parse_time(&seconds.to_string())) {
+        Some(grace) => Ok(Some(grace)),
+        None => {
+            let origin = Origin::Variable(SHUTDOWN_TIMEOUT_VARIABLE.to_owned());
+            Err(refused(origin, text.to_string_lossy(), Expected::Duration))
+        }
+    }
+}
+
+fn resolve_grace_for(settings: &Settings<'_>) -> Result<GraceFor, CliError> {
+    let mut grace_for = GraceFor::default();
+    for (cause, Setting { origin, value }) in settings.config.into_iter().flat_map(|config| config.graces()) {
+        let Some(grace) = parse_time(value) else {
+            return Err(refused(origin.clone(), value, Expected::TimeOrZero));
+        };
+        refuse_without_cause(settings, *cause, origin)?;
+        grace_for.say(*cause, grace);
+    }
+    Ok(grace_for)
+}
+
+/// Nobody is stopped by a limit that there is not.
+fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Origin) -> Result<(), CliError> {
+    let needs = |row: &'static OptionRow, missing| match settings.find(row) {
+        Some(_) => Ok(()),
+        None => without_effect(origin.clone(), missing),
+    };
+    match cause {
+        GraceCause::Signal | GraceCause::Failure => Ok(()),
+        GraceCause::TimeLimit => needs(&TIME_LIMIT, "`--time-limit`"),
+        GraceCause::StartTimeout => needs(&START_TIMEOUT, "`--start-timeout`"),
+        GraceCause::Restart => match settings.int(&MAX_RESTARTS)? {
+            None => without_effect(origin.clone(), "`--max-restarts`"),
+            Some(most) if most.value == 0 && most.is_of_file() => {
+                without_effect(origin.clone(), "a `--max-restarts` above 0")
+            }
+            Some(_) => Ok(()),
+        },
+    }
+}
+
+/// Under the name torchrun whoever outlives the workers is left alone, unless our variable or a file says how long.
+pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
+    match (time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?, settings.persona) {
+        (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
+        (None, Persona::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
+        (None, Persona::Torchrun) => Ok(LeftoverPolicy::Keep),
+    }
+}

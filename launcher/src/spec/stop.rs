@@ -1,0 +1,178 @@
+//! How a worker group is stopped: a signal to each process group, then SIGKILL after the grace. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How long workers may take to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopPolicy {
+    /// From the signal to SIGKILL, whatever the cause.
+    pub grace: Duration,
+    /// What is said for single causes.
+    pub grace_for: GraceFor,
+}
+
+/// Graces of their own for single causes of a stop; nothing where none is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GraceFor {
+    /// The launcher was told to stop.
+    pub signal: Option<Duration>,
+    /// A worker failed.
+    pub failure: Option<Duration>,
+    /// A worker failed, and all may start again.
+    pub restart: Option<Duration>,
+    /// The time limit is over.
+    pub time_limit: Option<Duration>,
+    /// A worker has not joined the store in time.
+    pub start_timeout: Option<Duration>,
+}
+
+/// Why workers are stopped, as far as the grace depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The launcher was told to.
+    Signal,
+    /// A worker failed, or could not be started.
+    Failure(Outlook),
+    /// The time limit is over.
+    TimeLimit,
+    /// A worker has not joined the store in time.
+    StartTimeout(Outlook),
+}
+
+/// What may follow the stop of a generation that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outlook {
+    /// All may start again.
+    Restart,
+    /// The job is over.
+    End,
+}
+
+/// A cause that can have a grace of its own, as a file names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GraceCause {
+    /// A signal to the launcher.
+    Signal,
+    /// A failed worker.
+    Failure,
+    /// A failed worker, and a restart to come.
+    Restart,
+    /// `--time-limit`
+    TimeLimit,
+    /// `--start-timeout`
+    StartTimeout,
+}
+
+impl StopPolicy {
+    /// From the signal to SIGKILL, for a stop with this reason.
+    #[must_use]
+    pub fn grace_of(&self, reason: StopReason) -> Duration {
+        self.grace_for.of(reason).unwrap_or(self.grace)
+    }
+}
+
+impl GraceFor {
+    /// What is said for a stop with this reason. A restart and a missed start are failures too, where nothing
+    /// narrower is said.
+    #[must_use]
+    pub fn of(&self, reason: StopReason) -> Option<Duration> {
+        let failed = |outlook| match outlook {
+            Outlook::Restart => self.restart.or(self.failure),
+            Outlook::End => self.failure,
+        };
+        match reason {
+            StopReason::Signal => self.signal,
+            StopReason::TimeLimit => self.time_limit,
+            StopReason::Failure(outlook) => failed(outlook),
+            StopReason::StartTimeout(outlook) => self.start_timeout.or(failed(outlook)),
+        }
+    }
+
+    /// What is said for this cause alone.
+    #[must_use]
+    pub const fn said_for(&self, cause: GraceCause) -> Option<Duration> {
+        match cause {
+            GraceCause::Signal => self.signal,
+            GraceCause::Failure => self.failure,
+            GraceCause::Restart => self.restart,
+            GraceCause::TimeLimit => self.time_limit,
+            GraceCause::StartTimeout => self.start_timeout,
+        }
+    }
+
+    /// With a grace for this cause.
+    pub const fn say(&mut self, cause: GraceCause, grace: Duration) {
+        let said = match cause {
+            GraceCause::Signal => &mut self.signal,
+            GraceCause::Failure => &mut self.failure,
+            GraceCause::Restart => &mut self.restart,
+            GraceCause::TimeLimit => &mut self.time_limit,
+            GraceCause::StartTimeout => &mut self.start_timeout,
+        };
+        *said = Some(grace);
+    }
+}
+
+impl GraceCause {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Signal, Self::Failure, Self::Restart, Self::TimeLimit, Self::StartTimeout];
+
+    /// Its key in `[stop.grace-for]`.
+    #[must_use]
+    pub fn key(self) -> &'static str {
+        self.setting().trim_start_matches("grace-for.")
+    }
+
+    /// The same behind the table's name.
+    #[must_use]
+    pub const fn setting(self) -> &'static str {
+        match self {
+            Self::Signal => "grace-for.signal",
+            Self::Failure => "grace-for.failure",
+            Self::Restart => "grace-for.restart",
+            Self::TimeLimit => "grace-for.time-limit",
+            Self::StartTimeout => "grace-for.start-timeout",
+        }
+    }
+}
+
+impl fmt::Display for GraceCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_narrowest_word_counts() {
+        let seconds = Duration::from_secs;
+        let mut policy = StopPolicy { grace: seconds(30), grace_for: GraceFor::default() };
+        let all = [
+            StopReason::Signal,
+            StopReason::TimeLimit,
+            StopReason::Failure(Outlook::End),
+            StopReason::Failure(Outlook::Restart),
+            StopReason::StartTimeout(Outlook::End),
+            StopReason::StartTimeout(Outlook::Restart),
+        ];
+        for (cause, graces) in [
+            (None, [30; 6]),
+            (Some((GraceCause::Failure, 5)), [30, 30, 5, 5, 5, 5]),
+            (Some((GraceCause::Restart, 2)), [30, 30, 5, 2, 5, 2]),
+            (Some((GraceCause::StartTimeout, 1)), [30, 30, 5, 2, 1, 1]),
+            (Some((GraceCause::TimeLimit, 120)), [30, 120, 5, 2, 1, 1]),
+            (Some((GraceCause::Signal, 60)), [60, 120, 5, 2, 1, 1]),
+        ] {
+            if let Some((cause, grace)) = cause {
+                policy.grace_for.say(cause, seconds(grace));
+                assert_eq!(policy.grace_for.said_for(cause), Some(seconds(grace)), "{cause}");
+            }
+            assert_eq!(all.map(|reason| policy.grace_of(reason)), graces.map(seconds));
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! `--config`: what a file says, and what is wrong with it.
+
+use std::fs;
+use std::path::Path;
+
+use harness::{Gate, Launch, Name, Outcome, Scratch, only_ours};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::restart_policy::lives;
+
+/// Names a file: by the option, or by its variable under torchrun's name.
+fn named(name: Name, path: &str) -> Launch {
+    let launch = Launch::new(name);
+    match name {
+        Name::Rankrun => launch.args(["--config", path]),
+        Name::Torchrun | Name::Reference => launch.env("RANKRUN_CONFIG", path),
+    }
+}
+
+/// Writes a configuration file and names it.
+fn configured(name: Name, scratch: &Scratch, text: impl AsRef<[u8]>) -> Launch {
+    let path = scratch.at("rankrun.toml");
+    fs::write(&path, text).expect("the folder is ours");
+    named(name, &path)
+}
+
+#[test]
+fn a_file_says_all_of_it() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let text = "[launch]\nstandalone = true\nnproc-per-node = 2\n[restart]\nmax-restarts = 3\ndelay = \"10ms\"\n\
+                [[restart.rules]]\nexit = 5\nrank = 0\nthen = \"succeed\"\n[[restart.rules]]\nexit = 5\nthen = \"fail\"\n";
+    let steps = ["alive", "rank0:life0:exit=7", "rank0:exit=5", "forever"];
+    for name in Name::both() {
+        let outcome = configured(*name, &scratch, text).worker(steps).run();
+        outcome.exits(0).complains("in 0.0 s (restart 1 of 3)");
+        outcome.complains("by the rule `exit=5+rank=0:succeed`");
+        assert_eq!(lives(&outcome), [0, 1], "{outcome}");
+
+        let options = ["--max-restarts", "0"];
+        let outcome = configured(*name, &scratch, text).args(options).worker(steps).run();
+        outcome.exits(name.code(7));
+        assert_eq!(lives(&outcome), [0], "the command line comes first\n{outcome}");
+    }
+}
+
+#[test]
+fn a_file_in_the_working_folder_is_not_read() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::write(scratch.at("rankrun.toml"), "[restart]\nmax-restarts = 3\n").expect("the folder is ours");
+    let folder = scratch.folder(".", 0o777);
+    let launch = Launch::standalone(Name::Rankrun, 1).cwd(folder).env("RANKRUN_CONFIG", "");
+    let outcome = launch.worker(["alive", "life0:exit=4"]).run();
+    outcome.exits(4);
+    assert_eq!(lives(&outcome), [0], "{outcome}");
+}
+
+/// With any other grace the job would take an hour.
+#[test]
+fn each_cause_of_a_stop_has_its_grace() {
+    let limits = |limits: &str| format!("[launch]\nstandalone = true\nnproc-per-node = 2\n{limits}");
+    for (key, launch, restarts, ends, status) in [
+        ("signal", limits(""), 0, "", 128 + 15),
+        ("failure", limits(""), 0, "rank0:exit=3", 3),
+        ("restart", limits(""), 1, "rank0:life0:exit=3", 0),
+        ("time-limit", limits("time-limit = 1\n"), 3, "", 124),
+        ("start-timeout", limits("start-timeout = 1\n"), 0, "", 1),
+    ] {
+        for name in Name::both().iter().filter(|_| only_ours()) {
+            let scratch = Scratch::new();
+            let gate = Gate::new(&scratch, "gate");
+            let text = format!(
+                "{launch}[restart]\nmax-restarts = {restarts}\n[stop]\ngrace = \"1h\"\n[stop.grace-for]\n{key} = \"250ms\"\n"
+            );
+            let waits = format!("rank0:life0:{}", gate.step());
+            let steps = ["catch", "alive", &waits, ends, "life0:forever"];
+            let steps = steps.into_iter().filter(|step| !step.is_empty());
+            let job = configured(*name, &scratch, text).worker(steps).start();
+            job.lines("alive rank=", 2);
+            match key {
+                "signal" => job.signal(Signal::SIGTERM),
+                "failure" | "restart" => gate.open(1),
+                _ => {}
+            }
+            let outcome = job.wait();
+            outcome.exits(if status == 0 { 0 } else { name.code(status) });
+            if *name == Name::Rankrun {
+                outcome.complains("waiting up to 0.25 s for").complains("still alive after the grace");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_explanation_names_file_and_line() {
+    let scratch = Scratch::new();
+    let text = "[launch]\ntime-limit = 90\n[stop]\ngrace = 9\n[stop.grace-for]\nsignal = \"1m\"\n";
+    let path = scratch.at("rankrun.toml");
+    fs::write(&path, text).expect("the folder is ours");
+    for (options, found) in [(&[][..], vec![format!("60 {path}:6")]), (&["--grace", "2"], vec![])] {
+        let launch = Launch::new(Name::Rankrun).args(["explain", "--config", &path, "--nproc-per-node", "1"]);
+        let outcome = launch.args(options.iter().copied()).worker(["alive"]).run();
+        let told: Vec<String> = outcome
+            .exits(0)
+            .lines_with("grace-for.signal")
+            .iter()
+            .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(told, found, "{outcome}");
+    }
+}
+
+/// Nothing starts, and it is said where what is wrong stands, and once what to do.
+#[track_caller]
+fn refused(outcome: &Outcome, said: &[&str]) {
+    outcome.exits(1).never_says("alive rank=");
+    for part in said {
+        outcome.complains(part);
+    }
+    assert_eq!(outcome.err().matches("hint: ").count(), 1, "{outcome}");
+}
+
+/// The file, what is said behind its name, and the hint.
+const WRONG: [(&str, &str, &str); 47] = [
+    // Keys.
+    (
+        "[restart]\nmax-restarts = 1\nwindows = \"1h\"\n",
+        "3: `restart.windows` is no known key",
+        "did you mean `window`?",
+    ),
+    (
+        "[launch]\nnproc_per_nod = 1\n",
+        "2: `launch.nproc_per_nod` is no known key",
+        "did you mean `nproc-per-node`?",
+    ),
+    ("[launch]\nrdzv-enpoint = \"a:1\"\n", "2: `launch.rdzv-enpoint` is no known key", "`rdzv-endpoint`?"),
+    ("[launch]\nconfig = \"other.toml\"\n", "2: `launch.config` is no known key", "long names of options"),
+    ("[stop]\ngarce = 5\n", "2: `stop.garce` is no known key", "did you mean `grace`?"),
+    ("[stop.grace-for]\ntimelimit = 5\n", "2: `stop.grace-for.timelimit` is no known key", "`time-limit`?"),
+    ("\n\n[restarts]\nmax-restarts = 1\n", "3: `restarts` is no known key", "did you mean `restart`?"),
+    ("max-restarts = 1\n", "1: `max-restarts` is no known key", "there are launch, restart, stop"),
+    (
+        "[[restart.rules]]\nreason = 3\nthen = \"fail\"\n",
+        "2: `restart.rules.reason` is no known key",
+        "there are exit, signal, rank, node, then",
+    ),
+    // What is no TOML.
+    (
+        "[restart]\nmax-restarts = 1\nmax-restarts = 2\n",
+        "3: `max-restarts`: duplicate key",
+        "drop one of them",
+    ),
+    ("[stop]\ngrace = 1\n[stop]\ngrace = 2\n", "3: `stop`: duplicate key", "drop one of them"),
+    ("[restart\nmax-restarts = 1\n", "1: `restart`: ", "the file is TOML"),
+    ("[restart]\nwindow = 1h\n", "2: `window`: ", "texts in quotes"),
+    ("[restart]\nwindow =\n", "2: `window`: ", "the file is TOML"),
+    ("--max-restarts 3\n", "1: ", "the file is TOML"),
+    // Types.
+    (
+        "[restart]\nmax-restarts = \"1\"\n",
+        "2: `restart.max-restarts` is a text, not a whole number",
+        "without quotes",
+    ),
+    (
+        "[restart]\nmax-restarts = 1.0\n",
+        "2: `restart.max-restarts` is a number with a fraction, not a whole number",
+        "write a whole number",
+    ),
+    (
+        "[restart]\nmax-restarts = -1\n",
+        "2: `restart.max-restarts` is `-1`, which is not a number of restarts",
+        "rankrun --help",
+    ),
+    (
+        "[restart]\nmax-restarts = [1]\n",
+        "2: `restart.max-restarts` is a list, not a whole number",
+        "write a whole number",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\nfactor = \"2\"\n",
+        "3: `restart.factor` is a text, not a number",
+        "without quotes",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\ndelay = 1\nfactor = inf\n",
+        "4: `restart.factor` is `inf`, which is not a number from 1 up",
+        "rankrun --help",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\ndelay = nan\n",
+        "3: `restart.delay` is `nan`, which is not a time",
+        "rankrun --help",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\ndelay = 00:01:30\n",
+        "3: `restart.delay` is a time of day, not a text or a number",
+        "put it in quotes",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\nwindow = 2026-01-01\n",
+        "3: `restart.window` is a date, not a text or a number",
+        "put it in quotes",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\nwindow = \"1 month\"\n",
+        "3: `restart.window` is `1 month`, which is not a time above 0",
+        "rankrun --help",
+    ),
+    ("[stop]\ngrace = \"soon\"\n", "2: `stop.grace` is `soon`, which is not a time", "rankrun --help"),
+    ("[stop]\ngrace = -1\n", "2: `stop.grace` is `-1`, which is not a time", "rankrun --help"),
+    ("[stop]\nleftover = inf\n", "2: `stop.leftover` is `inf`, which is not a time", "rankrun --help"),
+    (
+        "[stop.grace-for]\nsignal = nan\n",
+        "2: `stop.grace-for.signal` is `nan`, which is not a time",
+        "rankrun --help",
+    ),
+    ("[stop]\ngrace-for = 10\n", "2: `stop.grace-for` is a whole number, not a table", "write a table"),
+    (
+        "[restart.rules]\nexit = 3\nthen = \"fail\"\n",
+        "1: `restart.rules` is a table, not tables, as in `[[restart.rules]]`",
+        "write tables",
+    ),
+    ("restart = \"never\"\n", "1: `restart` is a text, not a table", "write a table"),
+    (
+        "[launch]\nverbose = \"yes\"\n",
+        "2: `launch.verbose` is a text, not true or false",
+        "write true or false",
+    ),
+    // Rules that never match.
+    (
+        "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
+        "1: `restart.rules` has the rule `exit=0:fail`, which can never match",
+        "correct it",
+    ),
+    (
+        "\n[[restart.rules]]\nexit = 3\nsignal = 9\nthen = \"fail\"\n",
+        "2: `restart.rules` has the rule `exit=3+signal=9:fail`, which can never match",
+        "correct it",
+    ),
+    (
+        "[[restart.rules]]\nrank = 8\nthen = \"fail\"\n",
+        "1: `restart.rules` has the rule `rank=8:fail`, which can never match: the ranks are 0 to 0",
+        "correct it",
+    ),
+    (
+        "[[restart.rules]]\nthen = \"fail\"\n[[restart.rules]]\nexit = 3\nthen = \"requeue\"\n",
+        "3: `restart.rules` has the rule `exit=3:requeue`, which can never match: `any:fail` before it",
+        "put the special one first",
+    ),
+    (
+        "[[restart.rules]]\nexit = 3\nthen = \"restart\"\n",
+        "1: `restart.rules` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
+        "give `--max-restarts`",
+    ),
+    (
+        "[[restart.rules]]\nexit = 3\nthen = \"stop\"\n",
+        "1: `restart.rules` has the rule `exit=3:stop`, in which `stop` is no action",
+        "the actions are",
+    ),
+    // Limits that contradict each other.
+    (
+        "[restart]\nmax-restarts = 1\ndelay = 9\nmax-delay = 3\n",
+        "4: `restart.max-delay` is `3s`, which is not as long as the first delay",
+        "rankrun --help",
+    ),
+    (
+        "[launch]\ntime-limit = \"1h\"\nwarn-signal = \"USR1@2h\"\n",
+        "3: `launch.warn-signal` is `USR1@2h`, and `launch.time-limit` in line 2 is `1h`: the workers would be warned at their start",
+        "USR1@10",
+    ),
+    (
+        "[launch]\ntime-limit = 60\nstart-timeout = 90\n",
+        "3: `launch.start-timeout` is `1m 30s`, and `launch.time-limit` in line 2 is `1m`",
+        "shorter than the time limit",
+    ),
+    (
+        "[launch]\ntime-limit = 60\n[restart]\nmax-restarts = 1\nreset-after = 60\n",
+        "5: `restart.reset-after` is `1m`, and `launch.time-limit` in line 2 is `1m`: no worker can run for so long",
+        "shorter",
+    ),
+    (
+        "[restart]\nmax-restarts = 1\nwindow = 60\ndelay = 60\n",
+        "4: `restart.delay` is `1m`, and `restart.window` in line 3 is `1m`",
+        "make the window longer",
+    ),
+    (
+        "[restart]\nmax-restarts = 2\nprogress-dir = \"x\"\nprogress-restarts = 3\n",
+        "4: `restart.progress-restarts` is `3`, and `restart.max-restarts` in line 2 is `2`",
+        "fewer",
+    ),
+    (
+        "[restart]\nmax-restarts = 0\ndelay = 1\n",
+        "3: `restart.delay` is given, but a `--max-restarts` above 0 is not",
+        "or leave it out",
+    ),
+    (
+        "[launch]\nshutdown-timeout = 1\n[stop]\ngrace = 2\n",
+        "4: `stop.grace` says what `launch.shutdown-timeout` in line 2 says",
+        "drop one of them",
+    ),
+];
+
+#[test]
+fn what_is_wrong_with_a_file_is_told_with_its_line() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let scratch = Scratch::new();
+        for (text, said, hint) in WRONG {
+            let outcome =
+                configured(*name, &scratch, text).args(["--nproc-per-node", "1"]).worker(["alive"]).run();
+            let place = format!("error: `{}`, line {said}", scratch.at("rankrun.toml"));
+            refused(&outcome, &[&place, hint]);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_such_file_is_said() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let scratch = Scratch::new();
+        let run = |launch: Launch| launch.args(["--nproc-per-node", "1"]).worker(["alive"]).run();
+        let at = |file: &str| scratch.at(file);
+        mkfifo(Path::new(&at("fifo")), Mode::S_IRWXU).expect("the folder is ours");
+        let huge = [b"# ".as_slice(), &vec![b'x'; 2 << 20]].concat();
+        fs::write(at("huge"), huge).expect("the folder is ours");
+        for (path, why) in [
+            (scratch.folder("folder", 0o777), "it is a folder"),
+            (at("fifo"), "it is no regular file"),
+            (at("missing"), "No such file or directory"),
+            (at("huge"), "it has more than 1048576 bytes"),
+            ("/dev/zero".to_owned(), "it is no regular file"),
+        ] {
+            let said = format!("error: the configuration file `{path}` cannot be read: {why}");
+            refused(&run(named(*name, &path)), &[&said, "hint: name a file that can be read"]);
+        }
+        let outcome = run(configured(*name, &scratch, b"[launch]\n# caf\xe9\nrole = \"x\"\n"));
+        let said = format!("error: `{}`, line 2: this is not valid UTF-8", at("rankrun.toml"));
+        refused(&outcome, &[&said, "save it as UTF-8"]);
+        // Deeper than any stack.
+        let deep = format!("[launch]\nrole = {}\n", "[".repeat(500_000));
+        refused(&run(configured(*name, &scratch, deep)), &["line 2: "]);
+        let deep = format!("{}a = 1\n", "a.".repeat(400_000));
+        refused(&run(configured(*name, &scratch, deep)), &["is no TOML: recursion limit"]);
+        // Nothing said, as by nobody.
+        run(configured(*name, &scratch, "")).exits(0).says("alive rank=0");
+        run(Launch::new(*name).env("RANKRUN_CONFIG", "")).exits(0).says("alive rank=0");
+    }
+}
