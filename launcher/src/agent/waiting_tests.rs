@@ -175,3 +175,129 @@ fn a_signal_ends_the_look_for_progress() {
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
     assert_eq!(job.handle(at(3), Input::ProgressSeen { generation: Generation(0), newest: None }), []);
 }
+
+/// Lives of one worker that end with code 7, each so many seconds after its start, and how long each wait was.
+fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64>, Vec<RestartCount>, State) {
+    let at = clock();
+    let mut job = state_by(policy, 1, max_restarts, Persona::Rankrun);
+    let (mut waits, mut counts, mut now) = (Vec::new(), Vec::new(), at(0));
+    let mut actions = job.handle(now, Input::Ready);
+    for life in lives {
+        let Some((generation, count)) = actions.iter().find_map(|action| match action {
+            Action::Start { generation, restart_count } => Some((generation.0, *restart_count)),
+            _ => None,
+        }) else {
+            break;
+        };
+        counts.push(count);
+        now += Duration::from_secs(*life);
+        actions = job.handle(now, exited(generation, 0, Exit::Code(7)));
+        if let Some(until) = job.deadline() {
+            waits.push((until - now).as_secs());
+            assert_eq!(
+                job.handle(until - Duration::from_millis(1), Input::DeadlinePassed),
+                [],
+                "invariant 6"
+            );
+            now = until;
+            actions = job.handle(now, Input::DeadlinePassed);
+        }
+    }
+    (waits, counts, job)
+}
+
+#[test]
+fn each_wait_is_longer_than_the_one_before_up_to_the_cap() {
+    let backoff =
+        Backoff { delay: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5), jitter: 0.0 };
+    let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
+    let (waits, _, job) = waits_of(policy.clone(), 5, &[0; 9]);
+    assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], Phase::Finished), "invariant 6");
+    let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
+    let (waits, _, job) = waits_of(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
+    assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "who ran for long enough begins anew");
+    assert!(job.is_running());
+}
+
+#[test]
+fn a_window_counts_the_restarts_in_it_and_no_others() {
+    let window = Some(Duration::from_secs(3_600));
+    let policy = RestartPolicy { window, ..RestartPolicy::default() };
+    let (_, counts, job) = waits_of(policy.clone(), 2, &[0, 1_000, 2_600, 1_000, 2_600]);
+    assert!(job.is_running(), "the restarts of an hour ago are over");
+    assert_eq!(counts, [0, 1, 2, 3, 4].map(RestartCount), "the workers' counter counts all, as torch's");
+    let (_, counts, job) = waits_of(policy, 2, &[0, 1_000, 2_599]);
+    assert_eq!((counts.len(), job.phase), (3, Phase::Finished), "invariant 6");
+}
+
+#[test]
+fn a_wait_belongs_to_the_window_in_which_it_ends() {
+    let backoff = Backoff { delay: Duration::from_secs(10), factor: 1.0, cap: Duration::MAX, jitter: 0.0 };
+    let window = Some(Duration::from_secs(100));
+    let policy = RestartPolicy { window, backoff: Some(backoff), ..RestartPolicy::default() };
+    let (waits, _, job) = waits_of(policy.clone(), 1, &[0, 90]);
+    assert_eq!((waits, job.is_running()), (vec![10, 10], true));
+    let (waits, _, job) = waits_of(policy, 1, &[0, 89]);
+    assert_eq!((waits, job.phase), (vec![10], Phase::Finished), "invariant 6");
+}
+
+#[test]
+fn a_healthy_generation_makes_the_budget_whole() {
+    let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..RestartPolicy::default() };
+    let (_, counts, job) = waits_of(policy, 1, &[60, 60, 60, 59, 1_000]);
+    assert_eq!(counts, [0, 1, 2, 3].map(RestartCount));
+    assert_eq!(job.phase, Phase::Finished, "invariant 6");
+}
+
+#[test]
+fn a_rule_is_about_a_code_a_signal_a_rank_or_a_node() {
+    let any = Conditions::default();
+    let segv = killed_by(libc::SIGSEGV);
+    let at = clock();
+    for (when, rank, exit, fits) in [
+        (Conditions { exit: Some([7, 9].into_iter().collect()), ..any }, 0, Exit::Code(9), true),
+        (Conditions { exit: Some([7, 9].into_iter().collect()), ..any }, 0, Exit::Code(8), false),
+        (Conditions { signal: Some(Signal::SIGSEGV), ..any }, 1, segv, true),
+        (Conditions { signal: Some(Signal::SIGKILL), ..any }, 1, segv, false),
+        (Conditions { rank: Some(rankrun_contract::rank::Rank(1)), ..any }, 1, segv, true),
+        (Conditions { rank: Some(rankrun_contract::rank::Rank(1)), ..any }, 0, segv, false),
+        (Conditions { node: Some(rankrun_contract::rank::NodeRank(0)), ..any }, 0, segv, true),
+        (Conditions { node: Some(rankrun_contract::rank::NodeRank(1)), ..any }, 0, segv, false),
+        (any, 1, Exit::Code(1), true),
+    ] {
+        let fail = RestartRule { when, then: RuleAction::Fail };
+        let later = RestartRule { when: any, then: RuleAction::Restart };
+        let policy = RestartPolicy { rules: vec![fail, later], ..RestartPolicy::default() };
+        let mut job = state_by(policy, 2, 1, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, rank, exit));
+        let actions = job.handle(at(2), exited(0, 1 - rank, killed_by(15)));
+        assert_eq!(started(&actions), (!fits).then_some(1), "{fail} on {exit} of rank {rank}");
+        assert_eq!(end(&actions).is_some(), fits);
+    }
+}
+
+#[test]
+fn the_time_limit_ends_a_wait_and_nobody_waits_for_longer_than_it() {
+    let at = clock();
+    for (limit, told_at) in [(12, None), (15, None), (16, Some(15))] {
+        let delay = Duration::from_secs(5);
+        let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
+        let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
+        let mut job = state_by(policy, 1, 3, Persona::Rankrun);
+        let limit = Duration::from_secs(limit);
+        job.rules.time_limit = Some(crate::spec::TimeLimit { limit, warning: None });
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
+        let Some(told_at) = told_at else {
+            let end = end(&actions).unwrap();
+            assert_eq!((end.status, end.time_limit), (ExitStatus::Code(124), Some(limit)), "invariant 7");
+            continue;
+        };
+        assert_eq!(job.deadline(), Some(at(told_at)));
+        // The launcher was halted meanwhile, and both are due.
+        let actions = job.handle(at(20), Input::DeadlinePassed);
+        assert_eq!(started(&actions), None, "invariant 7");
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(124));
+    }
+}

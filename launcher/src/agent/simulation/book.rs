@@ -12,6 +12,8 @@ use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
 use crate::spec::Unhealthy;
 
+/// By how much what the machine does may be late.
+pub(super) const LENIENCY: Duration = Duration::from_millis(100);
 /// From a worker's end by a signal that stops the job to the launcher's.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
@@ -22,8 +24,10 @@ pub(super) struct Book {
     pub(super) ready: bool,
     /// When the first workers were started.
     pub(super) began: Option<Instant>,
-    /// The workers were told that the time is short.
-    pub(super) warned: bool,
+    /// How often the workers were told that the time is short.
+    pub(super) warnings: u32,
+    /// When the job went on after it was halted: nothing was done before that.
+    pub(super) woke_at: Option<Instant>,
     pub(super) starts: u32,
     pub(super) generation: Generation,
     /// How many workers the next start has.
@@ -50,8 +54,10 @@ pub(super) struct Life {
     pub(super) began: Option<Instant>,
     /// Ended by a signal that may be about to reach the launcher too: nothing may come of it at first.
     pub(super) suspect: Option<Suspect>,
-    /// It was looked who has joined the store.
-    pub(super) looked_who_joined: bool,
+    /// From when on the workers may join the store: their start, without the time for which they were halted.
+    pub(super) joins_from: Option<Instant>,
+    /// How often it was looked who has joined.
+    pub(super) join_looks: u32,
     /// That its start has failed is on its way to the machine.
     pub(super) start_pending: bool,
     /// The ends that the machine was told of.
@@ -71,9 +77,8 @@ pub(super) struct Life {
     pub(super) released: Option<Released>,
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
-    /// When the last question got its answer.
-    pub(super) answered_at: Option<Instant>,
-    pub(super) looked_for_progress: bool,
+    /// The last question that got its answer, and when.
+    pub(super) answered: Option<(Question, Instant)>,
     /// Not all of them live, and there is no place on the others.
     pub(super) is_without_devices: bool,
 }
@@ -102,7 +107,8 @@ impl Book {
             setup: *setup,
             ready: false,
             began: None,
-            warned: false,
+            warnings: 0,
+            woke_at: None,
             starts: 0,
             generation: Generation(0),
             seats: setup.workers,
@@ -156,6 +162,10 @@ impl Book {
                 }
                 self.life.ends.push(*end);
             }
+            Input::Halted { lasted } => {
+                self.woke_at = Some(now);
+                self.life.was_halted(*lasted);
+            }
             Input::StopRequested { signal, .. } => {
                 self.wish.get_or_insert(*signal);
                 if self.starts > 0 {
@@ -169,10 +179,7 @@ impl Book {
             Input::Reseated { seating, .. } if self.answered(Question::Seats, now) => {
                 self.life.is_without_devices = seating.is_err();
             }
-            Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => {
-                self.life.looked_for_progress = true;
-                self.saw_files();
-            }
+            Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => self.saw_files(),
             Input::DevicesChecked { .. }
             | Input::Reseated { .. }
             | Input::ProgressSeen { .. }
@@ -180,7 +187,6 @@ impl Book {
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
-            | Input::Halted { .. }
             | Input::DeadlinePassed => {}
         }
     }
@@ -189,7 +195,7 @@ impl Book {
     fn answered(&mut self, question: Question, now: Instant) -> bool {
         let is_it = self.open == Some(question);
         if is_it {
-            (self.open, self.life.answered_at) = (None, Some(now));
+            (self.open, self.life.answered) = (None, Some((question, now)));
         }
         is_it
     }
@@ -203,7 +209,7 @@ impl Book {
                 }
                 self.starts += 1;
                 self.generation = *generation;
-                self.life = Life { began: Some(now), ..Life::default() };
+                self.life = Life { began: Some(now), joins_from: Some(now), ..Life::default() };
                 self.began.get_or_insert(now);
             }
             Action::Signal { signal, .. } => {
@@ -217,8 +223,8 @@ impl Book {
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookForProgress { .. } => self.open = Some(Question::Progress),
-            Action::LookWhoJoined { .. } => self.life.looked_who_joined = true,
-            Action::Say(Happening::TimeIsShort { .. }) => self.warned = true,
+            Action::LookWhoJoined { .. } => self.life.join_looks += 1,
+            Action::Say(Happening::TimeIsShort { .. }) => self.warnings += 1,
             Action::Say(Happening::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
@@ -258,6 +264,15 @@ impl Life {
         }
     }
 
+    /// What gives somebody time to do something is put off.
+    fn was_halted(&mut self, lasted: Duration) {
+        let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
+        let others = [&mut self.asked_at, &mut self.killed_at, &mut self.joins_from];
+        for moment in others.into_iter().filter_map(Option::as_mut).chain(suspected) {
+            *moment += lasted;
+        }
+    }
+
     /// A cause that the machine finds out by itself.
     pub(super) fn found(&self, action: &Action) -> Option<Cause> {
         match action {
@@ -283,6 +298,11 @@ impl Book {
     /// When the time limit of the job is over.
     pub(super) fn time_is_up_at(&self) -> Option<Instant> {
         Some(self.began? + millis(self.setup.time_limit?))
+    }
+
+    /// From when on it is late for something that was due then.
+    pub(super) fn late_from(&self, due: Instant) -> Instant {
+        self.woke_at.map_or(due, |woke| woke.max(due)) + LENIENCY
     }
 
     /// When the workers are warned of that.

@@ -1,12 +1,12 @@
 //! What the restart policy allows, reckoned from the record of what happened and in another way than the machine does:
 //! it keeps all that ever was, and looks back on it.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rankrun_contract::rank::LocalRank;
 
 use super::book::{Book, Cause, Life};
-use super::invariants::{LENIENCY, Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, must};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::process::Exit;
@@ -22,7 +22,7 @@ pub(super) struct Record {
     lives: Vec<Duration>,
     restarts: Vec<Instant>,
     /// When the newest file was written, at each look.
-    files: Vec<Option<u32>>,
+    files: Vec<Option<SystemTime>>,
 }
 
 /// What follows a failure.
@@ -53,7 +53,7 @@ impl Record {
         self.restarts.push(now);
     }
 
-    pub(super) fn saw(&mut self, written: Option<u32>) {
+    pub(super) fn saw(&mut self, written: Option<SystemTime>) {
         self.files.push(written);
     }
 
@@ -140,7 +140,7 @@ impl Turn<'_> {
     fn decided_at(&self) -> Instant {
         let life = &self.book.life;
         let known = life.swept_at.filter(|_| self.book.open.is_none());
-        known.map_or(self.now, |swept| life.answered_at.map_or(swept, |answered| answered.max(swept)))
+        known.map_or(self.now, |swept| life.answered.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
     /// Whether a restart may come too late for the time limit, and whether it does so for certain.
@@ -150,7 +150,7 @@ impl Turn<'_> {
         else {
             return (false, false);
         };
-        (end <= by + ROUNDING, end <= from.max(self.now))
+        (end <= by.max(self.now) + ROUNDING, end <= from.max(self.now))
     }
 }
 
@@ -192,7 +192,7 @@ pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     must(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
     let Some(Due::Restart { from, by } | Due::Either { from, by }) = turn.due() else { return Ok(()) };
     must(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
-    must(at <= by + LENIENCY, || format!("{:?} after the back-off is over", at - by))
+    must(at <= book.late_from(by), || format!("{:?} after the back-off is over", at - by))
 }
 
 /// A restart that is waited for has a deadline.
@@ -209,7 +209,7 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
     must(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
         format!("the restart is due in {:?}, and nobody will wake", by.saturating_duration_since(turn.now))
     })?;
-    must(turn.now <= by + LENIENCY, || format!("the restart is {:?} late", turn.now - by))
+    must(turn.now <= book.late_from(by), || format!("the restart is {:?} late", turn.now - by))
 }
 
 /// Every restart that the policy grants is made: a machine that never restarts keeps every budget.

@@ -62,13 +62,13 @@ fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
 /// What is told at the end is of the kind that came first.
 fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
     let manner = failure.map(|failure| failure.manner);
-    let is_told = match (cause, manner) {
+    let is_told = matches!(
+        (cause, manner),
         (Some(Cause::Failed(_)), Some(Manner::Ended | Manner::EndedByStop))
-        | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
-        | (Some(Cause::NotJoined(_)), Some(Manner::NotJoined { .. }))
-        | (Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None, None) => true,
-        _ => false,
-    };
+            | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
+            | (Some(Cause::NotJoined(_)), Some(Manner::NotJoined { .. }))
+            | (Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None, None)
+    );
     must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
     let seen_before =
         |failure: &Failure| matches!(failure.manner, Manner::Stuck { .. } | Manner::NotJoined { .. });

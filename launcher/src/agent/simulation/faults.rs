@@ -78,10 +78,14 @@ pub(super) enum Fault {
     /// It looks, and restarts whatever it saw.
     IgnoresMissingProgress,
     ForgetsToRequeue,
+    /// Takes the time of a halt for that of the workers.
+    ForgetsTheHalt,
+    /// Takes any second wish for an impatient one.
+    KillsEarly,
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 51] = [
+pub(super) const FAULTS: [(Fault, &str); 53] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -133,6 +137,8 @@ pub(super) const FAULTS: [(Fault, &str); 51] = [
     (Fault::NeverLooksForProgress, "7"),
     (Fault::IgnoresMissingProgress, "7"),
     (Fault::ForgetsToRequeue, "8"),
+    (Fault::ForgetsTheHalt, "window"),
+    (Fault::KillsEarly, "4"),
 ];
 
 /// A machine that was told something else than what is asked for.

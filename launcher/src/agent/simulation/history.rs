@@ -64,6 +64,8 @@ pub(super) enum What {
     HitsAll { signal: Signal, launcher: i32 },
     /// The launcher is told to stop.
     Stop { signal: Signal, by: Way },
+    /// The whole job is halted for so many milliseconds (Ctrl-Z).
+    Halts(u32),
     /// The launcher gets a signal that is for the workers.
     Pass(Signal),
     /// A worker sits down in the kernel, where not even SIGKILL reaches it.
@@ -119,7 +121,7 @@ impl Event {
 impl What {
     fn random(random: &mut Random) -> Self {
         let worker = random.below(MOST_WORKERS);
-        match random.below(33) {
+        match random.below(34) {
             0..3 => Self::Wait(random.pick(&[1, 40, 300, 1_100, 2_500])),
             3..10 => Self::NextMoment,
             10..20 => Self::Ends { worker, exit: exit(random), wrote: Wrote::random(random) },
@@ -139,6 +141,7 @@ impl What {
                 signal: random.pick(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]),
                 launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
             },
+            31 => Self::Halts(random.pick(&[40, 600, 20_000])),
             _ => Self::Stale(random.pick(&[
                 Stale::Exited,
                 Stale::Looked,

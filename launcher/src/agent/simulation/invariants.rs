@@ -16,22 +16,17 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::book::{Book, Cause};
+use super::book::{Book, Cause, LENIENCY, Question};
 use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
 use super::causes::invariant_5;
 use super::limits::{limits_strike, the_window_is_kept};
 use super::node::{Node, Process};
 use super::setup::Setup;
-use crate::agent::failure::Manner;
+use super::status::invariant_8;
 use crate::agent::message::{Action, Happening, Input, JobEnd};
 use crate::agent::rules::Interrupt;
-use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
-use crate::process::Exit;
-use crate::spec::Persona;
-use crate::spec::restart::RuleAction;
 
-/// What a stop may take longer than the grace, and its end longer than the five seconds after SIGKILL.
-pub(super) const LENIENCY: Duration = Duration::from_millis(100);
+/// From SIGKILL to when it is reported that it did not help.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// One answer of the machine, or a moment at which it was silent.
@@ -281,6 +276,11 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     {
         must(turn.now <= kill_by + LENIENCY, || format!("SIGKILL is overdue for {spared:?}"))?;
     }
+    let is_second = matches!(turn.input, Some(Input::StopRequested { again: true, .. }));
+    let kills = sent(|signal| signal == Signal::SIGKILL).is_some();
+    must(!kills || is_second || kill_by.is_none_or(|kill_by| turn.now >= kill_by), || {
+        format!("SIGKILL within the grace, which is over {kill_by:?}")
+    })?;
     let report_by = killed_at.map(|killed| killed + GIVE_UP_AFTER_KILL);
     if let Some(report_by) = report_by
         && let Some(stuck) = stays().find(|process| !turn.given_up().contains(&process.local_rank))
@@ -325,66 +325,11 @@ fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
     must(!is_forbidden, || format!("a start where {due:?}"))?;
     let is_restart = starts && turn.book.starts > 0;
-    let is_unasked =
-        is_restart && turn.setup.policy.progress.is_some() && !turn.book.life.looked_for_progress;
+    let has_looked = matches!(turn.book.life.answered, Some((Question::Progress, _)));
+    let is_unasked = is_restart && turn.setup.policy.progress.is_some() && !has_looked;
     must(!is_unasked, || "a restart, and nobody has looked for progress".to_owned())?;
     let is_closed = turn.book.finished;
     must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
-}
-
-fn invariant_8(turn: &Turn<'_>) -> Verdict {
-    let Some(end) = turn.finish() else { return Ok(()) };
-    must(end.stopped_by == turn.book.wish, || {
-        format!("told to stop by {:?}, it says {:?}", turn.book.wish, end.stopped_by)
-    })?;
-    let (status, other) = status(turn, end);
-    must([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
-    let limit = turn.setup.time_limit.map(|limit| Duration::from_millis(u64::from(limit)));
-    let is_told = end.time_limit.is_none() || end.time_limit == limit;
-    must(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
-}
-
-/// The table of `exit_code.rs`; where chance decides about a wait, another one is as good.
-fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
-    let (setup, cause) = (turn.setup, turn.cause());
-    let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
-    let of_limit = if setup.persona == Persona::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
-    let plain = plain_status(setup, turn.book.starts > 0, end);
-    match (cause, end.stopped_by) {
-        (Some(Cause::TimeLimit), _) => both(of_limit),
-        (None, None) => both(0),
-        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due() {
-            Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
-            Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
-            Some(Due::End(Why::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
-            Some(due) if turn.given_up().is_empty() => match turn.too_late(due) {
-                (_, true) => both(of_limit),
-                (true, false) => (ExitStatus::Code(of_limit), plain),
-                (false, false) => (plain, plain),
-            },
-            _ => (plain, plain),
-        },
-        _ => (plain, plain),
-    }
-}
-
-/// Of a worker, or of the signal by which the launcher was told to stop.
-fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
-    let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
-        Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
-        Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
-        Some((Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _)) | None => {
-            LAUNCHER_FAILED
-        }
-    };
-    let is_exception =
-        |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
-    match (setup.persona, end.stopped_by) {
-        (Persona::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
-        (Persona::Rankrun, None) => ExitStatus::Code(of_worker()),
-        (Persona::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),
-        (Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
-    }
 }
 
 fn invariant_9(turn: &Turn<'_>) -> Verdict {

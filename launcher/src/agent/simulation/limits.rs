@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::book::{Cause, WINDOW};
-use super::invariants::{LENIENCY, Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, must};
 use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Happening, Input};
 
@@ -36,7 +36,7 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     must(turn.now >= until || !is_decided, || {
         format!("{suspect:?} may have got everybody's signal, and already: {:?}", turn.actions)
     })?;
-    must(turn.now <= until + LENIENCY || is_decided, || format!("nobody decides about {suspect:?}"))
+    must(turn.now <= turn.book.late_from(until) || is_decided, || format!("nobody decides about {suspect:?}"))
 }
 
 pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
@@ -56,7 +56,7 @@ fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
         return must(!is_said, || "there is no time limit".to_owned());
     };
     must(!is_said || turn.now >= end, || format!("{:?} too early", end - turn.now))?;
-    if turn.now <= end + LENIENCY {
+    if turn.now <= turn.book.late_from(end) {
         return Ok(());
     }
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
@@ -76,7 +76,7 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
         return must(said == 0, || "nobody asked for a warning".to_owned());
     };
     if said > 0 {
-        must(said == 1 && !book.warned, || "warned twice".to_owned())?;
+        must(said == 1 && book.warnings == 0, || "warned twice".to_owned())?;
         must(turn.now >= warned_at, || format!("warned {:?} too early", warned_at - turn.now))?;
         let unwarned =
             turn.workers().find(|process| process.is_alive() && !is_warned(turn, process.local_rank));
@@ -85,8 +85,8 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
     // Who starts while the warning is due or later gets none.
     let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
     let is_undisturbed = turn.cause().is_none() && book.time_is_up_at().is_some_and(|end| turn.now < end);
-    let is_due = was_there && is_undisturbed && turn.now > warned_at + LENIENCY;
-    must(!is_due || book.warned, || "the warning is overdue".to_owned())
+    let is_due = was_there && is_undisturbed && turn.now > book.late_from(warned_at);
+    must(!is_due || book.warnings > 0, || "the warning is overdue".to_owned())
 }
 
 fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
@@ -101,17 +101,18 @@ fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
 fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let looks = turn.actions.iter().filter(|action| matches!(action, Action::LookWhoJoined { .. })).count();
-    let Some(join_by) = life.began.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
+    let Some(join_by) =
+        life.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
     else {
         return must(looks == 0, || "there is no start limit".to_owned());
     };
     if looks > 0 {
-        must(looks == 1 && !life.looked_who_joined, || "one look is enough".to_owned())?;
+        must(looks == 1 && life.join_looks == 0, || "one look is enough".to_owned())?;
         return must(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
     }
     let is_running = turn.cause().is_none() && life.suspect.is_none() && turn.finish().is_none();
-    let is_due = is_running && turn.now > join_by + LENIENCY;
-    must(!is_due || life.looked_who_joined, || "nobody looks who has joined".to_owned())
+    let is_due = is_running && turn.now > turn.book.late_from(join_by);
+    must(!is_due || life.join_looks > 0, || "nobody looks who has joined".to_owned())
 }
 
 /// As long as nothing else has become of them.

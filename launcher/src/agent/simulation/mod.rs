@@ -1,5 +1,6 @@
-//! The state machine on a virtual node, through random histories: exits, signals, time, workers that sit in the kernel,
-//! the look at the devices, a worker that is left to a person, in any order. After every turn the numbered
+//! The state machine on a virtual node, through random histories: exits, signals, time and its limits, workers that sit in
+//! the kernel or do not join, signals that hit everybody, halts of the whole job, the looks at devices and at progress, a
+//! worker that is left to a person, in any order and under any restart policy. After every turn the numbered
 //! invariants of the design document are asked, and for each of them there are machines that break it, which must be
 //! found.
 //!
@@ -17,6 +18,7 @@ mod mutants;
 mod node;
 mod report;
 mod setup;
+mod status;
 mod world;
 
 use std::time::{SystemTime, UNIX_EPOCH};

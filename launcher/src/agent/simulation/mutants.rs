@@ -75,6 +75,10 @@ impl Mutant {
             | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { again: false, .. }) => {
                 Vec::new()
             }
+            (Fault::ForgetsTheHalt, _, Input::Halted { .. }) => Vec::new(),
+            (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
+                vec![Input::StopRequested { signal, again: true }]
+            }
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, again: false }]
             }

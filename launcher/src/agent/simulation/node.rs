@@ -166,6 +166,13 @@ impl Node {
         dying.filter_map(|process| process.due.map(|due| due.at)).min()
     }
 
+    /// Nobody could do anything for so long.
+    pub(super) fn was_halted(&mut self, lasted: Duration) {
+        for due in self.processes.iter_mut().filter_map(|process| process.due.as_mut()) {
+            due.at += lasted;
+        }
+    }
+
     /// Those whose time has come.
     pub(super) fn end_those_due(&mut self, now: Instant) -> Vec<Ended> {
         let mut ended = Vec::new();

@@ -157,6 +157,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
         What::HitsAll { signal, launcher } if launcher != 0 => vec![What::HitsAll { signal, launcher: 0 }],
         What::NextMoment
+        | What::Halts(_)
         | What::HitsAll { .. }
         | What::Stop { .. }
         | What::Pass(_)

@@ -1,12 +1,13 @@
 //! What was asked for, and what the node is like, before anything happens on it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{SigSet, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
 use super::history::Random;
+use crate::agent::checkup::{Checkup, DeadDevice};
 use crate::agent::rules::{Interrupt, Rules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
@@ -154,8 +155,9 @@ impl Setup {
     }
 
     /// When the newest file was written that is seen after this generation.
-    pub(super) fn newest_after(&self, generation: Generation) -> Option<u32> {
-        self.files[(generation.0 as usize).min(GENERATIONS - 1)]
+    pub(super) fn newest_after(&self, generation: Generation) -> Option<SystemTime> {
+        let written = self.files[(generation.0 as usize).min(GENERATIONS - 1)];
+        written.map(|written| SystemTime::UNIX_EPOCH + millis(written))
     }
 
     /// For the machine.
@@ -277,4 +279,14 @@ impl Temper {
             _ => Self::Ignores,
         }
     }
+}
+
+/// What a look at the devices finds.
+pub(super) fn checkup(is_dead: bool) -> Checkup {
+    let dead = DeadDevice {
+        local_ranks: vec![LocalRank(0)],
+        device: "one".to_owned(),
+        why: "it is gone".to_owned(),
+    };
+    Checkup { dead: is_dead.then_some(dead).into_iter().collect(), ..Checkup::default() }
 }

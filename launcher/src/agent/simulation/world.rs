@@ -15,8 +15,7 @@ use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
-use super::setup::{MOST_WORKERS, Setup, millis};
-use crate::agent::checkup::{Checkup, DeadDevice};
+use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::failure::Testimony;
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::stuck::Asleep;
@@ -104,6 +103,10 @@ impl<M: Machine> World<'_, M> {
                 let ended = self.node.end(worker, exit, wrote);
                 self.reaped(ended);
             }
+            What::Halts(lasted) => {
+                self.turn()?;
+                self.halt(millis(lasted));
+            }
             What::HitsAll { signal, launcher } => return self.hit_all(signal, launcher),
             What::Stop { signal, by } => {
                 let again = by == Way::Guard && self.signalled;
@@ -126,6 +129,12 @@ impl<M: Machine> World<'_, M> {
             What::Stale(kind) => self.come_late(kind),
         }
         Ok(())
+    }
+
+    fn halt(&mut self, lasted: Duration) {
+        self.now += lasted;
+        self.node.was_halted(lasted);
+        self.queue.push_back(Input::Halted { lasted });
     }
 
     fn hit_all(&mut self, signal: Signal, launcher: i32) -> Result<(), Vec<Broken>> {
@@ -155,7 +164,7 @@ impl<M: Machine> World<'_, M> {
                 Input::Reseated { generation, seating }
             }
             Some(Question::Progress) => {
-                Input::ProgressSeen { generation, newest: self.setup.newest_after(generation).map(file) }
+                Input::ProgressSeen { generation, newest: self.setup.newest_after(generation) }
             }
             None => return,
         };
@@ -379,18 +388,4 @@ impl<M: Machine> World<'_, M> {
         ]);
         self.turn()
     }
-}
-
-/// When a file was written.
-fn file(written: u32) -> SystemTime {
-    SystemTime::UNIX_EPOCH + millis(written)
-}
-
-fn checkup(is_dead: bool) -> Checkup {
-    let dead = DeadDevice {
-        local_ranks: vec![LocalRank(0)],
-        device: "one".to_owned(),
-        why: "it is gone".to_owned(),
-    };
-    Checkup { dead: is_dead.then_some(dead).into_iter().collect(), ..Checkup::default() }
 }

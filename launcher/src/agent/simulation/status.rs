@@ -1,0 +1,70 @@
+//! Invariant 8: the launcher's exit status.
+
+use nix::sys::signal::Signal;
+
+use super::book::Cause;
+use super::budget::{Due, Why};
+use super::invariants::{Turn, Verdict, must};
+use super::setup::{Setup, millis};
+use crate::agent::failure::Manner;
+use crate::agent::message::JobEnd;
+use crate::agent::rules::Interrupt;
+use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
+use crate::process::Exit;
+use crate::spec::Persona;
+use crate::spec::restart::RuleAction;
+
+pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
+    let Some(end) = turn.finish() else { return Ok(()) };
+    must(end.stopped_by == turn.book.wish, || {
+        format!("told to stop by {:?}, it says {:?}", turn.book.wish, end.stopped_by)
+    })?;
+    let (status, other) = status(turn, end);
+    must([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
+    let limit = turn.setup.time_limit.map(millis);
+    let is_told = end.time_limit.is_none() || end.time_limit == limit;
+    must(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
+}
+
+/// The table of `exit_code.rs`; where chance decides about a wait, another one is as good.
+fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
+    let (setup, cause) = (turn.setup, turn.cause());
+    let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
+    let of_limit = if setup.persona == Persona::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
+    let plain = plain_status(setup, turn.book.starts > 0, end);
+    match (cause, end.stopped_by) {
+        (Some(Cause::TimeLimit), _) => both(of_limit),
+        (None, None) => both(0),
+        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due() {
+            Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
+            Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
+            Some(Due::End(Why::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
+            Some(due) if turn.given_up().is_empty() => match turn.too_late(due) {
+                (_, true) => both(of_limit),
+                (true, false) => (ExitStatus::Code(of_limit), plain),
+                (false, false) => (plain, plain),
+            },
+            _ => (plain, plain),
+        },
+        _ => (plain, plain),
+    }
+}
+
+/// Of a worker, or of the signal by which the launcher was told to stop.
+fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
+    let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
+        Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
+        Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
+        Some((Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _)) | None => {
+            LAUNCHER_FAILED
+        }
+    };
+    let is_exception =
+        |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
+    match (setup.persona, end.stopped_by) {
+        (Persona::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
+        (Persona::Rankrun, None) => ExitStatus::Code(of_worker()),
+        (Persona::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),
+        (Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
+    }
+}
