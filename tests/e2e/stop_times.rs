@@ -169,8 +169,8 @@ fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
     for ((cause, name), times) in cases().zip(times) {
         let cause = cause.map_or_else(|| "Leftover".to_owned(), |cause| format!("{cause:?}"));
         let _ = writeln!(table, "{cause} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
-        // A line that says when the time begins is read a little later than it was written.
-        let least = grace - Duration::from_millis(50);
+        // A line that says when the time begins is read later than it was written, the more so the busier the machine.
+        let least = grace / 2;
         assert!(least <= times.killed && times.killed < PROMPT, "{cause} under {name:?}: {times:?}");
         assert!(times.over < PROMPT, "{cause} under {name:?}: {times:?}");
     }

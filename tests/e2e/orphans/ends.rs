@@ -31,7 +31,9 @@ fn an_agent_that_panics_leaves_nothing() {
     if !only_ours() {
         return;
     }
-    let launch = witnessed(Name::Rankrun, 2).under([fixture("panicking")]).stdin_open();
+    // A backtrace of a debug build takes its time.
+    let launch =
+        witnessed(Name::Rankrun, 2).env("RUST_BACKTRACE", "0").under([fixture("panicking")]).stdin_open();
     let mut job = launch.worker(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
     job.lines("alive rank=", 6);
     job.type_text("\n");
