@@ -92,7 +92,7 @@ fn who_leaves_the_process_group_is_ended_with_the_generation() {
     job.lines("life=1", 4);
     job.outlived_by_none(&helpers, Duration::ZERO);
     // After the success the helpers of this life are leftovers.
-    job.line("waiting up to 30 s");
+    job.line("for what they left behind");
     job.signal(Signal::SIGTERM);
     job.line("ending pid ");
     job.signal(Signal::SIGTERM);
@@ -124,7 +124,7 @@ fn who_puts_itself_into_the_background_is_a_leftover() {
     let gate = Gate::new(&scratch, "gate");
     let line = format!("setsid --fork sh -c 'head -c 1 {}; echo done'", gate.path().display());
     let job = Launch::standalone(Name::Rankrun, 2).shell(&line).start();
-    job.line("waiting up to 30 s");
+    job.line("for what they left behind");
     gate.open(2);
     let outcome = job.wait();
     outcome.exits(0);

@@ -220,7 +220,7 @@ fn the_wait_for_leftovers_can_be_stopped() {
     let line =
         format!("setsid --fork sh -c 'read x < {}; echo uploaded'; echo alive rank=0", gate.path().display());
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).shell(&line)).runs(1);
-    shell.job.line("waiting up to 30 s");
+    shell.job.line("for what they left behind");
     assert!(shell.stops(1).len() >= 2, "{}", shell.job);
     shell.types("fg");
     shell.goes_on();
