@@ -12,7 +12,7 @@ use crate::agent::rules::{Interrupt, Rules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::{EarlyWarning, Persona, SignalSpec, TimeLimit, Unhealthy};
+use crate::spec::{EarlyWarning, Persona, TimeLimit, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
 /// Of these generations it is said what was seen in the job's folder after them; after later ones what was seen last.
@@ -182,7 +182,9 @@ impl Setup {
 
     fn stop_signals(&self) -> SigSet {
         match self.interrupt {
-            Interrupt::Listed => SignalSpec::torchrun().stop.into_iter().collect(),
+            Interrupt::Listed => {
+                [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect()
+            }
             Interrupt::Unlisted => SigSet::from(Signal::SIGTERM),
         }
     }
