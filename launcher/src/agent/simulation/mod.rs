@@ -67,17 +67,19 @@ fn the_machine_holds_its_invariants_in_every_history() {
     }
 }
 
-/// The shortest history that breaks this invariant and no other.
-fn find(fault: Fault, number: &str) -> Option<Failing> {
+/// The shortest of so many histories that break this invariant and no other.
+fn find(fault: Fault, number: &str, enough: usize) -> Option<Failing> {
     let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
-    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough: 3 };
+    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough };
     shortest(search(seeds, |setup| Mutant::new(fault, setup), alone))
 }
 
 #[test]
 fn every_mutant_breaks_its_invariant_and_is_found() {
     for (fault, number) in FAULTS {
-        let Some(failing) = find(fault, number) else {
+        // One is as good as another, unless it cannot be made short.
+        let at_once = find(fault, number, 1).filter(|failing| failing.history.events.len() <= 5);
+        let Some(failing) = at_once.or_else(|| find(fault, number, 8)) else {
             panic!("{fault:?} breaks invariant {number} unnoticed")
         };
         let length = failing.history.events.len();
@@ -96,7 +98,7 @@ fn every_invariant_has_a_mutant() {
 #[test]
 fn a_failing_history_is_told_with_its_seed_and_without_what_it_does_not_need() {
     let fault = Fault::SwallowsTheKill;
-    let failing = find(fault, "4").unwrap();
+    let failing = find(fault, "4", 8).unwrap();
     assert!(failing.history.events.len() <= 1, "a stop and time, which come at the end of every history");
     let text = told(&failing, |setup| Mutant::new(fault, setup));
     let begins = "invariant 4: Every stop has a cause, a deadline and an end";
