@@ -15,7 +15,7 @@ use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::placement::Device;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::StopPolicy;
+use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
 /// Where the workers meet unless the user named another address.
@@ -197,36 +197,6 @@ pub enum StoreHost {
     Agent,
     /// Worker rank 0, in each generation anew (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     Worker,
-}
-
-/// What becomes of processes that outlive the workers of a job that succeeded. After any other end they are killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeftoverPolicy {
-    /// They live on, as under torchrun.
-    Keep,
-    /// They are waited for, and then stopped like workers; those with `RANKRUN_KEEP=1` in their environment live on.
-    End {
-        /// How long they are waited for.
-        grace: Duration,
-    },
-}
-
-/// How long the whole job may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TimeLimit {
-    /// From the first start of the workers, over all restarts.
-    pub limit: Duration,
-    /// `--warn-signal`
-    pub warning: Option<EarlyWarning>,
-}
-
-/// What the workers get before the time limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EarlyWarning {
-    /// Which signal.
-    pub signal: Signal,
-    /// How long before.
-    pub before: Duration,
 }
 
 /// What signals to the launcher mean.

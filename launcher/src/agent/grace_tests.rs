@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::agent::message::NotJoined;
-use crate::spec::TimeLimit;
-use crate::spec::stop::GraceCause;
+use crate::spec::stop::{GraceCause, TimeLimit};
 
 /// All different, and none of them the grace of the launch.
 const GRACES: [(GraceCause, u64); 5] = [

@@ -1,7 +1,7 @@
 //! Ctrl-Z: the whole job is halted for a while.
 
 use super::*;
-use crate::spec::TimeLimit;
+use crate::spec::stop::TimeLimit;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -3,8 +3,9 @@
 use super::*;
 use crate::agent::checkup::Checkup;
 use crate::exit_code::TIME_LIMIT;
+use crate::spec::Unhealthy;
 use crate::spec::restart::{Conditions, RestartRule, RuleAction};
-use crate::spec::{EarlyWarning, TimeLimit, Unhealthy};
+use crate::spec::stop::{EarlyWarning, TimeLimit};
 
 const LIMIT: Duration = Duration::from_secs(100);
 

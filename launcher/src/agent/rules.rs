@@ -9,8 +9,8 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::GraceFor;
-use crate::spec::{LaunchSpec, Persona, TimeLimit, Unhealthy};
+use crate::spec::stop::{GraceFor, TimeLimit};
+use crate::spec::{LaunchSpec, Persona, Unhealthy};
 
 /// The rules of one launch.
 #[derive(Debug, Clone)]

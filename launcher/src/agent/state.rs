@@ -15,6 +15,7 @@ mod grace;
 mod halt;
 mod limit;
 mod restart;
+mod signals;
 mod start;
 mod window;
 
@@ -26,15 +27,12 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
-use crate::agent::message::{Action, Happening, Impatience, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Happening, Impatience, Input, WorkerEnd};
 use crate::agent::phase::{Phase, Stage, Step, StopCause};
 use crate::agent::policy::History;
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
-use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::spec::Persona;
-use crate::spec::stop::StopReason;
 
 use limit::Timer;
 
@@ -254,77 +252,6 @@ impl State {
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: ours, grace });
         with_at(actions, 1, said)
-    }
-
-    fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
-        let told_before = self.stopped_by == Some(signal);
-        self.stopped_by.get_or_insert(signal);
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Starting => {
-                let status = match self.rules.persona {
-                    Persona::Torchrun => ExitStatus::Signal(signal as i32),
-                    Persona::Rankrun => ExitStatus::of_signal(signal as i32),
-                };
-                vec![Action::Finish(JobEnd {
-                    status,
-                    failure: None,
-                    stopped_by: Some(signal),
-                    time_limit: None,
-                })]
-            }
-            Phase::Running { live } | Phase::Undecided { live, .. } => {
-                let ours = live.clone();
-                let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
-                let said = self.stopping(now, signal, &ours);
-                with_at(actions, 1, said)
-            }
-            Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
-                if again {
-                    return self.kill(now, (live, cause), Impatience::SecondSignal);
-                }
-                // It never gives more time than they have.
-                let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
-                if told_before {
-                    // One wish that came by two ways: a scheduler signals guard and agent alike.
-                    self.phase =
-                        Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } };
-                    return Vec::new();
-                }
-                let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
-                let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
-                self.phase = Phase::Stopping { live, cause, stage };
-                vec![told, self.stopping(now, signal, &ours)]
-            }
-            Phase::Checking { failure, .. } | Phase::Waiting { failure, .. } => {
-                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
-            }
-            phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
-                self.phase = phase;
-                Vec::new()
-            }
-        }
-    }
-
-    fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
-        let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
-        Action::Say(Happening::Stopping { signal, told, live: self.ours(live), grace })
-    }
-
-    /// A signal that stops nothing goes to whoever is alive, and not to their groups: a loader or a shell's helper
-    /// that does not expect it would die of it.
-    fn pass(&self, signal: Signal) -> Vec<Action> {
-        match &self.phase {
-            Phase::Running { live }
-            | Phase::Undecided { live, .. }
-            | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
-                vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
-            }
-            Phase::Stopping { stage: Stage::Killed { .. }, .. }
-            | Phase::Starting
-            | Phase::Checking { .. }
-            | Phase::Waiting { .. }
-            | Phase::Finished => Vec::new(),
-        }
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {

@@ -7,8 +7,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::agent::failure::Testimony;
+use crate::agent::message::JobEnd;
 use crate::agent::rules::Interrupt;
-use crate::exit_code::LAUNCHER_FAILED;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::spec::Persona;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::GraceFor;
 use rankrun_contract::rank::LocalWorldSize;

@@ -10,7 +10,7 @@ use crate::agent::leftovers::{Limits, Step, Wait};
 use crate::agent::{Agent, Interrupted};
 use crate::process::descendants::{Found, Scope, kill_all, leftovers};
 use crate::reporter::leftovers as words;
-use crate::spec::LeftoverPolicy;
+use crate::spec::stop::LeftoverPolicy;
 
 impl Agent<'_> {
     /// Waits for whoever is left, then stops them; the signal that cut the wait short.

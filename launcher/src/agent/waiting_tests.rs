@@ -286,7 +286,7 @@ fn the_time_limit_ends_a_wait_and_nobody_waits_for_longer_than_it() {
         let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
         let mut job = state_by(policy, 1, 3, Persona::Rankrun);
         let limit = Duration::from_secs(limit);
-        job.rules.time_limit = Some(crate::spec::TimeLimit { limit, warning: None });
+        job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
         let Some(told_at) = told_at else {

@@ -100,7 +100,7 @@ fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     let at = clock();
     let mut job = state(2, 3, Persona::Rankrun);
     let limit = Duration::from_millis(1_200);
-    job.rules.time_limit = Some(crate::spec::TimeLimit { limit, warning: None });
+    job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
     let passed = job.handle(at(1), Input::SignalPassed { signal: Signal::SIGUSR1 });

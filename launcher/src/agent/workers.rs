@@ -1,5 +1,7 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
+mod look;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -21,10 +23,8 @@ use crate::agent::events::{self, EventSink};
 use crate::agent::failure::{Failure, Testimony};
 use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
-use crate::agent::message::NotJoined;
 use crate::agent::message::{Input, JobEnd, WorkerEnd};
 use crate::agent::reseat::Seating;
-use crate::agent::stuck::Asleep;
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::logs::route::{Speaker, routes};
@@ -34,7 +34,6 @@ use crate::placement::{self, Placement, WorkerId};
 use crate::process::by_hand::Reported;
 use crate::process::child::{Children, Reapings, WorkerExit};
 use crate::process::command::{self, Round};
-use crate::process::descendants::{everybody_below, sits_in_the_kernel};
 use crate::process::spawn::{Original, Stdio};
 use crate::reporter::console::Console;
 use crate::reporter::events::Seat;
@@ -305,23 +304,6 @@ impl Workers {
     pub(super) fn error_file(&self, local_rank: LocalRank) -> Option<(&ErrorFile, PathBuf)> {
         let path = self.attempt.as_ref()?.error_file(local_rank);
         Some((self.error_files.get(&local_rank)?, path))
-    }
-
-    /// Who of them sits in the kernel.
-    pub(super) fn asleep(&self, local_ranks: &[LocalRank]) -> Vec<Asleep> {
-        let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
-        let asleep = workers.map(|(&local_rank, &pid)| Asleep { local_rank, pid });
-        asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
-    }
-
-    /// Who of them has not joined the store in this generation, neither itself nor by a descendant that lives.
-    pub(super) fn not_joined(&self, local_ranks: &[LocalRank]) -> Vec<NotJoined> {
-        let Some(greeted) = self.meeting.greeted() else { return Vec::new() };
-        let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
-        let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
-        let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
-        let has_joined = |pid| has_greeted(pid) || everybody_below(pid).into_iter().any(has_greeted);
-        missing.filter(|worker| !has_joined(worker.pid)).collect()
     }
 
     /// The job and its workers, for those who tell of them.

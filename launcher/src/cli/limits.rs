@@ -11,7 +11,8 @@ use super::resolve::refused;
 use super::run::{START_TIMEOUT, TIME_LIMIT, WARN_SIGNAL};
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, parse_time, time};
-use crate::spec::{EarlyWarning, RendezvousSpec, StoreHost, TimeLimit};
+use crate::spec::stop::{EarlyWarning, TimeLimit};
+use crate::spec::{RendezvousSpec, StoreHost};
 
 /// As with Slurm's `--signal`.
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);

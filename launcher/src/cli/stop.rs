@@ -12,8 +12,8 @@ use super::run::{GRACE, LEFTOVER_GRACE, START_TIMEOUT, TIME_LIMIT};
 use super::settings::{Setting, Settings};
 use super::torchrun::{MAX_RESTARTS, SHUTDOWN_TIMEOUT};
 use super::values::{parse_time, time};
-use crate::spec::stop::{GraceCause, GraceFor, StopPolicy};
-use crate::spec::{LeftoverPolicy, Persona};
+use crate::spec::Persona;
+use crate::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// What uploads at the end of a run is done by then, or says that it wants to stay.

@@ -17,10 +17,10 @@ use super::{Pending, Value, port};
 use crate::cli::{Origin, Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
-use crate::spec::stop::GraceCause;
+use crate::spec::stop::{GraceCause, LeftoverPolicy};
 use crate::spec::{
-    Entrypoint, EventLog, LaunchSpec, LeftoverPolicy, LogDir, RendezvousSpec, StdinPolicy, StoreHost,
-    StreamMap, Streams, Unhealthy,
+    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
+    Unhealthy,
 };
 
 /// One thing that was decided.

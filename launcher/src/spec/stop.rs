@@ -1,7 +1,10 @@
-//! How a worker group is stopped: a signal to each process group, then SIGKILL after the grace. Pure.
+//! How a worker group is stopped: a signal to each process group, then SIGKILL after the grace; and what is stopped for
+//! lasting too long. Pure.
 
 use std::fmt;
 use std::time::Duration;
+
+use nix::sys::signal::Signal;
 
 /// How long workers may take to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +13,36 @@ pub struct StopPolicy {
     pub grace: Duration,
     /// What is said for single causes.
     pub grace_for: GraceFor,
+}
+
+/// What becomes of processes that outlive the workers of a job that succeeded. After any other end they are killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftoverPolicy {
+    /// They live on, as under torchrun.
+    Keep,
+    /// They are waited for, and then stopped like workers; those with `RANKRUN_KEEP=1` in their environment live on.
+    End {
+        /// How long they are waited for.
+        grace: Duration,
+    },
+}
+
+/// How long the whole job may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    /// From the first start of the workers, over all restarts.
+    pub limit: Duration,
+    /// `--warn-signal`
+    pub warning: Option<EarlyWarning>,
+}
+
+/// What the workers get before the time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyWarning {
+    /// Which signal.
+    pub signal: Signal,
+    /// How long before.
+    pub before: Duration,
 }
 
 /// Graces of their own for single causes of a stop; nothing where none is said.

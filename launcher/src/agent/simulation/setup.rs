@@ -12,7 +12,8 @@ use crate::agent::rules::{Interrupt, Rules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::{EarlyWarning, Persona, TimeLimit, Unhealthy};
+use crate::spec::stop::{EarlyWarning, TimeLimit};
+use crate::spec::{Persona, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
 /// Of these generations it is said what was seen in the job's folder after them; after later ones what was seen last.

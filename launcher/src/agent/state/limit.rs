@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use super::{State, with_at};
 use crate::agent::message::{Action, Happening};
 use crate::agent::phase::{Phase, StopCause};
-use crate::spec::TimeLimit;
+use crate::spec::stop::TimeLimit;
 
 /// When the time limit and its warning are due. Each strikes once.
 #[derive(Debug, Default)]

@@ -6,8 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cli::{Command, Launch, interpret};
 use crate::facts::fake::FakeWorld;
-use crate::spec::LeftoverPolicy;
-use crate::spec::stop::{GraceFor, StopPolicy};
+use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 
 const FILE: &str = r#"
 # A job that runs for weeks.

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use super::*;
 use crate::cli::{Command, interpret};
 use crate::facts::fake::FakeWorld;
-use crate::spec::LeftoverPolicy;
+use crate::spec::stop::LeftoverPolicy;
 use crate::spec::{EventLog, RendezvousSpec};
 
 fn world() -> FakeWorld {

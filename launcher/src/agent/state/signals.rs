@@ -1,0 +1,89 @@
+//! What the launcher's own signals mean: the end of the job, or a word for its workers. Pure.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::{State, with_at};
+use crate::agent::message::{Action, Happening, Impatience, JobEnd};
+use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::exit_code::ExitStatus;
+use crate::spec::Persona;
+use crate::spec::stop::StopReason;
+
+impl State {
+    /// The launcher was told to stop; `again` where that was known already.
+    pub(super) fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
+        let told_before = self.stopped_by == Some(signal);
+        self.stopped_by.get_or_insert(signal);
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Starting => {
+                let status = match self.rules.persona {
+                    Persona::Torchrun => ExitStatus::Signal(signal as i32),
+                    Persona::Rankrun => ExitStatus::of_signal(signal as i32),
+                };
+                vec![Action::Finish(JobEnd {
+                    status,
+                    failure: None,
+                    stopped_by: Some(signal),
+                    time_limit: None,
+                })]
+            }
+            Phase::Running { live } | Phase::Undecided { live, .. } => {
+                let ours = live.clone();
+                let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
+                let said = self.stopping(now, signal, &ours);
+                with_at(actions, 1, said)
+            }
+            Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
+                if again {
+                    return self.kill(now, (live, cause), Impatience::SecondSignal);
+                }
+                // It never gives more time than they have.
+                let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
+                if told_before {
+                    // One wish that came by two ways: a scheduler signals guard and agent alike.
+                    self.phase =
+                        Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } };
+                    return Vec::new();
+                }
+                let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
+                let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
+                self.phase = Phase::Stopping { live, cause, stage };
+                vec![told, self.stopping(now, signal, &ours)]
+            }
+            Phase::Checking { failure, .. } | Phase::Waiting { failure, .. } => {
+                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
+            }
+            phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
+        let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
+        Action::Say(Happening::Stopping { signal, told, live: self.ours(live), grace })
+    }
+
+    /// A signal that stops nothing goes to whoever is alive, and not to their groups: a loader or a shell's helper
+    /// that does not expect it would die of it.
+    pub(super) fn pass(&self, signal: Signal) -> Vec<Action> {
+        match &self.phase {
+            Phase::Running { live }
+            | Phase::Undecided { live, .. }
+            | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
+                vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
+            }
+            Phase::Stopping { stage: Stage::Killed { .. }, .. }
+            | Phase::Starting
+            | Phase::Checking { .. }
+            | Phase::Waiting { .. }
+            | Phase::Finished => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A look at the workers that are alive.
+
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::Workers;
+use crate::agent::message::NotJoined;
+use crate::agent::stuck::Asleep;
+use crate::process::descendants::{everybody_below, sits_in_the_kernel};
+
+impl Workers {
+    /// Who of them sits in the kernel.
+    pub(in crate::agent) fn asleep(&self, local_ranks: &[LocalRank]) -> Vec<Asleep> {
+        let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
+        let asleep = workers.map(|(&local_rank, &pid)| Asleep { local_rank, pid });
+        asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
+    }
+
+    /// Who of them has not joined the store in this generation, neither itself nor by a descendant that lives.
+    pub(in crate::agent) fn not_joined(&self, local_ranks: &[LocalRank]) -> Vec<NotJoined> {
+        let Some(greeted) = self.meeting.greeted() else { return Vec::new() };
+        let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
+        let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
+        let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
+        let has_joined = |pid| has_greeted(pid) || everybody_below(pid).into_iter().any(has_greeted);
+        missing.filter(|worker| !has_joined(worker.pid)).collect()
+    }
+}
