@@ -171,8 +171,9 @@ fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
         let _ = writeln!(table, "{cause} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
         // A line that says when the time begins is read later than it was written, the more so the busier the machine.
         let least = grace / 2;
-        assert!(least <= times.killed && times.killed < PROMPT, "{cause} under {name:?}: {times:?}");
-        assert!(times.over < PROMPT, "{cause} under {name:?}: {times:?}");
+        let most = if soak() { grace + Duration::from_millis(400) } else { PROMPT };
+        assert!(least <= times.killed && times.killed < most, "{cause} under {name:?}: {times:?}");
+        assert!(times.over < most, "{cause} under {name:?}: {times:?}");
     }
     if soak() {
         tell(&table);

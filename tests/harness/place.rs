@@ -128,7 +128,7 @@ pub fn fixture(name: &str) -> PathBuf {
 /// # Panics
 /// When it is not built.
 #[must_use]
-pub(crate) fn library(name: &str) -> PathBuf {
+pub fn library(name: &str) -> PathBuf {
     program(&format!("deps/lib{name}.so"), "cargo build --package rankrun-e2e")
 }
 
