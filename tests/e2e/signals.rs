@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, only_ours, oracle};
+use harness::{Job, Launch, Name, only_ours, oracle, soak};
 use nix::sys::signal::Signal;
 
 /// Far above any grace that a test sets, far below torchrun's default of 30 s.
@@ -187,5 +187,27 @@ fn an_ignored_sigchld_is_not_inherited() {
             .worker(["rank1:exit=4", "forever"])
             .run()
             .exits(name.code(4));
+    }
+}
+
+/// timeout(1) signals its child and then its whole process group, which its child is in.
+#[test]
+fn a_timeout_that_signals_twice_leaves_the_grace() {
+    if !only_ours() {
+        return;
+    }
+    let rounds = if soak() { 20 } else { 1 };
+    let ends_well = |name| {
+        let launch = Launch::standalone(name, 1).under(["timeout", "2"]);
+        let outcome = launch.worker(["catch", "alive", "signal", "sleep-ms=300", "print=saved"]).run();
+        outcome.says("got SIGTERM").says("saved");
+    };
+    for _ in 0..rounds {
+        // All at once, so that the two signals are not always of one moment.
+        std::thread::scope(|scope| {
+            let runs: Vec<_> =
+                (0..8).map(|run| scope.spawn(move || ends_well(Name::both()[run % 2]))).collect();
+            runs.into_iter().for_each(|run| run.join().expect("the worker has saved"));
+        });
     }
 }

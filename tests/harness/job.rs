@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -136,7 +136,9 @@ impl Job {
     /// # Panics
     /// When it has ended and was reaped.
     pub fn signal(&self, signal: Signal) {
-        signal_to(self.pid(), signal);
+        // By another process each time, as when somebody types `kill`: the same sender's are one wish.
+        let kill = Command::new("kill").args(["-s", &signal.as_str()[3..], &self.pid().to_string()]).status();
+        assert!(kill.is_ok_and(|status| status.success()), "cannot send {signal} to {}", self.pid());
     }
 
     /// Sends a signal to any process of the job.

@@ -2,9 +2,7 @@
 //!
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps what the job leaves behind, and ends with the job's status. When the agent
-//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in [`halt`].
-//!
-//! [`halt`]: super::halt
+//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in `halt`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -28,10 +26,13 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::halt::Halts;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
-use crate::process::signal::{HandledSignals, SignalInbox};
+use crate::process::signal::{HandledSignals, Sender, SignalInbox};
 
 /// An agent that has not answered a signal for this long is killed by the next one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The same signal that comes again within this time, and not by a second key press or a second `kill`, is one wish.
+const ECHO: Duration = Duration::from_millis(200);
 
 /// Which of the two processes this is after the fork.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ pub struct Guard {
     scope: Scope,
     halts: Option<Halts>,
     forwarded: Option<Instant>,
+    /// The signal to stop that came last, from whom, and when.
+    last: Option<(i32, Sender, Instant)>,
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
     status: Option<ExitStatus>,
@@ -97,6 +100,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 scope,
                 halts,
                 forwarded: None,
+                last: None,
                 killed_for: None,
                 status: None,
             }))
@@ -122,14 +126,14 @@ impl Guard {
     pub fn supervise(mut self) -> io::Result<GuardEnd> {
         loop {
             let agent_speaks = self.read_messages();
-            while let Some(signal) = self.inbox.next()? {
+            while let Some((signal, sender)) = self.inbox.next_from()? {
                 match signal {
                     libc::SIGCHLD => {}
                     libc::SIGWINCH => {
                         // An agent that is gone is noticed by its exit.
                         let _ = self.link.send_to_agent(ToAgent::Resized);
                     }
-                    signal => self.forward(signal),
+                    signal => self.forward(signal, sender),
                 }
             }
             while let Reaped::Child { pid, exit } = wait_for_any() {
@@ -176,7 +180,7 @@ impl Guard {
 
     /// A second signal counts only after the first was handled: a scheduler that signals a whole process group,
     /// or a Ctrl-C that reaches us by two ways, is one wish and not two.
-    fn forward(&mut self, signal: i32) {
+    fn forward(&mut self, signal: i32, sender: Sender) {
         // What the agent answered by now came before this signal, however late we read the two.
         self.read_messages();
         if !self.handled.stops(signal) {
@@ -184,9 +188,17 @@ impl Guard {
             let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             return;
         }
+        let now = Instant::now();
+        let is_echo = self.last.is_some_and(|(last, first, at)| {
+            last == signal && now.duration_since(at) < ECHO && sender.echoes(first)
+        });
+        if is_echo {
+            return;
+        }
+        self.last = Some((signal, sender, now));
         match self.forwarded {
             None => {
-                self.forwarded = Some(Instant::now());
+                self.forwarded = Some(now);
                 // An agent that is gone is noticed by its exit.
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
@@ -226,6 +238,7 @@ mod tests {
             scope,
             halts: None,
             forwarded: None,
+            last: None,
             killed_for: None,
             status: None,
         };
@@ -240,14 +253,39 @@ mod tests {
         Received::Message(ToAgent::Signal(number))
     }
 
+    const SOMEBODY: Sender = Sender::Process(1_000);
+
+    #[test]
+    fn one_wish_may_come_by_two_ways() {
+        let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
+        guard.forward(libc::SIGTERM, SOMEBODY);
+        agent_end.send_to_guard(ToGuard::Handled).unwrap();
+        // `timeout` signals its child and then its group; a wrapper passes on what the terminal sent to all.
+        guard.forward(libc::SIGTERM, SOMEBODY);
+        guard.forward(libc::SIGTERM, Sender::Other);
+        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGTERM), Received::Nothing]);
+        guard.forward(libc::SIGTERM, Sender::Process(1_001));
+        assert_eq!(heard(&agent_end, 1), [signal(libc::SIGTERM)]);
+    }
+
+    #[test]
+    fn two_key_presses_are_two_wishes() {
+        let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
+        for _ in 0..2 {
+            guard.forward(libc::SIGINT, Sender::Other);
+            agent_end.send_to_guard(ToGuard::Handled).unwrap();
+        }
+        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGINT), signal(libc::SIGINT)]);
+    }
+
     #[test]
     fn an_answer_that_is_not_read_yet_makes_the_next_signal_a_second_one() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
-        guard.forward(libc::SIGTERM);
+        guard.forward(libc::SIGTERM, SOMEBODY);
         // Not answered yet: the same wish by another way.
-        guard.forward(libc::SIGTERM);
+        guard.forward(libc::SIGTERM, SOMEBODY);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
-        guard.forward(libc::SIGINT);
+        guard.forward(libc::SIGINT, SOMEBODY);
         assert_eq!(heard(&agent_end, 3), [signal(libc::SIGTERM), signal(libc::SIGINT), Received::Nothing]);
     }
 
@@ -256,7 +294,7 @@ mod tests {
         let (mut guard, agent_end) =
             guard_of(&SignalSpec { forward: vec![Signal::SIGUSR1], ..SignalSpec::torchrun() });
         for number in [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1, libc::SIGTERM] {
-            guard.forward(number);
+            guard.forward(number, SOMEBODY);
         }
         let sent = [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1].map(signal);
         assert_eq!(heard(&agent_end, 3), sent);

@@ -1,7 +1,7 @@
 //! What `/proc` tells of one process (proc(5)).
 //!
 //! Every answer may be old when it is read, and a pid may have another owner by then: who acts on a pid looks at its
-//! start time again, with a pidfd in hand ([`signal_the_same`]).
+//! start time again, with a pidfd in hand (`signal_the_same`).
 
 use std::fs;
 use std::path::Path;

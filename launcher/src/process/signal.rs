@@ -163,8 +163,39 @@ impl SignalInbox {
     /// # Errors
     /// The kernel's refusal to read.
     pub fn next(&self) -> io::Result<Option<i32>> {
-        let info = self.fd.read_signal()?;
-        Ok(info.and_then(|info| i32::try_from(info.ssi_signo).ok()))
+        Ok(self.next_from()?.map(|(number, _)| number))
+    }
+
+    /// The next pending signal's number, and who has sent it.
+    ///
+    /// # Errors
+    /// The kernel's refusal to read.
+    pub(super) fn next_from(&self) -> io::Result<Option<(i32, Sender)>> {
+        let Some(info) = self.fd.read_signal()? else { return Ok(None) };
+        let is_of_a_process = info.ssi_code <= libc::SI_USER && info.ssi_pid != 0;
+        let sender = if is_of_a_process { Sender::Process(info.ssi_pid) } else { Sender::Other };
+        Ok(i32::try_from(info.ssi_signo).ok().map(|number| (number, sender)))
+    }
+}
+
+/// Where a signal comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// A process, by its pid.
+    Process(u32),
+    /// The kernel, as for a key on the terminal, or somebody outside of this pid namespace.
+    Other,
+}
+
+impl Sender {
+    /// Whether this, a moment later, is the same wish by another way: `timeout` signals us and then its whole process
+    /// group, and a wrapper passes on the Ctrl-C that we got ourselves.
+    pub(super) fn echoes(self, first: Self) -> bool {
+        match (first, self) {
+            (Self::Process(first), Self::Process(second)) => first == second,
+            (Self::Other, Self::Other) => false,
+            (Self::Process(_), Self::Other) | (Self::Other, Self::Process(_)) => true,
+        }
     }
 }
 
