@@ -19,22 +19,22 @@ impl Agent<'_> {
         let LeftoverPolicy::End { grace } = spec.leftovers else { return None };
         let limits = Limits { wait: grace, stop: spec.stop.grace };
         self.wait_for_leftovers(limits).unwrap_or_else(|_| {
-            // Nobody is there who could still say when to stop.
-            let _ = kill_all(&Scope::All);
+            // Nobody is there who could still say when to stop, or nobody knows whom to wait for.
+            self.kill_leftovers();
             None
         })
     }
 
     fn wait_for_leftovers(&mut self, limits: Limits) -> Result<Option<Signal>, Interrupted> {
         let mut stopped_by = None;
-        let mut left = leftovers();
+        let mut left = leftovers()?;
         let mut waiting = Wait::new(Instant::now(), limits);
         while !left.is_empty() {
             super::wait(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
             let told = self.wish_to_stop()?;
             waiting.was_halted(self.halts.take().unwrap_or_default());
             let _ = self.workers.reap();
-            left = leftovers();
+            left = leftovers()?;
             if left.is_empty() {
                 return Ok(stopped_by.or(told.map(|(signal, _)| signal)));
             }
@@ -50,6 +50,19 @@ impl Agent<'_> {
             }
         }
         Ok(stopped_by)
+    }
+
+    /// Kills whoever is left of the job. Where nobody can tell who that is, the job neither goes on nor ends well.
+    pub(super) fn kill_leftovers(&mut self) {
+        match kill_all(&Scope::All) {
+            Ok(stuck) => {
+                for pid in stuck {
+                    tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
+                }
+                self.unswept = None;
+            }
+            Err(source) => self.unswept = Some(source),
+        }
     }
 
     /// One step of the wait.

@@ -28,6 +28,7 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::halt::Halts;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
+use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, SignalInbox};
 
 /// An agent that has not answered a signal for this long is killed by the next one.
@@ -70,8 +71,8 @@ pub enum GuardEnd {
         exit: Exit,
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
-        /// The processes of the job that could not be ended then.
-        left: Vec<Pid>,
+        /// The processes of the job that could not be ended then, if that can be told.
+        left: Result<Vec<Pid>, CannotLook>,
     },
 }
 
