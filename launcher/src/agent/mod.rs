@@ -151,12 +151,6 @@ struct Agent<'a> {
     unswept: Option<CannotLook>,
 }
 
-impl From<CannotLook> for Interrupted {
-    fn from(cannot: CannotLook) -> Self {
-        Self::Blind(cannot.into())
-    }
-}
-
 impl<'a> Agent<'a> {
     fn open(setup: Setup, link: &'a Link, voice: &'a Voice) -> Result<Self, LaunchError> {
         let inbox = SignalInbox::open(&setup.original.handled)
@@ -352,15 +346,6 @@ impl<'a> Agent<'a> {
             Action::Finish(_) => {}
         }
         None
-    }
-
-    /// Says that somebody of the job may be left, if that is so.
-    fn confess_unswept(&mut self) -> bool {
-        let Some(source) = self.unswept else { return false };
-        let error = LaunchError::Unswept { source };
-        self.voice.error(&error, error.hint());
-        self.died_of = Some(died_of(&error));
-        true
     }
 
     /// The workers' last words, then ours.

@@ -7,10 +7,18 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::agent::leftovers::{Limits, Step, Wait};
-use crate::agent::{Agent, Interrupted};
+use crate::agent::{Agent, Interrupted, died_of};
+use crate::error::LaunchError;
 use crate::process::descendants::{Found, Scope, kill_all, leftovers};
+use crate::process::proc::CannotLook;
 use crate::reporter::leftovers as words;
 use crate::spec::stop::LeftoverPolicy;
+
+impl From<CannotLook> for Interrupted {
+    fn from(cannot: CannotLook) -> Self {
+        Self::Blind(cannot.into())
+    }
+}
 
 impl Agent<'_> {
     /// Waits for whoever is left, then stops them; the signal that cut the wait short.
@@ -63,6 +71,15 @@ impl Agent<'_> {
             }
             Err(source) => self.unswept = Some(source),
         }
+    }
+
+    /// Says that somebody of the job may be left, if that is so.
+    pub(super) fn confess_unswept(&mut self) -> bool {
+        let Some(source) = self.unswept else { return false };
+        let error = LaunchError::Unswept { source };
+        self.voice.error(&error, error.hint());
+        self.died_of = Some(died_of(&error));
+        true
     }
 
     /// One step of the wait.

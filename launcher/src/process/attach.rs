@@ -158,11 +158,11 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
                 }
                 Received::Nothing => {}
                 Received::Closed => {
+                    // `rankrun gc` takes it for a launcher no more.
+                    let _ = prctl::set_name(&CString::new(ABANDONED).unwrap_or_default());
                     if !was_told {
                         say("the launcher is gone; this worker is left alone");
                     }
-                    // `rankrun gc` takes it for a launcher no more.
-                    let _ = prctl::set_name(&CString::new(ABANDONED).unwrap_or_default());
                     agent_speaks = false;
                 }
             }

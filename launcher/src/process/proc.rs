@@ -167,6 +167,17 @@ mod tests {
     }
 
     #[test]
+    fn without_room_for_a_look_nobody_is_taken_for_gone() {
+        let look = |errno: Errno| seen::<()>(Err(errno.into()));
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            assert_eq!(look(errno), Err(CannotLook(errno)));
+        }
+        for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EACCES] {
+            assert_eq!(look(errno), Ok(None));
+        }
+    }
+
+    #[test]
     fn a_variable_is_found_by_its_whole_name() {
         let environment = Environment(b"XRANKRUN_KEEP=0\0RANKRUN_KEEPS=2\0RANKRUN_KEEP=1\0".to_vec());
         assert_eq!(environment.value("RANKRUN_KEEP"), Some(b"1".as_slice()));
