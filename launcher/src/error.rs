@@ -8,6 +8,7 @@ use rankrun_contract::rank::Rank;
 
 use crate::logs::LogError;
 use crate::process::command::NulByte;
+use crate::process::proc::CannotLook;
 use crate::store::StoreError;
 
 /// Why the launcher itself failed.
@@ -65,6 +66,12 @@ pub enum LaunchError {
         /// The cause.
         source: io::Error,
     },
+    /// Nobody can tell whether the workers have left processes behind.
+    #[error("cannot see whether processes of the job are left")]
+    Unswept {
+        /// Why.
+        source: CannotLook,
+    },
     /// A worker could not be started.
     #[error("cannot start rank {rank}: `{}`", program.display())]
     Spawn {
@@ -93,6 +100,9 @@ impl LaunchError {
             Self::TimeLimit { .. } => Some(
                 "give it more with `--time-limit`; with `--warn-signal USR1@60` the workers can save their work before",
             ),
+            Self::Unswept { .. } => {
+                Some("raise the limit of open files (`ulimit -n`); `rankrun gc` ends what is left")
+            }
             Self::Setup { .. } | Self::Command { .. } => None,
         }
     }

@@ -58,6 +58,7 @@ use crate::process::inherited;
 use crate::process::link::{Link, ToGuard};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc::can_walk;
+use crate::process::reserve;
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
 use crate::reporter::console::{Console, Cursor};
@@ -137,6 +138,7 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: B
     let Begun { closed, mask } = begun;
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
+    reserve::hold();
     // In this order: what the guard blocks before the fork, the agent has blocked too.
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
@@ -263,7 +265,7 @@ fn supervise(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
     match guard.supervise() {
         Ok(GuardEnd::Told(status)) => status,
         Ok(GuardEnd::AgentLost { exit, killed_for, left }) => {
-            reporter::agent_lost((exit, killed_for), &left, parent_file);
+            reporter::agent_lost((exit, killed_for), left.as_deref(), parent_file);
             match (spec.persona, killed_for) {
                 (Persona::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
                 (Persona::Rankrun | Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),

@@ -1,7 +1,7 @@
 //! `rankrun gc`: what is left of jobs whose launcher is gone. In a container of its own, since it looks at every process
 //! of the user.
 
-use harness::{Job, Launch, Name, Outcome, namespaces, only_ours};
+use harness::{Job, Launch, Name, Outcome, Scratch, namespaces, only_ours};
 
 fn skipped() -> bool {
     !namespaces() || !only_ours()
@@ -53,6 +53,35 @@ fn what_ignores_sigterm_is_killed() {
     let then = format!("{CRASH}; \"$1\" gc --json; echo status=$? still: $(ps -o args= -C sleep)");
     let outcome = once_ready(contained(&then, "trap '' TERM; setsid --fork sleep 1111"));
     outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"killed\"").says("status=0 still:\n");
+}
+
+/// Somebody who is stopped cannot act on SIGTERM.
+#[test]
+fn who_is_stopped_ends_by_sigterm() {
+    if skipped() {
+        return;
+    }
+    let then = format!("{CRASH}; \"$1\" gc --json");
+    let line = "setsid --fork sleep 1111; until kill -STOP `ps -o pid= -C sleep`; do :; done";
+    let outcome = once_ready(contained(&then, line));
+    outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"ended\"");
+}
+
+/// torchrun is a script: it is known by its name alone, which protects nobody.
+#[test]
+fn a_script_by_the_name_of_torchrun_is_no_launcher_of_ours() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = scratch.file("torchrun", "#!/bin/sh\nsleep 3333\n:\n", 0o755);
+    let then = format!(
+        "RANKRUN_JOB=a53e0cbe-7f01-4d6c-a5b0-4c1f2c9f1d11 setsid {script} & \
+         until ps -o args= -C sleep | grep -q 3333; do sleep 0.01; done; \
+         \"$1\" gc --dry-run; kill -TERM $guard; wait $guard; echo status=$?"
+    );
+    let outcome = once_ready(contained(&then, ":"));
+    outcome.says("sleep 3333").says("2 processes left").says("status=143\n");
 }
 
 #[test]

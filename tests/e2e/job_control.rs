@@ -3,7 +3,7 @@
 use std::thread::yield_now;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_stopped, only_ours};
+use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_asleep, is_stopped, only_ours};
 use nix::sys::signal::Signal;
 
 const CTRL_Z: &str = "\u{1a}";
@@ -191,6 +191,30 @@ fn a_signal_to_the_agent_ends_a_stopped_job() {
     shell.types("wait %1; echo end=$?");
     shell.job.line("end=143");
     shell.ends(0);
+}
+
+/// An agent that answers late, because it was frozen itself, undoes no Ctrl-Z.
+#[test]
+fn a_late_answer_of_the_agent_continues_nobody() {
+    if !only_ours() {
+        return;
+    }
+    let steps = ["catch", "alive", "signal", "exit=0"];
+    let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).worker(steps)).runs(1);
+    let (guard, agent) = (shell.guard(), shell.agent());
+    shell.job.signal_to(agent, Signal::SIGSTOP);
+    shell.until("the agent is frozen", || is_stopped(agent));
+    shell.job.type_text(CTRL_Z);
+    shell.job.line(STOPPED);
+    shell.job.signal_to(agent, Signal::SIGCONT);
+    let all = shell.all_but_the_agent();
+    // It waits once it has answered.
+    shell.until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)) && is_asleep(agent));
+    assert!(is_stopped(guard), "the guard goes on\n{}", shell.job);
+    shell.types("fg");
+    shell.goes_on();
+    shell.job.type_text("\u{3}");
+    shell.ends(130);
 }
 
 #[test]

@@ -150,6 +150,10 @@ fn a_launcher_that_is_gone_is_told_too() {
     job.line("started by hand");
     job.signal(Signal::SIGKILL);
     hand.line("the launcher is gone");
+    // By that name `rankrun gc` knows that no launcher stands above the worker.
+    let name_of = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let names: Vec<_> = hand.processes().iter().map(|process| name_of(process.pid)).collect();
+    assert!(names.iter().any(|name| name == "rankrun-alone\n"), "{names:?}");
     gate.open(1);
     hand.wait().exits(0);
     job.wait().dies_of(Signal::SIGKILL);

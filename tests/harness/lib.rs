@@ -29,7 +29,7 @@ pub use machine::{Machine, Opening};
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, library, python, wheel};
-pub use processes::{Process, is_stopped, is_zombie_or_gone};
+pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
 pub use transcript::field;

@@ -124,6 +124,12 @@ pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state == 'T')
 }
 
+/// Whether a process waits for something.
+#[must_use]
+pub fn is_asleep(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| state == 'S')
+}
+
 fn pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()

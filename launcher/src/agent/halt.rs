@@ -11,6 +11,7 @@ use crate::agent::check::Check;
 use crate::agent::{Agent, Interrupted};
 use crate::process::descendants::{continue_all, halt_all};
 use crate::process::link::{Received, ToAgent, ToGuard};
+use crate::process::proc::CannotLook;
 
 /// What a halt leaves to be done.
 #[derive(Debug, Default)]
@@ -40,13 +41,13 @@ impl Agent<'_> {
         if has_workers {
             // Each group in one instant, then whoever has left it.
             self.workers.signal_all(Signal::SIGSTOP);
-            halt_all();
+            tell_of_failure("some of the job may not be stopped", halt_all());
         }
         // Where nobody is left to wait for, whoever is stopped is killed as he is.
         self.link.send_to_guard(ToGuard::Halted).map_err(|_| Interrupted::GuardGone)?;
         self.wait_for_the_guard()?;
         if has_workers {
-            continue_all();
+            tell_of_failure("some of the job may stay stopped", continue_all());
             self.workers.signal_all(Signal::SIGCONT);
         }
         let lasted = began.elapsed();
@@ -94,5 +95,11 @@ impl Agent<'_> {
     pub(super) fn word_of_guard(&mut self) -> Received<ToAgent> {
         let kept = self.halts.from_guard.pop_front();
         kept.map_or_else(|| self.link.receive_from_guard(), Received::Message)
+    }
+}
+
+fn tell_of_failure(what: &str, done: Result<(), CannotLook>) {
+    if let Err(error) = done {
+        tracing::warn!("{what}: {error}: {}", error.0);
     }
 }

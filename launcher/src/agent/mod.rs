@@ -38,7 +38,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::JobId;
+use rankrun_contract::rank::{JobId, LocalRank};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::check::Check;
@@ -52,8 +52,8 @@ use crate::agent::state::State;
 use crate::agent::workers::Workers;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::process::descendants::{Scope, kill_all};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
+use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
 use crate::reporter::voice::Voice;
@@ -101,12 +101,14 @@ fn drive(setup: Setup, link: &Link, voice: &Voice) -> Result<ExitStatus, LaunchE
     match agent.supervise() {
         Ok(end) => Ok(agent.finish(&end)),
         Err(Interrupted::GuardGone) => {
-            let _ = kill_all(&Scope::All);
+            agent.kill_leftovers();
+            agent.confess_unswept();
             agent.workers.close();
             Ok(ExitStatus::Code(LAUNCHER_FAILED))
         }
         Err(Interrupted::Blind(source)) => {
-            let _ = kill_all(&Scope::All);
+            agent.kill_leftovers();
+            agent.confess_unswept();
             Err(LaunchError::Setup { what: "wait for the workers", source })
         }
     }
@@ -145,6 +147,8 @@ struct Agent<'a> {
     halts: Halts,
     /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
+    /// Why nobody knows whether somebody of the job is left.
+    unswept: Option<CannotLook>,
 }
 
 impl<'a> Agent<'a> {
@@ -170,6 +174,7 @@ impl<'a> Agent<'a> {
             progress: None,
             halts: Halts::default(),
             died_of: None,
+            unswept: None,
         })
     }
 
@@ -281,6 +286,9 @@ impl<'a> Agent<'a> {
 
     fn perform(&mut self, action: Action) -> Option<Input> {
         match action {
+            Action::Start { generation, .. } if self.unswept.is_some() => {
+                return Some(Input::StartFailed { generation, failed: LocalRank(0) });
+            }
             Action::Start { generation, restart_count } => {
                 if let Err(failed) = self.workers.start(generation, restart_count, SystemTime::now()) {
                     self.voice.error(&failed.error, failed.error.hint());
@@ -305,9 +313,7 @@ impl<'a> Agent<'a> {
             }
             Action::KillLeftovers { generation } => {
                 self.workers.ended(generation);
-                for pid in kill_all(&Scope::All) {
-                    tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
-                }
+                self.kill_leftovers();
             }
             Action::Look { generation, local_ranks } => {
                 let asleep = self.workers.asleep(&local_ranks);
@@ -348,6 +354,7 @@ impl<'a> Agent<'a> {
         self.check = None;
         // Before the output is at its end: whoever is left still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
+        let is_unswept = self.confess_unswept();
         let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
         let died_of = self.died_of.take().or_else(|| late.as_ref().map(died_of)).or_else(|| {
             let launcher = self.last_words.launcher();
@@ -367,6 +374,7 @@ impl<'a> Agent<'a> {
         let persona = self.workers.spec().persona;
         self.workers.close();
         match cut_short {
+            _ if is_unswept => ExitStatus::Code(LAUNCHER_FAILED),
             Some(signal) if end.status == ExitStatus::SUCCESS => match persona {
                 Persona::Rankrun => ExitStatus::of_signal(signal as i32),
                 Persona::Torchrun => ExitStatus::Code(LAUNCHER_FAILED),

@@ -7,10 +7,18 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::agent::leftovers::{Limits, Step, Wait};
-use crate::agent::{Agent, Interrupted};
+use crate::agent::{Agent, Interrupted, died_of};
+use crate::error::LaunchError;
 use crate::process::descendants::{Found, Scope, kill_all, leftovers};
+use crate::process::proc::CannotLook;
 use crate::reporter::leftovers as words;
 use crate::spec::stop::LeftoverPolicy;
+
+impl From<CannotLook> for Interrupted {
+    fn from(cannot: CannotLook) -> Self {
+        Self::Blind(cannot.into())
+    }
+}
 
 impl Agent<'_> {
     /// Waits for whoever is left, then stops them; the signal that cut the wait short.
@@ -19,22 +27,22 @@ impl Agent<'_> {
         let LeftoverPolicy::End { grace } = spec.leftovers else { return None };
         let limits = Limits { wait: grace, stop: spec.stop.grace };
         self.wait_for_leftovers(limits).unwrap_or_else(|_| {
-            // Nobody is there who could still say when to stop.
-            let _ = kill_all(&Scope::All);
+            // Nobody is there who could still say when to stop, or nobody knows whom to wait for.
+            self.kill_leftovers();
             None
         })
     }
 
     fn wait_for_leftovers(&mut self, limits: Limits) -> Result<Option<Signal>, Interrupted> {
         let mut stopped_by = None;
-        let mut left = leftovers();
+        let mut left = leftovers()?;
         let mut waiting = Wait::new(Instant::now(), limits);
         while !left.is_empty() {
             super::wait(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
             let told = self.wish_to_stop()?;
             waiting.was_halted(self.halts.take().unwrap_or_default());
             let _ = self.workers.reap();
-            left = leftovers();
+            left = leftovers()?;
             if left.is_empty() {
                 return Ok(stopped_by.or(told.map(|(signal, _)| signal)));
             }
@@ -50,6 +58,28 @@ impl Agent<'_> {
             }
         }
         Ok(stopped_by)
+    }
+
+    /// Kills whoever is left of the job. Where nobody can tell who that is, the job neither goes on nor ends well.
+    pub(super) fn kill_leftovers(&mut self) {
+        match kill_all(&Scope::All) {
+            Ok(stuck) => {
+                for pid in stuck {
+                    tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
+                }
+                self.unswept = None;
+            }
+            Err(source) => self.unswept = Some(source),
+        }
+    }
+
+    /// Says that somebody of the job may be left, if that is so.
+    pub(super) fn confess_unswept(&mut self) -> bool {
+        let Some(source) = self.unswept else { return false };
+        let error = LaunchError::Unswept { source };
+        self.voice.error(&error, error.hint());
+        self.died_of = Some(died_of(&error));
+        true
     }
 
     /// One step of the wait.

@@ -6,7 +6,7 @@
 )]
 #![expect(clippy::disallowed_methods, reason = "this room starts programs")]
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -24,6 +24,9 @@ use crate::process::by_hand::{Received, knock, receive, tell, tell_exit};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{Persona, SignalSpec};
+
+/// What a wrapper calls itself once its launcher is gone.
+pub(super) const ABANDONED: &str = "rankrun-alone";
 
 /// Why the worker was not run, or its end was not seen.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +128,7 @@ fn spawn(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> 
 }
 
 fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> io::Result<Exit> {
-    let mut agent_speaks = true;
+    let (mut agent_speaks, mut was_told) = (true, false);
     loop {
         while let Some(number) = inbox.next()? {
             // The terminal has sent its own keys' signals to the worker too.
@@ -151,11 +154,15 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
             match receive(agent.as_fd()) {
                 Received::Record(_, text) => {
                     say(&text);
-                    agent_speaks = false;
+                    was_told = true;
                 }
                 Received::Nothing => {}
                 Received::Closed => {
-                    say("the launcher is gone; this worker is left alone");
+                    // `rankrun gc` takes it for a launcher no more.
+                    let _ = prctl::set_name(&CString::new(ABANDONED).unwrap_or_default());
+                    if !was_told {
+                        say("the launcher is gone; this worker is left alone");
+                    }
                     agent_speaks = false;
                 }
             }

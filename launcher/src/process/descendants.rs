@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,8 @@ use rankrun_contract::env::{JOB, KEEP};
 use rankrun_contract::rank::JobId;
 
 use crate::process::child::{Reaped, wait_for_any};
-use crate::process::proc::{self, Environment, Stat, can_walk, parse_pid};
+use crate::process::proc::{self, CannotLook, Environment, Stat, can_walk, parse_pid, seen};
+use crate::process::reserve::with_reserve;
 
 /// Which descendants may be killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum Scope {
 
 /// How long killed processes may take to go; longer only in uninterruptible sleep.
 const REAP_LIMIT: Duration = Duration::from_secs(5);
+/// How long to wait where the deaths of children cannot be heard of.
+const DEAF: Duration = Duration::from_millis(10);
 /// A second walk finds whoever was born during the first; more than these are a storm that one cannot stop.
 const MOST_WALKS: usize = 16;
 
@@ -38,8 +42,10 @@ const MOST_WALKS: usize = 16;
 ///
 /// Handles SIGCHLD itself, which the caller has blocked. The caller has no other use for the exit statuses of
 /// its remaining children.
-#[must_use]
-pub fn kill_all(scope: &Scope) -> Vec<Pid> {
+///
+/// # Errors
+/// Nobody can tell whether anybody is left.
+pub fn kill_all(scope: &Scope) -> Result<Vec<Pid>, CannotLook> {
     let children: SigSet = [Signal::SIGCHLD].into_iter().collect();
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
     #[expect(clippy::disallowed_methods, reason = "the limit on a blocking wait is this shell's own")]
@@ -47,63 +53,93 @@ pub fn kill_all(scope: &Scope) -> Vec<Pid> {
     let give_up = now() + REAP_LIMIT;
     loop {
         while let Reaped::Child { .. } = wait_for_any() {}
-        let left = targets(scope);
+        let left = with_reserve(|| {
+            let left = targets(scope)?;
+            left.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
+            Ok(left)
+        });
         let remaining = give_up.saturating_duration_since(now());
-        if left.is_empty() || remaining.is_zero() {
-            return left.into_iter().map(|found| found.pid).collect();
+        if left.as_ref().is_ok_and(Vec::is_empty) || remaining.is_zero() {
+            return left.map(|left| left.into_iter().map(|found| found.pid).collect());
         }
-        left.iter().for_each(|found| found.signal(Signal::SIGKILL));
+        // Others may have freed something by then.
+        let remaining = if left.is_ok() { remaining } else { remaining.min(DEAF) };
         wait_for_child_signal(inbox.as_ref(), remaining);
     }
 }
 
 fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
+    let at_most = if inbox.is_some() { at_most } else { at_most.min(DEAF) };
     let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
-    let Some(inbox) = inbox else { return };
-    let _ = poll(&mut [PollFd::new(inbox.as_fd(), PollFlags::POLLIN)], timeout);
-    while let Ok(Some(_)) = inbox.read_signal() {}
+    let mut inputs: Vec<_> =
+        inbox.iter().map(|inbox| PollFd::new(inbox.as_fd(), PollFlags::POLLIN)).collect();
+    let _ = poll(&mut inputs, timeout);
+    while let Some(Ok(Some(_))) = inbox.map(SignalFd::read_signal) {}
 }
 
 /// Everybody who lives below this process now; nobody where that cannot be seen.
-#[must_use]
-pub fn everybody_below(root: Pid) -> Vec<Pid> {
-    below(root, true, &|_, parent_is| parent_is).into_iter().map(|found| found.pid).collect()
+///
+/// # Errors
+/// There is no room for a look.
+pub fn everybody_below(root: Pid) -> Result<Vec<Pid>, CannotLook> {
+    let found = with_reserve(|| below(root, true, &|_, parent_is| Ok(parent_is)))?;
+    Ok(found.into_iter().map(|found| found.pid).collect())
 }
 
-fn targets(scope: &Scope) -> Vec<Found> {
+fn targets(scope: &Scope) -> Result<Vec<Found>, CannotLook> {
     match scope {
-        Scope::All => below(getpid(), true, &|_, parent_is| parent_is),
-        Scope::Marked(job) => below(getpid(), false, &|pid, parent_is| parent_is || is_marked(pid, job)),
+        Scope::All => below(getpid(), true, &|_, parent_is| Ok(parent_is)),
+        Scope::Marked(job) => below(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?)),
     }
 }
 
 /// The descendants that live on without `RANKRUN_KEEP=1` in their environment, nor below one that has it; parents
 /// first. The caller has reaped its children.
-#[must_use]
-pub fn leftovers() -> Vec<Found> {
-    let is_kept = |pid| Environment::of(pid).value(KEEP) == Some(b"1");
-    let mut found = below(getpid(), true, &|pid, parent_is| parent_is && !is_kept(pid));
-    found.retain(|found| Stat::of(found.pid).is_some_and(|stat| !stat.has_ended()));
-    found
+///
+/// # Errors
+/// There is no room for a look.
+pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
+    let is_kept = |pid| Ok(Environment::of(pid)?.value(KEEP) == Some(b"1"));
+    with_reserve(|| {
+        let mut living = Vec::new();
+        for found in below(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
+            if Stat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
+                living.push(found);
+            }
+        }
+        Ok(living)
+    })
 }
 
 /// Stops everybody below this process. Who was born during a walk is met by the next one, and who is stopped bears
 /// nobody.
-pub fn halt_all() {
+///
+/// # Errors
+/// There is no room for a look: some may not be stopped.
+pub fn halt_all() -> Result<(), CannotLook> {
     let mut halted = HashSet::new();
-    for _ in 0..MOST_WALKS {
-        let mut found = targets(&Scope::All);
-        found.retain(|found| halted.insert(found.pid));
-        if found.is_empty() {
-            return;
+    with_reserve(|| {
+        for _ in 0..MOST_WALKS {
+            let mut found = targets(&Scope::All)?;
+            found.retain(|found| halted.insert(found.pid));
+            if found.is_empty() {
+                break;
+            }
+            found.iter().for_each(|found| found.signal_within(Signal::SIGSTOP));
         }
-        found.iter().for_each(|found| found.signal(Signal::SIGSTOP));
-    }
+        Ok(())
+    })
 }
 
 /// Continues everybody below this process.
-pub fn continue_all() {
-    targets(&Scope::All).iter().for_each(|found| found.signal(Signal::SIGCONT));
+///
+/// # Errors
+/// There is no room for a look: some may stay stopped.
+pub fn continue_all() -> Result<(), CannotLook> {
+    with_reserve(|| {
+        targets(&Scope::All)?.iter().for_each(|found| found.signal_within(Signal::SIGCONT));
+        Ok(())
+    })
 }
 
 /// A process that the walk met.
@@ -118,6 +154,11 @@ pub struct Found {
 impl Found {
     /// Signals it, and no later owner of its pid.
     pub fn signal(&self, signal: Signal) {
+        with_reserve(|| self.signal_within(signal));
+    }
+
+    /// As [`Found::signal`], where the reserve is free already.
+    fn signal_within(&self, signal: Signal) {
         proc::signal_the_same((self.pid, self.started), signal);
     }
 
@@ -137,59 +178,70 @@ impl Found {
 /// The living descendants that are `chosen`, which is told whether their parent is; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
-fn below(root: Pid, root_is: bool, chosen: &dyn Fn(Pid, bool) -> bool) -> Vec<Found> {
-    if !can_walk() {
-        return Vec::new();
-    }
+fn below(
+    root: Pid,
+    root_is: bool,
+    chosen: &dyn Fn(Pid, bool) -> Result<bool, CannotLook>,
+) -> Result<Vec<Found>, CannotLook> {
     let mut found = Vec::new();
+    if !can_walk() {
+        return Ok(found);
+    }
     let mut seen = HashSet::new();
     let mut pending = vec![(root, root_is)];
     while let Some((parent, parent_is)) = pending.pop() {
-        for child in children_of(parent) {
+        for child in children_of(parent)? {
             if !seen.insert(child) {
                 continue;
             }
-            let is_chosen = chosen(child, parent_is);
-            if is_chosen && let Some(started) = Stat::of(child).and_then(|stat| stat.started()) {
+            let is_chosen = chosen(child, parent_is)?;
+            if is_chosen && let Some(started) = Stat::of(child)?.and_then(|stat| stat.started()) {
                 found.push(Found { pid: child, started });
             }
             pending.push((child, is_chosen));
         }
     }
-    found
+    Ok(found)
 }
 
 /// Children of every thread, by `/proc/PID/task/TID/children` (proc(5)), or by a look at every process where the
 /// kernel was built without `CONFIG_PROC_CHILDREN`.
-fn children_of(parent: Pid) -> Vec<Pid> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{parent}/task")) else { return Vec::new() };
+fn children_of(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
     let mut children = Vec::new();
+    let Some(threads) = seen(fs::read_dir(format!("/proc/{parent}/task")))? else { return Ok(children) };
     for thread in threads.flatten() {
         match fs::read_to_string(thread.path().join("children")) {
-            Ok(list) => children.extend(list.split_ascii_whitespace().filter_map(parse_pid)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if thread.path().exists() {
                     return children_by_parent_field(parent);
                 }
             }
-            Err(_) => {}
+            list => {
+                let list = seen(list)?.unwrap_or_default();
+                children.extend(list.split_ascii_whitespace().filter_map(parse_pid));
+            }
         }
     }
-    children
+    Ok(children)
 }
 
-fn children_by_parent_field(parent: Pid) -> Vec<Pid> {
-    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    pids.filter(|pid| Stat::of(*pid).is_some_and(|stat| stat.parent() == Some(parent))).collect()
+fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
+    let mut children = Vec::new();
+    let Some(processes) = seen(fs::read_dir("/proc"))? else { return Ok(children) };
+    for pid in processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?)) {
+        if Stat::of(pid)?.is_some_and(|stat| stat.parent() == Some(parent)) {
+            children.push(pid);
+        }
+    }
+    Ok(children)
 }
 
-/// Whether the process is in uninterruptible sleep.
+/// Whether the process is in uninterruptible sleep, as far as can be seen.
 #[must_use]
 pub fn sits_in_the_kernel(pid: Pid) -> bool {
-    Stat::of(pid).is_some_and(|stat| stat.sits_in_the_kernel())
+    with_reserve(|| Stat::of(pid)).ok().flatten().is_some_and(|stat| stat.sits_in_the_kernel())
 }
 
-fn is_marked(pid: Pid, job: &JobId) -> bool {
-    Environment::of(pid).value(JOB) == Some(job.0.as_bytes())
+fn is_marked(pid: Pid, job: &JobId) -> Result<bool, CannotLook> {
+    Ok(Environment::of(pid)?.value(JOB) == Some(job.0.as_bytes()))
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpid};
 use uuid::Uuid;
@@ -15,7 +16,10 @@ use uuid::Uuid;
 use rankrun_contract::env::{JOB, KEEP};
 
 use crate::gc::{Collected, Deed, Fate, Leftover, Request, Seen, Standing, left};
-use crate::process::proc::{Environment, Stat, can_walk, command, parse_pid, signal_the_same};
+use crate::process::attach::ABANDONED;
+use crate::process::proc::{
+    CannotLook, Environment, Stat, can_walk, command, parse_pid, seen, signal_the_same,
+};
 
 /// From SIGTERM to SIGKILL, and from there to giving up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const WATCHED: usize = 256;
 /// Of the clock in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that we are built for.
 const TICKS_PER_SECOND: u64 = 100;
-/// What launchers are called: both names, and the agent.
-const LAUNCHERS: [&str; 3] = ["rankrun", "torchrun", "rankrun-agent"];
+/// What our program is called: both names.
+const LAUNCHERS: [&str; 2] = ["rankrun", "torchrun"];
 
 /// Why nobody can be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -35,13 +39,21 @@ pub enum GcError {
     /// It is there and cannot be read.
     #[error("cannot look at processes")]
     Unreadable(#[source] io::Error),
+    /// There is no room for a look.
+    #[error(transparent)]
+    NoRoom(#[from] CannotLook),
 }
 
 impl GcError {
     /// One thing to do about it.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
-        "mount it, as `unshare --mount-proc` and every container runtime do"
+        match self {
+            Self::NoProc | Self::Unreadable(_) => {
+                "mount it, as `unshare --mount-proc` and every container runtime do"
+            }
+            Self::NoRoom(_) => "raise the limit of open files (`ulimit -n`)",
+        }
     }
 }
 
@@ -79,20 +91,24 @@ impl Found {
 fn end(found: &mut Vec<Found>, signal: Signal, fate: Fate) -> Result<(), GcError> {
     let jobs: Vec<Uuid> = found.iter().map(|found| found.leftover.job).collect();
     let give_up = Instant::now() + PATIENCE;
+    let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(1, |(soft, _)| soft / 2);
+    let most = usize::try_from(most).unwrap_or(WATCHED).min(WATCHED);
     let mut signalled: Vec<(Pid, u64)> = Vec::new();
     while found.iter().any(|found| found.leftover.fate.is_alive()) {
         let mut handles = Vec::new();
         for found in found.iter_mut().filter(|found| found.leftover.fate.is_alive()) {
-            let handle = watch(found.key());
-            if handle.is_none() && !lives(found.key()) {
+            let handle = watch(found.key())?;
+            if handle.is_none() && !lives(found.key())? {
                 found.leftover.fate = fate;
                 continue;
             }
             if !signalled.contains(&found.key()) {
                 signal_the_same(found.key(), signal);
+                // Somebody who is stopped cannot act on a signal.
+                signal_the_same(found.key(), Signal::SIGCONT);
                 signalled.push(found.key());
             }
-            if let Some(handle) = handle.filter(|_| handles.len() < WATCHED) {
+            if let Some(handle) = handle.filter(|_| handles.len() < most) {
                 handles.push(handle);
             }
             found.leftover.fate = Fate::Alive;
@@ -110,14 +126,15 @@ fn end(found: &mut Vec<Found>, signal: Signal, fate: Fate) -> Result<(), GcError
 }
 
 /// A descriptor of the process that becomes readable at its end; nothing where it has ended, or before Linux 5.3.
-fn watch(key: (Pid, u64)) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(key.0.as_raw())?;
-    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
-    lives(key).then_some(handle)
+fn watch(key: (Pid, u64)) -> Result<Option<OwnedFd>, CannotLook> {
+    let Some(pid) = rustix::process::Pid::from_raw(key.0.as_raw()) else { return Ok(None) };
+    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    Ok(seen(handle.map_err(io::Error::from))?.filter(|_| lives(key).unwrap_or(true)))
 }
 
-fn lives((pid, started): (Pid, u64)) -> bool {
-    Stat::of(pid).is_some_and(|stat| stat.started() == Some(started) && !stat.has_ended())
+fn lives((pid, started): (Pid, u64)) -> Result<bool, CannotLook> {
+    let stat = Stat::of(pid)?;
+    Ok(stat.is_some_and(|stat| stat.started() == Some(started) && !stat.has_ended()))
 }
 
 fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
@@ -129,7 +146,7 @@ fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
 }
 
 fn look() -> Result<Vec<Found>, GcError> {
-    let seen = everybody().map_err(GcError::Unreadable)?;
+    let seen = everybody()?;
     let now = uptime();
     let leftover = |(process, job): (&Seen, Uuid)| Found {
         started: process.started,
@@ -144,29 +161,50 @@ fn look() -> Result<Vec<Found>, GcError> {
     Ok(left(&seen, getpid().as_raw()).into_iter().map(leftover).collect())
 }
 
-fn everybody() -> io::Result<Vec<Seen>> {
+fn everybody() -> Result<Vec<Seen>, GcError> {
     let me = rustix::process::geteuid().as_raw();
     let program = fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino())).ok();
-    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    Ok(pids.filter_map(|pid| see(pid, me, program)).collect())
+    let entries = fs::read_dir("/proc").map_err(GcError::Unreadable)?;
+    let pids = entries.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+    let all: Result<Vec<_>, CannotLook> = pids.map(|pid| see(pid, me, program)).collect();
+    Ok(all?.into_iter().flatten().collect())
 }
 
-fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Option<Seen> {
-    let stat = Stat::of(pid)?;
-    let is_launcher = || {
-        let exe = fs::metadata(format!("/proc/{pid}/exe")).map(|file| (file.dev(), file.ino())).ok();
-        stat.name().is_some_and(|name| LAUNCHERS.contains(&name)) || (exe.is_some() && exe == program)
-    };
+fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<Seen>, CannotLook> {
+    let Some(stat) = Stat::of(pid)? else { return Ok(None) };
     let is_ours = || fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == me);
-    let standing = if is_launcher() {
+    let standing = if is_launcher(pid, &stat, program) {
         Standing::Launcher
     } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
         Standing::Stranger
     } else {
-        marked(&Environment::of(pid)).unwrap_or(Standing::Stranger)
+        marked(&Environment::of(pid)?).unwrap_or(Standing::Stranger)
     };
     let parent = stat.parent().map_or(0, Pid::as_raw);
-    Some(Seen { pid: pid.as_raw(), parent, started: stat.started()?, standing })
+    Ok(stat.started().map(|started| Seen { pid: pid.as_raw(), parent, started, standing }))
+}
+
+/// Our program, also another copy of it (an earlier version, a second environment): whatever that runs is not touched.
+/// torchrun itself, a script that Python runs, is none, nor is the wrapper of a worker that was started by hand once its
+/// launcher is gone.
+fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
+    let has_our_name = |name: &str| LAUNCHERS.contains(&name);
+    match stat.name() {
+        Some(ABANDONED) => return false,
+        Some("rankrun-agent") => return true,
+        _ => {}
+    }
+    let exe = format!("/proc/{pid}/exe");
+    if program.is_some() && fs::metadata(&exe).map(|file| (file.dev(), file.ino())).ok() == program {
+        return true;
+    }
+    match fs::read_link(exe) {
+        Ok(path) => path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
+            // As the kernel writes it once the file was replaced.
+            has_our_name(name.strip_suffix(" (deleted)").unwrap_or(name))
+        }),
+        Err(_) => stat.name().is_some_and(has_our_name),
+    }
 }
 
 /// A mark that is no UUID is none of a launcher: a worker that is started by hand may have one.

@@ -10,7 +10,7 @@
 )]
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,6 +26,7 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::halt::Halts;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
+use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, Sender, SignalInbox};
 
 /// An agent that has not answered a signal for this long is killed by the next one.
@@ -58,6 +59,8 @@ pub struct Guard {
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
     status: Option<ExitStatus>,
+    /// Wakes this process, if it is stopped, at the agent's end.
+    _lifeline: OwnedFd,
 }
 
 /// How the job ended, as the guard saw it.
@@ -71,8 +74,8 @@ pub enum GuardEnd {
         exit: Exit,
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
-        /// The processes of the job that could not be ended then.
-        left: Vec<Pid>,
+        /// The processes of the job that could not be ended then, if that can be told.
+        left: Result<Vec<Pid>, CannotLook>,
     },
 }
 
@@ -85,13 +88,14 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
     // Before the fork: blocked in the agent too, which is stopped by nobody but the kernel's own SIGSTOP.
     let halts = Halts::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
+    let (watched, held) = link::lifeline()?;
     let had_children = wait_for_any() != Reaped::NoChildren;
     let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };
     prctl::set_child_subreaper(true)?;
     // SAFETY: no other thread exists, so the child may go on as a normal process.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
-            drop(agent_end);
+            drop((agent_end, held));
             Ok(Side::Guard(Guard {
                 agent: child,
                 link: guard_end,
@@ -103,17 +107,18 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 last: None,
                 killed_for: None,
                 status: None,
+                _lifeline: watched,
             }))
         }
         ForkResult::Child => {
-            drop((guard_end, inbox, halts));
+            drop((guard_end, inbox, halts, watched));
             // None of this is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
             // Frozen (SIGSTOP) we would not see that the guard has died. To everybody else the signal means nothing.
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(c"rankrun-agent");
-            Ok(Side::Agent(agent_end))
+            Ok(Side::Agent(agent_end.with(held)))
         }
     }
 }
@@ -241,6 +246,7 @@ mod tests {
             last: None,
             killed_for: None,
             status: None,
+            _lifeline: link::lifeline().unwrap().0,
         };
         (guard, agent_end)
     }

@@ -2,13 +2,15 @@
 //!
 //! The shell sees one process, the guard, and the terminal's SIGTSTP reaches it alone: workers lead sessions of their
 //! own. So the guard asks the agent to stop whoever is of the job, and stops itself once that is done. The agent is not
-//! stopped: should the guard be killed meanwhile, somebody has to sweep. Should the agent be killed, the kernel wakes
-//! the guard ([`Link::wake_on_news`]), which sweeps then.
+//! stopped: should the guard be killed meanwhile, somebody has to sweep. Should the agent end, the kernel wakes the guard
+//! ([`lifeline`]), which sweeps then; an answer that comes late wakes nobody.
 //!
 //! The signal is never read, only seen to be pending, and unblocked when the job is stopped. So whether and by what the
 //! guard stops is decided by the kernel as for any command: a SIGCONT that came meanwhile has taken the signal back,
 //! and where no shell is there that could continue us (an orphaned process group: `ssh -t host rankrun …`) nobody stops
 //! for longer than an instant.
+//!
+//! [`lifeline`]: super::link::lifeline
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -103,7 +105,7 @@ impl Halts {
             Stage::Running => {}
             Stage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
             Stage::Asked { .. } | Stage::Answered => {
-                self.stop(link)?;
+                self.stop()?;
                 self.stage = Stage::Running;
                 let _ = link.send_to_agent(ToAgent::GoOn);
             }
@@ -111,20 +113,15 @@ impl Halts {
         Ok(())
     }
 
-    fn stop(&self, link: &Link) -> io::Result<()> {
-        // In this order: what the agent says from here on takes a pending stop back, or wakes us.
-        link.wake_on_news(true)?;
-        if !is_readable(link) {
-            let signals: SigSet = self.signals.iter().copied().collect();
-            // Here we are stopped, if one of them is still pending.
-            sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&signals), None)?;
-            sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
-        }
-        link.wake_on_news(false)
+    fn stop(&self) -> io::Result<()> {
+        let signals: SigSet = self.signals.iter().copied().collect();
+        // Here we are stopped, if one of them is still pending: the end of the agent takes it back, too.
+        sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&signals), None)?;
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
+        Ok(())
     }
 }
 
-/// Also where the other end is gone.
 fn is_readable(source: &impl AsFd) -> bool {
     let mut sources = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
     poll(&mut sources, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)

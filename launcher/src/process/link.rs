@@ -1,5 +1,5 @@
 //! What guard and agent tell each other: single-byte records over a socket pair, and by its end, their death.
-#![expect(unsafe_code, reason = "nix cannot say who is signalled for a socket")]
+#![expect(unsafe_code, reason = "nix cannot say who is signalled for a pipe")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
-use nix::unistd::getpid;
+use nix::unistd::{getpid, pipe2};
 
 use crate::exit_code::ExitStatus;
 
@@ -50,6 +50,8 @@ pub enum Received<T> {
 #[derive(Debug)]
 pub struct Link {
     socket: OwnedFd,
+    /// Of the [`lifeline`].
+    _alive: Option<OwnedFd>,
 }
 
 const RECORD: usize = 2;
@@ -64,10 +66,16 @@ const F_SETSIG: libc::c_int = 10;
 pub fn pair() -> io::Result<(Link, Link)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-    Ok((Link { socket: one }, Link { socket: other }))
+    Ok((Link { socket: one, _alive: None }, Link { socket: other, _alive: None }))
 }
 
 impl Link {
+    /// Holds an end of the [`lifeline`] too.
+    #[must_use]
+    pub fn with(self, alive: OwnedFd) -> Self {
+        Self { _alive: Some(alive), ..self }
+    }
+
     fn send(&self, record: [u8; RECORD]) -> io::Result<()> {
         send(self.socket.as_raw_fd(), &record, MsgFlags::MSG_NOSIGNAL)?;
         Ok(())
@@ -110,27 +118,6 @@ impl Link {
         }
     }
 
-    /// Guard's side: from here on the kernel sends us SIGCONT, which nothing can hold up, when the agent speaks or is
-    /// gone (signal-driven IO, fcntl(2)); or no more.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn wake_on_news(&self, is_wanted: bool) -> io::Result<()> {
-        let fd = self.socket.as_raw_fd();
-        let mut flags = OFlag::from_bits_retain(fcntl(self.socket.as_fd(), FcntlArg::F_GETFL)?);
-        flags.set(OFlag::O_ASYNC, is_wanted);
-        // SAFETY: both take a number and change nothing but who is told of this socket.
-        let is_set = unsafe {
-            libc::fcntl(fd, F_SETSIG, libc::SIGCONT) == 0
-                && libc::fcntl(fd, libc::F_SETOWN, getpid().as_raw()) == 0
-        };
-        if !is_set {
-            return Err(io::Error::last_os_error());
-        }
-        fcntl(self.socket.as_fd(), FcntlArg::F_SETFL(flags))?;
-        Ok(())
-    }
-
     /// Agent's side: tells the guard.
     ///
     /// # Errors
@@ -156,6 +143,27 @@ impl Link {
             Received::Nothing => Received::Nothing,
         }
     }
+}
+
+/// The ends of a pipe through which nobody speaks: the guard's, and the one that the agent alone has.
+///
+/// When the second is closed, the kernel sends SIGCONT, which nothing can hold up, to the process that made the pipe
+/// (signal-driven IO, fcntl(2)). So a guard that is stopped, by whomever, hears of the agent's end and of nothing else.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (watched, held) = pipe2(OFlag::O_CLOEXEC)?;
+    // SAFETY: both take a number and change nothing but who is told of this pipe.
+    let is_set = unsafe {
+        libc::fcntl(watched.as_raw_fd(), F_SETSIG, libc::SIGCONT) == 0
+            && libc::fcntl(watched.as_raw_fd(), libc::F_SETOWN, getpid().as_raw()) == 0
+    };
+    if !is_set {
+        return Err(io::Error::last_os_error());
+    }
+    fcntl(&watched, FcntlArg::F_SETFL(OFlag::O_ASYNC))?;
+    Ok((watched, held))
 }
 
 impl AsFd for Link {

@@ -25,6 +25,7 @@ pub mod inherited;
 pub mod link;
 pub mod probe;
 pub mod proc;
+pub mod reserve;
 pub mod signal;
 pub mod spawn;
 

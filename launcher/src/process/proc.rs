@@ -4,10 +4,34 @@
 //! start time again, with a pidfd in hand (`signal_the_same`).
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
+
+/// There is no descriptor or no memory for a look at processes: who is there is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("cannot look at processes")]
+pub struct CannotLook(#[source] pub Errno);
+
+impl From<CannotLook> for io::Error {
+    fn from(CannotLook(errno): CannotLook) -> Self {
+        errno.into()
+    }
+}
+
+/// Whatever else the kernel refuses is not there, or not to be seen by us.
+pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, CannotLook> {
+    match look {
+        Ok(seen) => Ok(Some(seen)),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(CannotLook(errno)),
+            _ => Ok(None),
+        },
+    }
+}
 
 /// A longer command line is cut.
 const COMMAND_SHOWN: usize = 120;
@@ -28,10 +52,10 @@ pub(super) struct Stat(String);
 
 impl Stat {
     /// Nothing where there is no such process.
-    pub(super) fn of(pid: Pid) -> Option<Self> {
+    pub(super) fn of(pid: Pid) -> Result<Option<Self>, CannotLook> {
+        let raw = seen(fs::read(format!("/proc/{pid}/stat")))?;
         // A name may hold any bytes (PR_SET_NAME).
-        let raw = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Some(Self(String::from_utf8_lossy(&raw).into_owned()))
+        Ok(raw.map(|raw| Self(String::from_utf8_lossy(&raw).into_owned())))
     }
 
     /// The program's name, cut to 15 bytes.
@@ -77,8 +101,8 @@ impl Stat {
 pub(super) struct Environment(Vec<u8>);
 
 impl Environment {
-    pub(super) fn of(pid: Pid) -> Self {
-        Self(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
+    pub(super) fn of(pid: Pid) -> Result<Self, CannotLook> {
+        Ok(Self(seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default()))
     }
 
     /// The first value of that name.
@@ -93,7 +117,7 @@ pub(super) fn command(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
     if words.is_empty() {
-        let stat = Stat::of(pid);
+        let stat = Stat::of(pid).ok().flatten();
         return stat.as_ref().and_then(Stat::name).map_or_else(String::new, |name| format!("[{name}]"));
     }
     let line = String::from_utf8_lossy(&words.join(&b' ')).into_owned();
@@ -107,18 +131,17 @@ pub(super) fn command(pid: Pid) -> String {
 /// process, and only if that one still has the start time is it the one that was meant. Gone meanwhile is as good as
 /// signalled.
 pub(super) fn signal_the_same((pid, started): (Pid, u64), signal: Signal) {
-    let is_the_same = || Stat::of(pid).and_then(|stat| stat.started()) == Some(started);
-    let handle = rustix::process::Pid::from_raw(pid.as_raw())
-        .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
-    match (handle, rustix::process::Signal::from_named_raw(signal as i32)) {
-        (Some(Ok(pidfd)), Some(signal)) if is_the_same() => {
-            let _ = rustix::process::pidfd_send_signal(&pidfd, signal);
-        }
-        // Before Linux 5.3, or refused: the instant between look and kill is left to chance.
-        (Some(Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)), _) if is_the_same() => {
-            let _ = kill(pid, signal);
-        }
-        _ => {}
+    use rustix::process::{PidfdFlags, Signal as Raw, pidfd_open, pidfd_send_signal};
+    let handle = rustix::process::Pid::from_raw(pid.as_raw()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let is_the_same = Stat::of(pid).is_ok_and(|stat| stat.and_then(|stat| stat.started()) == Some(started));
+    let (Some(handle), Some(raw), true) = (handle, Raw::from_named_raw(signal as i32), is_the_same) else {
+        return;
+    };
+    // Before Linux 5.3, refused, or without a descriptor: the instant between look and kill is left to chance.
+    if let Err(errno) = handle.and_then(|pidfd| pidfd_send_signal(&pidfd, raw))
+        && errno != rustix::io::Errno::SRCH
+    {
+        let _ = kill(pid, signal);
     }
 }
 
@@ -141,6 +164,17 @@ mod tests {
             (stat("garbage").parent(), stat("garbage").name(), stat("").started()),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn without_room_for_a_look_nobody_is_taken_for_gone() {
+        let look = |errno: Errno| seen::<()>(Err(errno.into()));
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            assert_eq!(look(errno), Err(CannotLook(errno)));
+        }
+        for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EACCES] {
+            assert_eq!(look(errno), Ok(None));
+        }
     }
 
     #[test]

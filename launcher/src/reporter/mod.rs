@@ -33,6 +33,7 @@ use crate::exit_code::LAUNCHER_FAILED;
 use crate::inspect::InspectError;
 use crate::process::attach::AttachError;
 use crate::process::gc::GcError;
+use crate::process::proc::CannotLook;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
@@ -139,7 +140,11 @@ pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitC
 }
 
 /// The agent died without a word, or was killed because it did not answer a signal; `left` could not be ended.
-pub fn agent_lost((exit, killed_for): (Exit, Option<i32>), left: &[Pid], parent_file: Option<&Path>) {
+pub fn agent_lost(
+    (exit, killed_for): (Exit, Option<i32>),
+    left: Result<&[Pid], &CannotLook>,
+    parent_file: Option<&Path>,
+) {
     let fact = match killed_for {
         Some(signal) => format!(
             "the launcher's agent did not answer {}; it was killed, and the job with it",
@@ -148,9 +153,13 @@ pub fn agent_lost((exit, killed_for): (Exit, Option<i32>), left: &[Pid], parent_
         None => format!("the launcher's agent ended by itself ({exit}); the job was killed"),
     };
     let mut text = format!("error: {fact}\n");
-    if !left.is_empty() {
-        let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
-        text.push_str(&format!("  still there, probably stuck in the kernel: pid {}\n", pids.join(", ")));
+    match left {
+        Ok([]) => {}
+        Ok(left) => {
+            let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
+            text.push_str(&format!("  still there, probably stuck in the kernel: pid {}\n", pids.join(", ")));
+        }
+        Err(error) => text.push_str(&format!("  some may be still there: {error}: {}\n", error.0)),
     }
     if killed_for.is_none() && matches!(exit, Exit::Signal { number: libc::SIGKILL, .. }) {
         text.push_str("\nhint: if nobody killed it, the kernel ran out of memory: see `dmesg`\n");

@@ -12,6 +12,8 @@ use nix::sys::socket::{Backlog, listen};
 use rankrun_contract::store::keyspace::{ClientId, Keyspace};
 use rankrun_contract::store::protocol::{Reply, Request};
 
+use crate::process::reserve::sparingly;
+
 use super::connection::{Closed, Connection, PIECE, is_transient};
 
 /// What the agent asks of the thread.
@@ -41,13 +43,13 @@ const ACCEPT_BATCH: usize = 128;
 /// Greetings remembered: more than a node has workers, and little memory whoever sends them.
 const MAX_GREETED: usize = 1 << 16;
 
-/// When to try again to accept, after no descriptor was left: others of the process may have freed some.
+/// When to try again to accept, after few descriptors were left: others of the process may have freed some.
 const ACCEPT_RETRY_MS: u16 = 100;
 
 pub(super) struct Server {
     epoll: Epoll,
     listener: TcpListener,
-    /// No descriptor was left for the next connection.
+    /// Too few descriptors were left for the next connection.
     accept_paused: bool,
     waker: Arc<EventFd>,
     commands: mpsc::Receiver<Command>,
@@ -146,7 +148,7 @@ impl Server {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPT_BATCH {
-            match self.listener.accept() {
+            match sparingly(|| self.listener.accept()) {
                 Ok((stream, _)) => {
                     let client = ClientId(self.next_client);
                     self.next_client += 1;

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::yield_now;
 
-use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, only_ours, tell};
+use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, is_stopped, only_ours, tell};
 use nix::sys::signal::Signal;
 
 use super::{LIMIT, Victim, family, witnessed};
@@ -65,6 +66,24 @@ fn a_frozen_launcher_that_is_killed_leaves_nothing() {
         let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
         [&guard, &agent].into_iter().for_each(|process| process.signal(Signal::SIGSTOP));
         guard.signal(Signal::SIGKILL);
+        job.ends_within(LIMIT);
+    }
+}
+
+/// Nobody continues the guard, which alone can sweep: the kernel does.
+#[test]
+fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let job = family(*name, "3600");
+        let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
+        guard.signal(Signal::SIGSTOP);
+        while !is_stopped(guard.pid) {
+            yield_now();
+        }
+        agent.signal(Signal::SIGKILL);
         job.ends_within(LIMIT);
     }
 }

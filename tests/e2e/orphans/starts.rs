@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Name, Scratch, only_ours};
+use harness::{Gate, Launch, Name, Process, Scratch, field, only_ours};
 
 use super::{LIMIT, steps, witnessed};
 
@@ -43,6 +43,35 @@ fn without_a_free_descriptor_nothing_is_left() {
         job.line("error:");
         job.ends_within(Duration::from_millis(200) + LIMIT);
         job.wait().exits(1);
+    }
+}
+
+/// A daemon of a worker has taken all that the store has to give: whoever looks for it needs descriptors too.
+#[test]
+fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
+    if !only_ours() {
+        return;
+    }
+    for (name, restarts) in Name::both().iter().flat_map(|name| [(*name, "0"), (*name, "1")]) {
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let launch = Launch::standalone(name, 1).under(["sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
+        let launch = launch.args(["--max-restarts", restarts]).stdin_open();
+        let last = format!("life1:{}", gate.step());
+        let steps = ["life0:helper=clinging-daemon", "life0:read", "life0:exit=3", "print=again", &last];
+        let mut job = launch.worker(steps.into_iter().chain(["exit=0"])).start();
+        let line = job.line("who=clinging-daemon");
+        let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the daemon said its pid");
+        let daemon = Process::open(pid).expect("the daemon lives");
+        job.type_text("\n");
+        if restarts == "1" {
+            job.line("again");
+        }
+        job.outlived_by_none(&[daemon], LIMIT);
+        if restarts == "1" {
+            gate.open(1);
+        }
+        job.wait().exits(if restarts == "1" { 0 } else { name.code(3) });
     }
 }
 

@@ -23,7 +23,9 @@ impl Workers {
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
-        let has_joined = |pid| has_greeted(pid) || everybody_below(pid).into_iter().any(has_greeted);
+        // Where nobody can look it may have.
+        let one_below_has = |pid| everybody_below(pid).map_or(true, |all| all.into_iter().any(has_greeted));
+        let has_joined = |pid| has_greeted(pid) || one_below_has(pid);
         missing.filter(|worker| !has_joined(worker.pid)).collect()
     }
 }
