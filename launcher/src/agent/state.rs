@@ -57,6 +57,8 @@ pub struct State {
     join_by: Option<Instant>,
     /// Over the whole job.
     timer: Timer,
+    /// The grace since the user or the time limit wanted the end.
+    patience: Option<Instant>,
 }
 
 impl State {
@@ -74,6 +76,7 @@ impl State {
             watch: None,
             join_by: None,
             timer: Timer::default(),
+            patience: None,
         }
     }
 
@@ -324,6 +327,7 @@ impl State {
         (live, cause): (BTreeSet<LocalRank>, StopCause),
         because: Impatience,
     ) -> Vec<Action> {
+        self.patience = self.patience.map(|until| until.min(now));
         let local_ranks = live.iter().copied().collect();
         let said = Action::Say(Happening::Killing { local_ranks, because });
         let told = self.signal(&live, Signal::SIGKILL);

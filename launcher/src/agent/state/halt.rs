@@ -27,6 +27,9 @@ impl State {
             | Phase::Waiting { .. }
             | Phase::Finished => {}
         }
+        if let Some(patience) = &mut self.patience {
+            *patience += lasted;
+        }
         if let Some(watch) = &mut self.watch {
             watch.was_halted(lasted);
         }

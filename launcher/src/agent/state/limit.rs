@@ -7,12 +7,13 @@ use nix::sys::signal::Signal;
 use super::{State, with_at};
 use crate::agent::message::{Action, Happening};
 use crate::agent::phase::{Phase, StopCause};
-use crate::spec::stop::TimeLimit;
+use crate::spec::stop::{StopReason, TimeLimit};
 
 /// When the time limit and its warning are due. Each strikes once.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
     warn_at: Option<Instant>,
+    /// Stays when it has struck: what follows the workers' end is measured by it too.
     end_at: Option<Instant>,
     /// The end has struck: nothing is started any more.
     is_over: bool,
@@ -36,7 +37,8 @@ impl Timer {
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
-        self.warn_at.into_iter().chain(self.end_at).min()
+        let end_at = self.end_at.filter(|_| !self.is_over);
+        self.warn_at.into_iter().chain(end_at).min()
     }
 
     /// When the limit is over.
@@ -57,7 +59,7 @@ impl Timer {
     /// A warning that is late for the end, as after the launcher was halted, is none.
     fn strike(&mut self, now: Instant) -> Option<Strike> {
         let is_due = |at: &mut Instant| *at <= now;
-        if self.end_at.take_if(is_due).is_some() {
+        if !self.is_over && self.end_at.is_some_and(|end_at| end_at <= now) {
             self.warn_at = None;
             self.is_over = true;
             return Some(Strike::End);
@@ -77,6 +79,12 @@ impl State {
             | Phase::Checking { .. }
             | Phase::Waiting { .. } => self.timer.next(),
         }
+    }
+
+    /// When the time of the whole job is over, also of what outlives its workers.
+    #[must_use]
+    pub const fn time_is_up_at(&self) -> Option<Instant> {
+        self.timer.end()
     }
 
     /// What the time limit wants now; nothing where it is not due.
@@ -104,6 +112,7 @@ impl State {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } => {
                 self.timer.ended_it = true;
+                self.wants_an_end(now, StopReason::TimeLimit);
                 let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
                 let ours = self.ours(&live);
                 let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
@@ -118,6 +127,7 @@ impl State {
             }
             Phase::Waiting { failure, .. } => {
                 self.timer.ended_it = true;
+                self.wants_an_end(now, StopReason::TimeLimit);
                 vec![self.finish_failed(Some(failure))]
             }
             // A stop goes on as it is, and a restart is no more to come of it.
