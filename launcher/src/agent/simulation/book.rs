@@ -56,6 +56,8 @@ pub(super) struct Life {
     pub(super) suspect: Option<Suspect>,
     /// From when on the workers may join the store: their start, without the time for which they were halted.
     pub(super) joins_from: Option<Instant>,
+    /// For how long it was halted while it lived.
+    pub(super) halted: Duration,
     /// How often it was looked who has joined.
     pub(super) join_looks: u32,
     /// That its start has failed is on its way to the machine.
@@ -266,6 +268,9 @@ impl Life {
 
     /// What gives somebody time to do something is put off.
     fn was_halted(&mut self, lasted: Duration) {
+        if self.ended.is_none() {
+            self.halted += lasted;
+        }
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
         let others = [&mut self.asked_at, &mut self.killed_at, &mut self.joins_from];
         for moment in others.into_iter().filter_map(Option::as_mut).chain(suspected) {
