@@ -57,7 +57,9 @@ impl Agent<'_> {
         let told: Vec<_> = left.iter().map(|found| (found.pid, found.command())).collect();
         match step {
             Step::Wait => {}
-            Step::Announce => self.voice.say(&words::waiting(&told, limits.wait, limits.time_limit.is_some())),
+            Step::Announce => {
+                self.voice.say(&words::waiting(&told, limits.wait, limits.time_limit.is_some()))
+            }
             Step::Ask(because) => {
                 left.iter().for_each(|found| found.signal_and_continue(Signal::SIGTERM));
                 self.voice.say(&words::ending(&told, because, limits.grace(because)));

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::error::{Clash, CliError, Expected, Origin, SettingError};
 use super::run::{
-    LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW, START_TIMEOUT, TIME_LIMIT,
+    LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW,
+    START_TIMEOUT, TIME_LIMIT,
 };
 use super::settings::{Setting, Settings};
 use super::torchrun::MAX_RESTARTS;

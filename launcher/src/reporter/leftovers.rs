@@ -82,7 +82,9 @@ mod tests {
             killing(&left, Because::TimeOver),
             "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
         );
-        assert!(waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait"));
+        assert!(
+            waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait")
+        );
         let by_signal = Because::Signal(Signal::SIGTERM);
         assert!(
             ending(&left[..1], by_signal, Duration::from_secs(3)).starts_with("SIGTERM: ending pid 1 `up1`;")
