@@ -147,6 +147,7 @@ impl State {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
         self.told.clear();
+        self.timer.generation_began();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
         self.history.generation_began(now);

@@ -58,6 +58,8 @@ pub(super) struct Life {
     pub(super) joins_from: Option<Instant>,
     /// For how long it was halted while it lived.
     pub(super) halted: Duration,
+    /// Its workers were told that the time is short: who ends by that has done what it was told.
+    pub(super) is_warned: bool,
     /// How often it was looked who has joined.
     pub(super) join_looks: u32,
     /// That its start has failed is on its way to the machine.
@@ -159,7 +161,10 @@ impl Book {
                     // The end of a person's worker comes too late for the story.
                     return;
                 }
-                if !end.exit.is_success() {
+                let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
+                if is_free && self.life.is_warned && self.setup.is_of_the_warning(end.exit) {
+                    self.life.because(Cause::TimeLimit, now);
+                } else if !end.exit.is_success() {
                     self.life.failed(end, self.setup.may_be_everybodys(end.exit), now);
                 }
                 self.life.ends.push(*end);
@@ -226,7 +231,10 @@ impl Book {
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookForProgress { .. } => self.open = Some(Question::Progress),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,
-            Action::Say(Happening::TimeIsShort { .. }) => self.warnings += 1,
+            Action::Say(Happening::TimeIsShort { .. }) => {
+                self.warnings += 1;
+                self.life.is_warned = true;
+            }
             Action::Say(Happening::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),

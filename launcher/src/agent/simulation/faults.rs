@@ -57,6 +57,8 @@ pub(super) enum Fault {
     /// The warning is a signal to stop.
     WarningStops,
     RestartsAfterTheTimeLimit,
+    /// It takes who ends by the warning for one that failed.
+    BlamesTheWarned,
     HidesTheTimeLimit,
     /// One more than there may be.
     MiscountsTheWindow,
@@ -85,7 +87,7 @@ pub(super) enum Fault {
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 53] = [
+pub(super) const FAULTS: [(Fault, &str); 54] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -123,6 +125,7 @@ pub(super) const FAULTS: [(Fault, &str); 53] = [
     (Fault::WarnsNobody, "limits"),
     (Fault::WarningStops, "4"),
     (Fault::RestartsAfterTheTimeLimit, "7"),
+    (Fault::BlamesTheWarned, "5"),
     (Fault::HidesTheTimeLimit, "8"),
     (Fault::MiscountsTheWindow, "6"),
     (Fault::ForgetsTheWindow, "6"),

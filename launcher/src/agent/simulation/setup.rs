@@ -190,6 +190,12 @@ impl Setup {
         }
     }
 
+    /// Whether a worker ended by the warning, where it got one.
+    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
+        self.warning.is_some()
+            && matches!(exit, Exit::Signal { number: libc::SIGUSR2, .. } | Exit::Code(SAYS_WARNED))
+    }
+
     /// Whether a worker ended so that the launcher may be about to be told to stop.
     pub(super) fn may_be_everybodys(&self, exit: Exit) -> bool {
         let number = match exit {
@@ -205,6 +211,8 @@ impl Setup {
 
 /// What the workers get before the time limit.
 pub(super) const WARNING: Signal = Signal::SIGUSR2;
+/// How a shell says so.
+const SAYS_WARNED: i32 = 128 + libc::SIGUSR2;
 
 impl Policy {
     pub(super) const PLAIN: Self =

@@ -1,12 +1,17 @@
 //! The time limit of the whole job, and the warning before it. Pure.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
 
+use rankrun_contract::rank::LocalRank;
+
 use super::{State, with_at};
-use crate::agent::message::{Action, Happening};
+use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
+use crate::exit_code::code_of_signal;
+use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
 
 /// When the time limit and its warning are due. Each strikes once.
@@ -15,6 +20,8 @@ pub(super) struct Timer {
     warn_at: Option<Instant>,
     /// Stays when it has struck: what follows the workers' end is measured by it too.
     end_at: Option<Instant>,
+    /// The warning that the workers of this generation got.
+    warned: Option<Signal>,
     /// The end has struck: nothing is started any more.
     is_over: bool,
     /// The job was stopped, or not restarted, for that.
@@ -34,6 +41,11 @@ impl Timer {
         let Some(TimeLimit { limit, warning }) = limit else { return };
         self.end_at = Some(now + limit);
         self.warn_at = warning.map(|warning| now + limit.saturating_sub(warning.before));
+    }
+
+    /// These workers got no warning yet.
+    pub(super) const fn generation_began(&mut self) {
+        self.warned = None;
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
@@ -97,7 +109,7 @@ impl State {
     }
 
     /// Like any signal that stops nothing; who is started later gets none.
-    fn time_is_short(&self) -> Vec<Action> {
+    fn time_is_short(&mut self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
         let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
         else {
@@ -105,21 +117,50 @@ impl State {
         };
         let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
         let said = Action::Say(Happening::TimeIsShort { before, signal, live });
+        self.timer.warned = Some(signal);
         self.pass(signal).into_iter().chain([said]).collect()
+    }
+
+    /// Whether a worker ended by the warning that it got, or says so as shells do.
+    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
+        self.timer.warned.is_some_and(|warning| match exit {
+            Exit::Signal { number, .. } => number == warning as i32,
+            Exit::Code(code) => code == i32::from(code_of_signal(warning as i32)),
+        })
+    }
+
+    /// For this worker the time was over with the warning. It did what it was told, and so nobody starts again.
+    pub(super) fn ended_by_warning(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        end: WorkerEnd,
+    ) -> Vec<Action> {
+        (self.timer.is_over, self.timer.warn_at) = (true, None);
+        self.stop_for_the_limit(now, live, Some(end))
+    }
+
+    fn stop_for_the_limit(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        by_warning: Option<WorkerEnd>,
+    ) -> Vec<Action> {
+        self.timer.ended_it = true;
+        self.wants_an_end(now, StopReason::TimeLimit);
+        let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
+        let ours = self.ours(&live);
+        let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+        let grace = self.left_of_the_grace(now);
+        let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
+        // Told at once, but not before those who run are told to stop.
+        let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
+        with_at(actions, at, said)
     }
 
     fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } => {
-                self.timer.ended_it = true;
-                self.wants_an_end(now, StopReason::TimeLimit);
-                let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
-                let ours = self.ours(&live);
-                let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
-                let grace = self.left_of_the_grace(now);
-                let said = Action::Say(Happening::TimeIsUp { limit, live: ours, grace });
-                with_at(actions, 1, said)
-            }
+            Phase::Running { live } => self.stop_for_the_limit(now, live, None),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
