@@ -3,6 +3,8 @@
 //! | status | when | under the name `torchrun` |
 //! |---|---|---|
 //! | 0 | every worker exited 0, or one failed in a way that a rule calls `succeed` | 0 |
+//! | 0 | every worker exited 0, and the time limit ended what they had left behind or the wait for their output | 0 |
+//! | 128 + n | every worker exited 0, and signal n cut that wait short | 1 |
 //! | 1 | the launcher itself failed (settings, spawn, log folder, store) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
 //! | 1 | `gc` cannot look at processes, or one of those it found survived SIGKILL | – |

@@ -217,6 +217,25 @@ fn a_late_answer_of_the_agent_continues_nobody() {
     shell.ends(130);
 }
 
+/// The shell keeps the launcher stopped, and the time limit ends the job all the same.
+#[test]
+fn the_time_limit_ends_a_stopped_job() {
+    if !only_ours() {
+        return;
+    }
+    for (name, status) in [(Name::Rankrun, 124), (Name::Torchrun, 1)] {
+        let launch = Launch::standalone(name, 2).env("RANKRUN_TIME_LIMIT", "6");
+        let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
+        let mut shell = Shell::of(launch.worker(steps)).runs(6);
+        let all = shell.stops(1);
+        shell.job.lines("got SIGTERM rank=", 2);
+        shell.job.outlived_by_none(&all, PROMPT);
+        shell.types("wait %1; echo end=$?");
+        shell.job.line(&format!("end={status}"));
+        shell.ends(0);
+    }
+}
+
 #[test]
 fn a_stop_that_is_under_way_is_stopped_and_goes_on() {
     if !only_ours() {

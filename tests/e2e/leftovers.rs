@@ -57,6 +57,17 @@ fn after_the_stop_grace_it_is_killed() {
 }
 
 #[test]
+fn the_time_limit_is_theirs_too() {
+    if !only_ours() {
+        return;
+    }
+    let options = ["--time-limit", "4", "--grace", "0.2"];
+    let outcome = leaving(Name::Rankrun, &options, STUBBORN).run();
+    outcome.exits(0).complains("a signal or the time limit ends the wait");
+    outcome.complains("the time limit is over: ending pid ").complains("killing pid ");
+}
+
+#[test]
 fn what_wants_to_stay_stays() {
     if !only_ours() {
         return;

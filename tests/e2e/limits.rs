@@ -58,6 +58,21 @@ fn the_workers_are_warned_before_and_may_end_well() {
     }
 }
 
+/// With Slurm's own signal, as in `--signal=TERM@60`.
+#[test]
+fn who_ends_by_the_warning_is_not_started_again() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let launch = limited(*name, 2, "1:00:00").args(["--max-restarts", "3"]);
+        let launch = match name {
+            Name::Rankrun => launch.args(["--warn-signal", "TERM@3598"]),
+            Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "TERM@3598"),
+        };
+        let outcome = launch.worker(["alive", "forever"]).run();
+        outcome.exits(name.code(124)).never_says("life=1");
+        outcome.complains("ended by the warning before the time limit (");
+    }
+}
+
 #[test]
 fn a_limit_that_makes_no_sense_starts_nothing() {
     if only_ours() {
@@ -65,6 +80,7 @@ fn a_limit_that_makes_no_sense_starts_nothing() {
             (&["--time-limit", "soon"][..], "`--time-limit` is `soon`"),
             (&["--time-limit", "5M"], "`--time-limit` is `5M`"),
             (&["--warn-signal", "USR1"], "hint: give the limit too, as in `--time-limit 2h`"),
+            (&["--time-limit", "1", "--leftover-grace", "5"], "nobody can be waited for so long"),
             (&["--time-limit", "9", "--warn-signal", "KILL@5"], "`--warn-signal` is `KILL@5`"),
         ] {
             let launch = Launch::standalone(Name::Rankrun, 1).args(args.iter().copied());

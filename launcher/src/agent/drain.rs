@@ -15,12 +15,12 @@ const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 impl Agent<'_> {
     /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
-    /// Where the job is to end anyway, by the user or its time limit, the grace is the limit: somebody may have stopped reading.
-    pub(super) fn drain(&mut self, end: &JobEnd) -> Option<Signal> {
-        let reason = if end.time_limit.is_some() { StopReason::TimeLimit } else { StopReason::Signal };
-        let grace = self.workers.spec().stop.grace_of(reason).max(LAST_WORDS);
-        let is_cut_short = end.stopped_by.is_some() || end.time_limit.is_some();
-        let mut give_up = is_cut_short.then(|| Instant::now() + grace);
+    /// Somebody may have stopped reading, and so nobody waits beyond the time limit; nor, where the job was told to end,
+    /// beyond what is left of the grace.
+    pub(super) fn drain(&mut self, end: &JobEnd, swept_early: Option<Signal>) -> Option<Signal> {
+        let least = Instant::now() + LAST_WORDS;
+        let mut give_up = self.end_of_patience(end, swept_early).map(|at| at.max(least));
+        let time_limit = self.state.time_is_up_at().filter(|_| give_up.is_none()).map(|at| at.max(least));
         let mut say_at = Some(Instant::now() + SILENT_WAIT);
         let drained = match self.workers.drain() {
             Ok(drained) => drained,
@@ -31,14 +31,15 @@ impl Agent<'_> {
         };
         while !drained.is_complete() {
             let now = Instant::now();
-            if give_up.is_some_and(|give_up| give_up <= now) {
+            if give_up.into_iter().chain(time_limit).any(|at| at <= now) {
+                self.voice.say("nobody has read all that the workers wrote, and the time for that is over");
                 return None;
             }
             if say_at.take_if(|say_at| *say_at <= now).is_some() {
                 self.voice.say("waiting for somebody to read the workers' output; a signal ends the wait");
             }
             let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if super::wait(&inputs, give_up.into_iter().chain(say_at).min()).is_err() {
+            if super::wait(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min()).is_err() {
                 return None;
             }
             let signal = self.next_signal();
@@ -51,6 +52,18 @@ impl Agent<'_> {
             }
         }
         None
+    }
+
+    /// The end of the grace since the user or the time limit wanted the end; nothing where neither has ended
+    /// the job or the wait for what it left behind.
+    fn end_of_patience(&self, end: &JobEnd, swept_early: Option<Signal>) -> Option<Instant> {
+        let reason = match (end.time_limit, end.stopped_by) {
+            (Some(_), _) => StopReason::TimeLimit,
+            (None, Some(_)) => StopReason::Signal,
+            (None, None) => return swept_early.map(|_| Instant::now()),
+        };
+        let grace = self.workers.spec().stop.grace_of(reason);
+        Some(self.state.patience_ends().unwrap_or_else(|| Instant::now() + grace))
     }
 
     /// A signal from whichever side, for a time when nothing else can happen.

@@ -33,7 +33,8 @@ impl Halts {
 
 impl Agent<'_> {
     /// Stops whoever is of the job until the guard goes on. A signal to stop ends that at once: it is answered in every
-    /// phase, and who waits for its own end has to run.
+    /// phase, and who waits for its own end has to run. So does the time limit, which is a time on the clock; behind it
+    /// nobody stays halted. The guard may stay stopped until our own end wakes it.
     pub(super) fn halt(&mut self) -> Result<(), Interrupted> {
         let began = Instant::now();
         // While the devices are looked at nobody is there but probes, which have a deadline.
@@ -57,15 +58,17 @@ impl Agent<'_> {
     }
 
     fn wait_for_the_guard(&mut self) -> Result<(), Interrupted> {
+        let time_limit = self.state.time_is_up_at();
         loop {
-            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], None)?;
+            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], time_limit)?;
             while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
                 // A thousand deaths are one reason to look.
                 if !self.halts.own.contains(&number) {
                     self.halts.own.push_back(number);
                 }
             }
-            let mut is_over = self.halts.own.iter().any(|number| self.handled.stops(*number));
+            let is_time_up = time_limit.is_some_and(|time_limit| time_limit <= Instant::now());
+            let mut is_over = is_time_up || self.halts.own.iter().any(|number| self.handled.stops(*number));
             loop {
                 match self.link.receive_from_guard() {
                     Received::Message(ToAgent::GoOn) => is_over = true,

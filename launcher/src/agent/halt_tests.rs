@@ -19,6 +19,20 @@ fn the_time_limit_is_a_time_on_the_clock() {
     assert_eq!(signals(&job.handle(at(7_200), Input::DeadlinePassed)), [(vec![0], Signal::SIGTERM)]);
 }
 
+#[test]
+fn who_is_halted_is_not_healthy_meanwhile() {
+    let at = clock();
+    for (life, restarts) in [(1, None), (2, Some(2))] {
+        let mut rules = rules(1, 1, Persona::Rankrun);
+        rules.restart.reset_after = Some(Duration::from_secs(2));
+        let mut job = State::new(rules);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(4)))), Some(1));
+        assert_eq!(job.handle(at(3_602), halted(HOUR)), []);
+        assert_eq!(started(&job.handle(at(3_601 + life), exited(1, 0, Exit::Code(4)))), restarts);
+    }
+}
+
 /// One thing that happens, and how long after the one before.
 fn input() -> impl Strategy<Value = (u64, Input)> {
     let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(3)), Just(killed_by(15)), Just(killed_by(9))];
@@ -48,11 +62,12 @@ proptest! {
         lasted in prop_oneof![Just(HOUR), (0..2_000_u64).prop_map(Duration::from_millis)],
     ) {
         let at = clock();
-        let rules = Rules {
+        let mut rules = Rules {
             stuck_limit: Some(Duration::from_millis(300)),
             start_timeout: Some(Duration::from_secs(2)),
             ..rules(3, 2, Persona::Rankrun)
         };
+        rules.restart.reset_after = Some(Duration::from_millis(500));
         let (mut plain, mut interrupted) = (State::new(rules.clone()), State::new(rules));
         let (mut now, mut behind) = (at(0), Duration::ZERO);
         prop_assert_eq!(plain.handle(now, Input::Ready), interrupted.handle(now, Input::Ready));

@@ -1,11 +1,13 @@
 //! The wait for whoever outlives the workers of a job that succeeded, and its end. Pure.
 //!
 //! Invariant 4 of the design document holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
-//! by the stop grace. Invariant 10, too: a signal ends the wait at once, and a second one kills.
+//! by the stop grace. Nor does it outlast the time limit of the job. Invariant 10, too: a signal ends the wait at once, and a second one kills.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+
+use crate::spec::stop::{StopPolicy, StopReason};
 
 /// Most of what is still there when the last worker is reaped is on its way out.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -18,7 +20,20 @@ pub(super) struct Limits {
     /// Until they are asked to end.
     pub(super) wait: Duration,
     /// From then until they are killed.
-    pub(super) stop: Duration,
+    pub(super) stop: StopPolicy,
+    /// When the time of the whole job is over: nobody waits for longer.
+    pub(super) time_limit: Option<Instant>,
+}
+
+impl Limits {
+    /// From the first signal until they are killed.
+    pub(super) fn grace(&self, because: Because) -> Duration {
+        match because {
+            Because::TimeOver => self.stop.grace,
+            Because::TimeLimit => self.stop.grace_of(StopReason::TimeLimit),
+            Because::Signal(_) => self.stop.grace_of(StopReason::Signal),
+        }
+    }
 }
 
 /// The wait, as long as somebody is left.
@@ -68,8 +83,10 @@ pub(super) enum Step {
 /// Why nobody waits any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// The time is over.
+    /// They were waited for long enough.
     TimeOver,
+    /// The time limit of the job is over.
+    TimeLimit,
     /// The launcher got this signal.
     Signal(Signal),
 }
@@ -78,34 +95,39 @@ impl Wait {
     /// From the last worker's end.
     pub(super) fn new(now: Instant, limits: Limits) -> Self {
         let end_at = now + limits.wait;
-        Self { limits, end_at, stage: Stage::Settling { until: end_at.min(now + SETTLE) } }
+        Self { limits, end_at, stage: Stage::Settling { until: now + SETTLE } }
     }
 
     /// When [`Self::look`] is due, if nothing else happens before.
     pub(super) fn deadline(&self) -> Instant {
         match self.stage {
-            Stage::Settling { until: at }
-            | Stage::Waiting { look_at: at, .. }
-            | Stage::Asked { kill_at: at }
-            | Stage::Killed { give_up_at: at } => at,
+            Stage::Settling { until: at } | Stage::Waiting { look_at: at, .. } => at.min(self.ask_at().0),
+            Stage::Asked { kill_at: at } | Stage::Killed { give_up_at: at } => at,
+        }
+    }
+
+    /// When and why they are asked to end, if nobody wants it before. A halt does not put off the time limit.
+    fn ask_at(&self) -> (Instant, Because) {
+        match self.limits.time_limit {
+            Some(limit) if limit <= self.end_at => (limit, Because::TimeLimit),
+            Some(_) | None => (self.end_at, Because::TimeOver),
         }
     }
 
     /// Somebody is still there.
     pub(super) fn look(&mut self, now: Instant) -> Step {
         let is_due = self.deadline() <= now;
+        let (ask_at, because) = self.ask_at();
         match self.stage {
             Stage::Killed { .. } if !is_due => Step::KillAgain,
             _ if !is_due => Step::Wait,
-            Stage::Settling { .. } | Stage::Waiting { .. } if self.end_at <= now => {
-                self.ask(now, Because::TimeOver)
-            }
+            Stage::Settling { .. } | Stage::Waiting { .. } if ask_at <= now => self.ask(now, because),
             Stage::Settling { .. } => {
-                self.stage = self.waiting(now, SETTLE);
+                self.stage = waiting(now, SETTLE);
                 Step::Announce
             }
             Stage::Waiting { pause, .. } => {
-                self.stage = self.waiting(now, pause * 2);
+                self.stage = waiting(now, pause * 2);
                 Step::Wait
             }
             Stage::Asked { .. } => self.kill(now, Because::TimeOver),
@@ -133,12 +155,8 @@ impl Wait {
         }
     }
 
-    fn waiting(&self, now: Instant, pause: Duration) -> Stage {
-        Stage::Waiting { look_at: self.end_at.min(now + pause), pause }
-    }
-
     fn ask(&mut self, now: Instant, because: Because) -> Step {
-        self.stage = Stage::Asked { kill_at: now + self.limits.stop };
+        self.stage = Stage::Asked { kill_at: now + self.limits.grace(because) };
         Step::Ask(because)
     }
 
@@ -148,12 +166,25 @@ impl Wait {
     }
 }
 
+fn waiting(now: Instant, pause: Duration) -> Stage {
+    Stage::Waiting { look_at: now + pause, pause }
+}
+
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a test needs one instant to count from")]
 mod tests {
     use super::*;
+    use crate::spec::stop::GraceFor;
 
-    const LIMITS: Limits = Limits { wait: Duration::from_secs(30), stop: Duration::from_secs(3) };
+    const STOP: StopPolicy = StopPolicy { grace: Duration::from_secs(3), grace_for: GRACE_FOR };
+    const GRACE_FOR: GraceFor = GraceFor {
+        signal: None,
+        failure: None,
+        restart: None,
+        time_limit: Some(Duration::from_secs(1)),
+        start_timeout: None,
+    };
+    const LIMITS: Limits = Limits { wait: Duration::from_secs(30), stop: STOP, time_limit: None };
     const TERM: Because = Because::Signal(Signal::SIGTERM);
 
     fn wait(limits: Limits) -> (Wait, impl Fn(f64) -> Instant) {
@@ -218,6 +249,22 @@ mod tests {
         wait.was_halted(Duration::from_secs(100));
         assert_eq!(wait.look(at(332.9)), Step::Wait);
         assert_eq!(wait.look(at(333.0)), Step::Kill(Because::TimeOver));
+    }
+
+    #[test]
+    fn at_the_time_limit_nobody_is_waited_for_any_longer() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut wait = Wait::new(start, Limits { time_limit: Some(at(10)), ..LIMITS });
+        assert_eq!(wait.look(at(1)), Step::Announce);
+        // It is a time on the clock: no halt puts it off.
+        wait.was_halted(Duration::from_secs(5));
+        assert_eq!(wait.look(at(9)), Step::Wait);
+        assert!(wait.deadline() <= at(10));
+        assert_eq!(wait.look(at(10)), Step::Ask(Because::TimeLimit));
+        assert_eq!(wait.look(at(11)), Step::Kill(Because::TimeOver), "the grace of the time limit");
+        let mut late = Wait::new(at(20), Limits { time_limit: Some(at(10)), ..LIMITS });
+        assert_eq!(late.look(at(20)), Step::Ask(Because::TimeLimit));
     }
 
     #[test]

@@ -153,6 +153,48 @@ fn an_interrupt_after_the_time_limit_is_not_why_the_job_ended() {
 }
 
 #[test]
+fn who_ends_by_the_warning_has_not_failed() {
+    let at = clock();
+    for (signal, exit) in [
+        (Signal::SIGTERM, killed_by(15)),
+        (Signal::SIGTERM, Exit::Code(143)),
+        (Signal::SIGUSR1, killed_by(10)),
+    ] {
+        let mut job = limited(5, Persona::Rankrun);
+        let warning = EarlyWarning { signal, before: Duration::from_secs(10) };
+        job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(passed(&job.handle(at(90), Input::DeadlinePassed)), [signal]);
+        let actions = job.handle(at(91), exited(0, 0, exit));
+        assert_eq!(
+            signals(&actions),
+            [(vec![1], Signal::SIGTERM)],
+            "nobody waits whether it was everybody's"
+        );
+        let actions = job.handle(at(92), exited(0, 1, killed_by(15)));
+        assert_eq!(started(&actions), None);
+        let end = end(&actions).unwrap();
+        assert_eq!((end.status, end.failure.as_ref()), (ExitStatus::Code(TIME_LIMIT), None));
+        assert_eq!(job.deadline(), None);
+    }
+}
+
+#[test]
+fn before_the_warning_its_signal_is_like_any_other() {
+    let at = clock();
+    let mut job = limited(5, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(80), exited(0, 0, killed_by(10)));
+    assert_eq!(started(&job.handle(at(81), exited(0, 1, killed_by(15)))), Some(1));
+    // The new ones are warned, or start too late for that.
+    let _ = job.handle(at(90), Input::DeadlinePassed);
+    let _ = job.handle(at(91), exited(1, 0, Exit::Code(3)));
+    assert_eq!(started(&job.handle(at(92), exited(1, 1, killed_by(15)))), Some(2));
+    let _ = job.handle(at(93), exited(2, 0, killed_by(10)));
+    assert_eq!(started(&job.handle(at(94), exited(2, 1, killed_by(15)))), Some(3));
+}
+
+#[test]
 fn a_warning_longer_than_the_limit_comes_at_the_start() {
     let at = clock();
     let mut job = limited(0, Persona::Rankrun);

@@ -285,6 +285,8 @@ pub enum Happening {
     TimeIsUp {
         /// What it was.
         limit: Duration,
+        /// The worker for which it was over with the warning, where one ended by that.
+        by_warning: Option<WorkerEnd>,
         /// Who is alive.
         live: Vec<LocalRank>,
         /// From now to SIGKILL.

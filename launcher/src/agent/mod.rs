@@ -362,7 +362,7 @@ impl<'a> Agent<'a> {
         });
         let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
         self.workers.tell_end(end, raw_error);
-        let cut_short = self.drain(end).or(swept_early);
+        let cut_short = self.drain(end, swept_early).or(swept_early);
         self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
         self.last_words.report(end, &self.workers, self.voice);
         if let Some(late) = late {

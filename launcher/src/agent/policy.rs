@@ -127,6 +127,13 @@ impl History {
         self.ended.get_or_insert(now);
     }
 
+    /// The workers were halted for this long: nobody was healthy meanwhile.
+    pub(super) fn was_halted(&mut self, lasted: Duration) {
+        if let (Some(began), None) = (&mut self.began, self.ended) {
+            *began += lasted;
+        }
+    }
+
     /// Its workers never met: it was not healthy, however long it lived.
     pub(super) const fn generation_never_met(&mut self) {
         self.began = None;

@@ -57,6 +57,8 @@ pub struct State {
     join_by: Option<Instant>,
     /// Over the whole job.
     timer: Timer,
+    /// The grace since the user or the time limit wanted the end.
+    patience: Option<Instant>,
 }
 
 impl State {
@@ -74,6 +76,7 @@ impl State {
             watch: None,
             join_by: None,
             timer: Timer::default(),
+            patience: None,
         }
     }
 
@@ -144,6 +147,7 @@ impl State {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
         self.told.clear();
+        self.timer.generation_began();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
         self.history.generation_began(now);
@@ -324,6 +328,7 @@ impl State {
         (live, cause): (BTreeSet<LocalRank>, StopCause),
         because: Impatience,
     ) -> Vec<Action> {
+        self.patience = self.patience.map(|until| until.min(now));
         let local_ranks = live.iter().copied().collect();
         let said = Action::Say(Happening::Killing { local_ranks, because });
         let told = self.signal(&live, Signal::SIGKILL);

@@ -25,7 +25,7 @@ impl Agent<'_> {
     pub(super) fn sweep(&mut self) -> Option<Signal> {
         let spec = self.workers.spec();
         let LeftoverPolicy::End { grace } = spec.leftovers else { return None };
-        let limits = Limits { wait: grace, stop: spec.stop.grace };
+        let limits = Limits { wait: grace, stop: spec.stop, time_limit: self.state.time_is_up_at() };
         self.wait_for_leftovers(limits).unwrap_or_else(|_| {
             // Nobody is there who could still say when to stop, or nobody knows whom to wait for.
             self.kill_leftovers();
@@ -87,10 +87,12 @@ impl Agent<'_> {
         let told: Vec<_> = left.iter().map(|found| (found.pid, found.command())).collect();
         match step {
             Step::Wait => {}
-            Step::Announce => self.voice.say(&words::waiting(&told, limits.wait)),
+            Step::Announce => {
+                self.voice.say(&words::waiting(&told, limits.wait, limits.time_limit.is_some()))
+            }
             Step::Ask(because) => {
                 left.iter().for_each(|found| found.signal_and_continue(Signal::SIGTERM));
-                self.voice.say(&words::ending(&told, because, limits.stop));
+                self.voice.say(&words::ending(&told, because, limits.grace(because)));
             }
             Step::Kill(because) => {
                 left.iter().for_each(|found| found.signal(Signal::SIGKILL));

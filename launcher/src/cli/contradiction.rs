@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::error::{Clash, CliError, Expected, Origin, SettingError};
 use super::run::{
-    PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW, START_TIMEOUT, TIME_LIMIT,
+    LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW,
+    START_TIMEOUT, TIME_LIMIT,
 };
 use super::settings::{Setting, Settings};
 use super::torchrun::MAX_RESTARTS;
@@ -52,6 +53,8 @@ pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
     let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
     let healthy = time(settings, &RESTART_RESET, Expected::Time)?;
     let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
+    let leftover = time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?;
+    must_be_below(leftover.as_ref(), limit.as_ref(), Clash::LeftoversAfterTheEnd)?;
     must_be_below(start.as_ref(), limit.as_ref(), Clash::StartAfterTheEnd)?;
     must_be_below(delay.as_ref(), limit.as_ref(), Clash::RestartAfterTheEnd)?;
     must_be_below(healthy.as_ref(), limit.as_ref(), Clash::NeverHealthy)?;

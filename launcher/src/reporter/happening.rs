@@ -127,7 +127,16 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
             humantime::format_duration(*before),
             workers(live)
         ),
-        Happening::TimeIsUp { limit, live, grace } => format!(
+        Happening::TimeIsUp { by_warning: Some(end), live, grace, .. } => format!(
+            "local rank {} (pid {}) ended by the warning before the time limit ({}): waiting up to {} s for {} to \
+             stop; no restart",
+            end.local_rank,
+            end.pid,
+            end.exit,
+            seconds(*grace),
+            workers(live)
+        ),
+        Happening::TimeIsUp { limit, by_warning: None, live, grace } => format!(
             "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
             humantime::format_duration(*limit),
             seconds(*grace),
@@ -235,7 +244,12 @@ mod tests {
             "starting all workers again (restart 1 of 3)"
         );
         assert_eq!(
-            render(Happening::TimeIsUp { limit: Duration::from_secs(5400), live: vec![LocalRank(0)], grace }),
+            render(Happening::TimeIsUp {
+                limit: Duration::from_secs(5400),
+                by_warning: None,
+                live: vec![LocalRank(0)],
+                grace
+            }),
             "the time limit of 1h 30m is over: waiting up to 2.5 s for 1 worker to stop; no restart"
         );
         let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);

@@ -13,12 +13,13 @@ const NAMED: usize = 4;
 /// Who was left behind: pid and command.
 pub type Left = (Pid, String);
 
-/// Who is waited for, and how long.
+/// Who is waited for, and how long; the time limit, where there is one, ends that too.
 #[must_use]
-pub fn waiting(left: &[Left], at_most: Duration) -> String {
+pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
     let at_most = at_most.as_secs_f64();
+    let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
     format!(
-        "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; a signal ends the wait",
+        "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; {enders} ends the wait",
         named(left)
     )
 }
@@ -28,6 +29,7 @@ pub fn waiting(left: &[Left], at_most: Duration) -> String {
 pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
     let because = match because {
         Because::TimeOver => "still there".to_owned(),
+        Because::TimeLimit => "the time limit is over".to_owned(),
         Because::Signal(signal) => signal.to_string(),
     };
     format!(
@@ -41,7 +43,7 @@ pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
 #[must_use]
 pub fn killing(left: &[Left], because: Because) -> String {
     let because = match because {
-        Because::TimeOver => "still there after SIGTERM",
+        Because::TimeOver | Because::TimeLimit => "still there after SIGTERM",
         Because::Signal(_) => "told a second time",
     };
     format!("killing {}: {because}", named(left))
@@ -72,13 +74,16 @@ mod tests {
     fn a_few_are_named_and_the_others_counted() {
         let left: Vec<Left> = (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
         assert_eq!(
-            waiting(&left[..1], Duration::from_millis(1_500)),
+            waiting(&left[..1], Duration::from_millis(1_500), false),
             "all workers have succeeded; waiting up to 1.5 s for what they left behind, pid 1 `up1`; a signal ends \
              the wait"
         );
         assert_eq!(
             killing(&left, Because::TimeOver),
             "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
+        );
+        assert!(
+            waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait")
         );
         let by_signal = Because::Signal(Signal::SIGTERM);
         assert!(

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::yield_now;
+use std::time::Duration;
 
 use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, is_stopped, only_ours, tell};
 use nix::sys::signal::Signal;
@@ -90,12 +91,15 @@ fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
 
 /// A job whose launcher has only the last words left to say, to somebody who does not listen.
 #[track_caller]
-fn unheard(name: Name) -> Job {
+fn unheard(name: Name, options: &[&str]) -> Job {
     // The reader says when it has seen the first line, and reads no further.
     let line = "{ \"$@\" 2>&3 | { read line; echo \"read $line\" >&4; exec sleep 1111 >&4 2>&4 3>&- 4>&-; }; } 3>&1 4>&1";
     let launch = Launch::standalone(name, 1).under(["sh", "-c", line, "sh"]);
-    let job =
-        launch.args(["--tee", "3"]).worker(["print=first", "flood=650", "eprint=over", "exit=0"]).start();
+    let job = launch
+        .args(["--tee", "3"])
+        .args(options.iter().copied())
+        .worker(["print=first", "flood=650", "eprint=over", "exit=0"])
+        .start();
     job.line("read ");
     job
 }
@@ -115,7 +119,7 @@ fn killed_while_nobody_reads_nothing_is_left() {
         return;
     }
     for victim in Victim::BOTH {
-        let job = unheard(Name::Rankrun);
+        let job = unheard(Name::Rankrun, &[]);
         job.line("waiting for somebody to read");
         let guard = launcher_of(&job);
         let agent = job.first_child_of(guard.pid).expect("the job runs");
@@ -125,6 +129,18 @@ fn killed_while_nobody_reads_nothing_is_left() {
         }
         job.outlived_by_none(&[guard, agent], LIMIT);
     }
+}
+
+#[test]
+fn nobody_is_waited_for_who_does_not_read_beyond_the_time_limit() {
+    if !only_ours() {
+        return;
+    }
+    let job = unheard(Name::Rankrun, &["--time-limit", "5"]);
+    let guard = launcher_of(&job);
+    let agent = job.first_child_of(guard.pid).expect("the job runs");
+    job.line("waiting for somebody to read");
+    job.outlived_by_none(&[guard, agent], Duration::from_secs(30));
 }
 
 /// A launcher as the worker of another.

@@ -56,6 +56,10 @@ pub(super) struct Life {
     pub(super) suspect: Option<Suspect>,
     /// From when on the workers may join the store: their start, without the time for which they were halted.
     pub(super) joins_from: Option<Instant>,
+    /// For how long it was halted while it lived.
+    pub(super) halted: Duration,
+    /// Its workers were told that the time is short: who ends by that has done what it was told.
+    pub(super) warned: Option<Instant>,
     /// How often it was looked who has joined.
     pub(super) join_looks: u32,
     /// That its start has failed is on its way to the machine.
@@ -71,6 +75,8 @@ pub(super) struct Life {
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
+    /// When the grace is over.
+    pub(super) kill_by: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
     /// Said to be there for good.
     pub(super) given_up: Vec<LocalRank>,
@@ -157,7 +163,10 @@ impl Book {
                     // The end of a person's worker comes too late for the story.
                     return;
                 }
-                if !end.exit.is_success() {
+                let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
+                if is_free && self.life.warned.is_some() && self.setup.is_of_the_warning(end.exit) {
+                    self.life.because(Cause::TimeLimit, now);
+                } else if !end.exit.is_success() {
                     self.life.failed(end, self.setup.may_be_everybodys(end.exit), now);
                 }
                 self.life.ends.push(*end);
@@ -168,6 +177,9 @@ impl Book {
             }
             Input::StopRequested { signal, .. } => {
                 self.wish.get_or_insert(*signal);
+                // It never gives more time than they have.
+                let kill_by = now + self.setup.grace_of(Cause::User);
+                self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
                 if self.starts > 0 {
                     self.life.because(Cause::User, now);
                 }
@@ -224,7 +236,10 @@ impl Book {
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookForProgress { .. } => self.open = Some(Question::Progress),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,
-            Action::Say(Happening::TimeIsShort { .. }) => self.warnings += 1,
+            Action::Say(Happening::TimeIsShort { .. }) => {
+                self.warnings += 1;
+                self.life.warned = Some(now);
+            }
             Action::Say(Happening::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
@@ -234,6 +249,14 @@ impl Book {
         }
         if let Some(cause) = self.life.found(action) {
             self.life.because(cause, now);
+        }
+    }
+
+    /// The machine wants all this.
+    pub(super) fn close_turn(&mut self) {
+        let life = &mut self.life;
+        if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
+            life.kill_by = Some(asked_at + self.setup.grace_of(cause));
         }
     }
 }
@@ -266,8 +289,11 @@ impl Life {
 
     /// What gives somebody time to do something is put off.
     fn was_halted(&mut self, lasted: Duration) {
+        if self.ended.is_none() {
+            self.halted += lasted;
+        }
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
-        let others = [&mut self.asked_at, &mut self.killed_at, &mut self.joins_from];
+        let others = [&mut self.asked_at, &mut self.kill_by, &mut self.killed_at, &mut self.joins_from];
         for moment in others.into_iter().filter_map(Option::as_mut).chain(suspected) {
             *moment += lasted;
         }

@@ -176,12 +176,12 @@ fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
 }
 
 impl Life {
-    /// How long it lived before it began to end; who have never met have not lived.
+    /// How long it lived before it began to end, but for halts; who have never met have not lived.
     fn age(&self) -> Duration {
         if matches!(self.cause, Some(Cause::NotJoined(_))) {
             return Duration::ZERO;
         }
-        self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began)
+        self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.halted)
     }
 }
 

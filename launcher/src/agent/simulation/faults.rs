@@ -57,6 +57,8 @@ pub(super) enum Fault {
     /// The warning is a signal to stop.
     WarningStops,
     RestartsAfterTheTimeLimit,
+    /// It takes who ends by the warning for one that failed.
+    BlamesTheWarned,
     HidesTheTimeLimit,
     /// One more than there may be.
     MiscountsTheWindow,
@@ -80,12 +82,14 @@ pub(super) enum Fault {
     ForgetsToRequeue,
     /// Takes the time of a halt for that of the workers.
     ForgetsTheHalt,
+    /// It gives after a failure what the user's signal gives, and the other way round.
+    TakesAnothersGrace,
     /// Takes any second wish for an impatient one.
     KillsEarly,
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 53] = [
+pub(super) const FAULTS: [(Fault, &str); 55] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -123,6 +127,7 @@ pub(super) const FAULTS: [(Fault, &str); 53] = [
     (Fault::WarnsNobody, "limits"),
     (Fault::WarningStops, "4"),
     (Fault::RestartsAfterTheTimeLimit, "7"),
+    (Fault::BlamesTheWarned, "5"),
     (Fault::HidesTheTimeLimit, "8"),
     (Fault::MiscountsTheWindow, "6"),
     (Fault::ForgetsTheWindow, "6"),
@@ -138,6 +143,7 @@ pub(super) const FAULTS: [(Fault, &str); 53] = [
     (Fault::IgnoresMissingProgress, "7"),
     (Fault::ForgetsToRequeue, "8"),
     (Fault::ForgetsTheHalt, "window"),
+    (Fault::TakesAnothersGrace, "4"),
     (Fault::KillsEarly, "4"),
 ];
 
@@ -147,6 +153,7 @@ pub(super) fn misled(fault: Fault, setup: &Setup) -> State {
     let Setup { max_restarts, policy, .. } = &mut told;
     match fault {
         Fault::IgnoresTheTimeLimit => told.time_limit = None,
+        Fault::TakesAnothersGrace => told.graces.swap(0, 1),
         Fault::IgnoresTheStartLimit => told.start_limit = None,
         Fault::WarnsNobody => told.warning = None,
         Fault::MiscountsTheWindow => *max_restarts += u32::from(policy.window.is_some()),

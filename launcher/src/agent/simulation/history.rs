@@ -178,6 +178,7 @@ fn exit(random: &mut Random) -> Exit {
         signal(libc::SIGKILL),
         signal(libc::SIGTERM),
         Exit::Code(143),
+        signal(libc::SIGUSR2),
     ])
 }
 

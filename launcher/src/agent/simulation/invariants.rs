@@ -303,7 +303,8 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     must(turn.cause().is_some() || asked_at.is_none(), || "a stop without a cause".to_owned())?;
 
     let stays = || turn.workers().filter(|process| !process.is_known());
-    let kill_by = asked_at.map(|asked| asked + Duration::from_millis(u64::from(turn.setup.grace)));
+    let grace = turn.cause().map_or(Duration::ZERO, |cause| turn.setup.grace_of(cause));
+    let kill_by = life.kill_by.or(asked_at.map(|asked| asked + grace));
     if let Some(kill_by) = kill_by
         && let Some(spared) =
             stays().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGKILL))

@@ -50,7 +50,11 @@ pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
 }
 
 fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
-    let is_up = |action: &Action| matches!(action, Action::Say(Happening::TimeIsUp { .. }));
+    let is_up = |action: &Action| matches!(action, Action::Say(Happening::TimeIsUp { by_warning: None, .. }));
+    let is_blamed = turn.actions.iter().any(
+        |action| matches!(action, Action::Say(Happening::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_of_the_warning(end.exit)),
+    );
+    must(!is_blamed, || "the warning has ended nobody".to_owned())?;
     let is_said = turn.actions.iter().any(is_up);
     let Some(end) = turn.book.time_is_up_at() else {
         return must(!is_said, || "there is no time limit".to_owned());

@@ -91,6 +91,12 @@ impl Mutant {
             (Fault::ForgivesTheMissing, _, Input::JoinsSeen { generation, at, .. }) => {
                 vec![Input::JoinsSeen { generation, at, missing: Vec::new() }]
             }
+            (Fault::BlamesTheWarned, Doing::Running, Input::Exited { generation, mut end })
+                if self.setup.is_of_the_warning(end.exit) =>
+            {
+                end.exit = Exit::Code(1);
+                vec![Input::Exited { generation, end }]
+            }
             (Fault::BlamesTheSuspect, _, input @ Input::StopRequested { .. }) if self.is_undecided() => {
                 vec![Input::DeadlinePassed, input]
             }

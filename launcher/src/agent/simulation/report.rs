@@ -93,6 +93,7 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { persona: plain.persona, ..*setup },
         Setup { max_restarts: setup.max_restarts.saturating_sub(1), ..*setup },
         Setup { grace: plain.grace, ..*setup },
+        Setup { graces: plain.graces, ..*setup },
         Setup { time_limit: None, warning: None, ..*setup },
         Setup { warning: None, ..*setup },
         Setup { start_limit: None, ..*setup },

@@ -6,13 +6,14 @@ use nix::sys::signal::{SigSet, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
+use super::book::Cause;
 use super::history::Random;
 use crate::agent::checkup::{Checkup, DeadDevice};
 use crate::agent::rules::{Interrupt, Rules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::stop::{EarlyWarning, TimeLimit};
+use crate::spec::stop::{EarlyWarning, GraceFor, TimeLimit};
 use crate::spec::{Persona, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
@@ -27,6 +28,8 @@ pub(super) struct Setup {
     pub(super) max_restarts: u32,
     pub(super) policy: Policy,
     pub(super) grace: u32,
+    /// What is said for a stop by the user, after a failure, by the time limit and by the start limit.
+    pub(super) graces: [Option<u32>; 4],
     pub(super) time_limit: Option<u32>,
     /// How long before the time limit the workers get SIGUSR2.
     pub(super) warning: Option<u32>,
@@ -108,6 +111,7 @@ impl Setup {
         max_restarts: 0,
         policy: Policy::PLAIN,
         grace: 1_000,
+        graces: [None; 4],
         time_limit: None,
         warning: None,
         start_limit: None,
@@ -127,10 +131,15 @@ impl Setup {
     pub(super) fn random(random: &mut Random) -> Self {
         let workers = 1 + random.below(MOST_WORKERS);
         let left_out = random.one_in(5).then(|| random.below(workers));
-        let Self { mut tempers, mut joins, mut files, .. } = Self::PLAIN;
+        let Self { mut tempers, mut joins, mut files, mut graces, .. } = Self::PLAIN;
         tempers.iter_mut().for_each(|temper| *temper = Temper::random(random));
         joins.iter_mut().for_each(|joins| *joins = random.pick(&[Some(0), Some(0), Some(150), None]));
         files.iter_mut().for_each(|file| *file = random.pick(&[None, Some(1), Some(2), Some(3)]));
+        if random.one_in(3) {
+            graces
+                .iter_mut()
+                .for_each(|grace| *grace = random.pick(&[None, Some(0), Some(300), Some(5_000)]));
+        }
         let time_limit = random.one_in(4).then(|| random.pick(&[1, 500, 2_000, 10_000]));
         Self {
             persona: random.pick(&[Persona::Rankrun, Persona::Torchrun]),
@@ -138,6 +147,7 @@ impl Setup {
             max_restarts: random.below(4),
             policy: if random.one_in(2) { Policy::random(random) } else { Policy::PLAIN },
             grace: random.pick(&[0, 200, 1_000, 1_000, 30_000]),
+            graces,
             time_limit,
             warning: time_limit.and_then(|_| random.pick(&[None, Some(100), Some(1_000), Some(20_000)])),
             start_limit: random.one_in(6).then(|| random.pick(&[1, 150, 1_000])),
@@ -170,6 +180,7 @@ impl Setup {
         Rules {
             restart: self.policy.for_the_machine(),
             grace: millis(self.grace),
+            grace_for: self.grace_for(),
             time_limit: self.time_limit.map(limit),
             start_timeout: self.start_limit.map(millis),
             stuck_limit: self.stuck_limit.map(millis),
@@ -181,6 +192,29 @@ impl Setup {
         }
     }
 
+    fn grace_for(&self) -> GraceFor {
+        let [signal, failure, time_limit, start_timeout] = self.graces.map(|grace| grace.map(millis));
+        GraceFor { signal, failure, time_limit, start_timeout, restart: None }
+    }
+
+    /// How long the workers have, whom this cause stops.
+    pub(super) fn grace_of(&self, cause: Cause) -> Duration {
+        let [signal, failure, time_limit, start] = self.graces;
+        millis(
+            match cause {
+                Cause::User => signal,
+                Cause::Failed(_) | Cause::Stuck(_) | Cause::NotStarted => failure,
+                Cause::TimeLimit => time_limit,
+                Cause::NotJoined(_) => start.or(failure),
+            }
+            .unwrap_or(self.grace),
+        )
+    }
+
+    pub(super) fn longest_grace(&self) -> Duration {
+        millis(self.graces.into_iter().flatten().fold(self.grace, u32::max))
+    }
+
     fn stop_signals(&self) -> SigSet {
         match self.interrupt {
             Interrupt::Listed => {
@@ -188,6 +222,12 @@ impl Setup {
             }
             Interrupt::Unlisted => SigSet::from(Signal::SIGTERM),
         }
+    }
+
+    /// Whether a worker ended by the warning, where it got one.
+    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
+        self.warning.is_some()
+            && matches!(exit, Exit::Signal { number: libc::SIGUSR2, .. } | Exit::Code(SAYS_WARNED))
     }
 
     /// Whether a worker ended so that the launcher may be about to be told to stop.
@@ -205,6 +245,8 @@ impl Setup {
 
 /// What the workers get before the time limit.
 pub(super) const WARNING: Signal = Signal::SIGUSR2;
+/// How a shell says so.
+const SAYS_WARNED: i32 = 128 + libc::SIGUSR2;
 
 impl Policy {
     pub(super) const PLAIN: Self =

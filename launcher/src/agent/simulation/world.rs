@@ -273,6 +273,7 @@ impl<M: Machine> World<'_, M> {
                 self.book.note(&action, self.now);
                 self.perform(&action);
             }
+            self.book.close_turn();
             if self.book.finished {
                 self.queue.clear();
             }
@@ -371,7 +372,7 @@ impl<M: Machine> World<'_, M> {
         if !self.book.finished {
             self.choose(What::Stop { signal, by: Way::Guard })?;
             self.turn()?;
-            self.wait_until(self.now + millis(self.setup.grace) + Duration::from_secs(6))?;
+            self.wait_until(self.now + self.setup.longest_grace() + Duration::from_secs(6))?;
         }
         if !self.book.finished {
             return Err(vec![Broken::by_the_deadline("it never comes".to_owned())]);

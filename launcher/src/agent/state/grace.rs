@@ -40,6 +40,18 @@ impl State {
         }
     }
 
+    /// The job is to end for this reason, which is none of its own.
+    pub(super) fn wants_an_end(&mut self, now: Instant, reason: StopReason) {
+        let until = now + self.grace(reason);
+        self.patience = Some(self.patience.map_or(until, |before| before.min(until)));
+    }
+
+    /// Until when whoever wants the end waits for what the workers wrote; nothing where nobody wanted it.
+    #[must_use]
+    pub const fn patience_ends(&self) -> Option<Instant> {
+        self.patience
+    }
+
     /// From now to SIGKILL; nothing where nobody is being asked to end.
     pub(super) fn left_of_the_grace(&self, now: Instant) -> Duration {
         match self.phase {

@@ -2,7 +2,7 @@
 //!
 //! What gives somebody time to do something is put off by as long as nobody could do anything: the grace, the five
 //! seconds after it, the start limit, the sleep that is too long, and the instant in which the launcher may be about to
-//! get the signal that a worker got. The time limit is not: as that of timeout(1) it is a time on the clock, after
+//! get the signal that a worker got. And who was halted has not been healthy meanwhile. The time limit is not put off: as that of timeout(1) it is a time on the clock, after
 //! which the machine is somebody else's. Nor is the wait before a restart, in which only the world is to change.
 
 use std::time::Duration;
@@ -27,6 +27,10 @@ impl State {
             | Phase::Waiting { .. }
             | Phase::Finished => {}
         }
+        if let Some(patience) = &mut self.patience {
+            *patience += lasted;
+        }
+        self.history.was_halted(lasted);
         if let Some(watch) = &mut self.watch {
             watch.was_halted(lasted);
         }

@@ -1,19 +1,27 @@
 //! The time limit of the whole job, and the warning before it. Pure.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
 
+use rankrun_contract::rank::LocalRank;
+
 use super::{State, with_at};
-use crate::agent::message::{Action, Happening};
+use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
-use crate::spec::stop::TimeLimit;
+use crate::exit_code::code_of_signal;
+use crate::process::Exit;
+use crate::spec::stop::{StopReason, TimeLimit};
 
 /// When the time limit and its warning are due. Each strikes once.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
     warn_at: Option<Instant>,
+    /// Stays when it has struck: what follows the workers' end is measured by it too.
     end_at: Option<Instant>,
+    /// The warning that the workers of this generation got.
+    warned: Option<Signal>,
     /// The end has struck: nothing is started any more.
     is_over: bool,
     /// The job was stopped, or not restarted, for that.
@@ -35,8 +43,14 @@ impl Timer {
         self.warn_at = warning.map(|warning| now + limit.saturating_sub(warning.before));
     }
 
+    /// These workers got no warning yet.
+    pub(super) const fn generation_began(&mut self) {
+        self.warned = None;
+    }
+
     pub(super) fn next(&self) -> Option<Instant> {
-        self.warn_at.into_iter().chain(self.end_at).min()
+        let end_at = self.end_at.filter(|_| !self.is_over);
+        self.warn_at.into_iter().chain(end_at).min()
     }
 
     /// When the limit is over.
@@ -57,7 +71,7 @@ impl Timer {
     /// A warning that is late for the end, as after the launcher was halted, is none.
     fn strike(&mut self, now: Instant) -> Option<Strike> {
         let is_due = |at: &mut Instant| *at <= now;
-        if self.end_at.take_if(is_due).is_some() {
+        if !self.is_over && self.end_at.is_some_and(|end_at| end_at <= now) {
             self.warn_at = None;
             self.is_over = true;
             return Some(Strike::End);
@@ -79,6 +93,12 @@ impl State {
         }
     }
 
+    /// When the time of the whole job is over, also of what outlives its workers.
+    #[must_use]
+    pub const fn time_is_up_at(&self) -> Option<Instant> {
+        self.timer.end()
+    }
+
     /// What the time limit wants now; nothing where it is not due.
     pub(super) fn time_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
         self.time_limit_at()?;
@@ -89,7 +109,7 @@ impl State {
     }
 
     /// Like any signal that stops nothing; who is started later gets none.
-    fn time_is_short(&self) -> Vec<Action> {
+    fn time_is_short(&mut self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
         let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
         else {
@@ -97,20 +117,50 @@ impl State {
         };
         let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
         let said = Action::Say(Happening::TimeIsShort { before, signal, live });
+        self.timer.warned = Some(signal);
         self.pass(signal).into_iter().chain([said]).collect()
+    }
+
+    /// Whether a worker ended by the warning that it got, or says so as shells do.
+    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
+        self.timer.warned.is_some_and(|warning| match exit {
+            Exit::Signal { number, .. } => number == warning as i32,
+            Exit::Code(code) => code == i32::from(code_of_signal(warning as i32)),
+        })
+    }
+
+    /// For this worker the time was over with the warning. It did what it was told, and so nobody starts again.
+    pub(super) fn ended_by_warning(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        end: WorkerEnd,
+    ) -> Vec<Action> {
+        (self.timer.is_over, self.timer.warn_at) = (true, None);
+        self.stop_for_the_limit(now, live, Some(end))
+    }
+
+    fn stop_for_the_limit(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        by_warning: Option<WorkerEnd>,
+    ) -> Vec<Action> {
+        self.timer.ended_it = true;
+        self.wants_an_end(now, StopReason::TimeLimit);
+        let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
+        let ours = self.ours(&live);
+        let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+        let grace = self.left_of_the_grace(now);
+        let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
+        // Told at once, but not before those who run are told to stop.
+        let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
+        with_at(actions, at, said)
     }
 
     fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } => {
-                self.timer.ended_it = true;
-                let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
-                let ours = self.ours(&live);
-                let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
-                let grace = self.left_of_the_grace(now);
-                let said = Action::Say(Happening::TimeIsUp { limit, live: ours, grace });
-                with_at(actions, 1, said)
-            }
+            Phase::Running { live } => self.stop_for_the_limit(now, live, None),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
@@ -118,6 +168,7 @@ impl State {
             }
             Phase::Waiting { failure, .. } => {
                 self.timer.ended_it = true;
+                self.wants_an_end(now, StopReason::TimeLimit);
                 vec![self.finish_failed(Some(failure))]
             }
             // A stop goes on as it is, and a restart is no more to come of it.

@@ -19,6 +19,7 @@ impl State {
     pub(super) fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
         let told_before = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
+        self.wants_an_end(now, StopReason::Signal);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Starting => {
                 let status = match self.rules.persona {

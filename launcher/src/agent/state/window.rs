@@ -24,6 +24,9 @@ impl State {
         live: BTreeSet<LocalRank>,
         end: WorkerEnd,
     ) -> Vec<Action> {
+        if self.is_of_the_warning(end.exit) {
+            return self.ended_by_warning(now, live, end);
+        }
         let failure = self.failure(end, Manner::Ended);
         if !self.rules.is_of_a_stop_signal(end.exit) {
             return self.failed(now, live, failure);

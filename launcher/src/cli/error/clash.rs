@@ -11,6 +11,8 @@ pub enum Clash {
     StartAfterTheEnd,
     /// `--restart-delay` and `--time-limit`
     RestartAfterTheEnd,
+    /// `--leftover-grace` and `--time-limit`
+    LeftoversAfterTheEnd,
     /// `--restart-reset` and `--time-limit`
     NeverHealthy,
     /// `--restart-window` and `--time-limit`
@@ -27,6 +29,7 @@ impl fmt::Display for Clash {
             Self::WarnedAtStart => "the workers would be warned at their start",
             Self::StartAfterTheEnd => "the job would be over before",
             Self::RestartAfterTheEnd => "the job would be over before the first restart",
+            Self::LeftoversAfterTheEnd => "nobody can be waited for so long",
             Self::NeverHealthy => "no worker can run for so long",
             Self::WindowIsTheJob => "the window would be the whole job",
             Self::WindowIsEmpty => {
@@ -41,9 +44,10 @@ impl Clash {
     pub(super) const fn hint(self) -> &'static str {
         match self {
             Self::WarnedAtStart => "warn less long before the end, as in `USR1@10`",
-            Self::StartAfterTheEnd | Self::RestartAfterTheEnd | Self::NeverHealthy => {
-                "make it shorter than the time limit"
-            }
+            Self::StartAfterTheEnd
+            | Self::RestartAfterTheEnd
+            | Self::LeftoversAfterTheEnd
+            | Self::NeverHealthy => "make it shorter than the time limit",
             Self::WindowIsTheJob => "leave the window out, or make it shorter than the time limit",
             Self::WindowIsEmpty => "make the window longer than the waits",
             Self::BudgetFirst => "allow fewer restarts without progress than restarts",
