@@ -323,6 +323,10 @@ impl<'a> Agent<'a> {
             }
             Action::LookForProgress { generation } => {
                 let limit = self.workers.spec().restart.progress.as_ref()?;
+                if self.progress.is_some() {
+                    // The one before hangs: no second thread is to hang beside it.
+                    return Some(Input::ProgressSeen { generation, sight: None });
+                }
                 match ProgressLook::start(generation, limit.folder.clone()) {
                     Ok(look) => self.progress = Some(look),
                     Err(input) => return Some(input),
