@@ -128,7 +128,7 @@ fn refused(outcome: &Outcome, said: &[&str]) {
 }
 
 /// The file, what is said behind its name, and the hint.
-const WRONG: [(&str, &str, &str); 47] = [
+const WRONG: [(&str, &str, &str); 48] = [
     // Keys.
     (
         "[restart]\nmax-restarts = 1\nwindows = \"1h\"\n",
@@ -255,6 +255,17 @@ const WRONG: [(&str, &str, &str); 47] = [
         "put the special one first",
     ),
     (
+        "[[restart.rules]]\nexit = \"1-9\"\nthen = \"fail\"\n[[restart.rules]]\nexit = \"10-19\"\nthen = \"fail\"\n\
+         [[restart.rules]]\nexit = \"5-15\"\nthen = \"requeue\"\n",
+        "7: `restart.rules` has the rule `exit=5-15:requeue`, which can never match: `exit=1-9:fail` and `exit=10-19:fail`",
+        "put the special one first",
+    ),
+    (
+        "[[restart.rules]]\nsignal = \"STOP\"\nthen = \"fail\"\n",
+        "1: `restart.rules` has the rule `signal=STOP:fail`, which can never match: SIGSTOP ends no process",
+        "leave it out",
+    ),
+    (
         "[[restart.rules]]\nexit = 3\nthen = \"restart\"\n",
         "1: `restart.rules` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
         "give `--max-restarts`",
@@ -284,11 +295,6 @@ const WRONG: [(&str, &str, &str); 47] = [
         "[launch]\ntime-limit = 60\n[restart]\nmax-restarts = 1\nreset-after = 60\n",
         "5: `restart.reset-after` is `1m`, and `launch.time-limit` in line 2 is `1m`: no worker can run for so long",
         "shorter",
-    ),
-    (
-        "[restart]\nmax-restarts = 1\nwindow = 60\ndelay = 60\n",
-        "4: `restart.delay` is `1m`, and `restart.window` in line 3 is `1m`",
-        "make the window longer",
     ),
     (
         "[restart]\nmax-restarts = 2\nprogress-dir = \"x\"\nprogress-restarts = 3\n",

@@ -155,7 +155,12 @@ mod tests {
         write("step-1", 999);
         must_differ("one that became older");
         fs::write(folder.join("step-1"), "longer").unwrap();
-        File::options().write(true).open(folder.join("step-1")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        File::options()
+            .write(true)
+            .open(folder.join("step-1"))
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
         must_differ("one that was written again");
         fs::remove_file(folder.join("of-the-future")).unwrap();
         must_differ("one that is gone");

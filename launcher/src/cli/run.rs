@@ -128,7 +128,7 @@ pub(super) static RESTART_RULES: OptionRow = OptionRow::text(
 pub(super) static PROGRESS_DIR: OptionRow = OptionRow::text(
     "progress-dir",
     "DIR",
-    "Give up when restarts bring no newer file to this folder, where the checkpoints are",
+    "Give up when restarts change no file in this folder, where the checkpoints are",
 )
 .family(Family::Rankrun);
 pub(super) static PROGRESS_RESTARTS: OptionRow =

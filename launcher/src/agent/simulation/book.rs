@@ -231,7 +231,9 @@ impl Book {
             }
             Action::Release { because } => self.life.released = Some(*because),
             Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
-            Action::LookForProgress { .. } => (self.open, self.asked_at) = (Some(Question::Progress), Some(now)),
+            Action::LookForProgress { .. } => {
+                (self.open, self.asked_at) = (Some(Question::Progress), Some(now))
+            }
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,

@@ -72,9 +72,11 @@ impl Record {
     fn allows(&self, (policy, most): (&Policy, u32), (age, span): (Duration, Duration)) -> bool {
         let before = match policy.window {
             Some(window) => {
-                let since_each = self.spans.iter().rev().scan(span, |since, earlier| {
-                    Some(std::mem::replace(since, *since + *earlier))
-                });
+                let since_each = self
+                    .spans
+                    .iter()
+                    .rev()
+                    .scan(span, |since, earlier| Some(std::mem::replace(since, *since + *earlier)));
                 since_each.take_while(|since| *since < millis(window)).count()
             }
             None => self.used(policy, age),
@@ -205,7 +207,8 @@ impl Life {
 /// A restart is within the budget and comes in its time.
 pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     let (book, policy) = (turn.book, &turn.book.setup.policy);
-    let is_within = book.record.allows((policy, book.setup.max_restarts), (book.life.age(), book.life.span(at)));
+    let is_within =
+        book.record.allows((policy, book.setup.max_restarts), (book.life.age(), book.life.span(at)));
     must(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
     let Some(Due::Restart { from, by }) = turn.due() else { return Ok(()) };
     must(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;

@@ -110,7 +110,9 @@ impl Mutant {
     /// Whether it waits, and nobody asked for a wait.
     fn is_held(&self, actions: &[Action]) -> bool {
         let is_said = |action: &Action| matches!(action, Action::Say(Happening::Waiting { .. }));
-        matches!(self.real.phase, Phase::Waiting { .. }) && !actions.is_empty() && !actions.iter().any(is_said)
+        matches!(self.real.phase, Phase::Waiting { .. })
+            && !actions.is_empty()
+            && !actions.iter().any(is_said)
     }
 
     /// What it takes for the time.

@@ -23,10 +23,7 @@ impl State {
             Phase::Checking { say_at, give_up_at, .. } => {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
-            Phase::Starting
-            | Phase::Running { .. }
-            | Phase::Waiting { .. }
-            | Phase::Finished => {}
+            Phase::Starting | Phase::Running { .. } | Phase::Waiting { .. } | Phase::Finished => {}
         }
         if let Some(watch) = &mut self.watch {
             watch.was_halted(lasted);
