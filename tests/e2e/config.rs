@@ -236,17 +236,17 @@ const WRONG: [(&str, &str, &str); 48] = [
     // Rules that never match.
     (
         "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
-        "1: `restart.rules` has the rule `exit=0:fail`, which can never match",
+        "2: `restart.rules.exit` has the rule `exit=0:fail`, which can never match",
         "correct it",
     ),
     (
         "\n[[restart.rules]]\nexit = 3\nsignal = 9\nthen = \"fail\"\n",
-        "2: `restart.rules` has the rule `exit=3+signal=9:fail`, which can never match",
+        "4: `restart.rules.signal` has the rule `exit=3+signal=9:fail`, which can never match",
         "correct it",
     ),
     (
         "[[restart.rules]]\nrank = 8\nthen = \"fail\"\n",
-        "1: `restart.rules` has the rule `rank=8:fail`, which can never match: the ranks are 0 to 0",
+        "2: `restart.rules.rank` has the rule `rank=8:fail`, which can never match: the ranks are 0 to 0",
         "correct it",
     ),
     (
@@ -262,17 +262,17 @@ const WRONG: [(&str, &str, &str); 48] = [
     ),
     (
         "[[restart.rules]]\nsignal = \"STOP\"\nthen = \"fail\"\n",
-        "1: `restart.rules` has the rule `signal=STOP:fail`, which can never match: SIGSTOP ends no process",
+        "2: `restart.rules.signal` has the rule `signal=STOP:fail`, which can never match: SIGSTOP ends no process",
         "leave it out",
     ),
     (
         "[[restart.rules]]\nexit = 3\nthen = \"restart\"\n",
-        "1: `restart.rules` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
+        "3: `restart.rules.then` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
         "give `--max-restarts`",
     ),
     (
         "[[restart.rules]]\nexit = 3\nthen = \"stop\"\n",
-        "1: `restart.rules` has the rule `exit=3:stop`, in which `stop` is no action",
+        "3: `restart.rules.then` has the rule `exit=3:stop`, in which `stop` is no action",
         "the actions are",
     ),
     // Limits that contradict each other.

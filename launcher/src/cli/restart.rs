@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
 
+use super::config::RuleText;
 use super::contradiction::{are_side_by_side, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
 use super::notice::Notice;
@@ -150,16 +151,17 @@ fn number(
 }
 
 fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
-    let written: Vec<Setting<String>> = match settings.text(&RESTART_RULES)? {
+    let written: Vec<RuleText> = match settings.text(&RESTART_RULES)? {
         Some(Setting { origin, value }) => {
             let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
-            texts.map(|text| Setting { origin: origin.clone(), value: text.to_owned() }).collect()
+            let setting = |text: &str| Setting { origin: origin.clone(), value: text.to_owned() };
+            texts.map(|text| RuleText { text: setting(text), keys: Vec::new() }).collect()
         }
         None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
     };
     let most = settings.int(&MAX_RESTARTS)?;
     let mut rules = Vec::new();
-    for Setting { origin, value } in &written {
+    for RuleText { text: Setting { origin, value }, keys } in &written {
         let rule = parse_rule(value).and_then(|rule| {
             check_rule(&rule, &rules, workers)?;
             if rule.then == RuleAction::Restart && is_without_restarts(origin, most.as_ref()) {
@@ -167,7 +169,10 @@ fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec
             }
             Ok(rule)
         });
-        rules.push(rule.map_err(|problem| bad_rule(origin, value, problem))?);
+        rules.push(rule.map_err(|problem| {
+            let key = problem.key().and_then(|key| keys.iter().find(|(known, _)| known == key));
+            bad_rule(key.map_or(origin, |(_, origin)| origin), value, problem)
+        })?);
     }
     Ok(rules)
 }

@@ -132,7 +132,7 @@ pub(super) static PROGRESS_DIR: OptionRow = OptionRow::text(
 )
 .family(Family::Rankrun);
 pub(super) static PROGRESS_RESTARTS: OptionRow =
-    OptionRow::int("progress-restarts", "N", "How many restarts in a row may bring none [default: 3]")
+    OptionRow::int("progress-restarts", "N", "How many restarts in a row may change none [default: 3]")
         .family(Family::Rankrun);
 pub(super) static QUIET: OptionRow =
     OptionRow::flag("quiet", "Do not say before the start which rank has which device")

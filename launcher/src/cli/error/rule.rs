@@ -65,6 +65,20 @@ impl fmt::Display for RuleProblem {
 }
 
 impl RuleProblem {
+    /// The part of the rule in which it lies, where it is one.
+    pub(in crate::cli) fn key(&self) -> Option<&str> {
+        match self {
+            Self::UnknownAction(_) | Self::NoRestarts => Some("then"),
+            Self::BadValue(condition) => condition.split('=').next(),
+            Self::Twice(name) => Some(name),
+            Self::Success => Some("exit"),
+            Self::ExitAndSignal | Self::EndsNobody(_) => Some("signal"),
+            Self::NoSuchRank { .. } => Some("rank"),
+            Self::NoSuchNode => Some("node"),
+            Self::NoAction | Self::UnknownCondition(_) | Self::Covered { .. } => None,
+        }
+    }
+
     pub(super) const fn hint(&self) -> &'static str {
         match self {
             Self::NoAction | Self::UnknownAction(_) => {
