@@ -128,7 +128,7 @@ fn refused(outcome: &Outcome, said: &[&str]) {
 }
 
 /// The file, what is said behind its name, and the hint.
-const WRONG: [(&str, &str, &str); 47] = [
+const WRONG: [(&str, &str, &str); 48] = [
     // Keys.
     (
         "[restart]\nmax-restarts = 1\nwindows = \"1h\"\n",
@@ -236,17 +236,17 @@ const WRONG: [(&str, &str, &str); 47] = [
     // Rules that never match.
     (
         "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
-        "1: `restart.rules` has the rule `exit=0:fail`, which can never match",
+        "2: `restart.rules.exit` has the rule `exit=0:fail`, which can never match",
         "correct it",
     ),
     (
         "\n[[restart.rules]]\nexit = 3\nsignal = 9\nthen = \"fail\"\n",
-        "2: `restart.rules` has the rule `exit=3+signal=9:fail`, which can never match",
+        "4: `restart.rules.signal` has the rule `exit=3+signal=9:fail`, which can never match",
         "correct it",
     ),
     (
         "[[restart.rules]]\nrank = 8\nthen = \"fail\"\n",
-        "1: `restart.rules` has the rule `rank=8:fail`, which can never match: the ranks are 0 to 0",
+        "2: `restart.rules.rank` has the rule `rank=8:fail`, which can never match: the ranks are 0 to 0",
         "correct it",
     ),
     (
@@ -255,13 +255,24 @@ const WRONG: [(&str, &str, &str); 47] = [
         "put the special one first",
     ),
     (
+        "[[restart.rules]]\nexit = \"1-9\"\nthen = \"fail\"\n[[restart.rules]]\nexit = \"10-19\"\nthen = \"fail\"\n\
+         [[restart.rules]]\nexit = \"5-15\"\nthen = \"requeue\"\n",
+        "7: `restart.rules` has the rule `exit=5-15:requeue`, which can never match: `exit=1-9:fail` and `exit=10-19:fail`",
+        "put the special one first",
+    ),
+    (
+        "[[restart.rules]]\nsignal = \"STOP\"\nthen = \"fail\"\n",
+        "2: `restart.rules.signal` has the rule `signal=STOP:fail`, which can never match: SIGSTOP ends no process",
+        "leave it out",
+    ),
+    (
         "[[restart.rules]]\nexit = 3\nthen = \"restart\"\n",
-        "1: `restart.rules` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
+        "3: `restart.rules.then` has the rule `exit=3:restart`, but without `--max-restarts` above 0",
         "give `--max-restarts`",
     ),
     (
         "[[restart.rules]]\nexit = 3\nthen = \"stop\"\n",
-        "1: `restart.rules` has the rule `exit=3:stop`, in which `stop` is no action",
+        "3: `restart.rules.then` has the rule `exit=3:stop`, in which `stop` is no action",
         "the actions are",
     ),
     // Limits that contradict each other.
@@ -284,11 +295,6 @@ const WRONG: [(&str, &str, &str); 47] = [
         "[launch]\ntime-limit = 60\n[restart]\nmax-restarts = 1\nreset-after = 60\n",
         "5: `restart.reset-after` is `1m`, and `launch.time-limit` in line 2 is `1m`: no worker can run for so long",
         "shorter",
-    ),
-    (
-        "[restart]\nmax-restarts = 1\nwindow = 60\ndelay = 60\n",
-        "4: `restart.delay` is `1m`, and `restart.window` in line 3 is `1m`",
-        "make the window longer",
     ),
     (
         "[restart]\nmax-restarts = 2\nprogress-dir = \"x\"\nprogress-restarts = 3\n",

@@ -1,6 +1,8 @@
 //! The restart policy: rules, waits, windows, progress.
 
+use std::fs::File;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 use harness::{Job, Launch, Name, Outcome, Scratch, field, only_ours, tell};
 use nix::sys::signal::Signal;
@@ -180,6 +182,17 @@ fn what_has_left_the_window_does_not_count() {
     }
 }
 
+/// The waits alone are longer than the window.
+#[test]
+fn waits_are_no_part_of_a_window() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let options = [("restart-window", "2"), ("restart-delay", "1.1"), ("restart-factor", "1")];
+        let outcome = with(*name, 1, "2", &options).worker(["alive", "life<4:exit=4"]).run();
+        outcome.exits(name.code(4)).complains("no restart: 2 within 2s are used up");
+        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+    }
+}
+
 #[test]
 fn a_healthy_life_begins_anew_and_the_workers_count_on() {
     for name in Name::both().iter().filter(|_| only_ours()) {
@@ -198,14 +211,35 @@ fn a_job_that_gets_nowhere_is_given_up() {
         let folder = scratch.folder("checkpoints", 0o777);
         let options = [("progress-dir", folder.as_str()), ("progress-restarts", "2")];
         let outcome = with(*name, 1, "9", &options).worker(["alive", "exit=4"]).run();
-        outcome.exits(name.code(4)).complains("no restart: 2 restarts brought no newer file to");
+        outcome.exits(name.code(4)).complains("no restart: 2 restarts changed no file in");
         assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
 
-        // File times have steps of some milliseconds.
+        // A file from the future hides nothing.
+        let future = SystemTime::UNIX_EPOCH + Duration::from_secs(9_000_000_000);
+        File::create(format!("{folder}/odd")).and_then(|file| file.set_modified(future)).expect("a file");
         let writes = format!("touch={folder}/step-{{life}}");
-        let outcome =
-            with(*name, 1, "9", &options).worker(["alive", "sleep-ms=30", &writes, "life<4:exit=4"]).run();
+        let outcome = with(*name, 1, "9", &options).worker(["alive", &writes, "life<4:exit=4"]).run();
         outcome.exits(0);
+        assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
+        outcome.never_says("does not exist yet");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_ends_nothing_and_a_missing_one_is_told() {
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let scratch = Scratch::new();
+        let missing = format!("{}/later", scratch.folder("job", 0o777));
+        let steps = ["alive", "life<4:exit=4"];
+        let options = |folder| [("progress-dir", folder), ("progress-restarts", "1")];
+        let outcome = with(*name, 1, "9", &options(&missing)).worker(steps).run();
+        outcome.exits(name.code(4)).complains("where progress is to be seen, does not exist yet");
+        assert_eq!(lives(&outcome), [0, 1], "{outcome}");
+
+        // What is no folder cannot be read by anybody.
+        File::create(&missing).expect("a file");
+        let outcome = with(*name, 1, "9", &options(&missing)).worker(steps).run();
+        outcome.exits(0).complains("could not be looked at");
         assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
     }
 }

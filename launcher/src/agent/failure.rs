@@ -90,6 +90,15 @@ impl Failure {
         }
     }
 
+    /// Whether somebody may have signalled all workers, who ended each in its own way: not one alone ended with a code,
+    /// and our own stop, which most workers die of, does not explain that.
+    pub(super) fn may_be_everybodys(&self) -> bool {
+        let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
+        self.manner == Manner::Ended
+            && is_code(self.first.exit)
+            && self.others.iter().any(|other| is_code(other.end.exit))
+    }
+
     const fn was_seen_before_its_end(&self) -> bool {
         matches!(self.manner, Manner::Stuck { .. } | Manner::NotJoined { .. })
     }

@@ -9,7 +9,7 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount
 
 use crate::agent::checkup::{Checkup, DeadDevice, DeviceWarning};
 use crate::agent::failure::{Failure, Testimony};
-use crate::agent::policy::Refusal;
+use crate::agent::policy::{Refusal, Sight};
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
@@ -91,8 +91,8 @@ pub enum Input {
     ProgressSeen {
         /// Which life of the group has ended.
         generation: Generation,
-        /// When the newest file of the job's folder was written; nothing where there is none to be seen.
-        newest: Option<SystemTime>,
+        /// What is in the job's folder; nothing where nobody could look.
+        sight: Option<Sight>,
     },
     /// Everybody of the job was stopped (Ctrl-Z) until now, and goes on.
     Halted {
@@ -179,7 +179,7 @@ pub enum Action {
         /// Which life of the group has ended.
         generation: Generation,
     },
-    /// See when the newest file of the job's folder was written; signals are answered meanwhile.
+    /// See what is in the job's folder; signals are answered meanwhile.
     LookForProgress {
         /// Which life of the group has ended.
         generation: Generation,
@@ -327,6 +327,8 @@ pub enum Happening {
     },
     /// The look at the job's folder takes long.
     LookingForProgress,
+    /// Nobody could look at the job's folder, or not in time.
+    ProgressUnknown,
     /// There is no restart, for a reason that is not plain to see.
     RestartRefused(Refusal),
     /// A failure that a rule calls a success.

@@ -38,7 +38,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{JobId, LocalRank};
+use rankrun_contract::rank::{Generation, JobId, LocalRank};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::check::Check;
@@ -328,11 +328,7 @@ impl<'a> Agent<'a> {
                 self.check = settings.map(|settings| Check::start(generation, settings));
             }
             Action::LookForProgress { generation } => {
-                let limit = self.workers.spec().restart.progress.as_ref()?;
-                match ProgressLook::start(generation, limit.folder.clone()) {
-                    Ok(look) => self.progress = Some(look),
-                    Err(input) => return Some(input),
-                }
+                return self.look_for_progress(generation);
             }
             Action::Reseat { .. } => {
                 return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);
@@ -346,6 +342,16 @@ impl<'a> Agent<'a> {
             Action::Finish(_) => {}
         }
         None
+    }
+
+    fn look_for_progress(&mut self, generation: Generation) -> Option<Input> {
+        let limit = self.workers.spec().restart.progress.as_ref()?;
+        if self.progress.is_some() {
+            // The one before hangs: no second thread is to hang beside it.
+            return Some(Input::ProgressSeen { generation, sight: None });
+        }
+        let look = ProgressLook::start(generation, limit.folder.clone());
+        look.map(|look| self.progress = Some(look)).err()
     }
 
     /// The workers' last words, then ours.

@@ -22,8 +22,9 @@ pub(super) enum Phase {
     Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
-    /// No worker is alive, and the devices or the job's progress are looked at; at `say_at` that takes long.
-    Checking { failure: Failure, step: Step, say_at: Option<Instant> },
+    /// No worker is alive, and the devices or the job's progress are looked at; at `say_at` that takes long, and at
+    /// `give_up_at` too long.
+    Checking { failure: Failure, step: Step, say_at: Option<Instant>, give_up_at: Option<Instant> },
     /// No worker is alive, and all start again then.
     Waiting { failure: Failure, until: Instant },
     /// Nothing of the job is left.

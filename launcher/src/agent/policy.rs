@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
 
@@ -31,6 +31,10 @@ pub enum Decision {
     Succeed(RestartRule),
 }
 
+/// All that was seen in the folder of the job's checkpoints, as one number: it is another one as soon as any file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sight(pub u64);
+
 /// Why there is no restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -40,7 +44,7 @@ pub enum Refusal {
     Stuck,
     /// A rule says so.
     Rule(RestartRule),
-    /// Nothing new was seen in the named folder for so many restarts.
+    /// Nothing in the named folder was changed by so many restarts.
     NoProgress {
         /// How many.
         restarts: u32,
@@ -86,12 +90,16 @@ pub(super) struct History {
     used: u32,
     /// Restarts since the back-off began anew.
     streak: u32,
-    /// The restarts of the window that is looked at, oldest first.
+    /// The restarts of the window that is looked at, oldest first, on a clock that stands while nobody runs.
     recent: VecDeque<Instant>,
     /// When the generation began, where it may have been healthy.
     began: Option<Instant>,
     /// When it began to end.
     ended: Option<Instant>,
+    /// When the last of its workers was reaped.
+    gone: Option<Instant>,
+    /// For how long nobody ran, from such a moment to the restart, all in all.
+    idle: Duration,
     progress: Progress,
 }
 
@@ -100,8 +108,8 @@ pub(super) struct History {
 enum Progress {
     /// Nobody has looked.
     Unknown,
-    /// The newest file when it was last newer, and how many restarts have brought none since.
-    Since { newest: Option<SystemTime>, restarts: u32 },
+    /// What was there when it last was something else, and how many restarts have changed nothing since.
+    Since { sight: Sight, restarts: u32 },
 }
 
 impl History {
@@ -113,13 +121,15 @@ impl History {
             recent: VecDeque::new(),
             began: None,
             ended: None,
+            gone: None,
+            idle: Duration::ZERO,
             progress: Progress::Unknown,
         }
     }
 
     /// All workers of a generation are started.
     pub(super) const fn generation_began(&mut self, now: Instant) {
-        (self.began, self.ended) = (Some(now), None);
+        (self.began, self.ended, self.gone) = (Some(now), None, None);
     }
 
     /// The first of them failed, or all are told to stop.
@@ -134,19 +144,28 @@ impl History {
         }
     }
 
+    /// When the first of them ended.
+    pub(super) const fn first_end(&self) -> Option<Instant> {
+        self.ended
+    }
+
+    /// The last of them is gone.
+    pub(super) const fn generation_is_gone(&mut self, now: Instant) {
+        self.gone = Some(now);
+    }
+
     /// Its workers never met: it was not healthy, however long it lived.
     pub(super) const fn generation_never_met(&mut self) {
         self.began = None;
     }
 
-    /// This is the newest file of the job's folder, after a failure.
-    pub(super) fn saw(&mut self, newest: Option<SystemTime>) {
-        self.progress = match self.progress {
-            Progress::Since { newest: before, restarts } if newest <= before => {
-                Progress::Since { newest: before, restarts: restarts.saturating_add(1) }
-            }
-            Progress::Unknown | Progress::Since { .. } => Progress::Since { newest, restarts: 0 },
+    /// This was seen in the job's folder after a failure.
+    pub(super) fn saw(&mut self, sight: Sight) {
+        let restarts = match self.progress {
+            Progress::Since { sight: before, restarts } if sight == before => restarts.saturating_add(1),
+            Progress::Unknown | Progress::Since { .. } => 0,
         };
+        self.progress = Progress::Since { sight, restarts };
     }
 
     /// A restart is made.
@@ -154,12 +173,20 @@ impl History {
         let (used, streak) = self.counted(policy);
         self.used = used.saturating_add(1);
         self.streak = streak.saturating_add(1);
+        let worked = self.worked(now);
+        self.idle += self.gone.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
         if let Some(window) = policy.window {
-            while self.recent.front().is_some_and(|earlier| now.duration_since(*earlier) >= window) {
+            while self.recent.front().is_some_and(|earlier| worked.duration_since(*earlier) >= window) {
                 self.recent.pop_front();
             }
-            self.recent.push_back(now);
+            self.recent.push_back(worked);
         }
+    }
+
+    /// On the clock of the window, which stands while nobody runs: a wait would make any window large enough.
+    fn worked(&self, now: Instant) -> Instant {
+        let at = self.gone.unwrap_or(now);
+        at.checked_sub(self.idle).unwrap_or(at)
     }
 
     /// What follows this failure, all of whose ends are known; `most` is `--max-restarts`.
@@ -192,7 +219,8 @@ impl History {
             let left = used < most.0;
             return if left { Decision::Restart { at } } else { Decision::Fail(Refusal::Budget) };
         };
-        let within = |earlier: &&Instant| at.duration_since(**earlier) < window;
+        let worked = self.worked(now);
+        let within = |earlier: &&Instant| worked.duration_since(**earlier) < window;
         if self.recent.iter().filter(within).count() < most.0 as usize {
             Decision::Restart { at }
         } else if most.0 == 0 {

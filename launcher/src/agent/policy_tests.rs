@@ -4,6 +4,8 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
+use std::time::SystemTime;
+
 use super::*;
 use crate::agent::message::WorkerEnd;
 use crate::spec::restart::{ExitCodes, ProgressLimit};
@@ -50,6 +52,7 @@ fn fail_at(
 ) -> Decision {
     history.generation_began(from);
     history.generation_ended(to);
+    history.generation_is_gone(to);
     let decision = history.decide((policy, RestartCount(most)), Wish::GoOn, &failure(0, Exit::Code(1)), to);
     if let Decision::Restart { at } = decision {
         history.restarted(at, policy);
@@ -178,18 +181,39 @@ fn a_window_is_looked_back_on_from_each_restart() {
 }
 
 #[test]
-fn no_newer_file_for_so_many_restarts_is_the_end() {
+fn the_time_in_which_nobody_runs_is_no_part_of_a_window() {
+    let (at, window) = (clock(), Duration::from_secs(60));
+    // Each wait alone, or a few of them, would be longer than the window.
+    for (delay, cap) in [(1, 300), (60, 60), (1, 59)] {
+        let policy = RestartPolicy { window: Some(window), ..backoff(delay, cap, 0.0) };
+        let (mut history, mut now) = (History::new(), at(0));
+        for _ in 0..10 {
+            let ended = now + Duration::from_secs(5);
+            let Decision::Restart { at: then } = fail_at(&mut history, &policy, 10, (now, ended)) else {
+                panic!("ten are allowed")
+            };
+            now = then;
+        }
+        let ended = now + Duration::from_secs(5);
+        let refused = Decision::Fail(Refusal::Window { restarts: RestartCount(10), window });
+        assert_eq!(fail_at(&mut history, &policy, 10, (now, ended)), refused, "ten within 55 s");
+        let healthy = now + Duration::from_secs(15);
+        let decision = fail_at(&mut history, &policy, 10, (now, healthy));
+        assert!(matches!(decision, Decision::Restart { .. }), "{decision:?}");
+    }
+}
+
+#[test]
+fn no_changed_file_for_so_many_restarts_is_the_end() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let file = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
     let mut history = History::new();
-    let looks = [(file(5), true), (file(5), true), (file(6), true), (file(6), true), (None, false)];
-    for (newest, restarts) in looks {
-        history.saw(newest);
+    for (sight, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
+        history.saw(Sight(sight));
         let decision = fail_at(&mut history, &policy, 9, (at(0), at(0)));
         let given_up = Decision::Fail(Refusal::NoProgress { restarts: 2 });
-        assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{newest:?}");
+        assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{sight}");
     }
 }
 
@@ -229,7 +253,7 @@ proptest! {
             ..backoff(delay, 100, 0.5)
         };
         let mut history = History::new();
-        let (mut now, mut in_a_row, mut restarts) = (at(0), 0, Vec::new());
+        let (mut now, mut in_a_row, mut restarts, mut idle) = (at(0), 0, Vec::new(), Duration::ZERO);
         for life in lives {
             let ended = now + Duration::from_secs(life);
             if reset.is_some_and(|reset| life >= reset) {
@@ -237,8 +261,9 @@ proptest! {
             }
             let Decision::Restart { at: then } = fail_at(&mut history, &policy, most, (now, ended)) else { break };
             prop_assert!(then >= ended);
+            idle += then - ended;
             (now, in_a_row) = (then, in_a_row + 1);
-            restarts.push(then);
+            restarts.push(then - idle);
         }
         match policy.window {
             None => prop_assert!(in_a_row <= most),

@@ -1,24 +1,28 @@
-//! The look at a job's progress: how new the newest file of a folder is. A thread of its own reads the folder, since
-//! a file system of the network may take its time and signals are answered meanwhile.
+//! The look at a job's progress: whether any file of a folder is another one than at the last look. A thread of its
+//! own reads the folder, since a file system of the network may take its time and signals are answered meanwhile.
+//!
+//! Times are only compared for being the same: a file from the future, or a clock that was set back, hides nothing.
 
-use std::fs::{self, DirEntry};
-use std::io::{self, Read, Write};
+use std::fs::{self, DirEntry, Metadata, ReadDir};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::Generation;
 
 use crate::agent::message::Input;
+use crate::agent::policy::Sight;
 
 /// A checkpoint is a file of the folder, or a folder of files.
 const DEEPEST: usize = 4;
 /// More files are not looked at.
 const MOST_FILES: usize = 1_000_000;
-/// Seconds and nanoseconds since the epoch.
-const ANSWER: usize = 12;
+/// A [`Sight`].
+const ANSWER: usize = 8;
 
 /// One look, from the question to the answer.
 pub(super) struct ProgressLook {
@@ -34,21 +38,20 @@ impl ProgressLook {
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Result<Self, Input> {
         Self::ask(generation, folder).map_err(|error| {
             tracing::warn!(%error, "nobody can look at the job's progress");
-            Input::ProgressSeen { generation, newest: None }
+            Input::ProgressSeen { generation, sight: None }
         })
     }
 
     fn ask(generation: Generation, folder: PathBuf) -> io::Result<Self> {
         let (answer, mut asked) = UnixStream::pair()?;
         answer.set_nonblocking(true)?;
-        let look = move || {
-            let newest = newest(&folder).and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-            if let Some(newest) = newest {
-                let mut bytes = [0; ANSWER];
-                bytes[..8].copy_from_slice(&newest.as_secs().to_ne_bytes());
-                bytes[8..].copy_from_slice(&newest.subsec_nanos().to_ne_bytes());
+        let look = move || match look(&folder) {
+            Ok(sight) => {
                 // Where the job has ended meanwhile nobody asks any more.
-                let _ = asked.write_all(&bytes);
+                let _ = asked.write_all(&sight.0.to_ne_bytes());
+            }
+            Err(error) => {
+                tracing::warn!(%error, folder = %folder.display(), "the job's progress cannot be seen");
             }
         };
         thread::Builder::new().name("progress".to_owned()).spawn(look)?;
@@ -63,80 +66,111 @@ impl ProgressLook {
     /// The answer, if it is there: a few bytes that were written at once, or the end.
     pub(super) fn advance(&mut self) -> Option<Input> {
         let mut bytes = [0; ANSWER];
-        let newest = match self.answer.read(&mut bytes) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+        let sight = match self.answer.read(&mut bytes) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 return None;
             }
-            Ok(ANSWER) => {
-                let (seconds, nanos) = bytes.split_at(8);
-                let seconds = u64::from_ne_bytes(seconds.try_into().unwrap_or_default());
-                let nanos = u32::from_ne_bytes(nanos.try_into().unwrap_or_default());
-                let since = Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanos.into()));
-                since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since))
-            }
+            Ok(ANSWER) => Some(Sight(u64::from_ne_bytes(bytes))),
             Ok(_) | Err(_) => None,
         };
-        Some(Input::ProgressSeen { generation: self.generation, newest })
+        Some(Input::ProgressSeen { generation: self.generation, sight })
     }
 }
 
-/// When the newest file of the folder and of those in it was written; links are not followed.
-fn newest(folder: &Path) -> Option<SystemTime> {
-    let mut newest = None;
+/// All files of the folder and of those in it; links are not followed. A folder that is not there has no files.
+///
+/// # Errors
+/// The folder, or the file system under it, cannot be read. A folder inside that is somebody else's is left out.
+fn look(folder: &Path) -> io::Result<Sight> {
+    let mut sight = 0_u64;
     let mut left = MOST_FILES;
-    let mut folders = vec![(folder.to_owned(), DEEPEST)];
-    while let Some((folder, depth)) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for entry in entries.flatten() {
+    let mut folders: Vec<(ReadDir, usize)> =
+        unless(ErrorKind::NotFound, fs::read_dir(folder))?.into_iter().map(|root| (root, DEEPEST)).collect();
+    while let Some((entries, depth)) = folders.pop() {
+        for entry in entries {
             if left == 0 {
-                return newest;
+                return Ok(Sight(sight));
             }
             left -= 1;
-            match kind(&entry) {
-                Some(Kind::Folder) if depth > 1 => folders.push((entry.path(), depth - 1)),
-                Some(Kind::File(written)) => newest = newest.max(Some(written)),
-                Some(Kind::Folder) | None => {}
+            let entry = entry?;
+            let Some(metadata) = unless(ErrorKind::NotFound, entry.metadata())? else { continue };
+            if metadata.is_file() {
+                // In whatever order they are listed.
+                sight = sight.wrapping_add(identity(&entry, &metadata));
+            } else if metadata.is_dir() && depth > 1 {
+                let inner = unless(ErrorKind::NotFound, fs::read_dir(entry.path()));
+                let inner = inner.map_or_else(|error| unless(ErrorKind::PermissionDenied, Err(error)), Ok)?;
+                folders.extend(inner.map(|inner| (inner, depth - 1)));
             }
         }
     }
-    newest
+    Ok(Sight(sight))
 }
 
-enum Kind {
-    Folder,
-    File(SystemTime),
-}
-
-fn kind(entry: &DirEntry) -> Option<Kind> {
-    let metadata = entry.metadata().ok()?;
-    if metadata.is_dir() {
-        Some(Kind::Folder)
-    } else if metadata.is_file() {
-        metadata.modified().ok().map(Kind::File)
-    } else {
-        None
+/// Nothing where it failed for this reason.
+fn unless<T>(reason: ErrorKind, result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == reason => Ok(None),
+        result => result.map(Some),
     }
+}
+
+fn identity(entry: &DirEntry, metadata: &Metadata) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let written = (metadata.mtime(), metadata.mtime_nsec());
+    (entry.path(), metadata.ino(), metadata.size(), written).hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::os::unix::fs::symlink;
+    use std::time::{Duration, SystemTime};
 
     #[test]
-    fn the_newest_file_counts_wherever_it_lies() {
+    fn whatever_changes_a_file_is_seen_and_nothing_else() {
         let folder = std::env::temp_dir().join(format!("rankrun-progress-{}", std::process::id()));
         fs::create_dir_all(folder.join("step-2")).unwrap();
-        assert_eq!(newest(&folder), None, "a folder is no file");
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let nothing = look(&folder).unwrap();
+        assert_eq!(look(&folder.join("missing")).unwrap(), nothing, "a folder is no file");
         let write = |name: &str, seconds| {
-            File::create(folder.join(name)).unwrap().set_modified(at(seconds)).unwrap();
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            File::create(folder.join(name)).unwrap().set_modified(at).unwrap();
         };
+        let mut before = nothing;
+        let mut must_differ = |what: &str| {
+            let now = look(&folder).unwrap();
+            assert_ne!(now, before, "{what}");
+            assert_eq!(look(&folder).unwrap(), now, "{what}");
+            before = now;
+        };
+        write("of-the-future", 9_000_000_000);
+        must_differ("a file that was not there");
         write("step-1", 1_000);
+        must_differ("one that is older than another one");
         write("step-2/model", 2_000);
-        std::os::unix::fs::symlink("/proc/self/stat", folder.join("link")).unwrap();
-        assert_eq!(newest(&folder), Some(at(2_000)));
-        assert_eq!(newest(&folder.join("missing")), None);
+        must_differ("one in a folder");
+        write("step-1", 999);
+        must_differ("one that became older");
+        fs::write(folder.join("step-1"), "longer").unwrap();
+        File::options()
+            .write(true)
+            .open(folder.join("step-1"))
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        must_differ("one that was written again");
+        fs::remove_file(folder.join("of-the-future")).unwrap();
+        must_differ("one that is gone");
+        symlink("/proc/self/stat", folder.join("link")).unwrap();
+        assert_eq!(look(&folder).unwrap(), before, "what a link leads to");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_answer() {
+        assert!(look(Path::new("/proc/self/stat")).is_err());
     }
 }

@@ -28,7 +28,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, Happening, Impatience, Input, WorkerEnd};
-use crate::agent::phase::{Phase, Stage, Step, StopCause};
+use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::agent::policy::History;
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
@@ -102,7 +102,7 @@ impl State {
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
             Phase::Undecided { until, .. } => Some(*until),
-            Phase::Checking { say_at, .. } => *say_at,
+            Phase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
             Phase::Waiting { until, .. } => Some(*until),
             Phase::Starting | Phase::Finished => None,
         }
@@ -129,7 +129,7 @@ impl State {
             Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
-            Input::ProgressSeen { generation, newest } => self.progress_seen(now, generation, newest),
+            Input::ProgressSeen { generation, sight } => self.progress_seen(now, generation, sight),
             Input::Halted { lasted } => self.was_halted(lasted),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
@@ -285,12 +285,8 @@ impl State {
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            Phase::Checking { failure, step, .. } => {
-                self.phase = Phase::Checking { failure, step, say_at: None };
-                vec![Action::Say(match step {
-                    Step::Condition | Step::Seats => Happening::CheckingDevices,
-                    Step::Progress => Happening::LookingForProgress,
-                })]
+            Phase::Checking { failure, step, give_up_at, .. } => {
+                self.look_lasts(now, (failure, step, give_up_at))
             }
             Phase::Waiting { .. } => self.restart(now),
             phase @ (Phase::Starting | Phase::Finished) => {

@@ -1,7 +1,7 @@
 //! Restarts that wait, and what a rule or missing progress makes of a failure.
 
 use super::*;
-use crate::agent::policy::Refusal;
+use crate::agent::policy::{Refusal, Sight};
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
 
 fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
@@ -68,7 +68,7 @@ fn nothing_else_ends_the_wait() {
         Input::SignalPassed { signal: Signal::SIGUSR1 },
         exited(0, 0, Exit::Code(0)),
         exited(1, 0, Exit::Code(1)),
-        Input::ProgressSeen { generation: Generation(0), newest: None },
+        Input::ProgressSeen { generation: Generation(0), sight: None },
     ] {
         assert_eq!(job.handle(at(11), input), []);
     }
@@ -149,14 +149,14 @@ fn a_job_without_progress_is_given_up() {
     assert_eq!(actions.last(), Some(&Action::LookForProgress { generation: Generation(0) }));
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(Happening::LookingForProgress)]);
-    let seen = |generation, seconds| Input::ProgressSeen {
+    let seen = |generation, sight| Input::ProgressSeen {
         generation: Generation(generation),
-        newest: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+        sight: Some(Sight(sight)),
     };
     assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to somebody else");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
     let _ = job.handle(at(5), exited(1, 0, Exit::Code(7)));
-    assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "a newer file");
+    assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "another file");
     let _ = job.handle(at(6), exited(2, 0, Exit::Code(7)));
     let actions = job.handle(at(6), seen(2, 2));
     assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
@@ -173,7 +173,36 @@ fn a_signal_ends_the_look_for_progress() {
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
-    assert_eq!(job.handle(at(3), Input::ProgressSeen { generation: Generation(0), newest: None }), []);
+    assert_eq!(job.handle(at(3), Input::ProgressSeen { generation: Generation(0), sight: None }), []);
+}
+
+#[test]
+fn a_look_that_gives_no_answer_changes_nothing() {
+    let at = clock();
+    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
+    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let seen = |generation, sight: Option<u64>| Input::ProgressSeen {
+        generation: Generation(generation),
+        sight: sight.map(Sight),
+    };
+    for (generation, sight) in [(0, Some(1)), (1, None), (2, None)] {
+        let _ = job.handle(at(1), exited(generation, 0, Exit::Code(7)));
+        let actions = job.handle(at(1), seen(generation, sight));
+        assert_eq!(says(&actions, &Happening::ProgressUnknown), sight.is_none());
+        assert_eq!(started(&actions), Some(generation + 1));
+    }
+    let _ = job.handle(at(2), exited(3, 0, Exit::Code(7)));
+    let _ = job.handle(at(4), Input::DeadlinePassed);
+    assert_eq!(job.deadline(), Some(at(12)), "nobody waits for ever for a folder");
+    let actions = job.handle(at(12), Input::DeadlinePassed);
+    assert!(says(&actions, &Happening::ProgressUnknown));
+    assert_eq!(started(&actions), Some(4));
+    assert_eq!(job.handle(at(12), seen(3, Some(1))), [], "too late");
+    let _ = job.handle(at(13), exited(4, 0, Exit::Code(7)));
+    let actions = job.handle(at(13), seen(4, Some(1)));
+    assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
 }
 
 /// Lives of one worker that end with code 7, each so many seconds after its start, and how long each wait was.
@@ -231,13 +260,13 @@ fn a_window_counts_the_restarts_in_it_and_no_others() {
 }
 
 #[test]
-fn a_wait_belongs_to_the_window_in_which_it_ends() {
+fn a_wait_is_no_part_of_a_window() {
     let backoff = Backoff { delay: Duration::from_secs(10), factor: 1.0, cap: Duration::MAX, jitter: 0.0 };
     let window = Some(Duration::from_secs(100));
     let policy = RestartPolicy { window, backoff: Some(backoff), ..RestartPolicy::default() };
-    let (waits, _, job) = waits_of(policy.clone(), 1, &[0, 90]);
+    let (waits, _, job) = waits_of(policy.clone(), 1, &[0, 100]);
     assert_eq!((waits, job.is_running()), (vec![10, 10], true));
-    let (waits, _, job) = waits_of(policy, 1, &[0, 89]);
+    let (waits, _, job) = waits_of(policy, 1, &[0, 99]);
     assert_eq!((waits, job.phase), (vec![10], Phase::Finished), "invariant 6");
 }
 

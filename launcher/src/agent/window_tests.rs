@@ -112,3 +112,49 @@ fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     assert_eq!(started(&actions), None, "invariant 7");
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(crate::exit_code::TIME_LIMIT));
 }
+
+/// How long after the first end the second generation starts, where nobody tells the launcher to stop.
+fn restarts_after(ends: [Exit; 2]) -> Duration {
+    let at = clock();
+    let mut job = state(2, 3, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(signals(&job.handle(at(1), exited(0, 0, ends[0]))), [(vec![1], Signal::SIGTERM)], "at once");
+    let actions = job.handle(at(1), exited(0, 1, ends[1]));
+    if started(&actions).is_some() {
+        return Duration::ZERO;
+    }
+    assert!(!actions.iter().any(|action| matches!(action, Action::Say(Happening::Waiting { .. }))));
+    let until = job.deadline().unwrap();
+    assert_eq!(started(&job.handle(until, Input::DeadlinePassed)), Some(1));
+    until - at(1)
+}
+
+#[test]
+fn where_several_end_with_codes_the_restart_waits_for_the_launchers_signal() {
+    for ends in [[1, 1], [1, 3], [1, 143]] {
+        assert_eq!(restarts_after(ends.map(Exit::Code)), WINDOW, "{ends:?}");
+    }
+    for ends in [
+        [Exit::Code(1), killed_by(15)],
+        [Exit::Code(1), Exit::Code(0)],
+        [killed_by(11), Exit::Code(1)],
+        [Exit::Code(1), killed_by(9)],
+    ] {
+        assert_eq!(restarts_after(ends), Duration::ZERO, "{ends:?}");
+    }
+}
+
+#[test]
+fn who_ended_with_codes_of_everybodys_signal_does_not_start_again() {
+    let at = clock();
+    for (persona, status) in [(Persona::Rankrun, 143), (Persona::Torchrun, 1)] {
+        let mut job = state(2, 3, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));
+        let _ = job.handle(at(1), exited(0, 1, Exit::Code(1)));
+        let actions = job.handle(at(1) + WINDOW / 2, stop(Signal::SIGTERM, false));
+        assert_eq!(started(&actions), None, "invariant 7");
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(status));
+        assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "invariant 7");
+    }
+}

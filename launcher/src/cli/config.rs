@@ -49,8 +49,17 @@ const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Config {
     values: Vec<(&'static OptionRow, Setting<OsString>)>,
-    rules: Vec<Setting<String>>,
+    rules: Vec<RuleText>,
     graces: Vec<(GraceCause, Setting<String>)>,
+}
+
+/// One of the rules about restarts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RuleText {
+    /// As `--restart-rules` has it.
+    pub(super) text: Setting<String>,
+    /// Where its conditions and its action stand, by their names.
+    pub(super) keys: Vec<(String, Origin)>,
 }
 
 impl Config {
@@ -59,8 +68,8 @@ impl Config {
         self.values.iter().find(|(known, _)| *known == row).map(|(_, setting)| setting.clone())
     }
 
-    /// The rules about restarts, as `--restart-rules` has them.
-    pub(super) fn rules(&self) -> &[Setting<String>] {
+    /// The rules about restarts.
+    pub(super) fn rules(&self) -> &[RuleText] {
         &self.rules
     }
 
@@ -287,9 +296,12 @@ impl Reader<'_> {
             let DeValue::Table(table) = rule.get_ref() else {
                 return Err(self.error(NAME, rule.span().start, wrong(rule)));
             };
-            let text = self.rule(table)?;
-            let origin = self.origin(NAME, rule.span().start);
-            self.config.rules.push(Setting { origin, value: text });
+            let value = self.rule(table)?;
+            let text = Setting { origin: self.origin(NAME, rule.span().start), value };
+            let origin =
+                |key: &Spanned<_>| self.origin(&format!("{NAME}.{}", key.get_ref()), key.span().start);
+            let keys = table.keys().map(|key| (key.get_ref().to_string(), origin(key))).collect();
+            self.config.rules.push(RuleText { text, keys });
         }
         Ok(())
     }

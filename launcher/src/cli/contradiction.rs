@@ -59,7 +59,6 @@ pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
     must_be_below(delay.as_ref(), limit.as_ref(), Clash::RestartAfterTheEnd)?;
     must_be_below(healthy.as_ref(), limit.as_ref(), Clash::NeverHealthy)?;
     must_be_below(window.as_ref(), limit.as_ref(), Clash::WindowIsTheJob)?;
-    must_be_below(delay.as_ref(), window.as_ref(), Clash::WindowIsEmpty)?;
     let is_whole_job = window.is_none() && healthy.is_none() && settings.find(&PROGRESS_DIR).is_some();
     match (settings.int(&PROGRESS_RESTARTS)?, settings.int(&MAX_RESTARTS)?) {
         (Some(idle), Some(most)) if is_whole_job && idle.value > most.value && most.value > 0 => {

@@ -91,7 +91,7 @@ impl Origins {
             by_file.extend(config.graces().iter().map(of_file));
         }
         if let Some(rule) = config.rules().first() {
-            by_file.push((RESTART_RULES.long, rule.origin.clone()));
+            by_file.push((RESTART_RULES.long, rule.text.origin.clone()));
         }
         Ok(Self { typed: typed.map(|given| given.row.long).collect(), by_variable, by_file })
     }

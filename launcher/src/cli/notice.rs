@@ -63,6 +63,11 @@ pub enum Notice {
         /// `--time-limit`
         limit: Duration,
     },
+    /// `--progress-dir` does not exist.
+    NoProgressFolder {
+        /// As it was written.
+        folder: PathBuf,
+    },
     /// Who sits on which device.
     Seat {
         /// As it is said.
@@ -169,6 +174,13 @@ impl fmt::Display for Notice {
                 write!(
                     f,
                     "{origin} is `{value}`, and the time limit is {limit}: the workers get the signal at the start"
+                )
+            }
+            Self::NoProgressFolder { folder } => {
+                let folder = folder.display();
+                write!(
+                    f,
+                    "`{folder}`, where progress is to be seen, does not exist yet: until it does there is none"
                 )
             }
             Self::Seat { line: text } | Self::Device { text } | Self::Detail { text, .. } => {

@@ -20,7 +20,7 @@ use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
-use super::restart::resolve_restart;
+use super::restart::{resolve_restart, tell_missing_folder};
 use super::run::{STDIN, VERBOSE};
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
@@ -66,6 +66,7 @@ pub(super) fn resolve(
     let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
     let restart = resolve_restart(&settings, workers)?;
+    notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, &mut notices)?;

@@ -1,12 +1,18 @@
 //! The restart policy: `--restart-…` and `--progress-…`.
 
+mod coverage;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
 
+use super::config::RuleText;
 use super::contradiction::{are_side_by_side, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
+use super::notice::Notice;
 use super::option::OptionRow;
 use super::resolve::refused;
 use super::run::{
@@ -16,6 +22,7 @@ use super::run::{
 use super::settings::{Setting, Settings};
 use super::torchrun::MAX_RESTARTS;
 use super::values::{parse_signal, time};
+use crate::facts::Facts;
 use crate::spec::restart::{
     Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };
@@ -23,6 +30,17 @@ use crate::spec::restart::{
 const DEFAULT_FACTOR: f64 = 2.0;
 const DEFAULT_CAP: Duration = Duration::from_secs(300);
 const DEFAULT_PROGRESS_RESTARTS: u32 = 3;
+/// Unless a program asks for something else they stop it, let it go on, or do nothing: it never ends by one.
+const ENDS_NOBODY: [Signal; 8] = [
+    Signal::SIGSTOP,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+    Signal::SIGCONT,
+    Signal::SIGCHLD,
+    Signal::SIGURG,
+    Signal::SIGWINCH,
+];
 
 /// When and after what the workers start again.
 ///
@@ -40,6 +58,13 @@ pub(super) fn resolve_restart(
     let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
     let rules = resolve_rules(settings, workers)?;
     Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
+}
+
+/// The job may make it later; if the name is a slip, now is the time to see it.
+pub(super) fn tell_missing_folder(policy: &RestartPolicy, facts: &Facts) -> Option<Notice> {
+    let folder = &policy.progress.as_ref()?.folder;
+    let is_there = facts.exists(&facts.absolute(folder));
+    (!is_there).then(|| Notice::NoProgressFolder { folder: folder.clone() })
 }
 
 /// None at all, and then when they come? Who says 0 above a file that says more wants what the command line says.
@@ -126,16 +151,17 @@ fn number(
 }
 
 fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
-    let written: Vec<Setting<String>> = match settings.text(&RESTART_RULES)? {
+    let written: Vec<RuleText> = match settings.text(&RESTART_RULES)? {
         Some(Setting { origin, value }) => {
             let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
-            texts.map(|text| Setting { origin: origin.clone(), value: text.to_owned() }).collect()
+            let setting = |text: &str| Setting { origin: origin.clone(), value: text.to_owned() };
+            texts.map(|text| RuleText { text: setting(text), keys: Vec::new() }).collect()
         }
         None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
     };
     let most = settings.int(&MAX_RESTARTS)?;
     let mut rules = Vec::new();
-    for Setting { origin, value } in &written {
+    for RuleText { text: Setting { origin, value }, keys } in &written {
         let rule = parse_rule(value).and_then(|rule| {
             check_rule(&rule, &rules, workers)?;
             if rule.then == RuleAction::Restart && is_without_restarts(origin, most.as_ref()) {
@@ -143,7 +169,10 @@ fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec
             }
             Ok(rule)
         });
-        rules.push(rule.map_err(|problem| bad_rule(origin, value, problem))?);
+        rules.push(rule.map_err(|problem| {
+            let key = problem.key().and_then(|key| keys.iter().find(|(known, _)| known == key));
+            bad_rule(key.map_or(origin, |(_, origin)| origin), value, problem)
+        })?);
     }
     Ok(rules)
 }
@@ -180,8 +209,14 @@ fn check_rule(
     if node.is_some_and(|node| node != NodeRank(0)) {
         return Err(RuleProblem::NoSuchNode);
     }
-    match before.iter().find(|earlier| earlier.when.cover(&rule.when)) {
-        Some(earlier) => Err(RuleProblem::Covered { by: earlier.to_string() }),
+    if let Some(signal) = signal.filter(|signal| ENDS_NOBODY.contains(signal)) {
+        return Err(RuleProblem::EndsNobody(signal));
+    }
+    match coverage::covered_by(rule, before, workers) {
+        Some(earlier) => {
+            let shown: Vec<String> = earlier.iter().map(|earlier| format!("`{earlier}`")).collect();
+            Err(RuleProblem::Covered { by: shown.join(" and ") })
+        }
         None => Ok(()),
     }
 }

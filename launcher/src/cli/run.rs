@@ -128,11 +128,11 @@ pub(super) static RESTART_RULES: OptionRow = OptionRow::text(
 pub(super) static PROGRESS_DIR: OptionRow = OptionRow::text(
     "progress-dir",
     "DIR",
-    "Give up when restarts bring no newer file to this folder, where the checkpoints are",
+    "Give up when restarts change no file in this folder, where the checkpoints are",
 )
 .family(Family::Rankrun);
 pub(super) static PROGRESS_RESTARTS: OptionRow =
-    OptionRow::int("progress-restarts", "N", "How many restarts in a row may bring none [default: 3]")
+    OptionRow::int("progress-restarts", "N", "How many restarts in a row may change none [default: 3]")
         .family(Family::Rankrun);
 pub(super) static QUIET: OptionRow =
     OptionRow::flag("quiet", "Do not say before the start which rank has which device")

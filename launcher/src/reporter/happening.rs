@@ -58,6 +58,7 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             signal_name(libc::SIGKILL)
         ),
         Happening::LookingForProgress
+        | Happening::ProgressUnknown
         | Happening::RestartRefused(_)
         | Happening::CalledSuccess { .. }
         | Happening::Waiting { .. } => return of_policy(happening, spec),
@@ -155,9 +156,13 @@ pub fn of_policy(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             let folder = folder().display().to_string();
             format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
         }
+        Happening::ProgressUnknown => format!(
+            "the files of `{}` could not be looked at: this restart does not count as one without progress",
+            plain(&folder().display().to_string())
+        ),
         Happening::RestartRefused(Refusal::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
         Happening::RestartRefused(Refusal::NoProgress { restarts }) => format!(
-            "no restart: {restarts} restart{} brought no newer file to `{}`",
+            "no restart: {restarts} restart{} changed no file in `{}`",
             plural(*restarts as usize),
             plain(&folder().display().to_string())
         ),

@@ -170,6 +170,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         }
         Happening::Restarting { used } => vec![restarting(used.0, group)],
         Happening::LookingForProgress
+        | Happening::ProgressUnknown
         | Happening::RestartRefused(_)
         | Happening::CalledSuccess { .. }
         | Happening::Waiting { .. } => {

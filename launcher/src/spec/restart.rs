@@ -13,7 +13,8 @@ use rankrun_contract::rank::{NodeRank, Rank};
 /// What is said about restarts, beside how many there may be.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RestartPolicy {
-    /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the whole job.
+    /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the
+    /// whole job. The time in which nobody runs does not count.
     pub window: Option<Duration>,
     /// `--restart-delay` and what refines it: how long to wait before a restart.
     pub backoff: Option<Backoff>,
@@ -21,7 +22,7 @@ pub struct RestartPolicy {
     pub reset_after: Option<Duration>,
     /// `--restart-rules`: the first that fits a failure decides about it.
     pub rules: Vec<RestartRule>,
-    /// `--progress-dir`: the job is given up when nothing new appears there.
+    /// `--progress-dir`: the job is given up when nothing changes there.
     pub progress: Option<ProgressLimit>,
 }
 
@@ -47,7 +48,7 @@ pub struct Backoff {
 pub struct ProgressLimit {
     /// Where new files appear while the job gets on: its checkpoints.
     pub folder: PathBuf,
-    /// So many restarts in a row may bring no newer file.
+    /// So many restarts in a row may change no file there.
     pub restarts: u32,
 }
 
@@ -105,28 +106,11 @@ impl ExitCodes {
     pub const fn contains(&self, code: u8) -> bool {
         self.0[code as usize / 64] & (1 << (code % 64)) != 0
     }
-
-    /// Whether all of these are in `other` too.
-    fn within(&self, other: &Self) -> bool {
-        self.0.iter().zip(other.0).all(|(ours, theirs)| ours & !theirs == 0)
-    }
 }
 
 impl FromIterator<u8> for ExitCodes {
     fn from_iter<I: IntoIterator<Item = u8>>(codes: I) -> Self {
         codes.into_iter().fold(Self::default(), Self::with)
-    }
-}
-
-impl Conditions {
-    /// Whether `other` fits nothing that this does not.
-    #[must_use]
-    pub fn cover(&self, other: &Self) -> bool {
-        let exit = self.exit.is_none_or(|ours| other.exit.is_some_and(|theirs| theirs.within(&ours)));
-        let signal = self.signal.is_none_or(|ours| other.signal == Some(ours));
-        let rank = self.rank.is_none_or(|ours| other.rank == Some(ours));
-        let node = self.node.is_none_or(|ours| other.node == Some(ours));
-        exit && signal && rank && node
     }
 }
 

@@ -14,6 +14,8 @@ use crate::spec::Unhealthy;
 
 /// By how much what the machine does may be late.
 pub(super) const LENIENCY: Duration = Duration::from_millis(100);
+/// From the question for the files of the job's folder to the moment from which on nobody waits for the answer.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// From a worker's end by a signal that stops the job to the launcher's.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
@@ -33,6 +35,8 @@ pub(super) struct Book {
     /// How many workers the next start has.
     pub(super) seats: u32,
     pub(super) open: Option<Question>,
+    /// When it was asked, without the time for which the job was halted since.
+    asked_at: Option<Instant>,
     /// The first signal by which the launcher was told to stop.
     pub(super) wish: Option<Signal>,
     pub(super) finished: bool,
@@ -119,6 +123,7 @@ impl Book {
             generation: Generation(0),
             seats: setup.workers,
             open: None,
+            asked_at: None,
             wish: None,
             finished: false,
             record: Record::default(),
@@ -173,6 +178,9 @@ impl Book {
             }
             Input::Halted { lasted } => {
                 self.woke_at = Some(now);
+                if let Some(asked_at) = &mut self.asked_at {
+                    *asked_at += *lasted;
+                }
                 self.life.was_halted(*lasted);
             }
             Input::StopRequested { signal, .. } => {
@@ -192,6 +200,9 @@ impl Book {
                 self.life.is_without_devices = seating.is_err();
             }
             Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => self.saw_files(),
+            Input::DeadlinePassed if self.look_ends_at().is_some_and(|end| end <= now) => {
+                self.answered(Question::Progress, now);
+            }
             Input::DevicesChecked { .. }
             | Input::Reseated { .. }
             | Input::ProgressSeen { .. }
@@ -232,9 +243,11 @@ impl Book {
             }
             Action::Release { because } => self.life.released = Some(*because),
             Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
+            Action::LookForProgress { .. } => {
+                (self.open, self.asked_at) = (Some(Question::Progress), Some(now))
+            }
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
-            Action::LookForProgress { .. } => self.open = Some(Question::Progress),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,
             Action::Say(Happening::TimeIsShort { .. }) => {
                 self.warnings += 1;
@@ -321,6 +334,12 @@ impl Life {
 }
 
 impl Book {
+    /// From when on nobody waits any more for the look at the job's folder that is going on.
+    pub(super) fn look_ends_at(&self) -> Option<Instant> {
+        let is_looking = self.open == Some(Question::Progress);
+        self.asked_at.filter(|_| is_looking).map(|asked| asked + LONGEST_LOOK)
+    }
+
     /// When the time limit of the job is over.
     pub(super) fn time_is_up_at(&self) -> Option<Instant> {
         Some(self.began? + millis(self.setup.time_limit?))

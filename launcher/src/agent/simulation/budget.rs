@@ -1,11 +1,11 @@
 //! What the restart policy allows, reckoned from the record of what happened and in another way than the machine does:
 //! it keeps all that ever was, and looks back on it.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::book::{Book, Cause, Life};
+use super::book::{Book, Cause, Life, WINDOW};
 use super::invariants::{Turn, Verdict, must};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::{Action, Happening, WorkerEnd};
@@ -20,9 +20,10 @@ const ROUNDING: Duration = Duration::from_millis(1);
 pub(super) struct Record {
     /// How long each lived before it began to end.
     lives: Vec<Duration>,
-    restarts: Vec<Instant>,
-    /// When the newest file was written, at each look.
-    files: Vec<Option<SystemTime>>,
+    /// How long each was there, from its start until the last of it was gone.
+    spans: Vec<Duration>,
+    /// What was seen at each look, where it could be seen.
+    files: Vec<u64>,
 }
 
 /// What follows a failure.
@@ -30,8 +31,6 @@ pub(super) struct Record {
 pub(super) enum Due {
     /// A restart within this time.
     Restart { from: Instant, by: Instant },
-    /// Chance decides about the wait, and with it about the budget.
-    Either { from: Instant, by: Instant },
     /// The job is over for this reason.
     End(Why),
 }
@@ -50,11 +49,11 @@ pub(super) enum Why {
 impl Record {
     pub(super) fn restarted(&mut self, life: &Life, now: Instant) {
         self.lives.push(life.age());
-        self.restarts.push(now);
+        self.spans.push(life.span(now));
     }
 
-    pub(super) fn saw(&mut self, written: Option<SystemTime>) {
-        self.files.push(written);
+    pub(super) fn saw(&mut self, files: Option<u32>) {
+        self.files.extend(files.map(u64::from));
     }
 
     /// The restarts since a generation that had lived for long enough, or since the first.
@@ -65,25 +64,31 @@ impl Record {
             .enumerate()
             .filter(|(_, life)| is_healthy(*life))
             .last()
-            .map_or(self.restarts.len(), |(at, _)| self.restarts.len() - at)
+            .map_or(self.lives.len(), |(at, _)| self.lives.len() - at)
     }
 
-    /// Whether one more at this time is within the budget.
-    fn allows(&self, (policy, most): (&Policy, u32), age: Duration, at: Instant) -> bool {
+    /// Whether one more is within the budget, after a life of such an age that was there for so long. The time in which
+    /// nobody was there is no part of a window.
+    fn allows(&self, (policy, most): (&Policy, u32), (age, span): (Duration, Duration)) -> bool {
         let before = match policy.window {
             Some(window) => {
-                self.restarts.iter().filter(|earlier| at.duration_since(**earlier) < millis(window)).count()
+                let since_each = self
+                    .spans
+                    .iter()
+                    .rev()
+                    .scan(span, |since, earlier| Some(std::mem::replace(since, *since + *earlier)));
+                since_each.take_while(|since| *since < millis(window)).count()
             }
             None => self.used(policy, age),
         };
         before < most as usize
     }
 
-    /// The looks since the one that saw the newest file.
+    /// The looks in a row that saw what the one before them had seen.
     fn looks_without_progress(&self) -> u32 {
-        let newest = self.files.iter().max();
-        let since = self.files.iter().position(|file| Some(file) == newest).unwrap_or_default();
-        u32::try_from(self.files.len().saturating_sub(since + 1)).expect("few looks")
+        let Some(last) = self.files.last() else { return 0 };
+        let same = self.files.iter().rev().take_while(|seen| *seen == last).count();
+        u32::try_from(same - 1).expect("few looks")
     }
 }
 
@@ -126,14 +131,25 @@ impl Turn<'_> {
         }
         let (base, age) = (self.decided_at(), book.life.age());
         let wait = policy.wait.map(|wait| wait.after(book.record.used(policy, age))).unwrap_or_default();
-        let (from, by) = (base + wait.0, base + wait.1);
-        let allows = |at| book.record.allows((policy, book.setup.max_restarts), age, at);
-        Some(match (allows(from), allows(by)) {
-            (false, false) => Due::End(Why::Budget),
-            _ if book.life.is_without_devices => Due::End(Why::Devices),
-            (true, true) => Due::Restart { from, by },
-            _ => Due::Either { from, by },
+        let held = self.held_until().unwrap_or(base);
+        // That it does not come before it is held is another invariant's business.
+        let (from, by) = (base + wait.0, (base + wait.1).max(held));
+        let lived = (age, book.life.span(self.now));
+        Some(match book.record.allows((policy, book.setup.max_restarts), lived) {
+            false => Due::End(Why::Budget),
+            true if book.life.is_without_devices => Due::End(Why::Devices),
+            true => Due::Restart { from, by },
         })
+    }
+
+    /// Until then somebody who signals everybody may have signalled the launcher too: the one that failed and another
+    /// one ended with codes of their own.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
+        let (_, own) = blamed(self)?;
+        let codes = self.book.life.ends_since().iter().filter(|end| is_code(end.exit)).count();
+        let is_held = own.is_some_and(is_code) && codes > 1;
+        self.book.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
     /// When all was known on which the restart depends; now, where something is not yet.
@@ -145,9 +161,7 @@ impl Turn<'_> {
 
     /// Whether a restart may come too late for the time limit, and whether it does so for certain.
     pub(super) fn too_late(&self, due: Due) -> (bool, bool) {
-        let (Due::Restart { from, by } | Due::Either { from, by }, Some(end)) =
-            (due, self.book.time_is_up_at())
-        else {
+        let (Due::Restart { from, by }, Some(end)) = (due, self.book.time_is_up_at()) else {
             return (false, false);
         };
         (end <= by.max(self.now) + ROUNDING, end <= from.max(self.now))
@@ -183,14 +197,20 @@ impl Life {
         }
         self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.halted)
     }
+
+    /// How long it was there; until now, where its last is only just gone.
+    fn span(&self, now: Instant) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| self.swept_at.unwrap_or(now) - began)
+    }
 }
 
 /// A restart is within the budget and comes in its time.
 pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     let (book, policy) = (turn.book, &turn.book.setup.policy);
-    let is_within = book.record.allows((policy, book.setup.max_restarts), book.life.age(), at);
+    let is_within =
+        book.record.allows((policy, book.setup.max_restarts), (book.life.age(), book.life.span(at)));
     must(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
-    let Some(Due::Restart { from, by } | Due::Either { from, by }) = turn.due() else { return Ok(()) };
+    let Some(Due::Restart { from, by }) = turn.due() else { return Ok(()) };
     must(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
     must(at <= book.late_from(by), || format!("{:?} after the back-off is over", at - by))
 }
@@ -202,10 +222,19 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
         matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
     };
     let moves = |action: &Action| matches!(action, Action::Start { .. } | Action::Finish(_)) || asks(action);
-    if book.finished || book.open.is_some() || turn.actions.iter().any(moves) {
+    if book.finished || turn.actions.iter().any(moves) {
         return Ok(());
     }
-    let Some(Due::Restart { by, .. } | Due::Either { by, .. }) = turn.due() else { return Ok(()) };
+    if let Some(give_up_at) = book.look_ends_at() {
+        let is_awake = turn.deadline.is_some_and(|deadline| deadline <= give_up_at);
+        return must(is_awake && turn.now <= book.late_from(give_up_at), || {
+            format!("the look at the folder has no end, or a late one: {give_up_at:?}")
+        });
+    }
+    if book.open.is_some() {
+        return Ok(());
+    }
+    let Some(Due::Restart { by, .. }) = turn.due() else { return Ok(()) };
     must(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
         format!("the restart is due in {:?}, and nobody will wake", by.saturating_duration_since(turn.now))
     })?;
@@ -225,7 +254,7 @@ pub(super) fn grants_are_made(turn: &Turn<'_>) -> Verdict {
 impl Book {
     /// What was seen in the job's folder.
     pub(super) fn saw_files(&mut self) {
-        let newest = self.setup.newest_after(self.generation);
-        self.record.saw(newest);
+        let files = self.setup.files_after(self.generation);
+        self.record.saw(files);
     }
 }

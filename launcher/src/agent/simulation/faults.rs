@@ -48,6 +48,10 @@ pub(super) enum Fault {
     IgnoresTheWindow,
     ClosesTheWindowEarly,
     ClosesTheWindowLate,
+    /// It starts all again at once where several may have handled everybody's signal.
+    RestartsOverTheSignal,
+    /// It waits for a folder that does not answer.
+    WaitsForTheFolder,
     /// Also where the launcher is told to stop in time.
     BlamesTheSuspect,
     IgnoresTheTimeLimit,
@@ -89,7 +93,7 @@ pub(super) enum Fault {
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 55] = [
+pub(super) const FAULTS: [(Fault, &str); 57] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -120,6 +124,8 @@ pub(super) const FAULTS: [(Fault, &str); 55] = [
     (Fault::IgnoresTheWindow, "window"),
     (Fault::ClosesTheWindowEarly, "window"),
     (Fault::ClosesTheWindowLate, "window"),
+    (Fault::RestartsOverTheSignal, "window"),
+    (Fault::WaitsForTheFolder, "6"),
     (Fault::BlamesTheSuspect, "5"),
     (Fault::IgnoresTheTimeLimit, "limits"),
     (Fault::IgnoresTheStartLimit, "limits"),

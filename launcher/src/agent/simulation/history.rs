@@ -59,9 +59,9 @@ pub(super) enum What {
     NextMoment,
     /// A worker ends by itself.
     Ends { worker: u32, exit: Exit, wrote: Wrote },
-    /// All workers end by a signal, and the launcher is told to stop by the same one so many milliseconds later, or
-    /// before.
-    HitsAll { signal: Signal, launcher: i32 },
+    /// All workers end by a signal, or of it with a code, and the launcher is told to stop by the same one so many
+    /// milliseconds later, or before.
+    HitsAll { signal: Signal, code: Option<i32>, launcher: i32 },
     /// The launcher is told to stop.
     Stop { signal: Signal, by: Way },
     /// The whole job is halted for so many milliseconds (Ctrl-Z).
@@ -139,6 +139,7 @@ impl What {
             29 => Self::StartsByHand,
             30 => Self::HitsAll {
                 signal: random.pick(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]),
+                code: random.pick(&[None, Some(1)]),
                 launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
             },
             31 => Self::Halts(random.pick(&[40, 600, 20_000])),

@@ -152,7 +152,8 @@ pub(super) static INVARIANTS: [Invariant; 14] = [
     Invariant {
         number: "window",
         words: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
-                signal reaching the launcher (`state/window.rs`).",
+                signal reaching the launcher, and where several end with codes nobody starts again before \
+                (`state/window.rs`).",
         of: Of::Silence,
         holds: the_window_is_kept,
     },

@@ -13,6 +13,11 @@ use crate::agent::message::{Action, Happening, Input};
 /// Nothing is done about it and nobody hears of it, until the launcher is told to stop, or the time is over.
 pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
+    let held_until = turn.held_until().filter(|until| turn.now < *until);
+    let restarts = turn.actions.iter().any(|action| matches!(action, Action::Start { .. }));
+    must(held_until.is_none() || !restarts, || {
+        format!("everybody's signal may come until {held_until:?}, and all start again")
+    })?;
     let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
         return Ok(());
     };

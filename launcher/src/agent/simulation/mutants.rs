@@ -11,7 +11,7 @@ use super::book::WINDOW;
 use super::faults::{Fault, misled};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
-use crate::agent::phase::Phase;
+use crate::agent::phase::{Phase, Step};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
@@ -106,6 +106,19 @@ impl Mutant {
 
     const fn is_undecided(&self) -> bool {
         matches!(self.real.phase, Phase::Undecided { .. })
+    }
+
+    /// At the job's folder, and has said so.
+    const fn is_looking(&self) -> bool {
+        matches!(self.real.phase, Phase::Checking { step: Step::Progress, say_at: None, .. })
+    }
+
+    /// Whether it waits, and nobody asked for a wait.
+    fn is_held(&self, actions: &[Action]) -> bool {
+        let is_said = |action: &Action| matches!(action, Action::Say(Happening::Waiting { .. }));
+        matches!(self.real.phase, Phase::Waiting { .. })
+            && !actions.is_empty()
+            && !actions.iter().any(is_said)
     }
 
     /// What it takes for the time.
@@ -258,6 +271,7 @@ impl Machine for Mutant {
             (Fault::ClosesTheWindowLate, _) if self.is_undecided() => {
                 deadline.map(|at| at + Duration::from_millis(200))
             }
+            (Fault::WaitsForTheFolder, _) if self.is_looking() => None,
             (Fault::OversleepsTheWait, _) if matches!(self.real.phase, Phase::Waiting { .. }) => None,
             _ => deadline,
         }
@@ -265,7 +279,11 @@ impl Machine for Mutant {
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
         let (now, heard) = (self.mistake(now), self.mishear(input.clone()));
-        let actions: Vec<Action> = heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
+        let mut actions: Vec<Action> =
+            heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
+        if self.fault == Fault::RestartsOverTheSignal && self.is_held(&actions) {
+            actions.extend(self.real.handle(now + WINDOW, Input::DeadlinePassed));
+        }
         let actions = self.misspeak(&input, actions);
         self.watch(&actions);
         actions

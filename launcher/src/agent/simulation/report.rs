@@ -156,7 +156,9 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         What::Wait(_) => vec![What::NextMoment],
         What::FallsAsleep(worker) => vec![What::FallsAsleep(worker.saturating_sub(1))],
         What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
-        What::HitsAll { signal, launcher } if launcher != 0 => vec![What::HitsAll { signal, launcher: 0 }],
+        What::HitsAll { signal, code, launcher } if launcher != 0 => {
+            vec![What::HitsAll { signal, code, launcher: 0 }]
+        }
         What::NextMoment
         | What::Halts(_)
         | What::HitsAll { .. }

@@ -1,6 +1,6 @@
 //! What was asked for, and what the node is like, before anything happens on it.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
@@ -42,7 +42,7 @@ pub(super) struct Setup {
     pub(super) tempers: [Temper; MOST_WORKERS as usize],
     /// How long after their start they join the store, where they do.
     pub(super) joins: [Option<u32>; MOST_WORKERS as usize],
-    /// When the newest file was written that is seen after each generation.
+    /// What is seen in the job's folder after each generation; nothing where it cannot be seen.
     pub(super) files: [Option<u32>; GENERATIONS],
     /// In this generation the start fails at this local rank.
     pub(super) start_fails: Option<(u32, u32)>,
@@ -165,10 +165,9 @@ impl Setup {
         }
     }
 
-    /// When the newest file was written that is seen after this generation.
-    pub(super) fn newest_after(&self, generation: Generation) -> Option<SystemTime> {
-        let written = self.files[(generation.0 as usize).min(GENERATIONS - 1)];
-        written.map(|written| SystemTime::UNIX_EPOCH + millis(written))
+    /// What is seen in the job's folder after this generation.
+    pub(super) fn files_after(&self, generation: Generation) -> Option<u32> {
+        self.files[(generation.0 as usize).min(GENERATIONS - 1)]
     }
 
     /// For the machine.

@@ -18,6 +18,7 @@ use super::node::{Being, Ended, Node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::failure::Testimony;
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
+use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
 use crate::process::Exit;
 
@@ -107,7 +108,7 @@ impl<M: Machine> World<'_, M> {
                 self.turn()?;
                 self.halt(millis(lasted));
             }
-            What::HitsAll { signal, launcher } => return self.hit_all(signal, launcher),
+            What::HitsAll { signal, code, launcher } => return self.hit_all((signal, code), launcher),
             What::Stop { signal, by } => {
                 let again = by == Way::Guard && self.signalled;
                 self.signalled |= by == Way::Guard;
@@ -137,10 +138,11 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(Input::Halted { lasted });
     }
 
-    fn hit_all(&mut self, signal: Signal, launcher: i32) -> Result<(), Vec<Broken>> {
+    fn hit_all(&mut self, (signal, code): (Signal, Option<i32>), launcher: i32) -> Result<(), Vec<Broken>> {
         let stop = What::Stop { signal, by: Way::Direct };
         let between = millis(launcher.unsigned_abs());
-        let exit = Exit::Signal { number: signal as i32, core_dumped: false };
+        let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
+        let exit = code.map_or(by_signal, Exit::Code);
         if launcher < 0 {
             self.choose(stop)?;
             self.turn()?;
@@ -164,7 +166,8 @@ impl<M: Machine> World<'_, M> {
                 Input::Reseated { generation, seating }
             }
             Some(Question::Progress) => {
-                Input::ProgressSeen { generation, newest: self.setup.newest_after(generation) }
+                let sight = self.setup.files_after(generation).map(|files| Sight(files.into()));
+                Input::ProgressSeen { generation, sight }
             }
             None => return,
         };
@@ -202,7 +205,7 @@ impl<M: Machine> World<'_, M> {
             Stale::JoinsSeen => {
                 Input::JoinsSeen { generation, at, missing: vec![NotJoined { local_rank, pid }] }
             }
-            Stale::ProgressSeen => Input::ProgressSeen { generation, newest: None },
+            Stale::ProgressSeen => Input::ProgressSeen { generation, sight: None },
             Stale::Looked => Input::Looked { generation, at, asleep: vec![Asleep { local_rank, pid }] },
             Stale::StartedByHand => Input::StartedByHand { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },

@@ -19,13 +19,11 @@ impl State {
             | Phase::Stopping {
                 stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
                 ..
+            } => *at += lasted,
+            Phase::Checking { say_at, give_up_at, .. } => {
+                say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
-            | Phase::Checking { say_at: Some(at), .. } => *at += lasted,
-            Phase::Starting
-            | Phase::Running { .. }
-            | Phase::Checking { .. }
-            | Phase::Waiting { .. }
-            | Phase::Finished => {}
+            Phase::Starting | Phase::Running { .. } | Phase::Waiting { .. } | Phase::Finished => {}
         }
         if let Some(patience) = &mut self.patience {
             *patience += lasted;

@@ -1,7 +1,7 @@
 //! What follows the last reap of a generation: a look at its devices and at the job's progress, a restart, perhaps
 //! after a wait, or the end. Pure.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
@@ -10,16 +10,19 @@ use crate::agent::checkup::Checkup;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, Happening, JobEnd};
 use crate::agent::phase::{Phase, Step, StopCause};
-use crate::agent::policy::{Decision, Refusal, Wish};
+use crate::agent::policy::{Decision, Refusal, Sight, Wish};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::spec::{Persona, Unhealthy};
 
 /// A look that takes longer says so.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
+/// A folder that gives no answer for so long gives none.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 
 impl State {
     /// The last worker of a stopped generation was reaped.
     pub(super) fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
+        self.history.generation_is_gone(now);
         let (cause, mut actions) = self.ended(cause);
         match cause {
             StopCause::Failure(failure) if self.is_worth_a_look() => {
@@ -91,21 +94,45 @@ impl State {
         }
     }
 
-    /// This is the newest file of the job's folder.
+    /// This was seen in the job's folder. Where nobody could look, it is as if nobody had asked.
     pub(super) fn progress_seen(
         &mut self,
         now: Instant,
         generation: Generation,
-        newest: Option<SystemTime>,
+        sight: Option<Sight>,
     ) -> Vec<Action> {
         let Some(failure) = self.looked_at(generation, Step::Progress) else { return Vec::new() };
-        self.history.saw(newest);
+        let said = match sight {
+            Some(sight) => {
+                self.history.saw(sight);
+                None
+            }
+            None => Some(Action::Say(Happening::ProgressUnknown)),
+        };
         let decision = self.decide(now, &failure);
-        self.carry_out(now, decision, failure)
+        said.into_iter().chain(self.carry_out(now, decision, failure)).collect()
+    }
+
+    /// A look takes long, or too long.
+    pub(super) fn look_lasts(
+        &mut self,
+        now: Instant,
+        (failure, step, give_up_at): (Failure, Step, Option<Instant>),
+    ) -> Vec<Action> {
+        self.phase = Phase::Checking { failure, step, say_at: None, give_up_at };
+        if give_up_at.is_some_and(|at| at <= now) {
+            return self.progress_seen(now, self.generation, None);
+        }
+        vec![Action::Say(match step {
+            Step::Condition | Step::Seats => Happening::CheckingDevices,
+            Step::Progress => Happening::LookingForProgress,
+        })]
     }
 
     fn look(&mut self, now: Instant, failure: Failure, step: Step) {
-        self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT) };
+        // The look at devices has its own deadlines.
+        let give_up_at = (step == Step::Progress).then(|| now + LONGEST_LOOK);
+        self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT), give_up_at };
     }
 
     /// The failure after which this was looked at; nothing where nobody waits for it any more.
@@ -138,15 +165,7 @@ impl State {
 
     pub(super) fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
         match decision {
-            Decision::Restart { at } if self.no_time_for_a_restart(at) => {
-                vec![self.finish_failed(Some(failure))]
-            }
-            Decision::Restart { at } if at <= now => self.restart(now),
-            Decision::Restart { at } => {
-                let used = RestartCount(self.restarts_used.0 + 1);
-                self.phase = Phase::Waiting { failure, until: at };
-                vec![Action::Say(Happening::Waiting { wait: at - now, used })]
-            }
+            Decision::Restart { at } => self.restart_at(now, at, failure),
             Decision::Succeed(rule) => vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed()],
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and who was told to stop knows.
@@ -159,6 +178,21 @@ impl State {
                 said.into_iter().chain([finish]).collect()
             }
         }
+    }
+
+    fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
+        let until = self.held_until(&failure).map_or(at, |held| held.max(at));
+        if self.no_time_for_a_restart(until) {
+            return vec![self.finish_failed(Some(failure))];
+        }
+        if until <= now {
+            return self.restart(now);
+        }
+        self.phase = Phase::Waiting { failure, until };
+        let used = RestartCount(self.restarts_used.0 + 1);
+        // Who asked for no wait hears of none: it is over in half a second.
+        let said = (at > now).then_some(Action::Say(Happening::Waiting { wait: until - now, used }));
+        said.into_iter().collect()
     }
 
     /// Somebody is still there who should not be: there is no restart, but a rule may say what the failure means.

@@ -2,6 +2,11 @@
 //!
 //! A worker that ends by a signal that stops the job is no failure as long as the launcher may be about to get the same
 //! one. Until then nothing is decided: nobody is stopped, and further ends are only taken in.
+//!
+//! A worker may also handle the signal and end with a code of its own, as a Python handler does that calls
+//! `sys.exit(1)`. Such an end is a failure like any other, and the peers are stopped at once. Only where one of them
+//! ended with a code too does the restart wait until the launcher would have got the signal: who fails alone, and whose
+//! peers die of our signal, is not held up. A worker without peers cannot be told apart from one that failed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,7 +14,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalRank;
 
 use super::State;
-use crate::agent::failure::{FollowingEnd, Manner};
+use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, WorkerEnd};
 use crate::agent::phase::Phase;
 
@@ -34,6 +39,12 @@ impl State {
         self.history.generation_ended(now);
         self.phase = Phase::Undecided { live, failure, until: now + WINDOW };
         Vec::new()
+    }
+
+    /// Before then nobody starts again after this failure, whose ends are all known.
+    pub(super) fn held_until(&self, failure: &Failure) -> Option<Instant> {
+        let is_held = failure.may_be_everybodys();
+        self.history.first_end().filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
     /// Whatever ends meanwhile may have got the same signal.

@@ -305,7 +305,7 @@ fn what_contradicts_itself_is_named_with_its_line() {
         ),
         (
             "[[restart.rules]]\nthen = \"restart\"\n",
-            "line 1: `restart.rules` has the rule `any:restart`, but without `--max-restarts` above 0 nothing restarts",
+            "line 2: `restart.rules.then` has the rule `any:restart`, but without `--max-restarts` above 0 nothing restarts",
         ),
         (
             "[restart]\nmax-restarts = -1\n",
@@ -313,7 +313,7 @@ fn what_contradicts_itself_is_named_with_its_line() {
         ),
         (
             "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
-            "line 1: `restart.rules` has the rule `exit=0:fail`, which can never match: exit code 0 is no failure",
+            "line 2: `restart.rules.exit` has the rule `exit=0:fail`, which can never match: exit code 0 is no failure",
         ),
         (
             "[[restart.rules]]\nexit = 3\n",

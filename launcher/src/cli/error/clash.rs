@@ -17,8 +17,6 @@ pub enum Clash {
     NeverHealthy,
     /// `--restart-window` and `--time-limit`
     WindowIsTheJob,
-    /// `--restart-delay` and `--restart-window`
-    WindowIsEmpty,
     /// `--progress-restarts` and `--max-restarts`
     BudgetFirst,
 }
@@ -32,9 +30,6 @@ impl fmt::Display for Clash {
             Self::LeftoversAfterTheEnd => "nobody can be waited for so long",
             Self::NeverHealthy => "no worker can run for so long",
             Self::WindowIsTheJob => "the window would be the whole job",
-            Self::WindowIsEmpty => {
-                "each restart would have left the window before the next one, and no number would be too many"
-            }
             Self::BudgetFirst => "all restarts would be used up before",
         })
     }
@@ -49,7 +44,6 @@ impl Clash {
             | Self::LeftoversAfterTheEnd
             | Self::NeverHealthy => "make it shorter than the time limit",
             Self::WindowIsTheJob => "leave the window out, or make it shorter than the time limit",
-            Self::WindowIsEmpty => "make the window longer than the waits",
             Self::BudgetFirst => "allow fewer restarts without progress than restarts",
         }
     }

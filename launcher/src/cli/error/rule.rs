@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use nix::sys::signal::Signal;
+
 /// What is wrong with a rule about restarts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuleProblem {
@@ -19,6 +21,8 @@ pub enum RuleProblem {
     Success,
     /// Nobody ends by a code and by a signal.
     ExitAndSignal,
+    /// Nobody ends by this signal.
+    EndsNobody(Signal),
     /// No worker has this rank.
     NoSuchRank {
         /// Workers of the job.
@@ -28,9 +32,9 @@ pub enum RuleProblem {
     NoSuchNode,
     /// It restarts, and there is no restart to be had.
     NoRestarts,
-    /// An earlier rule fits all that it fits.
+    /// Earlier rules fit all that it fits.
     Covered {
-        /// That rule.
+        /// Those rules, in words.
         by: String,
     },
 }
@@ -47,17 +51,34 @@ impl fmt::Display for RuleProblem {
             Self::ExitAndSignal => {
                 f.write_str("which can never match: who is ended by a signal has no exit code")
             }
+            Self::EndsNobody(signal) => {
+                write!(f, "which can never match: {signal} ends no process")
+            }
             Self::NoSuchRank { workers } => {
                 write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
             }
             Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
             Self::NoRestarts => f.write_str("but without `--max-restarts` above 0 nothing restarts"),
-            Self::Covered { by } => write!(f, "which can never match: `{by}` before it takes all it would"),
+            Self::Covered { by } => write!(f, "which can never match: {by} before it takes all it would"),
         }
     }
 }
 
 impl RuleProblem {
+    /// The part of the rule in which it lies, where it is one.
+    pub(in crate::cli) fn key(&self) -> Option<&str> {
+        match self {
+            Self::UnknownAction(_) | Self::NoRestarts => Some("then"),
+            Self::BadValue(condition) => condition.split('=').next(),
+            Self::Twice(name) => Some(name),
+            Self::Success => Some("exit"),
+            Self::ExitAndSignal | Self::EndsNobody(_) => Some("signal"),
+            Self::NoSuchRank { .. } => Some("rank"),
+            Self::NoSuchNode => Some("node"),
+            Self::NoAction | Self::UnknownCondition(_) | Self::Covered { .. } => None,
+        }
+    }
+
     pub(super) const fn hint(&self) -> &'static str {
         match self {
             Self::NoAction | Self::UnknownAction(_) => {
@@ -69,9 +90,11 @@ impl RuleProblem {
             Self::NoRestarts => "give `--max-restarts`, or leave the rule out",
             Self::Twice(_) => "write one rule for each",
             Self::Covered { .. } => "the first rule that fits decides: put the special one first",
-            Self::Success | Self::ExitAndSignal | Self::NoSuchRank { .. } | Self::NoSuchNode => {
-                "correct it, or leave it out"
-            }
+            Self::Success
+            | Self::ExitAndSignal
+            | Self::EndsNobody(_)
+            | Self::NoSuchRank { .. }
+            | Self::NoSuchNode => "correct it, or leave it out",
         }
     }
 }

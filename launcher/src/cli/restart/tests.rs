@@ -133,10 +133,6 @@ fn limits_that_contradict_each_other_are_refused() {
             "`--restart-window` is `1day`, and `--time-limit` is `1h`: the window would be the whole job",
         ),
         (
-            "--max-restarts 1 --restart-window 1m --restart-delay 1m",
-            "`--restart-delay` is `1m`, and `--restart-window` is `1m`: each restart would have left the window",
-        ),
-        (
             "--max-restarts 2 --progress-dir x --progress-restarts 3",
             "`--progress-restarts` is `3`, and `--max-restarts` is `2`: all restarts would be used up before",
         ),
@@ -166,6 +162,8 @@ fn a_rule_that_means_nothing_is_refused() {
         ("exit=3+exit=4:fail", "which names `exit` twice"),
         ("exit=0-3:fail", "which can never match: exit code 0 is no failure"),
         ("exit=3+signal=9:fail", "which can never match: who is ended by a signal has no exit code"),
+        ("signal=STOP:fail", "which can never match: SIGSTOP ends no process"),
+        ("signal=17:fail", "which can never match: SIGCHLD ends no process"),
         ("rank=2:fail", "which can never match: the ranks are 0 to 1"),
         ("exit=3:restart", "but without `--max-restarts` above 0 nothing restarts"),
         ("node=1:fail", "which can never match: a job of one node has node rank 0 only"),
@@ -178,6 +176,28 @@ fn a_rule_that_means_nothing_is_refused() {
     let covered = refusal("--restart-rules exit=3-5:fail,exit=4+rank=0:requeue");
     let text = "`--restart-rules` has the rule `exit=4+rank=0:requeue`, which can never match: `exit=3-5:fail` before it";
     assert!(covered.starts_with(text), "{covered}");
+}
+
+#[test]
+fn rules_that_take_all_together_leave_nothing() {
+    for (rules, by) in [
+        ("rank=0:fail,rank=1:fail,exit=3:requeue", "`rank=0:fail` and `rank=1:fail`"),
+        ("exit=1-10:fail,exit=11-20:requeue,exit=5-15:succeed", "`exit=1-10:fail` and `exit=11-20:requeue`"),
+        ("rank=0+exit=3:fail,rank=1:requeue,exit=3:succeed", "`exit=3+rank=0:fail` and `rank=1:requeue`"),
+        ("any:fail,signal=KILL:requeue", "`any:fail`"),
+    ] {
+        let refusal = refusal(&format!("--restart-rules {rules}"));
+        let end = format!("which can never match: {by} before it takes all it would");
+        assert!(refusal.ends_with(&end), "{refusal}");
+    }
+    for rules in [
+        "rank=0:fail,exit=3:requeue",
+        "exit=1-10:fail,exit=12-20:requeue,exit=5-15:succeed",
+        "exit=1-255:fail,any:requeue",
+        "rank=0+exit=3:fail,rank=1:requeue,exit=3-4:succeed",
+    ] {
+        assert!(policy(&format!("--restart-rules {rules}"), &[]).is_ok(), "{rules}");
+    }
 }
 
 proptest! {
