@@ -26,7 +26,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// `--time-limit`
-    #[error("the time limit of {} is over", humantime::format_duration(*limit))]
+    #[error("the job was ended for its time limit of {}", humantime::format_duration(*limit))]
     TimeLimit {
         /// What was asked for.
         limit: Duration,

@@ -51,6 +51,11 @@ pub enum Refusal {
     },
     /// All are used up.
     Budget,
+    /// The next one would come after the time limit.
+    TooLate {
+        /// How long it would have to be waited for.
+        wait: Duration,
+    },
     /// All that are allowed in a span of time are used up.
     Window {
         /// How many there may be.

@@ -166,6 +166,10 @@ pub fn of_policy(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             plural(*restarts as usize),
             plain(&folder().display().to_string())
         ),
+        Happening::RestartRefused(Refusal::TooLate { wait }) => {
+            let wait = wait.as_secs_f64();
+            format!("no restart: the next one would come in {wait:.1} s, and the time limit is over by then")
+        }
         Happening::RestartRefused(Refusal::Window { restarts, window }) => {
             format!("no restart: {restarts} within {} are used up", humantime::format_duration(*window))
         }

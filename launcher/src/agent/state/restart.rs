@@ -183,7 +183,9 @@ impl State {
     fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
         let until = self.held_until(&failure).map_or(at, |held| held.max(at));
         if self.no_time_for_a_restart(until) {
-            return vec![self.finish_failed(Some(failure))];
+            let refusal = Refusal::TooLate { wait: until.saturating_duration_since(now) };
+            let said = (until > now).then_some(Action::Say(Happening::RestartRefused(refusal)));
+            return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
         }
         if until <= now {
             return self.restart(now);
