@@ -146,14 +146,16 @@ fn a_launcher_that_is_gone_is_told_too() {
     let gate = Gate::new(&scratch, "gate");
     let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    hand.line("alive rank=1");
+    let line = hand.line("alive rank=1");
     job.line("started by hand");
     job.signal(Signal::SIGKILL);
     hand.line("the launcher is gone");
     // By that name `rankrun gc` knows that no launcher stands above the worker.
-    let name_of = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let names: Vec<_> = hand.processes().iter().map(|process| name_of(process.pid)).collect();
-    assert!(names.iter().any(|name| name == "rankrun-alone\n"), "{names:?}");
+    let pid = field(&line, "pid").expect("a pid");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the worker lives");
+    let wrapper = status.lines().find_map(|line| line.strip_prefix("PPid:\t")).expect("it has a parent");
+    let name = std::fs::read_to_string(format!("/proc/{wrapper}/comm")).expect("the wrapper lives");
+    assert_eq!(name, "rankrun-alone\n");
     gate.open(1);
     hand.wait().exits(0);
     job.wait().dies_of(Signal::SIGKILL);
