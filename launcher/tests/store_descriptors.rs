@@ -3,10 +3,14 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rankrun::store::StoreServer;
 use rankrun_contract::store::protocol::HANDSHAKE;
+
+/// The server looks ten times a second whether it can accept.
+const TWO_LOOKS: Duration = Duration::from_millis(250);
 
 /// A connection that was greeted, but not answered yet.
 fn connect(server: &StoreServer) -> TcpStream {
@@ -33,7 +37,7 @@ fn spare() -> Vec<OwnedFd> {
 }
 
 #[test]
-fn who_comes_when_no_descriptor_is_left_is_served_as_soon_as_there_is_one() {
+fn who_comes_when_no_descriptor_is_left_is_served_as_soon_as_there_are_some() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 64, hard).unwrap();
     let server = StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
@@ -47,8 +51,16 @@ fn who_comes_when_no_descriptor_is_left_is_served_as_soon_as_there_is_one() {
     ping(&mut first);
     answered(&mut first);
 
-    // Another part of the process frees one.
+    // Another part of the process frees one: it is left to that part.
     drop(rest.pop());
+    ping(&mut first);
+    answered(&mut first);
+    second.set_read_timeout(Some(TWO_LOOKS)).expect("it is a socket");
+    second.read_exact(&mut [0]).expect_err("few are left, and nobody is let in");
+    second.set_read_timeout(None).expect("it is a socket");
+
+    // It frees some more.
+    rest.truncate(rest.len() - 16);
     answered(&mut second);
 
     // A client goes: its end and the server's are free.
