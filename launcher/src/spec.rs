@@ -18,6 +18,9 @@ use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 
+/// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
+pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Where the workers meet unless the user named another address.
 pub const LOOPBACK: &str = "127.0.0.1";
 

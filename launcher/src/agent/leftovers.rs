@@ -1,18 +1,18 @@
 //! The wait for whoever outlives the workers of a job that succeeded, and its end. Pure.
 //!
 //! Invariant 4 of the design document holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
-//! by the stop grace. Nor does it outlast the time limit of the job. Invariant 10, too: a signal ends the wait at once, and a second one kills.
+//! by the stop grace. Nor does it outlast the time limit of the job. Invariant 10, too: a signal ends the wait at once,
+//! and a second one kills.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::agent::phase::GIVE_UP_AFTER_KILL;
 use crate::spec::stop::{StopPolicy, StopReason};
 
 /// Most of what is still there when the last worker is reaped is on its way out.
 const SETTLE: Duration = Duration::from_millis(200);
-/// After SIGKILL only a process in uninterruptible sleep is still there.
-const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// How long each part may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Where a job is, and why it is stopped. Pure.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -9,6 +9,9 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::agent::failure::Failure;
 use crate::agent::message::Released;
+
+/// After SIGKILL only a process in uninterruptible sleep is still there.
+pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// Where the job is.
 #[derive(Debug, Clone, PartialEq, Eq)]

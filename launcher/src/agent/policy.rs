@@ -12,10 +12,8 @@ use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
 use crate::agent::failure::{Failure, Manner};
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
 use crate::process::Exit;
+use crate::spec::LONGEST;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
-
-/// Longer than any job, and short enough to be added to any instant.
-const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,7 +243,7 @@ impl History {
     }
 
     fn wait(&self, backoff: &Backoff, streak: u32) -> Duration {
-        let longest = backoff.cap.min(LONGEST_WAIT);
+        let longest = backoff.cap.min(LONGEST);
         let grown = backoff.delay.as_secs_f64() * backoff.factor.powf(f64::from(streak));
         // What is beyond any duration is not beyond the cap.
         let wait = Duration::try_from_secs_f64(grown).unwrap_or(longest).min(longest);

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::agent::message::WorkerEnd;
+use crate::spec::LONGEST;
 use crate::spec::restart::{ExitCodes, ProgressLimit};
 
 fn clock() -> impl Fn(u64) -> Instant {
@@ -148,7 +149,7 @@ fn each_wait_is_longer_up_to_the_cap() {
     }
     assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
     let endless = Backoff { delay: Duration::MAX, factor: f64::MAX, cap: Duration::MAX, jitter: 0.0 };
-    assert_eq!(history.wait(&endless, u32::MAX), LONGEST_WAIT, "no number is too big");
+    assert_eq!(history.wait(&endless, u32::MAX), LONGEST, "no number is too big");
 }
 
 #[test]

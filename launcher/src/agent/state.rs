@@ -20,7 +20,7 @@ mod start;
 mod window;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 
@@ -28,16 +28,13 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, Happening, Impatience, Input, WorkerEnd};
-use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::phase::{GIVE_UP_AFTER_KILL, Phase, Stage, StopCause};
 use crate::agent::policy::History;
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
 use crate::process::Exit;
 
 use limit::Timer;
-
-/// After SIGKILL only a process in uninterruptible sleep is still there.
-const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// The state of one job on this node.
 #[derive(Debug)]

@@ -5,6 +5,8 @@ use std::time::SystemTime;
 use nix::unistd::Pid;
 use proptest::prelude::*;
 
+use std::time::Duration;
+
 use super::*;
 use crate::agent::failure::Testimony;
 use crate::agent::message::JobEnd;

@@ -10,9 +10,8 @@ use super::option::OptionRow;
 use super::python_text::parse_float;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
+use crate::spec::LONGEST;
 
-/// Longer than any job, and short enough to be added to any instant.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
 
