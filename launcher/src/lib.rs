@@ -8,7 +8,8 @@
 //! | [`gc`] | what a crash left of jobs, found and ended |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | who sits where |
-//! | [`store`] | the workers' key-value store |
+//! | [`rendezvous`] | who takes part, in which order |
+//! | [`store`] | the key-value store of workers and agents |
 //! | [`process`] | the only place that forks, signals and waits |
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
@@ -27,6 +28,7 @@ pub mod inspect;
 pub mod logs;
 pub mod placement;
 pub mod process;
+pub mod rendezvous;
 pub mod reporter;
 pub mod shim;
 pub mod spec;

@@ -1,5 +1,6 @@
 //! What was asked for: one `LaunchSpec`, whatever the grammar it was typed in. No trace of clap, no flags.
 
+pub mod rendezvous;
 pub mod restart;
 pub mod stop;
 
@@ -14,9 +15,10 @@ use crate::device::Visibility;
 use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::placement::Device;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
 
 /// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
 pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -48,6 +50,8 @@ pub struct LaunchSpec {
     pub role: String,
     /// How the workers find each other.
     pub rendezvous: RendezvousSpec,
+    /// How this node is reached, and where it may listen.
+    pub network: NetworkSpec,
     /// `--max-restarts`.
     pub max_restarts: RestartCount,
     /// When and after what workers start again.
@@ -131,8 +135,8 @@ pub enum RendezvousSpec {
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the store instead of the agent.
         worker_store: bool,
     },
-    /// One node, torch's dynamic rendezvous: a store for the agents on the endpoint, and a second one, on a free
-    /// port, for the workers.
+    /// torch's dynamic rendezvous: a store for the agents on the endpoint, and a second one, on a free port of the
+    /// node with rank 0, for the workers.
     C10d {
         /// `--rdzv-id`
         run_id: RunId,
@@ -144,8 +148,16 @@ pub enum RendezvousSpec {
         local_addr: Option<String>,
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the workers' store instead of the agent.
         worker_store: bool,
+        /// How many nodes.
+        nodes: NodeRange,
+        /// `is_host` of `--rdzv-conf`: whether this node hosts the store; else it is guessed from the endpoint.
+        is_host: Option<bool>,
+        /// `--node-rank`, which counts where every node of a round gives another one.
+        node_rank: Option<NodeRank>,
+        /// How long each step may take.
+        times: RoundTimes,
     },
-    /// One node, a store on the given port (torchrun's static rendezvous).
+    /// A fixed number of nodes, and a store on the given port of the one with rank 0 (torchrun's static rendezvous).
     Static {
         /// `--rdzv-id`, torch's default `none`.
         run_id: RunId,
@@ -153,6 +165,14 @@ pub enum RendezvousSpec {
         addr: String,
         /// `--master-port`; 0 is any free one.
         port: u16,
+        /// `--local-addr`: where the other nodes reach this one.
+        local_addr: Option<String>,
+        /// How many nodes.
+        nodes: NodeCount,
+        /// `--node-rank`
+        node_rank: NodeRank,
+        /// How long each step may take; `join` is `timeout` of `--rdzv-conf`.
+        times: RoundTimes,
     },
 }
 
@@ -370,6 +390,7 @@ pub(crate) fn example() -> LaunchSpec {
         args: Vec::new(),
         workers: LocalWorldSize::new(2).unwrap(),
         role: "default".to_owned(),
+        network: NetworkSpec::default(),
         rendezvous: RendezvousSpec::Standalone {
             run_id: RunId("example".to_owned()),
             local_addr: None,

@@ -168,10 +168,21 @@ mod tests {
 
     use super::*;
     use crate::spec::LOOPBACK;
+    use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
     fn c10d(host: &str, port: u16, worker_store: bool) -> RendezvousSpec {
         let (run_id, host) = (RunId("job".to_owned()), host.to_owned());
-        RendezvousSpec::C10d { run_id, host, port, local_addr: None, worker_store }
+        RendezvousSpec::C10d {
+            run_id,
+            host,
+            port,
+            local_addr: None,
+            worker_store,
+            nodes: NodeRange::ONE,
+            is_host: None,
+            node_rank: None,
+            times: RoundTimes::default(),
+        }
     }
 
     fn agents(meeting: &Meeting) -> SocketAddr {

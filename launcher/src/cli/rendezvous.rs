@@ -3,7 +3,7 @@
 
 mod conf;
 
-use rankrun_contract::rank::RunId;
+use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 
 use conf::{C10D_KEYS, STATIC_KEYS, check_conf};
 
@@ -17,6 +17,7 @@ use super::torchrun::{
     LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
     STANDALONE,
 };
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::spec::{Persona, RendezvousSpec};
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
@@ -74,7 +75,15 @@ pub(super) fn resolve_rendezvous(
                 return Err(refused(origin, value.to_string(), Expected::OnlyNodeRank));
             }
             say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
-            Ok(RendezvousSpec::Static { run_id: run_id(settings, notices)?, addr, port })
+            Ok(RendezvousSpec::Static {
+                run_id: run_id(settings, notices)?,
+                addr,
+                port,
+                local_addr: None,
+                nodes: NodeCount::ONE,
+                node_rank: NodeRank(0),
+                times: RoundTimes::default(),
+            })
         }
     }
 }
@@ -138,6 +147,10 @@ fn resolve_c10d(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<Re
         port,
         local_addr: local_addr(settings)?,
         worker_store: worker_store(settings),
+        nodes: NodeRange::ONE,
+        is_host: None,
+        node_rank: None,
+        times: RoundTimes::default(),
     })
 }
 

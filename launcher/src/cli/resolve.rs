@@ -28,6 +28,7 @@ use super::stop::{resolve_leftovers, resolve_stop};
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
+use crate::spec::rendezvous::NetworkSpec;
 use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
@@ -80,6 +81,7 @@ pub(super) fn resolve(
         args: request.args,
         workers,
         role,
+        network: NetworkSpec::default(),
         rendezvous,
         max_restarts,
         restart,

@@ -6,6 +6,7 @@ use super::*;
 use crate::cli::{Command as Answer, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::SignalSpec;
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 fn question(line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
     question_in(FakeWorld::new(), line, environment)
@@ -188,6 +189,10 @@ fn every_kind_of_rendezvous_is_told() {
         port: 29400,
         local_addr: None,
         worker_store: false,
+        nodes: NodeRange::ONE,
+        is_host: None,
+        node_rank: None,
+        times: RoundTimes::default(),
     };
     let store = of(&question, &facts).store;
     assert_eq!(store.port, Value::AtLaunch(Pending::FreePort));

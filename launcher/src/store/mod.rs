@@ -8,6 +8,7 @@
 //! task per connection the keyspace would be shared or a channel away from every request, and the loop that
 //! replaces the tasks is shorter than either. It never looks up a name, and never waits for a client.
 
+pub mod client;
 mod connection;
 mod server;
 #[cfg(test)]

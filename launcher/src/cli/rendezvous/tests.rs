@@ -29,7 +29,15 @@ fn standalone(run_id: &str) -> RendezvousSpec {
 }
 
 fn fixed(run_id: &str, addr: &str, port: u16) -> RendezvousSpec {
-    RendezvousSpec::Static { run_id: RunId(run_id.to_owned()), addr: addr.to_owned(), port }
+    RendezvousSpec::Static {
+        run_id: RunId(run_id.to_owned()),
+        addr: addr.to_owned(),
+        port,
+        local_addr: None,
+        nodes: NodeCount::ONE,
+        node_rank: NodeRank(0),
+        times: RoundTimes::default(),
+    }
 }
 
 #[test]
@@ -112,6 +120,10 @@ fn a_dynamic_rendezvous_of_one_node() {
         port,
         local_addr: None,
         worker_store: false,
+        nodes: NodeRange::ONE,
+        is_host: None,
+        node_rank: None,
+        times: RoundTimes::default(),
     };
     for (line, spec) in [
         ("torchrun --rdzv-backend c10d", c10d("none", "localhost", 29_400)),
@@ -140,6 +152,10 @@ fn a_dynamic_rendezvous_of_one_node() {
             port: 7,
             local_addr: Some("a".to_owned()),
             worker_store: true,
+            nodes: NodeRange::ONE,
+            is_host: None,
+            node_rank: None,
+            times: RoundTimes::default(),
         }
     );
 }

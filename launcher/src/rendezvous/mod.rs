@@ -1,0 +1,212 @@
+//! Who takes part in the job, in which order, and where the workers meet: the agents of several nodes, ours and
+//! torchrun's, over one store.
+//!
+//! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
+//! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
+
+pub mod state;
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
+
+/// One completed rendezvous, as this node sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Round {
+    /// Which one, from 0.
+    pub number: u64,
+    /// This node's index among the members.
+    pub node_rank: NodeRank,
+    /// How many members there are.
+    pub nodes: NodeCount,
+    /// Global rank of this node's local rank 0.
+    pub base_rank: Rank,
+    /// Workers of all members.
+    pub world_size: WorldSize,
+    /// Role rank of this node's local rank 0.
+    pub base_role_rank: Rank,
+    /// Workers of the same role on all members.
+    pub role_world_size: WorldSize,
+    /// Where the workers meet.
+    pub master: Master,
+    /// All members by node rank, as far as they are known.
+    pub members: Vec<Member>,
+}
+
+/// A node of a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its index.
+    pub node_rank: NodeRank,
+    /// What people call it: its host name where it has told it, else the address that it has published.
+    pub name: String,
+    /// How many workers it has, where it has told.
+    pub workers: Option<LocalWorldSize>,
+    /// What it runs.
+    pub launcher: Launcher,
+}
+
+/// What a node is launched by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Launcher {
+    /// By us.
+    Rankrun {
+        /// Its version.
+        version: String,
+    },
+    /// By PyTorch's own launcher, which does not say who it is.
+    Torchrun,
+}
+
+impl Round {
+    /// The only round of a job of one node.
+    #[must_use]
+    pub fn alone(workers: LocalWorldSize, master: Master) -> Self {
+        let world_size = WorldSize(workers.0);
+        Self {
+            number: 0,
+            node_rank: NodeRank(0),
+            nodes: NodeCount::ONE,
+            base_rank: Rank(0),
+            world_size,
+            base_role_rank: Rank(0),
+            role_world_size: world_size,
+            master,
+            members: Vec::new(),
+        }
+    }
+}
+
+/// The failure that ended a round, as the node tells it on which it happened. Every node prints the same first one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailureNote {
+    /// Node rank of the round.
+    pub node_rank: NodeRank,
+    /// The host's name.
+    pub host: String,
+    /// Global rank of the worker.
+    pub rank: Rank,
+    /// Its local rank.
+    pub local_rank: LocalRank,
+    /// Its pid on its host.
+    pub pid: i32,
+    /// How it ended, in words: `exit code 7`, `killed by SIGKILL (9)`.
+    pub ended: String,
+    /// What it said about it, where it did: the last line of its error.
+    pub message: Option<String>,
+}
+
+/// What the agent wants of the rendezvous.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// Take part in the next round; no worker of the round before is left.
+    Join {
+        /// Workers of this node.
+        workers: LocalWorldSize,
+    },
+    /// Tell the others at once: a worker of this node has failed, and the others of the node are being stopped.
+    Failed(FailureNote),
+    /// Say whether what has happened here is the doing of a node that was lost.
+    Blame,
+    /// All workers of this node have succeeded: wait for the others.
+    Succeeded,
+}
+
+/// How an agent goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parting {
+    /// The job is over for all: it has succeeded, or failed for good, by this failure where it is a worker's.
+    Close {
+        /// Whether it is a success.
+        succeeded: bool,
+        /// The failure.
+        failure: Option<FailureNote>,
+    },
+    /// This node goes, and the others may go on.
+    Leave {
+        /// Why, in words for people.
+        why: String,
+    },
+}
+
+/// What the rendezvous tells the agent.
+#[derive(Debug)]
+pub enum News {
+    /// A round is complete, and this node is in it.
+    Joined(Box<Round>),
+    /// The round is over for a reason elsewhere: stop the workers, then [`Wish::Join`].
+    Changed(Change),
+    /// The answer to [`Wish::Blame`]: the node that was lost, if any.
+    Blamed(Option<String>),
+    /// Nobody is left to wait for: the workers of all nodes have succeeded.
+    AllSucceeded,
+    /// Still waiting for nodes.
+    Waiting(Waiting),
+    /// Something that people want to know, in one line: which address was chosen, who hosts the store.
+    Note(String),
+    /// There is nothing to take part in any more.
+    Over(Over),
+}
+
+/// Why a round is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A worker of another node has failed.
+    PeerFailed(FailureNote),
+    /// A node has gone without a word.
+    PeerLost {
+        /// Its name.
+        node: String,
+    },
+    /// A node has left.
+    PeerLeft {
+        /// Its name.
+        node: String,
+        /// What it said.
+        why: String,
+    },
+    /// A node wants to take part.
+    NodeWaits {
+        /// Its name.
+        node: String,
+    },
+    /// This node does not reach the store, and the others take it for dead by then.
+    CutOff {
+        /// Until then no worker may be left.
+        kill_by: Instant,
+    },
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Names of those who are here, this node included.
+    pub here: Vec<String>,
+    /// Names of those who were in the round before and are not here, or `node rank 2` where ranks are given.
+    pub missing: Vec<String>,
+    /// How many nodes the job needs at least.
+    pub min: NodeCount,
+    /// And at most.
+    pub max: NodeCount,
+    /// How long there is still time.
+    pub left: Duration,
+    /// Whether this node is a spare: the job runs without it.
+    pub is_spare: bool,
+}
+
+/// Why there is nothing to take part in.
+#[derive(Debug)]
+pub enum Over {
+    /// The job has succeeded without this spare node.
+    NotNeeded,
+    /// The job was ended elsewhere, by this failure where it was told.
+    Closed {
+        /// The first cause.
+        failure: Option<FailureNote>,
+    },
+    /// The rendezvous itself failed.
+    Failed(error::RendezvousError),
+}
+
+pub mod error;
