@@ -4,7 +4,11 @@
 //! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
+pub mod descriptor;
+pub mod keys;
+pub mod note;
 pub mod state;
+pub mod text;
 
 use std::time::{Duration, Instant};
 
