@@ -5,6 +5,7 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod state;
+pub mod thread;
 
 use std::time::{Duration, Instant};
 
