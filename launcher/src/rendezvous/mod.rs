@@ -4,6 +4,8 @@
 //! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
+pub mod address;
+pub mod host;
 pub mod state;
 pub mod thread;
 
