@@ -1,6 +1,7 @@
 //! Who hosts the rendezvous store (contract 5.3): this node, or whoever the endpoint names.
 //!
 //! Names are looked up only where the text alone does not decide, in a thread of its own, and for a bounded time.
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;

@@ -5,8 +5,12 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod address;
+pub mod descriptor;
 pub mod host;
+pub mod keys;
+pub mod note;
 pub mod state;
+pub mod text;
 pub mod thread;
 
 use std::time::{Duration, Instant};

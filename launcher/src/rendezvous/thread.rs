@@ -7,6 +7,7 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalWorldSize;
 
 use crate::error::LaunchError;
+use crate::rendezvous::descriptor::Entry;
 use crate::rendezvous::{News, Parting, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
@@ -22,8 +23,8 @@ pub struct Setup {
     pub role: String,
     /// Workers of this node in the first round.
     pub workers: LocalWorldSize,
-    /// The program and its arguments as text: all nodes of a job run the same.
-    pub entrypoint: String,
+    /// The program and its arguments: all nodes of a job run the same.
+    pub entry: Entry,
     /// This launcher's version.
     pub version: String,
 }
