@@ -4,6 +4,10 @@
 //! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
+pub mod descriptor;
+pub mod ranks;
+pub mod round;
+pub mod sightings;
 pub mod state;
 
 use std::time::{Duration, Instant};
