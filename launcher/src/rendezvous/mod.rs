@@ -5,10 +5,14 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod descriptor;
+pub mod exchange;
 pub mod keys;
 pub mod note;
+pub mod roles;
 pub mod state;
 pub mod text;
+pub mod torch_peer;
+pub mod worker_store;
 
 use std::time::{Duration, Instant};
 
