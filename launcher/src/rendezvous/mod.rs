@@ -7,6 +7,7 @@
 pub mod address;
 pub mod descriptor;
 pub mod exchange;
+pub mod fixed;
 pub mod host;
 pub mod keys;
 pub mod note;
