@@ -187,7 +187,7 @@ impl RendezvousSpec {
         }
     }
 
-    /// How many nodes take part.
+    /// How many nodes the job may have.
     #[must_use]
     pub const fn nodes(&self) -> NodeRange {
         match self {

@@ -5,11 +5,13 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use rankrun_contract::env::{
-    GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, ROLE_RANK, ROLE_WORLD_SIZE, WORLD_SIZE,
+    GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, ROLE_RANK, ROLE_WORLD_SIZE, ROUND,
+    WORLD_SIZE,
 };
 use rankrun_contract::rank::NodeRank;
 
 use crate::facts::short_hostname;
+use crate::rendezvous::Round;
 use crate::spec::rendezvous::{NetworkSpec, RoundTimes};
 use crate::spec::{LaunchSpec, RendezvousSpec};
 
@@ -68,7 +70,7 @@ pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
         node_rank: node_rank.map(|rank| rank.0),
         store_opened_by: host_of(&spec.rendezvous),
         join_timeout_seconds: join.as_secs_f64(),
-        last_call_seconds: (range.min != range.max).then(|| last_call.as_secs_f64()),
+        last_call_seconds: (range.min != range.max).then_some(last_call.as_secs_f64()),
         lease_seconds: lease.as_secs_f64(),
         local_addr: local_addr.clone(),
         interface: iface.clone(),
@@ -104,7 +106,7 @@ pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
         return false;
     }
     match (&spec.rendezvous, name) {
-        (_, WORLD_SIZE | ROLE_WORLD_SIZE) => true,
+        (_, WORLD_SIZE | ROLE_WORLD_SIZE | ROUND) => true,
         (RendezvousSpec::Static { node_rank, .. }, RANK | ROLE_RANK) => *node_rank != NodeRank(0),
         (RendezvousSpec::C10d { .. }, RANK | ROLE_RANK | GROUP_RANK | MASTER_ADDR | MASTER_PORT) => true,
         (RendezvousSpec::C10d { .. }, GROUP_WORLD_SIZE) => range.min != range.max,
@@ -112,12 +114,11 @@ pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
     }
 }
 
-/// What is known of this node's place before it has met others.
-pub(super) fn known_place(spec: &LaunchSpec, name: &str) -> Option<u32> {
-    let nodes = || spec.rendezvous.nodes().max.get();
-    match (&spec.rendezvous, name) {
-        (RendezvousSpec::Static { node_rank, .. }, GROUP_RANK) => Some(node_rank.0),
-        (RendezvousSpec::Static { .. } | RendezvousSpec::C10d { .. }, GROUP_WORLD_SIZE) => Some(nodes()),
-        _ => None,
-    }
+/// This node's place in the first round, as far as it is known before it has met others.
+pub(super) fn place_of(spec: &LaunchSpec, round: Round) -> Round {
+    let node_rank = match &spec.rendezvous {
+        RendezvousSpec::Static { node_rank, .. } => *node_rank,
+        RendezvousSpec::C10d { .. } | RendezvousSpec::Standalone { .. } => NodeRank(0),
+    };
+    Round { node_rank, nodes: spec.rendezvous.nodes().max, ..round }
 }

@@ -4,10 +4,10 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, GROUP_RANK, GROUP_WORLD_SIZE, JOB, MASTER_PORT, RANK, RUN_ID};
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RANK, RUN_ID};
 use rankrun_contract::rank::LocalRank;
 
-use super::nodes::{is_agreed_on, known_place};
+use super::nodes::is_agreed_on;
 use super::settings::Sources;
 use super::{Entry, Pending, Stream, Text, Value, Variable, Worker, pattern, split};
 use crate::cli::RunIdLife;
@@ -16,7 +16,7 @@ use crate::facts::{Facts, short_hostname};
 use crate::logs::route::{Route, Speaker, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
-use crate::process::command::{self, Command, Round};
+use crate::process::command::{self, Command, Life};
 use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The launch that would be.
@@ -24,20 +24,20 @@ pub(super) struct Plan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,
     pub(super) sources: &'a Sources<'a>,
-    pub(super) round: Round,
+    pub(super) life: Life,
     pub(super) attempt: Option<Attempt>,
     pub(super) run_id: RunIdLife,
 }
 
 impl Plan<'_> {
     pub(super) fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
-        let Placement { rank, local_rank, device } = seat;
+        let Placement { rank, local_rank, device, .. } = seat;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = command::build(self.spec, &self.round, seat, inherited, error_file.as_deref())
+        let command = command::build(self.spec, &self.life, seat, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::variables(self.spec, &self.round, seat, error_file.as_deref());
+        let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
         let (persona, role) = (self.spec.persona, &*self.spec.role);
         let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
@@ -101,10 +101,6 @@ impl Plan<'_> {
     pub(super) fn value(&self, name: &str, value: &OsStr) -> Value {
         match name {
             name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
-            GROUP_RANK | GROUP_WORLD_SIZE => {
-                let known = known_place(self.spec, name).map(|number| number.to_string().into());
-                Value::Known(known.unwrap_or_else(|| value.to_owned()))
-            }
             MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
             RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
             JOB => Value::AtLaunch(Pending::Mark),

@@ -20,6 +20,7 @@ fn what_the_nodes_agree_on_is_said_so() {
     for (name, value, source) in [
         ("RANK", AGREED, Source::Launcher),
         ("ROLE_RANK", AGREED, Source::Launcher),
+        ("RANKRUN_ROUND", AGREED, Source::Launcher),
         ("WORLD_SIZE", AGREED, option("--nproc-per-node")),
         ("LOCAL_WORLD_SIZE", known("2"), option("--nproc-per-node")),
         ("GROUP_RANK", known("1"), option("--node-rank")),
@@ -44,6 +45,7 @@ fn what_the_nodes_agree_on_is_said_so() {
         "ROLE_WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "RANKRUN_ROUND",
     ] {
         assert_eq!(variable(&dynamic, name).value, AGREED, "{name}");
     }
