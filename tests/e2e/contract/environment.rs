@@ -289,7 +289,8 @@ fn hetero() {
     let found = agree(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let own = |workers, role, address| {
-            let launch = Launch::new(name).args(["--nnodes", "2", "--nproc-per-node", workers, "--role", role]);
+            let launch =
+                Launch::new(name).args(["--nnodes", "2", "--nproc-per-node", workers, "--role", role]);
             let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
             launch.args(["--local-addr", address]).worker(["seat"]).start()
         };

@@ -4,11 +4,11 @@ mod agents;
 
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Scratch, field, free_port, library, only_ours};
+use harness::{Gate, Job, Launch, Name, Scratch, Store, field, free_port, library, only_ours};
 use nix::sys::signal::Signal;
 
 use super::pair::agree;
-use agents::{ALONE, Store, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
+use agents::{ALONE, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
 
 /// Long enough for two starts of Python on a busy machine.
 const JOINS: &str = "join_timeout=60";
@@ -204,7 +204,8 @@ fn fail_restarts_all() {
                 lines.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect::<Vec<_>>()
             })
             .collect();
-        let worlds: Vec<_> = seats.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
+        let worlds: Vec<_> =
+            seats.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
         (codes(&outcomes), lives, worlds)
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
@@ -249,7 +250,8 @@ fn replace() {
         let (store, scratch) = (Store::open(), Scratch::new());
         let gate = Gate::new(&scratch, "gate");
         let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
-        let own = || guest(*name, &store, "2", &conf).args(lease(*name)).worker(["seat", "sum", &gate.step()]);
+        let own =
+            || guest(*name, &store, "2", &conf).args(lease(*name)).worker(["seat", "sum", &gate.step()]);
         let [first, second] = [own().start(), own().start()];
         first.line("world=2 total=3");
         for process in second.processes() {
