@@ -4,7 +4,17 @@
 //! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
+pub mod address;
+pub mod descriptor;
+pub mod host;
+pub mod keys;
+pub mod note;
+pub mod ranks;
+pub mod round;
+pub mod sightings;
 pub mod state;
+pub mod text;
+pub mod thread;
 
 use std::time::{Duration, Instant};
 

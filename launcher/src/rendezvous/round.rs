@@ -1,0 +1,404 @@
+//! The dynamic rendezvous: what one agent does next about the state that all share (contract 5.4, 5.5). Pure.
+//!
+//! torchrun agents see nothing that they do not know. What is better than theirs: who is dead is aged by our own clock, and
+//! what is found goes into the state at once; whoever turns the round enters everybody who waits, and completes it in the
+//! same write where nobody is missing; no round is smaller than asked for; spares do not disturb, and step forward only for
+//! a free seat.
+
+mod changes;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::NodeRank;
+
+use self::changes::{differ, forget, is_listed, leave, remove_dead};
+use super::descriptor::Descriptor;
+use super::ranks::{Ranks, assign};
+use super::sightings::Sightings;
+use super::state::{Node, State, Timestamp};
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
+
+/// torch's: how long after the deadline an agent still takes itself out of the state.
+const ROLLBACK: Duration = Duration::from_secs(5);
+/// No clock is believed to be ahead of ours by more.
+const MOST_SKEW: i64 = 24 * 3600 * 1_000_000;
+
+/// This agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Me {
+    /// Its name in the state.
+    pub node: Node,
+    /// How many nodes it was told.
+    pub nodes: NodeRange,
+    /// Its own node rank, where it was told one that means something.
+    pub node_rank: Option<NodeRank>,
+    /// The times.
+    pub times: RoundTimes,
+}
+
+/// What this agent knows at a moment.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// As it was read last.
+    pub state: &'a State,
+    /// Has seen this state.
+    pub sightings: &'a Sightings,
+    /// What the rankrun agents say of themselves that are in a list of the state or were in the round before, this one
+    /// included.
+    pub agents: &'a BTreeMap<Node, Descriptor>,
+    /// The newest ranks that are known: of the round that this node was in last, or from the store, whichever is newer.
+    pub ranks: Option<&'a Ranks>,
+}
+
+/// What this agent wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Goal<'a> {
+    /// To be in the next round. None of its workers is left.
+    Join {
+        /// Then it gives up. While it is a spare ([`is_spare`]), the caller puts this off.
+        deadline: Instant,
+        /// The round that it was in last, if any.
+        before: Option<u64>,
+    },
+    /// To run its workers in a round.
+    Stay {
+        /// Which one.
+        round: u64,
+        /// Who was in it when it was complete.
+        members: &'a [Node],
+    },
+    /// To keep its place while it stops its workers: the round is over for it.
+    Hold,
+    /// To be in no list.
+    Leave,
+    /// That there are no more rounds.
+    Close,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Step {
+    /// Write this state in place of the one that was read, by compare-and-set; then look again.
+    Write {
+        /// What to write.
+        state: State,
+        /// Whether it is news for the others.
+        rings: bool,
+    },
+    /// Nothing is to be done before, unless the state changes.
+    Wait {
+        /// At the latest then it is worth to look again.
+        until: Instant,
+    },
+    /// The round is complete, and this node is in it: the ranks are those of the state.
+    Joined,
+    /// The round that it wants to stay in is over. Then the goal is [`Goal::Hold`] until no worker is left.
+    Changed(Upheaval),
+    /// Not in a round, and in no list, in time.
+    TimedOut,
+    /// There are no more rounds.
+    Closed,
+    /// There are no more rounds, and this node was a spare.
+    NotNeeded,
+    /// Another agent that lives was told the same node rank.
+    Taken {
+        /// Which one.
+        by: Node,
+    },
+    /// It has left, or the rendezvous is closed.
+    Done,
+}
+
+/// Why a round is over that this node runs in. It stays so until the node joins the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Upheaval {
+    /// Others took this node for dead, or have gone on without it.
+    Removed,
+    /// A member is in no list any more: it was lost or has left.
+    Gone(Node),
+    /// A member waits for the next round: its workers have failed, or it knows something.
+    Rejoins(Node),
+    /// A node that was not in the round waits, and there is a seat.
+    Waits(Node),
+}
+
+/// Whether a node waits as a spare.
+#[must_use]
+pub fn is_spare(state: &State, node: &Node) -> bool {
+    state.redundancy_list.contains(node)
+}
+
+/// What this agent does next. `wall` is its own time of day, which nothing is decided by.
+pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timestamp) -> Step {
+    let look = Look { view, me, now, wall };
+    let state = view.state;
+    match goal {
+        Goal::Close | Goal::Leave if state.closed => Step::Done,
+        Goal::Close => Step::Write { state: State { closed: true, ..state.clone() }, rings: true },
+        Goal::Leave => look.go(),
+        Goal::Join { .. } if state.closed && is_spare(state, &me.node) => Step::NotNeeded,
+        Goal::Join { .. } if state.closed => Step::Closed,
+        Goal::Join { deadline, before } => look.join(deadline, before),
+        Goal::Stay { round, members } => look.stay(round, members),
+        Goal::Hold => look.write_or_wait(look.cleaned(), None),
+    }
+}
+
+/// One look at the state.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    view: &'a View<'a>,
+    me: &'a Me,
+    now: Instant,
+    wall: Timestamp,
+}
+
+impl Look<'_> {
+    const fn min(&self) -> usize {
+        self.me.nodes.min.get() as usize
+    }
+
+    const fn max(&self) -> usize {
+        self.me.nodes.max.get() as usize
+    }
+
+    fn is_dead(&self, node: &Node) -> bool {
+        *node != self.me.node && self.view.sightings.is_dead(node, self.now)
+    }
+
+    fn is_ours(&self, node: &Node) -> bool {
+        *node == self.me.node || self.view.agents.contains_key(node)
+    }
+
+    /// The state without the dead.
+    fn cleaned(&self) -> State {
+        let mut draft = self.view.state.clone();
+        remove_dead(&mut draft, self.min(), |node| self.is_dead(node));
+        draft
+    }
+
+    /// What to say as the time: torchrun agents hold it against their own clocks.
+    fn stamp(&self) -> Timestamp {
+        let most = Timestamp(self.wall.0.saturating_add(MOST_SKEW));
+        let torch = self.view.sightings.torch_clock(self.now).unwrap_or(self.wall);
+        self.wall.max(torch.min(most))
+    }
+
+    fn join(&self, deadline: Instant, before: Option<u64>) -> Step {
+        let (state, node) = (self.view.state, &self.me.node);
+        let is_old = state.complete && before.is_some_and(|before| before >= state.round);
+        let takes_part = state.participants.contains(node);
+        if state.complete && takes_part && !is_old {
+            // As it was completed, not as it is now: nobody starts in a smaller world than the others.
+            return Step::Joined;
+        }
+        let mut draft = self.cleaned();
+        let leaves = is_old && takes_part;
+        if leaves {
+            leave(&mut draft, node, self.min());
+        }
+        if self.now > deadline && !is_spare(state, node) {
+            return self.give_up(draft, deadline);
+        }
+        if !is_listed(state, node)
+            && let Some(step) = self.refuse(&draft, deadline)
+        {
+            return step;
+        }
+        if !draft.complete {
+            self.form(&mut draft);
+        } else if leaves {
+            draft.wait_list.insert(node.clone());
+        } else {
+            self.wait_for_a_seat(&mut draft);
+        }
+        self.write_or_wait(draft, Some(deadline))
+    }
+
+    /// Rows 6 to 8.
+    fn give_up(&self, mut draft: State, deadline: Instant) -> Step {
+        let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
+        if is_late || !is_listed(self.view.state, &self.me.node) {
+            return Step::TimedOut;
+        }
+        forget(&mut draft, &self.me.node, self.min());
+        Step::Write { state: draft, rings: true }
+    }
+
+    /// Two agents with one node rank: the newcomer goes, as soon as it is sure that the other lives.
+    fn refuse(&self, draft: &State, deadline: Instant) -> Option<Step> {
+        let mine = self.me.node_rank?;
+        let has_mine = |node: &Node| self.view.agents.get(node).and_then(|it| it.node_rank) == Some(mine);
+        let others = self.view.agents.keys().filter(|node| **node != self.me.node && has_mine(node));
+        let other = others.into_iter().find(|node| is_listed(draft, node))?;
+        if self.view.sightings.has_moved(other) {
+            return Some(Step::Taken { by: other.clone() });
+        }
+        Some(self.write_or_wait(self.view.state.clone(), Some(deadline)))
+    }
+
+    /// The round runs without us (rows 3, 4, 9, 10). Whoever waits already comes first, then the spares in order.
+    fn wait_for_a_seat(&self, draft: &mut State) {
+        let node = &self.me.node;
+        let seats = self.max().saturating_sub(draft.participants.len());
+        let waiting = draft.wait_list.iter().filter(|other| *other != node).count();
+        let spares = draft.redundancy_list.iter().take_while(|other| *other != node).count();
+        let has_seat = if draft.wait_list.contains(node) { seats > 0 } else { waiting + spares < seats };
+        draft.wait_list.remove(node);
+        draft.redundancy_list.remove(node);
+        let list = if has_seat { &mut draft.wait_list } else { &mut draft.redundancy_list };
+        list.insert(node.clone());
+    }
+
+    /// The round is not complete (rows 11 and 12, for everybody who wants to be in it).
+    fn form(&self, draft: &mut State) {
+        self.enter_all(draft);
+        if draft.participants.len() < self.min() {
+            return;
+        }
+        if draft.deadline.is_none() {
+            let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
+            draft.deadline = Some(Timestamp(self.stamp().0.saturating_add(last_call)));
+        }
+        let is_full = draft.participants.len() == self.max();
+        let is_over = || draft.deadline == self.view.state.deadline && self.last_call_is_over();
+        if draft.participants.len() <= self.max() && (is_full || self.is_nobody_missing(draft) || is_over()) {
+            self.complete(draft);
+        }
+    }
+
+    /// Everybody who waits, who is a spare, and this node, as long as there are seats: first who was in the round before.
+    fn enter_all(&self, draft: &mut State) {
+        let node = &self.me.node;
+        let rank_before = |node: &Node| {
+            let before = self.view.ranks.and_then(|ranks| ranks.of.get(node));
+            before.copied().unwrap_or(i64::MAX)
+        };
+        let waiting = draft.wait_list.iter().map(|node| (rank_before(node), 0, node.clone()));
+        let spares = draft.redundancy_list.iter().map(|node| (i64::MAX, 1, node.clone()));
+        let mut others: Vec<_> = waiting.chain(spares).collect();
+        let is_new = !draft.participants.contains(node) && !others.iter().any(|(.., other)| other == node);
+        others.extend(is_new.then(|| (rank_before(node), 2, node.clone())));
+        others.sort();
+        let seats = self.max().saturating_sub(draft.participants.len());
+        for (.., other) in others.drain(..seats.min(others.len())) {
+            draft.wait_list.remove(&other);
+            draft.redundancy_list.remove(&other);
+            draft.participants.insert(other, 0);
+        }
+        if is_new && !draft.participants.contains(node) {
+            draft.redundancy_list.insert(node.clone());
+        }
+    }
+
+    fn last_call_is_over(&self) -> bool {
+        let seen = self.view.sightings.deadline_seen(self.view.state);
+        seen.is_some_and(|seen| self.now.saturating_duration_since(seen) >= self.me.times.last_call)
+    }
+
+    /// Whether all are here who were in the round before, so that there is nobody to wait for: those of ours that are in no
+    /// list have gone for good, but a torchrun agent may be on its way from one list to the other.
+    fn is_nobody_missing(&self, draft: &State) -> bool {
+        let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
+            return false;
+        };
+        let has_gone =
+            |node: &Node| self.is_ours(node) || self.view.sightings.has_died(node) || self.is_dead(node);
+        before.of.keys().all(|node| {
+            draft.participants.contains(node) || (has_gone(node) && !draft.wait_list.contains(node))
+        })
+    }
+
+    fn complete(&self, draft: &mut State) {
+        let order: Vec<Node> = draft.participants.nodes().cloned().collect();
+        draft.participants = assign(&order, self.view.agents, self.view.ranks);
+        draft.complete = true;
+        draft.deadline = None;
+        self.seat_the_rest(draft);
+    }
+
+    /// Whoever waits for a full round is a spare: torchrun agents would stop their workers for him again and again.
+    fn seat_the_rest(&self, draft: &mut State) {
+        if draft.complete && draft.participants.len() >= self.max() {
+            draft.redundancy_list.append(&mut draft.wait_list);
+        }
+    }
+
+    fn stay(&self, round: u64, members: &[Node]) -> Step {
+        let (state, node) = (self.view.state, &self.me.node);
+        if state.closed {
+            return self.write_or_wait(state.clone(), None);
+        }
+        if state.round != round || !state.complete || !state.participants.contains(node) {
+            return Step::Changed(Upheaval::Removed);
+        }
+        let mut draft = self.cleaned();
+        self.seat_the_rest(&mut draft);
+        match self.upheaval(members) {
+            Some(upheaval) if !differ(state, &draft) => Step::Changed(upheaval),
+            _ => self.write_or_wait(draft, None),
+        }
+    }
+
+    fn upheaval(&self, members: &[Node]) -> Option<Upheaval> {
+        let state = self.view.state;
+        let mut missing = members.iter().filter(|member| !state.participants.contains(member));
+        let rejoins = missing.clone().find(|member| is_listed(state, member));
+        let newcomer = || state.wait_list.first().filter(|_| state.participants.len() < self.max());
+        let gone = missing.find(|member| !is_listed(state, member)).cloned().map(Upheaval::Gone);
+        gone.or_else(|| rejoins.cloned().map(Upheaval::Rejoins))
+            .or_else(|| newcomer().cloned().map(Upheaval::Waits))
+    }
+
+    fn go(&self) -> Step {
+        if !is_listed(self.view.state, &self.me.node) {
+            return Step::Done;
+        }
+        let mut draft = self.cleaned();
+        forget(&mut draft, &self.me.node, self.min());
+        Step::Write { state: draft, rings: true }
+    }
+
+    /// Writes what has changed, or the heartbeats where they are due.
+    fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
+        let rings = differ(self.view.state, &draft);
+        let due = self.heartbeat_due();
+        if rings || due.is_some_and(|due| due <= self.now) {
+            self.refresh(&mut draft);
+            return Step::Write { state: draft, rings };
+        }
+        let times = &self.me.times;
+        let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.me.node));
+        // The deadline itself is still in time.
+        let deadline = deadline.map(|deadline| deadline + Duration::from_millis(1));
+        let last_call = self.view.sightings.deadline_seen(self.view.state);
+        let last_call = last_call.and_then(|seen| seen.checked_add(times.last_call));
+        let death = self.view.sightings.next_death(self.now);
+        let moments = [due, deadline, last_call, death, Some(self.now + times.keep_alive)];
+        let until = moments.into_iter().flatten().filter(|moment| *moment > self.now).min();
+        Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
+    }
+
+    /// The heartbeats of all our agents that live: torchrun agents would take them for dead.
+    fn refresh(&self, draft: &mut State) {
+        let stamp = self.stamp();
+        let ours: Vec<Node> = changes::listed(draft).filter(|node| self.is_ours(node)).cloned().collect();
+        draft.last_heartbeats.extend(ours.into_iter().map(|node| (node, stamp)));
+    }
+
+    /// Ours, of which one is due a little before the others, and writes for all.
+    fn heartbeat_due(&self) -> Option<Instant> {
+        let (state, node) = (self.view.state, &self.me.node);
+        let ours = || changes::listed(state).filter(|other| self.is_ours(other));
+        if !is_listed(state, node) || state.closed {
+            return None;
+        }
+        let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
+        let place = u32::try_from(ours().filter(|other| *other < node).count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(ours().count()).unwrap_or(u32::MAX).max(1);
+        let spread = self.me.times.keep_alive / 5;
+        since.checked_add(self.me.times.keep_alive - spread + spread * place / count)
+    }
+}

@@ -1,0 +1,66 @@
+//! What torch's agents do to the shared state, one change each (contract 5.4, 5.5). Pure.
+
+use crate::rendezvous::state::{Node, State};
+
+/// All nodes of all lists.
+pub(super) fn listed(state: &State) -> impl Iterator<Item = &Node> {
+    state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list)
+}
+
+/// Whether a node is in a list.
+pub(super) fn is_listed(state: &State, node: &Node) -> bool {
+    state.participants.contains(node)
+        || state.wait_list.contains(node)
+        || state.redundancy_list.contains(node)
+}
+
+/// Whether two states differ in more than in heartbeats.
+pub(super) fn differ(one: &State, other: &State) -> bool {
+    let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
+    plain(one) != plain(other)
+        || one.participants != other.participants
+        || one.wait_list != other.wait_list
+        || one.redundancy_list != other.redundancy_list
+}
+
+/// Takes a node out of the participants.
+pub(super) fn leave(state: &mut State, node: &Node, min: usize) {
+    state.last_heartbeats.remove(node);
+    if state.participants.remove(node) {
+        participants_went(state, min);
+    }
+}
+
+/// Takes a node out of everything.
+pub(super) fn forget(state: &mut State, node: &Node, min: usize) {
+    state.wait_list.remove(node);
+    state.redundancy_list.remove(node);
+    leave(state, node, min);
+}
+
+/// Takes out the dead, and the heartbeats of who is in no list.
+pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node) -> bool) {
+    let dead: Vec<Node> = listed(state).filter(|node| is_dead(node)).cloned().collect();
+    let mut took_part = false;
+    for node in &dead {
+        state.wait_list.remove(node);
+        state.redundancy_list.remove(node);
+        took_part |= state.participants.remove(node);
+    }
+    if took_part {
+        participants_went(state, min);
+    }
+    let mut heartbeats = std::mem::take(&mut state.last_heartbeats);
+    heartbeats.retain(|node, _| is_listed(state, node));
+    state.last_heartbeats = heartbeats;
+}
+
+/// What follows when participants have gone.
+fn participants_went(state: &mut State, min: usize) {
+    if state.complete && state.participants.is_empty() {
+        state.complete = false;
+        state.round += 1;
+    } else if !state.complete && state.participants.len() < min {
+        state.deadline = None;
+    }
+}

@@ -1,0 +1,232 @@
+//! Who was seen when, by this node's own monotonic clock: the clocks of other machines decide nothing. Pure.
+//!
+//! A rankrun agent lives as long as its beat, a counter in the store, goes on within the lease; a torchrun agent as long as
+//! its heartbeat in the state changes within interval × attempts. Whoever is seen for the first time lives. Time in which this
+//! node could not look ages nobody: when the store itself was away, nobody could beat.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::state::{Node, State, Timestamp};
+use crate::spec::rendezvous::RoundTimes;
+
+/// What this node has seen of the others.
+#[derive(Debug, Clone)]
+pub struct Sightings {
+    lease: Duration,
+    torch_limit: Duration,
+    signs: BTreeMap<Node, Sign>,
+    last_call: Option<LastCall>,
+    /// Found dead, and in no list since, with the round at that time.
+    dead: BTreeMap<Node, u64>,
+}
+
+/// The signs of life of one node.
+#[derive(Debug, Clone)]
+struct Sign {
+    life: Life,
+    /// Since when nothing of that has changed.
+    since: Instant,
+    /// When it was looked for last.
+    looked: Instant,
+    /// It has changed since it was first seen.
+    has_moved: bool,
+    gone: Gone,
+    heartbeat: Option<Timestamp>,
+    heartbeat_since: Instant,
+}
+
+/// What a node shows that it lives by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// A rankrun agent's counter.
+    Beat(i64),
+    /// A torchrun agent's heartbeat.
+    Heartbeat(Option<Timestamp>),
+}
+
+/// Whether all connections of a node are known to have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    No,
+    /// The next look may still show a beat from before.
+    JustNow,
+    Yes,
+}
+
+/// A last call that is under way.
+#[derive(Debug, Clone, Copy)]
+struct LastCall {
+    round: u64,
+    deadline: Timestamp,
+    since: Instant,
+}
+
+/// A node's signs are looked for about as often as this part of its limit.
+const LOOKS: u32 = 5;
+
+impl Sightings {
+    /// Of nobody yet.
+    #[must_use]
+    pub const fn new(times: &RoundTimes) -> Self {
+        Self {
+            lease: times.lease,
+            torch_limit: times.keep_alive.saturating_mul(times.keep_alive_attempts),
+            signs: BTreeMap::new(),
+            last_call: None,
+            dead: BTreeMap::new(),
+        }
+    }
+
+    /// One look: the state, and the beats of rankrun agents that were read just now (none where only the state was).
+    /// Nodes that are in no list are forgotten.
+    pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
+        let listed: BTreeSet<&Node> =
+            state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list).collect();
+        self.forget_all_but(&listed, state.round, now);
+        for node in listed {
+            self.dead.remove(node);
+            let heartbeat = state.last_heartbeats.get(node).copied();
+            let limits = (self.lease, self.torch_limit);
+            match self.signs.get_mut(node) {
+                Some(sign) => sign.saw(beats.get(node).copied(), heartbeat, limits, now),
+                None => {
+                    let sign = Sign::first(beats.get(node).copied(), heartbeat, now);
+                    self.signs.insert(node.clone(), sign);
+                }
+            }
+        }
+        self.last_call = state.deadline.filter(|_| !state.complete).map(|deadline| {
+            let same = |call: &LastCall| call.round == state.round && call.deadline == deadline;
+            let known = self.last_call.filter(same);
+            known.unwrap_or(LastCall { round: state.round, deadline, since: now })
+        });
+    }
+
+    fn forget_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
+        let unlisted = self.signs.keys().filter(|node| !listed.contains(node));
+        let died: Vec<Node> = unlisted.filter(|node| self.is_dead(node, now)).cloned().collect();
+        self.dead.extend(died.into_iter().map(|node| (node, round)));
+        self.dead.retain(|_, died| *died + 2 > round);
+        self.signs.retain(|node, _| listed.contains(node));
+    }
+
+    /// Whether a node that is in a list has given no sign of life for too long. False of nodes never seen.
+    #[must_use]
+    pub fn is_dead(&self, node: &Node, now: Instant) -> bool {
+        let is_over = |sign: &Sign| sign.gone != Gone::No || sign.dies(self).is_some_and(|dies| dies <= now);
+        self.signs.get(node).is_some_and(is_over)
+    }
+
+    /// Whether a node was found dead, and has been in no list since.
+    #[must_use]
+    pub fn has_died(&self, node: &Node) -> bool {
+        self.dead.contains_key(node)
+    }
+
+    /// Whether a node has shown since it was first seen that it lives.
+    #[must_use]
+    pub fn has_moved(&self, node: &Node) -> bool {
+        self.signs.get(node).is_some_and(|sign| sign.has_moved)
+    }
+
+    /// The earliest moment at which somebody may be found dead who is not yet.
+    #[must_use]
+    pub fn next_death(&self, now: Instant) -> Option<Instant> {
+        let living = self.signs.values().filter(|sign| sign.gone == Gone::No);
+        living.filter_map(|sign| sign.dies(self)).filter(|dies| *dies > now).min()
+    }
+
+    /// All connections of a node have been ended by itself or its kernel: it is dead at once, until its beat goes on.
+    pub fn gone(&mut self, node: &Node) {
+        if let Some(sign) = self.signs.get_mut(node) {
+            sign.gone = Gone::JustNow;
+        }
+    }
+
+    /// Since when the last call of this state is seen.
+    #[must_use]
+    pub fn deadline_seen(&self, state: &State) -> Option<Instant> {
+        let same = |call: &LastCall| call.round == state.round && Some(call.deadline) == state.deadline;
+        self.last_call.filter(same).map(|call| call.since)
+    }
+
+    /// Since when a node's heartbeat in the state is the same.
+    #[must_use]
+    pub fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
+        self.signs.get(node).filter(|sign| sign.heartbeat.is_some()).map(|sign| sign.heartbeat_since)
+    }
+
+    /// What the fastest clock of the torchrun agents shows at least: they hold our heartbeats against it.
+    #[must_use]
+    pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
+        let clock = |sign: &Sign| match sign.life {
+            Life::Heartbeat(Some(Timestamp(shown))) => {
+                let since = now.saturating_duration_since(sign.heartbeat_since).as_micros();
+                Some(Timestamp(shown.saturating_add(i64::try_from(since).unwrap_or(i64::MAX))))
+            }
+            Life::Heartbeat(None) | Life::Beat(_) => None,
+        };
+        self.signs.values().filter_map(clock).max()
+    }
+}
+
+impl Sign {
+    fn first(beat: Option<i64>, heartbeat: Option<Timestamp>, now: Instant) -> Self {
+        let life = beat.map_or(Life::Heartbeat(heartbeat), Life::Beat);
+        Self {
+            life,
+            since: now,
+            looked: now,
+            has_moved: false,
+            gone: Gone::No,
+            heartbeat,
+            heartbeat_since: now,
+        }
+    }
+
+    /// When it is dead; never where that is beyond what a clock can say.
+    fn dies(&self, sightings: &Sightings) -> Option<Instant> {
+        self.since.checked_add(self.limit((sightings.lease, sightings.torch_limit)))
+    }
+
+    const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
+        match self.life {
+            Life::Beat(_) => lease,
+            Life::Heartbeat(_) => torch_limit,
+        }
+    }
+
+    fn saw(
+        &mut self,
+        beat: Option<i64>,
+        heartbeat: Option<Timestamp>,
+        limits: (Duration, Duration),
+        now: Instant,
+    ) {
+        if self.heartbeat != heartbeat {
+            (self.heartbeat, self.heartbeat_since) = (heartbeat, now);
+        }
+        let life = match (self.life, beat) {
+            (_, Some(beat)) => Life::Beat(beat),
+            // It was not looked for.
+            (Life::Beat(_), None) => return,
+            (Life::Heartbeat(_), None) => Life::Heartbeat(heartbeat),
+        };
+        let unseen = now.saturating_duration_since(self.looked);
+        let interval = self.limit(limits) / LOOKS;
+        self.looked = now;
+        if life != self.life {
+            let is_old_news = self.gone == Gone::JustNow;
+            let is_other_sign = std::mem::discriminant(&life) != std::mem::discriminant(&self.life);
+            self.has_moved |= !is_old_news && !is_other_sign;
+            (self.life, self.since) = (life, now);
+            self.gone = if is_old_news { Gone::Yes } else { Gone::No };
+        } else if unseen > interval * 2 {
+            self.since = (self.since + unseen).checked_sub(interval).unwrap_or(now);
+        }
+        if self.gone == Gone::JustNow {
+            self.gone = Gone::Yes;
+        }
+    }
+}
