@@ -10,6 +10,7 @@ mod membership;
 mod mixed;
 mod refusals;
 mod strangers;
+mod times;
 mod waiting;
 mod worlds;
 
