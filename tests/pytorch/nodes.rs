@@ -95,8 +95,10 @@ fn two_nodes_of_torchrun_and_two_of_ours() {
     let lives = scratch.folder("lives", 0o777);
     let outcomes = meet(&fleet, |host| {
         let name = if host % 2 == 1 { Name::Reference } else { ours() };
-        let launch = dynamic(name, 4, "th2:29400").args(["--max-restarts", "2"]).args([source("meet.py")]);
-        launch.args(["--fail", "3", "--lives", &lives])
+        let launch = dynamic(name, 4, "th2:29400").args(["--max-restarts", "2"]);
+        // Ranks follow the addresses as text: host 1 has rank 0.
+        let launch = launch.args(["--local-addr", &Fleet::address(host)]).args([source("meet.py")]);
+        launch.args(["--fail", "th4", "--lives", &lives])
     });
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("total=10").len(), 2, "{outcome}");

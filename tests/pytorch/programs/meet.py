@@ -1,10 +1,11 @@
-"""Adds up the ranks over gloo, and tells the sum; with --fail, one rank fails in its first life.
+"""Adds up the ranks over gloo, and tells the sum; with --fail, the rank on a host fails in its first life.
 
 Launchers count lives in their own ways, so that a folder keeps the marks of those that were.
 """
 
 import argparse
 import os
+import socket
 import sys
 import time
 
@@ -21,7 +22,7 @@ def total(value: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fail", type=int, metavar="RANK")
+    parser.add_argument("--fail", metavar="HOST")
     parser.add_argument("--lives", metavar="FOLDER")
     options = parser.parse_args()
     dist.init_process_group("gloo")
@@ -37,7 +38,7 @@ def main() -> None:
         if not os.path.exists(mark):
             os.mkdir(mark)
             dist.barrier()
-            if rank == options.fail:
+            if socket.gethostname() == options.fail:
                 sys.exit(5)
             time.sleep(600)
     dist.barrier()
