@@ -1,9 +1,11 @@
 //! Nodes that die, leave, come and come back, while nobody's workers fail.
 
-use harness::{Name, Process, only_ours};
+use std::time::Duration;
+
+use harness::{Fleet, Gate, Name, Process, Scratch, field, only_ours};
 use nix::sys::signal::Signal;
 
-use super::{ENDPOINT, Team, c10d};
+use super::{ENDPOINT, Team, c10d, fixed};
 
 /// Longer than the test: who is noticed, is noticed at once.
 const NO_LEASE: [&str; 2] = ["--lease", "600"];
@@ -17,7 +19,7 @@ fn a_killed_agent_is_noticed_at_once_and_a_new_one_let_in() {
     let Some(mut team) = Team::start(3, "1:3", &[]) else { return };
     team.job(3).signal_to(team.agent(3), Signal::SIGKILL);
     team.meets(2, &[(1, 1), (2, 1)]);
-    team.job(3).leaves_nothing_within(std::time::Duration::from_secs(10));
+    team.job(3).leaves_nothing_within(Duration::from_secs(10));
     let _ = team.take(3).wait();
     team.begin(3);
     team.meets(3, &[(1, 2), (2, 2), (3, 1)]);
@@ -30,9 +32,9 @@ fn a_killed_agent_is_noticed_without_any_lease() {
     if !only_ours() {
         return;
     }
-    let Some(fleet) = harness::Fleet::up(2) else { return };
-    let scratch = harness::Scratch::new();
-    let gate = harness::Gate::new(&scratch, "gate");
+    let Some(fleet) = Fleet::up(2) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
     let own = |host| {
         let launch =
             c10d(Name::Rankrun, ENDPOINT, "1:2").args(NO_LEASE).worker(["seat", "sum", &gate.step()]);
@@ -75,7 +77,7 @@ fn ranks_are_kept_and_gaps_are_filled() {
     let Some(mut team) = Team::start(3, "3", &[]) else { return };
     let seat = |team: &Team, host: usize| {
         let line = team.job(host).lines("seat rank=", 1).pop().expect("a seat");
-        harness::field(&line, "rank").map(str::to_owned).expect("a rank")
+        field(&line, "rank").map(str::to_owned).expect("a rank")
     };
     let before = [1, 2, 3].map(|host| seat(&team, host));
     team.job(2).signal_to(team.agent(2), Signal::SIGKILL);
@@ -95,7 +97,7 @@ fn below_the_smallest_number_the_missing_node_is_named() {
     let Some(mut team) = Team::start(2, "2", &["--rdzv-conf", "join_timeout=6"]) else { return };
     let worker = Process::open(team.worker(1)).expect("the worker lives");
     team.fleet.crash(2);
-    team.job(1).outlived_by_none(&[worker], std::time::Duration::from_secs(30));
+    team.job(1).outlived_by_none(&[worker], Duration::from_secs(30));
     let outcome = team.take(1).wait();
     outcome.exits(1).complains("th2").complains("1 of 2");
     team.ends();
@@ -120,4 +122,30 @@ fn a_spare_host_takes_over() {
     spare.wait().exits(0).says("finished");
     team.take(1).wait().exits(0).says("finished");
     team.ends();
+}
+
+/// The dead node's rank is free for another agent, on whatever host.
+#[test]
+fn a_dead_static_node_is_replaced() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let own = |host, rank| {
+        let launch = fixed(Name::Rankrun, "th1", 2, rank).args(["--lease", super::LEASE]);
+        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+    };
+    let (stays, dies) = (own(1, 0), own(2, 1));
+    dies.line("world=2 total=3");
+    stays.line("world=2 total=3");
+    fleet.crash(2);
+    let _ = dies.wait();
+    let comes = own(3, 1);
+    stays.lines("world=2 total=3", 2);
+    comes.line("sum rank=1 world=2 total=3");
+    gate.open(2);
+    super::succeed([stays, comes]);
+    fleet.is_empty();
 }

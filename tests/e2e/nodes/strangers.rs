@@ -82,7 +82,6 @@ fn torchrun_runs_it() {
     }
 }
 
-/// A node of an earlier job with the same id: its round is old, and the job does not begin again for it.
 #[test]
 fn a_port_scanner_before_anybody_has_joined() {
     if !only_ours() {
