@@ -214,3 +214,6 @@ pub enum Over {
 }
 
 pub mod error;
+
+#[cfg(test)]
+mod simulation;

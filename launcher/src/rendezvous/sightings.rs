@@ -29,7 +29,7 @@ struct Sign {
     since: Instant,
     /// When it was looked for last.
     looked: Instant,
-    /// It has changed since it was first seen.
+    /// Its beat has gone on since it was first seen.
     has_moved: bool,
     gone: Gone,
     heartbeat: Option<Timestamp>,
@@ -124,7 +124,7 @@ impl Sightings {
         self.dead.contains_key(node)
     }
 
-    /// Whether a node has shown since it was first seen that it lives.
+    /// Whether a rankrun agent has shown since it was first seen that it lives.
     #[must_use]
     pub fn has_moved(&self, node: &Node) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.has_moved)
@@ -218,8 +218,8 @@ impl Sign {
         self.looked = now;
         if life != self.life {
             let is_old_news = self.gone == Gone::JustNow;
-            let is_other_sign = std::mem::discriminant(&life) != std::mem::discriminant(&self.life);
-            self.has_moved |= !is_old_news && !is_other_sign;
+            let is_beat = matches!((self.life, life), (Life::Beat(_), Life::Beat(_)));
+            self.has_moved |= is_beat && !is_old_news;
             (self.life, self.since) = (life, now);
             self.gone = if is_old_news { Gone::Yes } else { Gone::No };
         } else if unseen > interval * 2 {
