@@ -8,6 +8,7 @@
 //! - `RANKRUN_E2E_ORACLE=1` runs PyTorch's torchrun wherever a test says [`Name::Torchrun`]: the proof that the
 //!   tests describe torchrun.
 
+mod fleet;
 mod gate;
 mod job;
 mod launch;
@@ -19,9 +20,11 @@ mod place;
 mod processes;
 mod random;
 mod settings;
+mod store;
 mod transcript;
 
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
+pub use fleet::Fleet;
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};
@@ -32,4 +35,5 @@ pub use place::{Scratch, example, example_source, fixture, frameworks, free_port
 pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
+pub use store::Store;
 pub use transcript::field;

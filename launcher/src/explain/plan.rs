@@ -4,9 +4,10 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RUN_ID};
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RANK, RUN_ID};
 use rankrun_contract::rank::LocalRank;
 
+use super::nodes::is_agreed_on;
 use super::settings::Sources;
 use super::{Entry, Pending, Stream, Text, Value, Variable, Worker, pattern, split};
 use crate::cli::RunIdLife;
@@ -15,7 +16,7 @@ use crate::facts::{Facts, short_hostname};
 use crate::logs::route::{Route, Speaker, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
-use crate::process::command::{self, Command, Round};
+use crate::process::command::{self, Command, Life};
 use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The launch that would be.
@@ -23,27 +24,27 @@ pub(super) struct Plan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,
     pub(super) sources: &'a Sources<'a>,
-    pub(super) round: Round,
+    pub(super) life: Life,
     pub(super) attempt: Option<Attempt>,
     pub(super) run_id: RunIdLife,
 }
 
 impl Plan<'_> {
     pub(super) fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
-        let Placement { rank, local_rank, device } = seat;
+        let Placement { rank, local_rank, device, .. } = seat;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = command::build(self.spec, &self.round, seat, inherited, error_file.as_deref())
+        let command = command::build(self.spec, &self.life, seat, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::variables(self.spec, &self.round, seat, error_file.as_deref());
+        let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
         let (persona, role) = (self.spec.persona, &*self.spec.role);
         let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let by_hand = self.spec.left_out == Some(local_rank);
         Ok(Worker {
-            rank: rank.0,
+            rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
             device: device.to_string(),
             card: device.card.as_ref().map(Into::into),
@@ -99,6 +100,7 @@ impl Plan<'_> {
     /// The value of a variable that the launcher sets.
     pub(super) fn value(&self, name: &str, value: &OsStr) -> Value {
         match name {
+            name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
             MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
             RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
             JOB => Value::AtLaunch(Pending::Mark),

@@ -4,11 +4,23 @@
 //! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
+pub mod address;
 pub mod descriptor;
+pub mod exchange;
+pub mod fixed;
+pub mod host;
+pub mod keys;
+pub mod note;
+pub mod pickle;
 pub mod ranks;
+pub mod roles;
 pub mod round;
 pub mod sightings;
 pub mod state;
+pub mod text;
+pub mod thread;
+pub mod torch_peer;
+pub mod worker_store;
 
 use std::time::{Duration, Instant};
 

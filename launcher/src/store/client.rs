@@ -2,10 +2,23 @@
 //!
 //! Keys are raw, as they are on the wire: the `/` that torch's clients put before theirs is the caller's.
 
+#![expect(clippy::disallowed_methods, reason = "the limit of a call to the store is this shell's own")]
+
+#[cfg(test)]
+mod tests;
+mod wire;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
+
+use rankrun_contract::store::protocol::{Reply, ReplyKind, Request};
+
+use wire::Wire;
+
+/// The pauses between two rounds of tries to connect: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// How a client connects.
 #[derive(Debug, Clone)]
@@ -19,9 +32,17 @@ pub struct ClientSettings {
 
 /// A connection to a store. Every call ends: with its answer, or with an error once [`ClientSettings::answer`] is over.
 /// After an error other than [`ClientError::Limit`] the connection cannot be used any more.
+///
+/// Calls without an answer of the store ([`set`](Self::set), [`multi_set`](Self::multi_set)) say that the kernel has
+/// taken them; whether the store has is known when the next call is answered.
 #[derive(Debug)]
 pub struct Client {
     settings: ClientSettings,
+    wire: Wire,
+    /// Set while a call is under way, so that one that fails half-way leaves it set.
+    broken: bool,
+    /// A wait was begun and has not ended.
+    waiting: bool,
 }
 
 impl Client {
@@ -35,22 +56,57 @@ impl Client {
         settings: ClientSettings,
         deadline: Instant,
     ) -> Result<Self, ClientError> {
-        let _ = (addresses, deadline);
-        Ok(Self { settings })
+        let mut pause = PAUSES.0;
+        let mut failure = None;
+        loop {
+            for address in addresses {
+                match Self::try_connect(*address, &settings, deadline) {
+                    Ok(client) => return Ok(client),
+                    // A try that ran out of time says less than one that did not.
+                    Err(error) if error.is_timeout() && failure.is_some() => {}
+                    Err(error) => failure = Some(error),
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || addresses.is_empty() {
+                return Err(failure.unwrap_or_else(|| {
+                    io::Error::new(io::ErrorKind::NotFound, "there is no address to connect to").into()
+                }));
+            }
+            // A listener that comes up tells nobody: trying again is the only way to notice.
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 3 / 2).min(PAUSES.1);
+        }
     }
 
-    /// Our end.
+    fn try_connect(
+        address: SocketAddr,
+        settings: &ClientSettings,
+        deadline: Instant,
+    ) -> Result<Self, ClientError> {
+        let deadline = deadline.min(Instant::now() + settings.answer);
+        let wire = Wire::connect(address, settings, deadline)?;
+        Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false })
+    }
+
+    /// Our end. An IPv4 address in IPv6's clothes is told as IPv4.
     ///
     /// # Errors
     /// The connection is gone.
     pub fn local_addr(&self) -> Result<SocketAddr, ClientError> {
-        todo!("{:?}", self.settings)
+        Ok(match self.wire.local_addr()? {
+            SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+                Some(v4) => SocketAddr::from((v4, v6.port())),
+                None => v6.into(),
+            },
+            v4 @ SocketAddr::V4(_) => v4,
+        })
     }
 
     /// # Errors
     /// See [`Client`].
     pub fn set(&mut self, key: &str, value: &[u8]) -> Result<(), ClientError> {
-        todo!("{key} {value:?}")
+        self.tell(&Request::Set { key: key.into(), value: value.into() })
     }
 
     /// Empty where the key is absent.
@@ -58,10 +114,11 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn get(&mut self, key: &str) -> Result<Vec<u8>, ClientError> {
-        todo!("{key}")
+        self.ask(&Request::Get { key: key.into() }).and_then(value)
     }
 
-    /// The value after it: `desired` where it was written.
+    /// The value after it: `desired` where it was written. Where the key is absent and `expected` is not empty, that
+    /// is `expected`, and nothing is written.
     ///
     /// # Errors
     /// See [`Client`].
@@ -71,7 +128,8 @@ impl Client {
         expected: &[u8],
         desired: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
-        todo!("{key} {expected:?} {desired:?}")
+        let (expected, desired) = (expected.into(), desired.into());
+        self.ask(&Request::CompareSet { key: key.into(), expected, desired }).and_then(value)
     }
 
     /// The sum.
@@ -79,7 +137,7 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn add(&mut self, key: &str, delta: i64) -> Result<i64, ClientError> {
-        todo!("{key} {delta}")
+        self.ask(&Request::Add { key: key.into(), delta }).and_then(number)
     }
 
     /// Whether all are there.
@@ -87,7 +145,10 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn check(&mut self, keys: &[&str]) -> Result<bool, ClientError> {
-        todo!("{keys:?}")
+        match self.ask(&Request::Check { keys: owned(keys) })? {
+            Reply::AllPresent(all) => Ok(all),
+            _ => Err(ClientError::NoStore),
+        }
     }
 
     /// Whether it was there.
@@ -95,7 +156,7 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn delete(&mut self, key: &str) -> Result<bool, ClientError> {
-        todo!("{key}")
+        Ok(self.ask(&Request::DeleteKey { key: key.into() }).and_then(number)? > 0)
     }
 
     /// One value for each key, empty where it is absent.
@@ -103,13 +164,17 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn multi_get(&mut self, keys: &[&str]) -> Result<Vec<Vec<u8>>, ClientError> {
-        todo!("{keys:?}")
+        match self.ask(&Request::MultiGet { keys: owned(keys) })? {
+            Reply::Values(values) => Ok(values.into_iter().map(std::sync::Arc::unwrap_or_clone).collect()),
+            _ => Err(ClientError::NoStore),
+        }
     }
 
     /// # Errors
     /// See [`Client`].
     pub fn multi_set(&mut self, pairs: &[(&str, &[u8])]) -> Result<(), ClientError> {
-        todo!("{pairs:?}")
+        let pairs = pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        self.tell(&Request::MultiSet { pairs })
     }
 
     /// All keys of the store.
@@ -117,7 +182,10 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn list_keys(&mut self) -> Result<Vec<Vec<u8>>, ClientError> {
-        todo!()
+        match self.ask(&Request::ListKeys)? {
+            Reply::Keys(keys) => Ok(keys.iter().map(|key| key.to_vec()).collect()),
+            _ => Err(ClientError::NoStore),
+        }
     }
 
     /// Until all keys are there; `false` where `deadline` came before (the wait is then taken back).
@@ -125,30 +193,128 @@ impl Client {
     /// # Errors
     /// See [`Client`].
     pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<bool, ClientError> {
-        todo!("{keys:?} {deadline:?}")
+        self.begin_wait(keys)?;
+        self.end_wait_by(Some(deadline), true)
     }
 
     /// Begins to wait: [`Self::as_fd`] becomes readable when the answer is there, which [`Self::end_wait`] takes. No other
-    /// call meanwhile.
+    /// call meanwhile: it is refused, and the connection goes on.
     ///
     /// # Errors
     /// See [`Client`].
     pub fn begin_wait(&mut self, keys: &[&str]) -> Result<(), ClientError> {
-        todo!("{keys:?}")
+        self.tell(&Request::Wait { keys: owned(keys) })?;
+        self.waiting = true;
+        Ok(())
     }
 
-    /// Whether the wait that was begun is answered; where it is not, it is taken back if `take_back`.
+    /// Whether the wait that was begun is answered; where it is not, it is taken back if `take_back`. `false` also
+    /// where none was begun.
     ///
     /// # Errors
     /// See [`Client`].
     pub fn end_wait(&mut self, take_back: bool) -> Result<bool, ClientError> {
-        todo!("{take_back}")
+        self.end_wait_by(None, take_back)
+    }
+
+    /// Waits until then, if at all, for the answer of the wait that was begun.
+    fn end_wait_by(&mut self, deadline: Option<Instant>, take_back: bool) -> Result<bool, ClientError> {
+        if !std::mem::replace(&mut self.waiting, false) {
+            return Ok(false);
+        }
+        let (arrived, waiting) = self.attempt(|client| {
+            match client.wire.read(ReplyKind::Wait, deadline.unwrap_or_else(Instant::now))? {
+                Some(Reply::Arrived) => Ok((true, false)),
+                Some(_) => Err(ClientError::NoStore),
+                None if take_back => Ok((client.take_back()?, false)),
+                None => Ok((false, true)),
+            }
+        })?;
+        self.waiting = waiting;
+        Ok(arrived)
+    }
+
+    /// Ceases to wait; whether the wait was answered meanwhile.
+    fn take_back(&mut self) -> Result<bool, ClientError> {
+        match self.exchange(&Request::CancelWait)? {
+            Reply::Cancelled => Ok(false),
+            // The answer of the wait crossed with the cancellation, whose own answer follows.
+            Reply::Arrived => match self.wire.read(ReplyKind::Wait, self.limit())? {
+                Some(Reply::Cancelled) => Ok(true),
+                Some(_) => Err(ClientError::NoStore),
+                None => Err(self.silent()),
+            },
+            _ => Err(ClientError::NoStore),
+        }
+    }
+
+    /// A request without an answer.
+    fn tell(&mut self, request: &Request) -> Result<(), ClientError> {
+        self.attempt(|client| client.send(request))
+    }
+
+    /// A request that is answered at once.
+    fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.attempt(|client| client.exchange(request))
+    }
+
+    fn attempt<T>(
+        &mut self,
+        body: impl FnOnce(&mut Self) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        if self.waiting {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the connection waits").into());
+        }
+        if std::mem::replace(&mut self.broken, true) {
+            let words = "the connection has failed before";
+            return Err(io::Error::new(io::ErrorKind::NotConnected, words).into());
+        }
+        let result = body(self);
+        // A request above a limit is refused before a byte of it is sent.
+        self.broken = !matches!(result, Ok(_) | Err(ClientError::Limit));
+        result
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.send(request)?;
+        let kind = request.reply_kind().ok_or(ClientError::NoStore)?;
+        self.wire.read(kind, self.limit())?.ok_or_else(|| self.silent())
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        if self.wire.send(request, self.limit())? { Ok(()) } else { Err(self.silent()) }
+    }
+
+    fn limit(&self) -> Instant {
+        Instant::now() + self.settings.answer
+    }
+
+    fn silent(&self) -> ClientError {
+        ClientError::Silent { limit: self.settings.answer }
     }
 }
 
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.wire.as_fd()
+    }
+}
+
+fn owned(keys: &[&str]) -> Vec<Vec<u8>> {
+    keys.iter().map(|key| (*key).into()).collect()
+}
+
+fn value(reply: Reply) -> Result<Vec<u8>, ClientError> {
+    match reply {
+        Reply::Value(value) => Ok(std::sync::Arc::unwrap_or_clone(value)),
+        _ => Err(ClientError::NoStore),
+    }
+}
+
+fn number(reply: Reply) -> Result<i64, ClientError> {
+    match reply {
+        Reply::Number(number) => Ok(number),
+        _ => Err(ClientError::NoStore),
     }
 }
 
@@ -170,4 +336,14 @@ pub enum ClientError {
     /// A key, value or count is above what the protocol allows.
     #[error("too much for the store's protocol")]
     Limit,
+}
+
+impl ClientError {
+    fn is_timeout(&self) -> bool {
+        match self {
+            Self::Silent { .. } => true,
+            Self::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+            Self::NoStore | Self::Limit => false,
+        }
+    }
 }

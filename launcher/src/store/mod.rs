@@ -11,6 +11,7 @@
 pub mod client;
 mod connection;
 mod server;
+mod socket;
 #[cfg(test)]
 mod tests;
 

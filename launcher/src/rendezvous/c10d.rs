@@ -1,0 +1,378 @@
+//! The shared state and what is around it in the rendezvous store, over two connections: one for requests, and one that
+//! waits for the bell, so that a change by another rankrun agent is known as soon as it is made.
+//!
+//! After every write that others want to know of, the writer rings: it counts `version` up and sets the key with that
+//! number. An observer takes the version and everything else in one request, which the store answers at one moment, and
+//! then waits for the key of the next version. So no ring between look and wait is lost.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use crate::rendezvous::FailureNote;
+use crate::rendezvous::keys::{Keys, RoundKeys};
+use crate::rendezvous::note::ClosingNote;
+use crate::rendezvous::pickle::{self, NotAState};
+use crate::rendezvous::state::{Node, State};
+use crate::store::client::{Client, ClientError, ClientSettings};
+
+/// torch's text for "there is no state yet" (contract 5.2).
+const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
+
+/// So many rings are kept for observers that are late.
+const KEPT_RINGS: i64 = 64;
+
+/// Longest text of a store's identity that is believed.
+const MAX_IDENTITY: usize = 64;
+
+/// Why the store gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The connection is of no use any more.
+    #[error(transparent)]
+    Store(#[from] ClientError),
+    /// What stands where the shared state should be is something else.
+    #[error("the value of `{key}` is not the state of a rendezvous")]
+    NotAState {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        source: NotAState,
+    },
+}
+
+/// Both connections, and the state as it was seen last.
+#[derive(Debug)]
+pub struct Backend {
+    keys: Keys,
+    calls: Client,
+    /// Lent out during an exchange of ranks.
+    bell: Option<Client>,
+    /// The version that the bell waits for.
+    armed: Option<i64>,
+    version: i64,
+    text: Vec<u8>,
+    state: State,
+}
+
+/// What to look for beside the state.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wants<'a> {
+    /// The round of which the failure and the end of the workers are wanted.
+    pub round: Option<u64>,
+    /// Whose workers have succeeded in it.
+    pub done: &'a [Node],
+    /// Whose signs of life.
+    pub beats: &'a [Node],
+}
+
+/// What one look has shown; the state itself is [`Backend::state`].
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// How the job was closed, where the closer said it.
+    pub end: Option<ClosingNote>,
+    /// The first failure of the round.
+    pub failure: Option<FailureNote>,
+    /// Whether the workers of all nodes of the round have succeeded.
+    pub all_succeeded: bool,
+    /// Whether those of any have.
+    pub any_succeeded: bool,
+    /// Those of [`Wants::done`] whose workers have.
+    pub done: Vec<Node>,
+    /// The ranks of the round before, as they were written.
+    pub ranks: Vec<u8>,
+    /// The counters that were there.
+    pub beats: BTreeMap<Node, i64>,
+}
+
+impl Backend {
+    /// Connects, and makes sure that there is a state to read.
+    ///
+    /// # Errors
+    /// Nothing that speaks the protocol answered before `deadline`.
+    pub fn connect(
+        addresses: &[SocketAddr],
+        settings: &ClientSettings,
+        keys: Keys,
+        deadline: Instant,
+    ) -> Result<Self, ClientError> {
+        let mut calls = Client::connect(addresses, settings.clone(), deadline)?;
+        let bell = Client::connect(addresses, settings.clone(), deadline)?;
+        let text = calls.compare_set(keys.state(), b"", SENTINEL)?;
+        debug_assert!(!text.is_empty(), "a state or the sentinel");
+        Ok(Self {
+            keys,
+            calls,
+            bell: Some(bell),
+            armed: None,
+            version: 0,
+            text: SENTINEL.to_vec(),
+            state: State::default(),
+        })
+    }
+
+    /// Our end of the connection.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn local_ip(&self) -> Result<IpAddr, ClientError> {
+        Ok(self.calls.local_addr()?.ip())
+    }
+
+    /// Which store this is: `fresh` where nobody has said yet, which only a first connection may be the first to do.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
+        let key = self.keys.store();
+        let mut found = self.calls.compare_set(&key, b"", fresh.as_bytes())?;
+        found.truncate(MAX_IDENTITY);
+        Ok(String::from_utf8_lossy(&found).into_owned())
+    }
+
+    /// The state as it was seen last.
+    #[must_use]
+    pub const fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The keys of the job.
+    #[must_use]
+    pub const fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// Looks at the store, in one request.
+    ///
+    /// # Errors
+    /// The connection is lost, or the state is none.
+    pub fn look(&mut self, wants: &Wants<'_>) -> Result<Look, Trouble> {
+        let keys = &self.keys;
+        let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
+        if let Some(round) = wants.round {
+            let torch = keys.round(round);
+            names.extend([keys.failure(round), torch.last_member(), torch.num_members()]);
+            names.extend(wants.done.iter().map(|node| keys.done(round, node)));
+        }
+        names.extend(wants.beats.iter().map(|node| keys.beat(node)));
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut values = self.calls.multi_get(&names)?.into_iter();
+        let mut next = || values.next().unwrap_or_default();
+        self.version = number(&next()).unwrap_or(0);
+        let text = next();
+        let mut look = Look { end: ClosingNote::from_json(&next()), ranks: next(), ..Look::default() };
+        if wants.round.is_some() {
+            look.failure = FailureNote::from_json(&next());
+            look.all_succeeded = !next().is_empty();
+            look.any_succeeded = number(&next()).is_some_and(|members| members > 0);
+            look.done = wants.done.iter().filter(|_| !next().is_empty()).cloned().collect();
+        }
+        look.beats = wants.beats.iter().filter_map(|node| Some((node.clone(), number(&next())?))).collect();
+        self.keep(text)?;
+        Ok(look)
+    }
+
+    /// Makes a text that was read the state that is known.
+    fn keep(&mut self, text: Vec<u8>) -> Result<(), Trouble> {
+        if text == self.text {
+            return Ok(());
+        }
+        self.state = match &text[..] {
+            // Absent: the keyspace of a store that is another one now. It is found out by its identity.
+            b"" | SENTINEL => State::default(),
+            text => pickle::decode(text)
+                .map_err(|source| Trouble::NotAState { key: self.keys.state().to_owned(), source })?,
+        };
+        self.text = text;
+        Ok(())
+    }
+
+    /// Writes the state if it is still the one that was seen last; whether it was. Either way what is there now is the
+    /// state that is known.
+    ///
+    /// # Errors
+    /// The connection is lost, or what is there is no state.
+    pub fn write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+        let text = pickle::encode(state);
+        let found = self.calls.compare_set(self.keys.state(), &self.text, &text)?;
+        if found != text {
+            self.keep(found)?;
+            return Ok(false);
+        }
+        self.text = text;
+        self.state.clone_from(state);
+        if rings {
+            self.ring()?;
+        }
+        Ok(true)
+    }
+
+    /// Tells the other rankrun agents that there is something to look at.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn ring(&mut self) -> Result<(), ClientError> {
+        let version = self.calls.add(&self.keys.version(), 1)?;
+        self.calls.set(&self.keys.bell(version), b"1")?;
+        if version > KEPT_RINGS {
+            self.calls.delete(&self.keys.bell(version - KEPT_RINGS))?;
+        }
+        Ok(())
+    }
+
+    /// Listens for the first ring after the last look.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn listen(&mut self) -> Result<(), ClientError> {
+        let Some(bell) = &mut self.bell else { return Ok(()) };
+        let next = self.version.wrapping_add(1);
+        if self.armed != Some(next) {
+            if self.armed.take().is_some() {
+                bell.end_wait(true)?;
+            }
+            bell.begin_wait(&[&self.keys.bell(next)])?;
+            self.armed = Some(next);
+        }
+        Ok(())
+    }
+
+    /// Whether the bell has rung since [`Self::listen`].
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn has_rung(&mut self) -> Result<bool, ClientError> {
+        let rang = match &mut self.bell {
+            Some(bell) if self.armed.is_some() => bell.end_wait(false)?,
+            _ => false,
+        };
+        if rang {
+            self.armed = None;
+        }
+        Ok(rang)
+    }
+
+    /// Readable when the bell rings.
+    #[must_use]
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().filter(|_| self.armed.is_some()).map(AsFd::as_fd)
+    }
+
+    /// Lends out the connection of the bell, which nobody listens to until it is given back.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn lend(&mut self) -> Result<Option<Client>, ClientError> {
+        if self.armed.take().is_some()
+            && let Some(bell) = &mut self.bell
+        {
+            bell.end_wait(true)?;
+        }
+        Ok(self.bell.take())
+    }
+
+    /// Takes back what was lent.
+    pub fn give_back(&mut self, bell: Client) {
+        self.bell = Some(bell);
+    }
+
+    /// One more sign of life.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn beat(&mut self, node: &Node) -> Result<(), ClientError> {
+        self.calls.add(&self.keys.beat(node), 1).map(drop)
+    }
+
+    /// What nodes say of themselves, empty where they say nothing, and their counters.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<(Vec<u8>, Option<i64>)>, ClientError> {
+        let names: Vec<String> =
+            nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.beat(node)]).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut values = self.calls.multi_get(&names)?.into_iter();
+        let pair = |_| (values.next().unwrap_or_default(), number(&values.next().unwrap_or_default()));
+        Ok(nodes.iter().map(pair).collect())
+    }
+
+    /// Says who we are.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
+        self.calls.set(&self.keys.agent(node), descriptor)?;
+        self.beat(node)
+    }
+
+    /// Tells the failure that ends a round; the first that was told, which may be another node's.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn tell_failure(&mut self, round: u64, note: &FailureNote) -> Result<FailureNote, ClientError> {
+        let first = self.calls.compare_set(&self.keys.failure(round), b"", &note.to_json())?;
+        self.ring()?;
+        Ok(FailureNote::from_json(&first).unwrap_or_else(|| note.clone()))
+    }
+
+    /// Says how the job ends, unless that was said.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn tell_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
+        self.calls.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
+    }
+
+    /// Says why this node leaves.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn tell_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
+        self.calls.set(&self.keys.left(node), why.as_bytes())
+    }
+
+    /// What nodes have said about why they left.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
+        self.calls.get(&self.keys.left(node))
+    }
+
+    /// The first failure of a round, where one was told.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
+        Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
+    }
+
+    /// Says that all workers of this node have succeeded, in torch's way and in ours. Once in a round.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn tell_success(&mut self, round: u64, node: &Node, nodes: usize) -> Result<(), ClientError> {
+        let torch: RoundKeys = self.keys.round(round);
+        self.calls.set(&self.keys.done(round, node), b"1")?;
+        let members = self.calls.add(&torch.num_members(), 1)?;
+        if usize::try_from(members).is_ok_and(|members| members >= nodes) {
+            self.calls.set(&torch.last_member(), b"<val_ignored>")?;
+        }
+        self.ring()
+    }
+
+    /// Keeps the ranks of a round for whoever completes the next one.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn tell_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
+        self.calls.set(&self.keys.ranks(), ranks)
+    }
+}
+
+/// A counter as the store keeps it.
+fn number(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,137 @@
+use std::ffi::OsString;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn range(min: u32, max: u32) -> NodeRange {
+    NodeRange { min: NodeCount::new(min).unwrap(), max: NodeCount::new(max).unwrap() }
+}
+
+fn entry(words: &[&str]) -> Entry {
+    Entry::new(words.iter().map(OsStr::new))
+}
+
+fn descriptor() -> Descriptor {
+    let Entry { text, digest } = entry(&["train.py", "--epochs", "3"]);
+    Descriptor {
+        protocol: PROTOCOL,
+        version: "0.1.0".to_owned(),
+        host: "th1".to_owned(),
+        nodes: range(2, 4),
+        node_rank: Some(NodeRank(3)),
+        workers: LocalWorldSize::new(8).unwrap(),
+        entrypoint: text,
+        digest,
+        nonce: 77,
+    }
+}
+
+#[test]
+fn agents_of_one_job_belong_together() {
+    let ours = descriptor();
+    let theirs = Descriptor {
+        version: "0.1.1".to_owned(),
+        host: "th2".to_owned(),
+        node_rank: None,
+        workers: LocalWorldSize::ONE,
+        nonce: 78,
+        ..descriptor()
+    };
+    assert_eq!(compare(&ours, &theirs), Ok(()));
+    assert_eq!(meet(&ours, &theirs.to_json()), Ok(theirs));
+}
+
+#[test]
+fn every_difference_is_said_with_both_values() {
+    let ours = descriptor();
+    let other = entry(&["eval.py"]);
+    let cases = [
+        (
+            Descriptor { protocol: 2, version: "0.9.0".to_owned(), ..descriptor() },
+            "this agent is rankrun 0.1.0 (protocol 1), that one 0.9.0 (protocol 2)",
+        ),
+        (
+            Descriptor { nodes: range(3, 3), ..descriptor() },
+            "this agent was started with `--nnodes 2:4`, that one with `--nnodes 3`",
+        ),
+        (
+            Descriptor { entrypoint: other.text, digest: other.digest, ..descriptor() },
+            "this agent runs `train.py --epochs 3`, that one `eval.py`",
+        ),
+    ];
+    for (theirs, words) in cases {
+        let error = compare(&ours, &theirs).unwrap_err();
+        assert_eq!(error.to_string(), words);
+        assert_eq!(meet(&ours, &theirs.to_json()), Err(error));
+    }
+}
+
+#[test]
+fn another_protocol_is_told_by_its_version_whatever_else_it_says() {
+    let text = br#"{"protocol": 9, "version": "3.0\u001b[2J", "node": {"something": ["else"]}}"#;
+    let error = meet(&descriptor(), text).unwrap_err();
+    assert_eq!(error.to_string(), "this agent is rankrun 0.1.0 (protocol 1), that one 3.0 [2J (protocol 9)");
+}
+
+#[test]
+fn what_no_agent_writes_is_refused() {
+    let good = String::from_utf8(descriptor().to_json()).unwrap();
+    assert!(Descriptor::from_json(good.as_bytes()).is_ok());
+    let bad = [
+        String::new(),
+        "{}".to_owned(),
+        "[".repeat(100_000),
+        "[".repeat(60_000),
+        good.replace("\"min\":2", "\"min\":0"),
+        good.replace("\"min\":2", "\"min\":5"),
+        good.replace("\"workers\":8", "\"workers\":0"),
+        good.replace("\"workers\":8", "\"workers\":-1"),
+        good.replace("\"workers\":8", "\"workers\":4294967296"),
+        good.replace("\"host\":\"th1\"", &format!("\"host\":\"{}\"", "x".repeat(MAX_JSON))),
+    ];
+    for text in bad {
+        let shown = &text[..text.len().min(80)];
+        assert_ne!(text, good);
+        assert_eq!(Descriptor::from_json(text.as_bytes()), Err(NotADescriptor::Unreadable), "{shown}");
+    }
+}
+
+#[test]
+fn an_entrypoint_is_told_apart_beyond_what_is_shown() {
+    let long = "x".repeat(5000);
+    let (one, other) = (entry(&["train.py", &long, "1"]), entry(&["train.py", &long, "2"]));
+    assert_eq!(one.text, other.text);
+    assert_eq!(one.text.chars().count(), MAX_ENTRYPOINT);
+    assert_ne!(one.digest, other.digest);
+    assert_ne!(entry(&["a b"]).digest, entry(&["a", "b"]).digest);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Descriptor::from_json(&bytes);
+    }
+
+    #[test]
+    fn what_is_written_is_read(
+        host in "[a-z0-9.-]{0,255}",
+        words in proptest::collection::vec("\\PC{0,40}", 1..6),
+        (min, more, rank, workers) in (1_u32..1000, 0_u32..1000, proptest::option::of(any::<u32>()), 1_u32..),
+        nonce in any::<u32>(),
+    ) {
+        let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+        let Entry { text, digest } = Entry::new(words.iter().map(OsString::as_os_str));
+        let descriptor = Descriptor {
+            host,
+            nodes: range(min, min + more),
+            node_rank: rank.map(NodeRank),
+            workers: LocalWorldSize::new(workers).unwrap(),
+            entrypoint: text,
+            digest,
+            nonce,
+            ..descriptor()
+        };
+        prop_assert_eq!(Descriptor::from_json(&descriptor.to_json()), Ok(descriptor));
+    }
+}

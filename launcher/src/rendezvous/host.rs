@@ -1,0 +1,244 @@
+//! Who hosts the rendezvous store (contract 5.3): this node, or whoever the endpoint names.
+//!
+//! Names are looked up only where the text alone does not decide, in a thread of its own, and for a bounded time.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::error::LaunchError;
+use crate::facts::short_hostname;
+use crate::rendezvous::address::interfaces;
+use crate::store::{StoreError, StoreServer};
+
+/// How long a resolver may take for the guess who hosts.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Where the agents meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// 0 is any free port, where this node hosts.
+    pub port: u16,
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl Endpoint {
+    /// Whether only this machine can reach it.
+    #[must_use]
+    pub fn is_one_machine(&self) -> bool {
+        self.host == "localhost" || self.address().is_some_and(|address| address.is_loopback())
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        self.host.parse::<IpAddr>().ok().map(|address| address.to_canonical())
+    }
+
+    /// Where it is, as far as that is known without asking anybody.
+    fn without_resolver(&self) -> Option<Vec<SocketAddr>> {
+        if self.host == "localhost" {
+            return Some(loopback(self.port).into());
+        }
+        self.address().map(|address| vec![SocketAddr::new(address, self.port)])
+    }
+
+    /// Where it is.
+    ///
+    /// # Errors
+    /// The name does not resolve, or nobody has answered within `limit`.
+    pub fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+        match self.without_resolver() {
+            Some(addresses) => Ok(addresses),
+            None => look_up(&self.host, self.port, limit),
+        }
+    }
+}
+
+/// Both families: clients try each.
+fn loopback(port: u16) -> [SocketAddr; 2] {
+    [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
+}
+
+/// A thread of its own, since the resolver cannot be interrupted. It is left behind if it takes too long.
+fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    let asked = name.to_owned();
+    thread::Builder::new().name("endpoint-name".to_owned()).spawn(move || {
+        let _ = answer.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+    })?;
+    let found = answered
+        .recv_timeout(limit)
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no name server has answered"))??;
+    if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+/// What the endpoint's text alone says about who hosts: nothing where it is a name that is not ours. Pure.
+fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
+    if endpoint.is_one_machine() || endpoint.host == own_name {
+        return Some(true);
+    }
+    let address = endpoint.address()?;
+    Some(!address.is_unspecified() && own.contains(&address))
+}
+
+/// Whether this node hosts, where the user did not say: it does where the endpoint is an address or name of its own.
+fn guess(endpoint: &Endpoint) -> bool {
+    let own: Vec<_> = interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address).collect();
+    by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
+        // Whoever does not know the name does not have it.
+        let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
+        found.iter().map(|address| address.ip().to_canonical()).any(|address| own.contains(&address))
+    })
+}
+
+/// Who may come to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guests {
+    /// Agents of this machine.
+    ThisMachine,
+    /// Agents of other machines too.
+    Others,
+}
+
+/// Opens the store where it is this node's to open; nothing where another one hosts it.
+///
+/// # Errors
+/// The port cannot be had: in use by somebody else where this node was told to host, or not ours to open.
+pub fn open(
+    endpoint: &Endpoint,
+    is_host: Option<bool>,
+    guests: Guests,
+) -> Result<Option<StoreServer>, LaunchError> {
+    if !is_host.unwrap_or_else(|| guess(endpoint)) {
+        return Ok(None);
+    }
+    match bind(endpoint, guests) {
+        Ok(store) => Ok(Some(store)),
+        // Another agent of this machine was first.
+        Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn bind(endpoint: &Endpoint, guests: Guests) -> Result<StoreServer, StoreError> {
+    let wants_ipv6 = endpoint.address().is_some_and(|address| address.is_ipv6());
+    let (first, second): (IpAddr, IpAddr) = match guests {
+        // IPv4 comes over the same listener.
+        Guests::Others => (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()),
+        Guests::ThisMachine if wants_ipv6 => (Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()),
+        Guests::ThisMachine => (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+    };
+    StoreServer::bind(SocketAddr::new(first, endpoint.port)).or_else(|error| match &error {
+        StoreError::Bind { source, .. } if lacks_family(source) => {
+            StoreServer::bind(SocketAddr::new(second, endpoint.port))
+        }
+        _ => Err(error),
+    })
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EADDRINUSE as i32)
+}
+
+/// Whether the kernel, or this network namespace, has no addresses of that kind.
+fn lacks_family(error: &io::Error) -> bool {
+    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
+        .map(|errno| Some(errno as i32))
+        .contains(&error.raw_os_error())
+}
+
+/// Where we connect to a store of our own: at its endpoint, so that our end of the connection is an address that others
+/// know, else over the loopback.
+#[must_use]
+pub fn own_addresses(endpoint: &Endpoint, store: SocketAddr) -> Vec<SocketAddr> {
+    let at = Endpoint { host: endpoint.host.clone(), port: store.port() };
+    let mut addresses =
+        if store.ip().is_unspecified() { at.resolve(RESOLVE_LIMIT).unwrap_or_default() } else { vec![store] };
+    addresses.extend(loopback(store.port()));
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Endpoint {
+        Endpoint { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn the_text_decides_where_it_can() {
+        let own = ["127.0.0.1", "10.0.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+        let says = |host: &str| by_text(&at(host, 1), "node0", &own);
+        for host in
+            ["localhost", "127.0.0.1", "127.9.9.9", "::1", "node0", "10.0.0.2", "fd00::2", "::ffff:10.0.0.2"]
+        {
+            assert_eq!(says(host), Some(true), "{host}");
+        }
+        for host in ["0.0.0.0", "::", "10.0.0.3", "fd00::3"] {
+            assert_eq!(says(host), Some(false), "{host}");
+        }
+        assert_eq!(says("node1"), None);
+    }
+
+    #[test]
+    fn a_name_that_does_not_resolve_is_another_machine() {
+        assert!(!guess(&at("no-such-host.invalid", 1)));
+    }
+
+    #[test]
+    fn the_first_to_bind_hosts_and_the_second_is_its_client() {
+        let first = open(&at("localhost", 0), None, Guests::Others).unwrap().unwrap();
+        let port = first.local_addr().port();
+        assert!(open(&at("localhost", port), None, Guests::Others).unwrap().is_none());
+        let error = open(&at("localhost", port), Some(true), Guests::Others).unwrap_err();
+        assert!(error.to_string().ends_with(&format!(":{port}`")), "{error}");
+        assert!(error.hint().is_some());
+    }
+
+    #[test]
+    fn whoever_is_told_not_to_host_does_not() {
+        assert!(open(&at("localhost", 0), Some(false), Guests::Others).unwrap().is_none());
+    }
+
+    #[test]
+    fn one_node_listens_on_the_loopback_only() {
+        let store = open(&at("localhost", 0), None, Guests::ThisMachine).unwrap().unwrap();
+        assert!(store.local_addr().ip().is_loopback());
+        let store = open(&at("localhost", 0), None, Guests::Others).unwrap().unwrap();
+        assert!(store.local_addr().ip().is_unspecified());
+        TcpStream::connect(("127.0.0.1", store.local_addr().port())).unwrap();
+    }
+
+    #[test]
+    fn a_foreign_listener_is_no_store_of_ours() {
+        let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        assert!(open(&at("localhost", port), None, Guests::Others).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_endpoint_is_told_with_brackets_where_it_needs_them() {
+        assert_eq!(at("::1", 7).to_string(), "[::1]:7");
+        assert_eq!(at("node0", 7).to_string(), "node0:7");
+        let store = "[::]:9".parse().unwrap();
+        assert_eq!(own_addresses(&at("::1", 0), store)[0], "[::1]:9".parse().unwrap());
+        assert_eq!(own_addresses(&at("localhost", 0), store)[0], "127.0.0.1:9".parse().unwrap());
+    }
+}

@@ -1,0 +1,187 @@
+//! What agents leave for each other about a failure and about the job's end, as JSON. Pure.
+//!
+//! What we read was written by another machine and goes to terminals: every text is bounded and fit for one.
+
+use rankrun_contract::rank::{LocalRank, NodeRank, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::FailureNote;
+use super::text::{harmless, harmless_bytes};
+
+/// Longest note that is read at all, in bytes.
+const MAX_JSON: usize = 64 * 1024;
+
+/// Longest host name, in characters.
+const MAX_HOST: usize = 255;
+
+/// Longest words about an exit, in characters.
+const MAX_ENDED: usize = 200;
+
+/// Longest message of a worker, in characters.
+const MAX_MESSAGE: usize = 2000;
+
+/// How the job ended, for those who learn it from the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClosingNote {
+    /// Whether it is a success.
+    pub succeeded: bool,
+    /// The first cause, where it is a worker's failure.
+    pub failure: Option<FailureNote>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    node_rank: u32,
+    host: String,
+    rank: u32,
+    local_rank: u32,
+    pid: i32,
+    ended: String,
+    message: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ClosingWire {
+    succeeded: bool,
+    failure: Option<Wire>,
+}
+
+impl From<&FailureNote> for Wire {
+    /// Bounded here too: what others would cut need not be sent.
+    fn from(note: &FailureNote) -> Self {
+        Self {
+            node_rank: note.node_rank.0,
+            host: harmless(&note.host, MAX_HOST),
+            rank: note.rank.0,
+            local_rank: note.local_rank.0,
+            pid: note.pid,
+            ended: harmless(&note.ended, MAX_ENDED),
+            message: note.message.as_deref().map(|message| harmless(message, MAX_MESSAGE)),
+        }
+    }
+}
+
+impl From<Wire> for FailureNote {
+    fn from(wire: Wire) -> Self {
+        Self {
+            node_rank: NodeRank(wire.node_rank),
+            host: harmless(&wire.host, MAX_HOST),
+            rank: Rank(wire.rank),
+            local_rank: LocalRank(wire.local_rank),
+            pid: wire.pid,
+            ended: harmless(&wire.ended, MAX_ENDED),
+            message: wire.message.map(|message| harmless(&message, MAX_MESSAGE)),
+        }
+    }
+}
+
+impl FailureNote {
+    /// For the store. Every text is bounded, and fit for a terminal.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(&Wire::from(self)).expect("texts and numbers are JSON")
+    }
+
+    /// Of another agent; nothing where it is not what an agent writes.
+    #[must_use]
+    pub fn from_json(text: &[u8]) -> Option<Self> {
+        read::<Wire>(text).map(Self::from)
+    }
+}
+
+impl ClosingNote {
+    /// For the store.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        let wire = ClosingWire { succeeded: self.succeeded, failure: self.failure.as_ref().map(Wire::from) };
+        serde_json::to_vec(&wire).expect("texts and numbers are JSON")
+    }
+
+    /// Of another agent; nothing where it is not what an agent writes.
+    #[must_use]
+    pub fn from_json(text: &[u8]) -> Option<Self> {
+        let wire: ClosingWire = read(text)?;
+        Some(Self { succeeded: wire.succeeded, failure: wire.failure.map(FailureNote::from) })
+    }
+}
+
+/// Why a node has left, as it says itself.
+#[must_use]
+pub fn why_left(text: &[u8]) -> String {
+    harmless_bytes(text, MAX_ENDED)
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Option<T> {
+    (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn note() -> FailureNote {
+        FailureNote {
+            node_rank: NodeRank(1),
+            host: "th1".to_owned(),
+            rank: Rank(9),
+            local_rank: LocalRank(1),
+            pid: 4711,
+            ended: "exit code 7".to_owned(),
+            message: Some("ValueError: `x` is 3".to_owned()),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(FailureNote::from_json(&note().to_json()), Some(note()));
+        for failure in [None, Some(note()), Some(FailureNote { message: None, ..note() })] {
+            for succeeded in [false, true] {
+                let closing = ClosingNote { succeeded, failure: failure.clone() };
+                assert_eq!(ClosingNote::from_json(&closing.to_json()), Some(closing));
+            }
+        }
+    }
+
+    #[test]
+    fn texts_of_others_are_bounded_and_fit_for_a_terminal() {
+        let long = format!("\x1b]0;{}\n", "x".repeat(10_000));
+        let loud =
+            FailureNote { host: long.clone(), ended: long.clone(), message: Some(long.clone()), ..note() };
+        assert!(loud.to_json().len() < 4096);
+        // As somebody writes it who does not bound.
+        let text = String::from_utf8(note().to_json()).unwrap();
+        let text = text.replace("th1", &serde_json::to_string(&long).unwrap().replace('"', ""));
+        let read = FailureNote::from_json(text.as_bytes()).unwrap();
+        assert_eq!(read.host.chars().count(), MAX_HOST);
+        assert!(read.host.starts_with(" ]0;xxx") && read.host.ends_with('…'), "{}", read.host);
+        assert_eq!(why_left(b"SIGTERM\r\n\xff"), "SIGTERM  \u{fffd}");
+    }
+
+    #[test]
+    fn what_no_agent_writes_is_nothing() {
+        let good = String::from_utf8(note().to_json()).unwrap();
+        let bad = [
+            String::new(),
+            "null".to_owned(),
+            "{\"failure\":".repeat(5000),
+            "[".repeat(1 << 20),
+            good.replace("\"rank\":9", "\"rank\":-9"),
+            good.replace("\"pid\":4711", "\"pid\":\"4711\""),
+            good.replace("th1", &"x".repeat(MAX_JSON)),
+        ];
+        for text in bad {
+            assert_ne!(text, good);
+            assert_eq!(FailureNote::from_json(text.as_bytes()), None, "{}", &text[..text.len().min(80)]);
+            assert_eq!(ClosingNote::from_json(text.as_bytes()), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = (FailureNote::from_json(&bytes), ClosingNote::from_json(&bytes), why_left(&bytes));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Texts that other machines have written, made fit for a terminal and bounded. Pure.
+
+/// What stands where a text was cut.
+const CUT: char = '…';
+
+/// `text` with at most `most` characters, none of which a terminal obeys or hides: control characters, line and
+/// paragraph separators and those that turn the direction of writing become spaces.
+#[must_use]
+pub fn harmless(text: &str, most: usize) -> String {
+    let mut clean = String::new();
+    for (count, letter) in text.chars().enumerate() {
+        if count == most {
+            clean.pop();
+            clean.push(CUT);
+            break;
+        }
+        clean.push(if is_obeyed(letter) { ' ' } else { letter });
+    }
+    clean
+}
+
+/// As [`harmless`], of bytes that need not be text.
+#[must_use]
+pub fn harmless_bytes(bytes: &[u8], most: usize) -> String {
+    // Four bytes are the longest character; one more shows that the text goes on.
+    let longest = most.saturating_add(1).saturating_mul(4).min(bytes.len());
+    harmless(&String::from_utf8_lossy(&bytes[..longest]), most)
+}
+
+fn is_obeyed(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn nothing_is_left_that_a_terminal_obeys() {
+        assert_eq!(harmless("\x1b[31mred\n\u{202e}txet\u{9b}", 100), " [31mred  txet ");
+    }
+
+    #[test]
+    fn a_cut_text_shows_it() {
+        assert_eq!(harmless("four", 4), "four");
+        assert_eq!(harmless("fives", 4), "fiv…");
+        assert_eq!(harmless("x", 0), "…");
+        assert_eq!(harmless_bytes(b"\xff\xffab", 3), "\u{fffd}\u{fffd}…");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_bounded(bytes in proptest::collection::vec(any::<u8>(), 0..200), most in 1_usize..50) {
+            let text = harmless_bytes(&bytes, most);
+            prop_assert!(text.chars().count() <= most);
+            prop_assert!(!text.chars().any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The client against our own server, and against listeners that are no store.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proptest::prelude::*;
+use rankrun_contract::store::protocol::MAX_KEY;
+
+use super::super::StoreServer;
+use super::*;
+
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// No test waits for it: what does not come by then never comes.
+fn patience() -> ClientSettings {
+    ClientSettings { nonce: 7, answer: Duration::from_secs(30) }
+}
+
+/// For those whose answer never comes.
+fn haste() -> ClientSettings {
+    ClientSettings { nonce: 7, answer: Duration::from_millis(50) }
+}
+
+fn within(time: Duration) -> Instant {
+    Instant::now() + time
+}
+
+fn server() -> StoreServer {
+    StoreServer::bind(LOOPBACK).expect("the loopback has a free port")
+}
+
+fn client(server: &StoreServer) -> Client {
+    Client::connect(&[server.local_addr()], patience(), within(Duration::from_secs(30))).expect("it answers")
+}
+
+/// A listener that does with each connection what it is told, until the first that it is told to end with.
+fn listener(mut serve: impl FnMut(TcpStream) -> bool + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind(LOOPBACK).unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = thread::spawn(move || while serve(listener.accept().expect("it listens").0) {});
+    (address, thread)
+}
+
+/// Greets as a store does, then answers nothing.
+fn greet(stream: &mut TcpStream) {
+    let mut greeting = [0; 10];
+    stream.read_exact(&mut greeting).unwrap();
+    stream.write_all(&greeting[6..]).unwrap();
+}
+
+fn is_readable(client: &Client, timeout: PollTimeout) -> bool {
+    poll(&mut [PollFd::new(client.as_fd(), PollFlags::POLLIN)], timeout).unwrap() > 0
+}
+
+#[test]
+fn every_call_does_what_it_says() {
+    let server = server();
+    let mut client = client(&server);
+    assert_eq!(client.get("/k").unwrap(), b"");
+    client.set("/k", b"v").unwrap();
+    assert_eq!(client.get("/k").unwrap(), b"v");
+    assert_eq!(client.compare_set("/k", b"other", b"new").unwrap(), b"v");
+    assert_eq!(client.compare_set("/k", b"v", b"new").unwrap(), b"new");
+    assert_eq!(client.compare_set("/none", b"v", b"new").unwrap(), b"v");
+    assert_eq!(client.compare_set("/c", b"", b"first").unwrap(), b"first");
+    assert_eq!(client.add("/n", 5).unwrap(), 5);
+    assert_eq!(client.add("/n", -7).unwrap(), -2);
+    client.multi_set(&[("/a", b"1"), ("/b", b"")]).unwrap();
+    assert_eq!(client.multi_get(&["/b", "/a", "/none"]).unwrap(), [&b""[..], b"1", b""]);
+    assert!(client.check(&["/a", "/b"]).unwrap());
+    assert!(!client.check(&["/a", "/none"]).unwrap());
+    assert!(client.delete("/k").unwrap());
+    assert!(!client.delete("/k").unwrap());
+    let mut keys = client.list_keys().unwrap();
+    keys.sort_unstable();
+    assert_eq!(keys, [b"/a", b"/b", b"/c", b"/n"]);
+    assert_eq!(server.greeted().unwrap(), [7].into());
+    assert_eq!(client.local_addr().unwrap().ip(), Ipv4Addr::LOCALHOST);
+}
+
+#[test]
+fn a_large_value_and_many_keys_go_both_ways() {
+    let server = server();
+    let mut client = client(&server);
+    let large: Vec<u8> = (0..8 * 1024 * 1024).map(|index: u32| index.to_le_bytes()[1]).collect();
+    client.set("/large", &large).unwrap();
+    assert!(client.get("/large").unwrap() == large);
+    let keys: Vec<String> = (0..5000).map(|index| format!("/key/{index}")).collect();
+    let pairs: Vec<_> = keys.iter().map(|key| (key.as_str(), key.as_bytes())).collect();
+    client.multi_set(&pairs).unwrap();
+    assert_eq!(client.list_keys().unwrap().len(), 5001);
+    let names: Vec<_> = keys.iter().map(String::as_str).collect();
+    assert!(client.multi_get(&names).unwrap().iter().zip(&keys).all(|(value, key)| value == key.as_bytes()));
+}
+
+#[test]
+fn a_wait_ends_when_the_last_key_comes() {
+    let server = server();
+    let mut waits = client(&server);
+    waits.set("/a", b"").unwrap();
+    assert!(waits.wait(&["/a"], Instant::now()).unwrap());
+    let mut other = client(&server);
+    waits.begin_wait(&["/a", "/b", "/c"]).unwrap();
+    other.multi_set(&[("/b", b""), ("/c", b"")]).unwrap();
+    assert!(waits.end_wait_by(Some(within(Duration::from_secs(30))), true).unwrap());
+}
+
+#[test]
+fn a_wait_that_is_too_long_is_taken_back_and_the_connection_goes_on() {
+    let server = server();
+    let mut client = client(&server);
+    assert!(!client.wait(&["/never"], within(Duration::from_millis(5))).unwrap());
+    assert!(!client.wait(&["/never"], Instant::now()).unwrap());
+    client.set("/never", b"now").unwrap();
+    assert!(client.wait(&["/never"], Instant::now()).unwrap());
+    assert_eq!(client.get("/never").unwrap(), b"now");
+}
+
+#[test]
+fn a_wait_that_was_begun_is_polled() {
+    let server = server();
+    let (mut waits, mut other) = (client(&server), client(&server));
+    assert!(!waits.end_wait(true).unwrap(), "none was begun");
+    waits.begin_wait(&["/k"]).unwrap();
+    assert!(!is_readable(&waits, PollTimeout::ZERO));
+    assert!(!waits.end_wait(false).unwrap());
+    let refused = waits.get("/k").unwrap_err();
+    assert!(
+        matches!(&refused, ClientError::Io(error) if error.kind() == io::ErrorKind::ResourceBusy),
+        "{refused:?}"
+    );
+    other.set("/k", b"").unwrap();
+    assert!(is_readable(&waits, PollTimeout::NONE));
+    assert!(waits.end_wait(false).unwrap());
+    assert!(!waits.end_wait(false).unwrap(), "it has ended");
+
+    waits.begin_wait(&["/other"]).unwrap();
+    assert!(!waits.end_wait(true).unwrap());
+    other.set("/other", b"").unwrap();
+    assert_eq!(waits.get("/other").unwrap().len(), 0);
+}
+
+/// The answer of a wait and its cancellation cross in every order, and the connection stays in step.
+#[test]
+fn answers_that_cross_keep_the_connection_in_step() {
+    let server = server();
+    let (mut waits, mut other) = (client(&server), client(&server));
+    for round in 0..500 {
+        let key = format!("/{round}");
+        waits.begin_wait(&[&key]).unwrap();
+        other.set(&key, b"v").unwrap();
+        if waits.end_wait(true).unwrap() {
+            assert!(waits.check(&[&key]).unwrap());
+        }
+        assert_eq!(waits.get("/none").unwrap(), b"");
+    }
+}
+
+/// What the test above meets by chance: the wait's answer is sent before the cancellation is read.
+#[test]
+fn an_answer_that_crosses_its_cancellation_counts() {
+    let (address, thread) = listener(|mut stream| {
+        greet(&mut stream);
+        // A WAIT for one key of two bytes, then CANCEL_WAIT.
+        stream.read_exact(&mut [0; 1 + 8 + 8 + 2 + 1]).unwrap();
+        stream.write_all(&[0, 1]).unwrap();
+        stream.read_exact(&mut [0; 1 + 8 + 2]).unwrap();
+        stream.write_all(&1_u64.to_le_bytes()).unwrap();
+        stream.write_all(b"v").unwrap();
+        false
+    });
+    let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+    assert!(client.wait(&["/k"], Instant::now()).unwrap());
+    assert_eq!(client.get("/k").unwrap(), b"v");
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_listener_that_accepts_and_says_nothing_is_an_error() {
+    let (held, silent) = std::sync::mpsc::channel();
+    let (address, _thread) = listener(move |stream| held.send(stream).is_ok());
+    let error = Client::connect(&[address], haste(), within(Duration::from_millis(200))).unwrap_err();
+    assert!(matches!(error, ClientError::Silent { .. }), "{error:?}");
+    drop(silent);
+}
+
+#[test]
+fn a_listener_that_is_not_even_accepting_is_an_error() {
+    let listener = TcpListener::bind(LOOPBACK).unwrap();
+    let address = listener.local_addr().unwrap();
+    let error = Client::connect(&[address], haste(), within(Duration::from_millis(100))).unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+}
+
+#[test]
+fn who_answers_with_something_else_is_no_store() {
+    for garbage in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &[0; 64], b"\x08\0\0\0"] {
+        let (address, _thread) = listener(move |mut stream| stream.write_all(garbage).is_ok());
+        let error = Client::connect(&[address], patience(), within(Duration::from_millis(300))).unwrap_err();
+        assert!(matches!(error, ClientError::NoStore | ClientError::Io(_)), "{error:?}");
+    }
+}
+
+#[test]
+fn nobody_there_is_an_error_that_says_so() {
+    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let error = Client::connect(&[gone], patience(), within(Duration::from_millis(60))).unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused),
+        "{error:?}"
+    );
+    let error = Client::connect(&[], patience(), within(Duration::from_secs(3600))).unwrap_err();
+    assert!(matches!(&error, ClientError::Io(error) if error.kind() == io::ErrorKind::NotFound), "{error:?}");
+}
+
+#[test]
+fn a_store_that_comes_late_or_second_is_found() {
+    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let server = server();
+    let addresses = [gone, server.local_addr()];
+    Client::connect(&addresses, patience(), within(Duration::from_secs(30))).unwrap().set("/k", b"").unwrap();
+
+    // Closes the first three without a word, and is a store from then on.
+    let mut tries = 0;
+    let (address, thread) = listener(move |mut stream| {
+        tries += 1;
+        if tries > 3 {
+            greet(&mut stream);
+        }
+        tries <= 3
+    });
+    Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_store_that_stops_answering_is_an_error_and_the_end_of_the_connection() {
+    let (held, silent) = std::sync::mpsc::channel();
+    let (address, _thread) = listener(move |mut stream| {
+        greet(&mut stream);
+        held.send(stream).is_ok()
+    });
+    let connect = || {
+        let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+        client.settings = haste();
+        client
+    };
+    let mut client = connect();
+    let error = client.get("/k").unwrap_err();
+    assert!(matches!(error, ClientError::Silent { .. }), "{error:?}");
+    let error = client.get("/k").unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Io(error) if error.kind() == io::ErrorKind::NotConnected),
+        "{error:?}"
+    );
+    // Also where it does not even confirm that a wait is taken back, or takes no more bytes.
+    let error = connect().wait(&["/k"], Instant::now()).unwrap_err();
+    assert!(matches!(error, ClientError::Silent { .. }), "{error:?}");
+    let mut client = connect();
+    let full =
+        (0..64).find_map(|_| client.set("/k", &vec![0; 8 * 1024 * 1024]).err()).expect("a buffer has an end");
+    assert!(matches!(full, ClientError::Silent { .. }), "{full:?}");
+    drop(silent);
+}
+
+#[test]
+fn a_store_that_sends_without_end_is_an_error() {
+    let (address, _thread) = listener(|mut stream| {
+        greet(&mut stream);
+        // The length of a value that is within the limits, and then more of it than comes in time.
+        let _ = stream.write_all(&(1_u64 << 30).to_le_bytes());
+        while stream.write_all(&[0; 1024]).is_ok() {}
+        false
+    });
+    let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+    client.settings = haste();
+    assert!(matches!(client.get("/k").unwrap_err(), ClientError::Silent { .. }));
+}
+
+#[test]
+fn a_store_that_goes_is_an_error() {
+    let server = server();
+    let (mut asks, mut waits) = (client(&server), client(&server));
+    waits.begin_wait(&["/k"]).unwrap();
+    drop(server);
+    assert!(is_readable(&waits, PollTimeout::NONE));
+    assert!(matches!(waits.end_wait(false).unwrap_err(), ClientError::Io(_)));
+    assert!(matches!(asks.get("/k").unwrap_err(), ClientError::Io(_)));
+}
+
+#[test]
+fn what_is_above_a_limit_is_not_sent() {
+    let server = server();
+    let mut client = client(&server);
+    let key = "k".repeat(usize::try_from(MAX_KEY).unwrap() + 1);
+    assert!(matches!(client.get(&key).unwrap_err(), ClientError::Limit));
+    assert!(matches!(client.begin_wait(&[&key]).unwrap_err(), ClientError::Limit));
+    assert_eq!(client.add("/n", 1).unwrap(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever the other side says after the greeting, a call ends, and without a panic.
+    #[test]
+    fn any_answer_ends_a_call(bytes in proptest::collection::vec(any::<u8>(), 0..64), call in 0..5) {
+        let (address, thread) = listener(move |mut stream| {
+            greet(&mut stream);
+            let _ = stream.write_all(&bytes);
+            // Until the client has gone.
+            let _ = stream.read_to_end(&mut Vec::new());
+            false
+        });
+        let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+        client.settings = haste();
+        let _ = match call {
+            0 => client.get("/k").map(drop),
+            1 => client.list_keys().map(drop),
+            2 => client.multi_get(&["/a", "/b"]).map(drop),
+            3 => client.wait(&["/a"], Instant::now()).map(drop),
+            _ => client.check(&["/a"]).map(drop),
+        };
+        drop(client);
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,126 @@
+//! The client's socket: whole requests out and whole answers in, each until a moment at the latest.
+
+#![expect(clippy::disallowed_methods, reason = "how long is left is read from the clock")]
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKind, Request};
+
+use super::super::socket;
+use super::{ClientError, ClientSettings};
+
+/// How much is read at once.
+const PIECE: usize = 16 * 1024;
+
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    /// What arrived and is not decoded.
+    input: Vec<u8>,
+}
+
+impl Wire {
+    /// Connects to one address, introduces itself and is answered, all of it by `deadline`.
+    pub(super) fn connect(
+        address: SocketAddr,
+        settings: &ClientSettings,
+        deadline: Instant,
+    ) -> Result<Self, ClientError> {
+        let stream = TcpStream::connect_timeout(&address, left(deadline).max(Duration::from_millis(1)))?;
+        socket::watch(&stream, settings.answer).map_err(io::Error::from)?;
+        stream.set_nonblocking(true)?;
+        let mut wire = Self { stream, input: Vec::new() };
+        let nonce = settings.nonce;
+        let greeted = wire.write(&HANDSHAKE, deadline)? && wire.send(&Request::Ping { nonce }, deadline)?;
+        match if greeted { wire.read(ReplyKind::Pong, deadline)? } else { None } {
+            Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
+            Some(_) => Err(ClientError::NoStore),
+            None => Err(ClientError::Silent { limit: settings.answer }),
+        }
+    }
+
+    pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Whether the kernel took the request in time; after a `false` the connection is of no use.
+    pub(super) fn send(&mut self, request: &Request, deadline: Instant) -> Result<bool, ClientError> {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes).map_err(|_| ClientError::Limit)?;
+        Ok(self.write(&bytes, deadline)?)
+    }
+
+    fn write(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<bool> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if left(deadline).is_zero() {
+                        return Ok(false);
+                    }
+                    self.ready(PollFlags::POLLOUT, deadline)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// One answer; `None` where it has not come whole by then. What has come already is taken however late it is.
+    pub(super) fn read(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
+        let mut decoder = ReplyDecoder::new(kind);
+        let mut piece = [0; PIECE];
+        let mut late = false;
+        loop {
+            let (consumed, reply) = decoder.decode(&self.input).map_err(|_| ClientError::NoStore)?;
+            self.input.drain(..consumed);
+            if reply.is_some() {
+                return Ok(reply);
+            }
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                // Whoever sends without end is read once after the deadline.
+                Ok(_) if late => return Ok(None),
+                Ok(read) => {
+                    self.input.extend_from_slice(&piece[..read]);
+                    late = left(deadline).is_zero();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if left(deadline).is_zero() {
+                        return Ok(None);
+                    }
+                    self.ready(PollFlags::POLLIN, deadline)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Until the socket is ready or the time is over; may end early.
+    fn ready(&self, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+        // Rounded up, so that the last millisecond is not spent in a spin.
+        let millis = i32::try_from(left(deadline).as_millis() + 1).unwrap_or(i32::MAX);
+        let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(self.stream.as_fd(), flags)], timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
