@@ -165,7 +165,7 @@ impl Look<'_> {
     }
 
     fn is_dead(&self, node: &Node) -> bool {
-        *node != self.me.node && self.view.sightings.is_dead(node, self.now)
+        *node != self.me.node && self.view.sightings.is_dead(node)
     }
 
     fn is_ours(&self, node: &Node) -> bool {
