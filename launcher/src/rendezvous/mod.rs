@@ -226,3 +226,6 @@ pub enum Over {
 }
 
 pub mod error;
+
+#[cfg(test)]
+mod simulation;
