@@ -11,6 +11,7 @@ pub mod fixed;
 pub mod host;
 pub mod keys;
 pub mod note;
+pub mod pickle;
 pub mod ranks;
 pub mod roles;
 pub mod round;
