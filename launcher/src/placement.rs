@@ -1,10 +1,11 @@
-//! Who sits where: which rank has which of the node's seats. Pure.
+//! Who sits where: which rank of a round has which of the node's seats. Pure.
 
 use std::fmt;
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
 use crate::device::{DeviceType, PciAddress};
+use crate::rendezvous::Round;
 use crate::spec::Seat;
 
 /// What a worker computes on.
@@ -81,6 +82,8 @@ impl fmt::Display for Device {
 pub struct Placement {
     /// Index in the whole job.
     pub rank: Rank,
+    /// Index among the workers of its role.
+    pub role_rank: Rank,
     /// Index on this node.
     pub local_rank: LocalRank,
     /// What it computes on.
@@ -96,13 +99,14 @@ pub struct WorkerId {
     pub local_rank: LocalRank,
 }
 
-/// The seats of a job on one node, in local rank order.
+/// The seats of one node in a round, in local rank order.
 #[must_use]
-pub fn assign(seats: &[Seat]) -> Vec<Placement> {
+pub fn assign(seats: &[Seat], round: &Round) -> Vec<Placement> {
     (0..)
         .zip(seats)
         .map(|(index, seat)| Placement {
-            rank: Rank(index),
+            rank: Rank(round.base_rank.0.saturating_add(index)),
+            role_rank: Rank(round.base_role_rank.0.saturating_add(index)),
             local_rank: LocalRank(index),
             device: seat.device.clone(),
         })
@@ -111,16 +115,72 @@ pub fn assign(seats: &[Seat]) -> Vec<Placement> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use rankrun_contract::env::Master;
+    use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, WorldSize};
+
+    fn seats(workers: u32) -> Vec<Seat> {
+        (0..workers).map(|rank| Seat::cpu(LocalRank(rank))).collect()
+    }
+
+    fn master() -> Master {
+        Master { addr: "th1".to_owned(), port: 29_500, agent_store: true }
+    }
+
+    /// What each node of a job is told, that has so many workers, of one of two roles.
+    fn rounds(nodes: &[(u32, bool)]) -> Vec<Round> {
+        let workers = |nodes: &[(u32, bool)], role: Option<bool>| {
+            let counted = nodes.iter().filter(|(_, other)| role.is_none_or(|role| role == *other));
+            counted.map(|(workers, _)| workers).sum::<u32>()
+        };
+        let round = |(at, (_, role)): (usize, &(u32, bool))| Round {
+            number: 3,
+            node_rank: NodeRank(u32::try_from(at).unwrap()),
+            nodes: NodeCount::new(u32::try_from(nodes.len()).unwrap()).unwrap(),
+            base_rank: Rank(workers(&nodes[..at], None)),
+            world_size: WorldSize::new(workers(nodes, None)).unwrap(),
+            base_role_rank: Rank(workers(&nodes[..at], Some(*role))),
+            role_world_size: WorldSize::new(workers(nodes, Some(*role))).unwrap(),
+            master: master(),
+            members: Vec::new(),
+        };
+        nodes.iter().enumerate().map(round).collect()
+    }
 
     #[test]
     fn ranks_are_exactly_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
-            let all: Vec<Seat> = (0..workers).map(|rank| Seat::cpu(LocalRank(rank))).collect();
-            let seats = assign(&all);
+            let alone = Round::alone(LocalWorldSize::new(workers).unwrap(), master());
+            let seats = assign(&seats(workers), &alone);
             let ranks: Vec<u32> = seats.iter().map(|seat| seat.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());
             assert!(seats.iter().all(|seat| seat.local_rank.0 == seat.rank.0));
+            assert!(seats.iter().all(|seat| seat.role_rank == seat.rank));
+        }
+    }
+
+    proptest! {
+        /// However many workers each node has, and whatever their roles.
+        #[test]
+        fn every_rank_of_the_job_and_of_each_role_has_one_seat(
+            nodes in prop::collection::vec((1u32..9, any::<bool>()), 1..17),
+        ) {
+            let mut ranks = Vec::new();
+            let mut of_roles = [Vec::new(), Vec::new()];
+            for (round, (workers, role)) in rounds(&nodes).iter().zip(&nodes) {
+                let placements = assign(&seats(*workers), round);
+                let local: Vec<u32> = placements.iter().map(|seat| seat.local_rank.0).collect();
+                prop_assert_eq!(local, (0..*workers).collect::<Vec<_>>());
+                ranks.extend(placements.iter().map(|seat| seat.rank.0));
+                of_roles[usize::from(*role)].extend(placements.iter().map(|seat| seat.role_rank.0));
+            }
+            let world: u32 = nodes.iter().map(|(workers, _)| workers).sum();
+            prop_assert_eq!(ranks, (0..world).collect::<Vec<_>>(), "in the order of the nodes");
+            for of_role in of_roles {
+                prop_assert_eq!(&of_role, &(0..u32::try_from(of_role.len()).unwrap()).collect::<Vec<_>>());
+            }
         }
     }
 }

@@ -187,6 +187,16 @@ impl RendezvousSpec {
         }
     }
 
+    /// How many nodes the job may have.
+    #[must_use]
+    pub const fn nodes(&self) -> NodeRange {
+        match self {
+            Self::Standalone { .. } => NodeRange::ONE,
+            Self::C10d { nodes, .. } => *nodes,
+            Self::Static { nodes, .. } => NodeRange { min: *nodes, max: *nodes },
+        }
+    }
+
     /// Where the workers meet: on the loopback, unless the user named another address.
     #[must_use]
     pub fn store(&self) -> StorePlan<'_> {

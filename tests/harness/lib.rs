@@ -8,6 +8,7 @@
 //! - `RANKRUN_E2E_ORACLE=1` runs PyTorch's torchrun wherever a test says [`Name::Torchrun`]: the proof that the
 //!   tests describe torchrun.
 
+mod fleet;
 mod gate;
 mod job;
 mod launch;
@@ -22,6 +23,7 @@ mod settings;
 mod transcript;
 
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
+pub use fleet::Fleet;
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rankrun_contract::rank::{LocalRank, Rank};
+use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
@@ -16,6 +16,7 @@ use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::logs::tree::Attempt;
 use crate::placement::{Device, Placement};
+use crate::rendezvous::Round;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::summary::{DeadCard, FailureCard, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
@@ -25,6 +26,8 @@ use crate::spec::{Entrypoint, LaunchSpec};
 pub(super) struct Evidence<'a> {
     /// Who sat where.
     pub(super) placements: &'a [Placement],
+    /// The rendezvous that the generation lived in, if it came to one.
+    pub(super) round: Option<&'a Round>,
     /// When the generation was started.
     pub(super) started: SystemTime,
     /// What was asked for.
@@ -61,6 +64,7 @@ impl Evidence<'_> {
                 .seat(first.local_rank)
                 .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
             host: short_hostname(),
+            node_rank: self.round.filter(|round| round.nodes > NodeCount::ONE).map(|round| round.node_rank),
             exit: first.exit,
             manner: failure.manner,
             started: self.started,

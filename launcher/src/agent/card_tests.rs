@@ -6,7 +6,8 @@ use super::*;
 use crate::placement;
 use crate::process::Exit;
 use crate::spec::{Seat, example};
-use rankrun_contract::rank::{Generation, RestartCount};
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
@@ -30,8 +31,11 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
         not_joined: Vec::new(),
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
+    let master = Master { addr: "127.0.0.1".to_owned(), port: 1, agent_store: true };
+    let round = Round::alone(LocalWorldSize::new(4).unwrap(), master);
     let evidence = Evidence {
-        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| Seat::cpu(LocalRank(rank)))),
+        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| Seat::cpu(LocalRank(rank))), &round),
+        round: Some(&round),
         started: UNIX_EPOCH,
         spec: &example(),
         attempt: None,

@@ -10,6 +10,7 @@ use rankrun_contract::report::ErrorFile;
 use crate::agent::host;
 use crate::agent::message::{JobEnd, WorkerEnd};
 use crate::process::Exit;
+use crate::rendezvous::Round;
 use crate::reporter::console::{Console, Stream};
 use crate::reporter::events::{
     self, ENDED_BY_CODE, ENDED_BY_SIGNAL, Event, JobFacts, Membership, Progress, Seat,
@@ -42,13 +43,13 @@ impl EventSink {
         }
     }
 
-    /// The agent has met the others and handed out the ranks.
-    pub(super) fn joined(&mut self, restarts: RestartCount, took: [Duration; 2]) {
+    /// The agent has met the others, which took so long, and the ranks are handed out.
+    pub(super) fn joined(&mut self, restarts: RestartCount, round: &Round, took: Duration) {
         self.progress.restarts = restarts;
-        let [rendezvous, ranks] = took;
-        self.tell(&Event::Rendezvous(rendezvous));
-        self.tell(&Event::RanksAssigned(ranks));
-        self.progress.membership = Membership::Joined;
+        self.tell(&Event::Rendezvous(took));
+        // The ranks of one node are known before, and those of several come with the round.
+        self.tell(&Event::RanksAssigned(Duration::ZERO));
+        self.progress.membership = Membership::Joined { node_rank: round.node_rank, nodes: round.nodes };
     }
 
     /// All workers run.

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+use rankrun_contract::rank::{Generation, LocalRank, Rank, RestartCount};
 
 use crate::agent::checkup::DeadDevice;
 use crate::agent::message::WorkerEnd;
@@ -29,7 +29,16 @@ pub struct Testimony {
     /// When it was written.
     pub written: SystemTime,
     /// The peer whose loss the worker failed of.
-    pub lost: Option<LocalRank>,
+    pub lost: Option<Lost>,
+}
+
+/// A peer that a worker has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// On this node.
+    Here(LocalRank),
+    /// On another one.
+    Elsewhere(Rank),
 }
 
 /// Why a generation failed.
@@ -172,7 +181,10 @@ fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     let mut at = from;
     // Nobody is visited twice in fewer steps than there are workers, unless they blame each other.
     for _ in failed {
-        let lost = at.end.testimony.and_then(|testimony| testimony.lost);
+        let lost = match at.end.testimony.and_then(|testimony| testimony.lost) {
+            Some(Lost::Here(local_rank)) => Some(local_rank),
+            Some(Lost::Elsewhere(_)) | None => None,
+        };
         match lost.and_then(|lost| failed.iter().find(|other| other.end.local_rank == lost)) {
             Some(next) => at = *next,
             None => return at,
@@ -210,7 +222,7 @@ mod tests {
             at: SystemTime::UNIX_EPOCH,
             testimony: testimony.map(|(micros, lost)| Testimony {
                 written: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
-                lost: lost.map(LocalRank),
+                lost: lost.map(|rank| Lost::Here(LocalRank(rank))),
             }),
         }
     }
@@ -248,6 +260,16 @@ mod tests {
         assert_eq!(blamed(&[(a, false), (end(1, signal(15), None), true)]), 0, "our stop is no cause");
         let (c, d) = (end(0, CODE, Some((1, Some(1)))), end(1, CODE, Some((2, Some(0)))));
         assert_eq!(blamed(&[(d, false), (c, false)]), 1, "who blame each other decide nothing");
+    }
+
+    #[test]
+    fn who_lost_somebody_elsewhere_points_to_nobody_here() {
+        let mut victim = end(0, CODE, Some((5, None)));
+        victim.testimony =
+            victim.testimony.map(|it| Testimony { lost: Some(Lost::Elsewhere(Rank(1))), ..it });
+        let own = end(1, CODE, Some((900, None)));
+        assert_eq!(blamed(&[(own, false), (victim, false)]), 1, "it has no failure of its own");
+        assert_eq!(blamed(&[(victim, false), (own, false)]), 0, "rank 1 is not local rank 1");
     }
 
     #[test]

@@ -89,6 +89,8 @@ pub(super) enum Wish {
 pub(super) struct History {
     /// Decides what is left to chance.
     pub(super) seed: u64,
+    /// Who this node was in the round of the generation that was started last.
+    place: Place,
     /// Restarts since the budget was whole.
     used: u32,
     /// Restarts since the back-off began anew.
@@ -106,6 +108,15 @@ pub(super) struct History {
     progress: Progress,
 }
 
+/// A node among those of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Place {
+    /// Which one.
+    pub(super) node: NodeRank,
+    /// The rank of its first worker.
+    pub(super) base: Rank,
+}
+
 /// What was seen in the folder of the job's checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
@@ -119,6 +130,7 @@ impl History {
     pub(super) const fn new() -> Self {
         Self {
             seed: 0,
+            place: Place { node: NodeRank(0), base: Rank(0) },
             used: 0,
             streak: 0,
             recent: VecDeque::new(),
@@ -133,6 +145,19 @@ impl History {
     /// All workers of a generation are started.
     pub(super) const fn generation_began(&mut self, now: Instant) {
         (self.began, self.ended, self.gone) = (Some(now), None, None);
+    }
+
+    /// The generation that is about to be started lives in a round in which this node is that one. Its workers were away
+    /// for so long because others were waited for.
+    pub(super) fn joined(&mut self, place: Place, waited: Duration) {
+        self.place = place;
+        self.idle += waited;
+    }
+
+    /// All workers start again, and that is no restart: other nodes have come or gone.
+    pub(super) fn rejoined(&mut self, now: Instant, policy: &RestartPolicy) {
+        (self.used, self.streak) = self.counted(policy);
+        self.idle += self.gone.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
     }
 
     /// The first of them failed, or all are told to stop.
@@ -206,7 +231,7 @@ impl History {
         if !failure.is_restartable() {
             return Decision::Fail(Refusal::Stuck);
         }
-        match policy.rules.iter().find(|rule| fits(&rule.when, failure)) {
+        match policy.rules.iter().find(|rule| fits(&rule.when, failure, self.place)) {
             Some(rule) if rule.then == RuleAction::Succeed => return Decision::Succeed(*rule),
             Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(Refusal::Rule(*rule)),
             _ => {}
@@ -269,7 +294,7 @@ fn chance(seed: u64) -> f64 {
 }
 
 /// Whether a rule is about this failure. How a worker ended that our own stop ended says nothing.
-fn fits(when: &Conditions, failure: &Failure) -> bool {
+fn fits(when: &Conditions, failure: &Failure, place: Place) -> bool {
     let first = &failure.first;
     let own = |exit: Exit| (failure.manner == Manner::Ended).then_some(exit);
     let exit = when.exit.is_none_or(|codes| {
@@ -278,9 +303,9 @@ fn fits(when: &Conditions, failure: &Failure) -> bool {
     let signal = when.signal.is_none_or(
         |signal| matches!(own(first.exit), Some(Exit::Signal { number, .. }) if number == signal as i32),
     );
-    // One node: a rank is a local rank.
-    let rank = when.rank.is_none_or(|rank| rank == Rank(first.local_rank.0));
-    let node = when.node.is_none_or(|node| node == NodeRank(0));
+    let own_rank = Rank(place.base.0.saturating_add(first.local_rank.0));
+    let rank = when.rank.is_none_or(|rank| rank == own_rank);
+    let node = when.node.is_none_or(|node| node == place.node);
     exit && signal && rank && node
 }
 

@@ -276,3 +276,39 @@ proptest! {
         prop_assert!(history.recent.len() <= most as usize, "memory does not grow");
     }
 }
+
+#[test]
+fn a_rule_names_a_rank_and_a_node_of_the_whole_job() {
+    let at = clock();
+    let conditions = Conditions { rank: Some(Rank(5)), node: Some(NodeRank(1)), ..Conditions::default() };
+    let policy =
+        RestartPolicy { rules: vec![rule(conditions, RuleAction::Requeue)], ..RestartPolicy::default() };
+    let decide = |node, base, local_rank| {
+        let mut history = History::new();
+        history.joined(Place { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
+        let failure = failure(local_rank, Exit::Code(1));
+        history.decide((&policy, RestartCount(1)), Wish::GoOn, &failure, at(1))
+    };
+    assert!(matches!(decide(1, 4, 1), Decision::Fail(Refusal::Rule(_))));
+    for (node, base, local_rank) in [(1, 4, 0), (0, 4, 1), (1, 3, 1), (0, 0, 5)] {
+        assert_eq!(decide(node, base, local_rank), Decision::Restart { at: at(1) });
+    }
+}
+
+#[test]
+fn a_generation_that_others_end_uses_nothing_and_may_make_the_budget_whole() {
+    let at = clock();
+    let enough = Duration::from_secs(60);
+    let policy = RestartPolicy { reset_after: Some(enough), ..RestartPolicy::default() };
+    for (healthy, expected) in [(59, false), (60, true)] {
+        let mut history = History::new();
+        assert!(matches!(fail_at(&mut history, &policy, 1, (at(0), at(1))), Decision::Restart { .. }));
+        history.generation_began(at(1));
+        history.generation_ended(at(1 + healthy));
+        history.generation_is_gone(at(1 + healthy));
+        history.rejoined(at(1 + healthy), &policy);
+        history.joined(Place::default(), Duration::from_secs(30));
+        let decision = fail_at(&mut history, &policy, 1, (at(100), at(101)));
+        assert_eq!(matches!(decision, Decision::Restart { .. }), expected, "{healthy} s");
+    }
+}

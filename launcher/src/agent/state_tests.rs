@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 use super::*;
-use crate::agent::failure::Testimony;
+use crate::agent::failure::{Lost, Testimony};
 use crate::agent::message::JobEnd;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
@@ -277,7 +277,8 @@ fn who_ended_by_the_users_second_wish_is_no_cause() {
     let mut job = state(2, 0, Persona::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let Input::Exited { generation, end: mut first } = exited(0, 0, Exit::Code(1)) else { unreachable!() };
-    first.testimony = Some(Testimony { written: SystemTime::UNIX_EPOCH, lost: Some(LocalRank(1)) });
+    first.testimony =
+        Some(Testimony { written: SystemTime::UNIX_EPOCH, lost: Some(Lost::Here(LocalRank(1))) });
     let _ = job.handle(at(0), Input::Exited { generation, end: first });
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(2), stop(Signal::SIGINT, false));

@@ -9,18 +9,18 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount, WorldSize};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorFile;
 
 use crate::agent::Setup;
 use crate::agent::card::{self, Evidence};
 use crate::agent::events::{self, EventSink};
-use crate::agent::failure::{Failure, Testimony};
+use crate::agent::failure::{Failure, Lost, Testimony};
 use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
 use crate::agent::message::{Input, JobEnd, WorkerEnd};
@@ -33,8 +33,9 @@ use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::by_hand::Reported;
 use crate::process::child::{Children, Reapings, WorkerExit};
-use crate::process::command::{self, Round};
+use crate::process::command::{self, Life};
 use crate::process::spawn::{Original, Stdio};
+use crate::rendezvous::Round;
 use crate::reporter::console::Console;
 use crate::reporter::events::Seat;
 use crate::reporter::torch_log::Group;
@@ -46,6 +47,9 @@ pub(super) struct Workers {
     environment: Vec<(OsString, OsString)>,
     job: JobId,
     original: Original,
+    /// The rendezvous of the generation that was started last.
+    round: Option<Round>,
+    /// Who sits where in it.
     placements: Vec<Placement>,
     /// Who sits where from the next generation on, where that is another.
     next_seating: Option<Seating>,
@@ -98,7 +102,8 @@ impl Workers {
         };
         Ok(Self {
             events: EventSink::open(&spec, &console),
-            placements: placement::assign(&spec.seats),
+            round: None,
+            placements: Vec::new(),
             next_seating: None,
             logs: Logs::new(console, spec.persona),
             tree,
@@ -128,7 +133,6 @@ impl Workers {
 
     fn sit_down(&mut self) {
         let Some(seating) = self.next_seating.take() else { return };
-        self.placements = placement::assign(&seating.seats);
         self.spec.workers = seating.workers;
         self.spec.seats = seating.seats;
         self.spec.visibility = seating.visibility;
@@ -168,20 +172,22 @@ impl Workers {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
         let began = Instant::now();
         let master = self.meeting.next_generation(generation == Generation(0)).map_err(nobody)?;
+        let round = Round::alone(self.spec.workers, master);
         if let Some(events) = &mut self.events {
-            // The seats of one node are known before.
-            events.joined(restart_count, [began.elapsed(), Duration::ZERO]);
+            events.joined(restart_count, &round, began.elapsed());
         }
+        self.placements = placement::assign(&self.spec.seats, &round);
+        self.round = Some(round.clone());
         self.attempt = self.folders(restart_count).map_err(|error| nobody(error.into()))?;
-        tracing::debug!("{generation:?}: the store is {}:{}", master.addr, master.port);
+        tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
         let duplicated = self.logs.duplicate(self.attempt.as_ref(), &self.spec.logs.duplicates);
         duplicated.map_err(|error| nobody(error.into()))?;
-        let round = Round { generation, restart_count, master, job: self.job.clone() };
+        let life = Life { generation, restart_count, round, job: self.job.clone() };
         for placement in self.placements.clone() {
-            self.start_one(&round, &placement)
+            self.start_one(&life, &placement)
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;
         }
         Ok(())
@@ -201,14 +207,14 @@ impl Workers {
         }
     }
 
-    fn start_one(&mut self, round: &Round, placement: &Placement) -> Result<(), LaunchError> {
+    fn start_one(&mut self, life: &Life, placement: &Placement) -> Result<(), LaunchError> {
         let attempt = self.attempt.as_ref();
-        let Placement { rank, local_rank, device } = placement;
+        let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
-        let command = command::build(&self.spec, round, placement, &self.environment, error_file.as_deref())
+        let command = command::build(&self.spec, life, placement, &self.environment, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let worker = WorkerId { generation: round.generation, local_rank };
+        let worker = WorkerId { generation: life.generation, local_rank };
         if self.spec.left_out == Some(local_rank) {
             let script = self.script_path(local_rank);
             self.left_out = Some(LeftOut::prepare(worker, &self.job, &command, &script)?);
@@ -281,6 +287,7 @@ impl Workers {
         let local_rank = failure.first.local_rank;
         Evidence {
             placements: &self.placements,
+            round: self.round.as_ref(),
             started: self.started,
             spec: &self.spec,
             attempt: self.attempt.as_ref(),
@@ -294,10 +301,14 @@ impl Workers {
         let local_rank = exit.worker.local_rank;
         let attempt = self.attempt.as_ref().filter(|_| !exit.exit.is_success())?;
         let (file, written) = card::error_file(&attempt.error_file(local_rank))?;
-        // On one node the global and the local rank are one number.
-        let lost = file.report.lost_rank.map(|rank| LocalRank(rank.0));
+        let lost = file.report.lost_rank.map(|rank| self.lost(rank));
         self.error_files.insert(local_rank, file);
         Some(Testimony { written, lost })
+    }
+
+    fn lost(&self, rank: Rank) -> Lost {
+        let seat = self.placements.iter().find(|seat| seat.rank == rank);
+        seat.map_or(Lost::Elsewhere(rank), |seat| Lost::Here(seat.local_rank))
     }
 
     /// The error file that this worker wrote, and where.
@@ -320,13 +331,15 @@ impl Workers {
     }
 
     fn seats(&self) -> Vec<Seat> {
-        let role_world_size = WorldSize(self.spec.workers.0);
+        let Some(role_world_size) = self.round.as_ref().map(|round| round.role_world_size) else {
+            return Vec::new();
+        };
         self.placements
             .iter()
             .filter_map(|seat| Some((seat, *self.pids.get(&seat.local_rank)?)))
             .map(|(seat, pid)| {
-                let Placement { rank, local_rank, .. } = *seat;
-                Seat { rank, local_rank, role_world_size, pid }
+                let Placement { rank, role_rank, local_rank, .. } = *seat;
+                Seat { rank, role_rank, local_rank, role_world_size, pid }
             })
             .collect()
     }

@@ -26,8 +26,9 @@ use crate::error::LaunchError;
 use crate::facts::Facts;
 use crate::logs::tree::Attempt;
 use crate::placement;
-use crate::process::command::Round;
+use crate::process::command::Life;
 use crate::process::signal::HandledSignals;
+use crate::rendezvous::Round;
 use crate::spec::stop::GraceCause;
 use crate::spec::{LaunchSpec, Persona, RendezvousSpec, StoreHost};
 use plan::Plan;
@@ -258,12 +259,12 @@ pub fn explain(
         spec,
         facts,
         sources: &sources,
-        round: round_of(spec),
+        life: life_of(spec),
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
         run_id: question.run_id,
     };
-    let ranks =
-        placement::assign(&spec.seats).iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
+    let seats = placement::assign(&spec.seats, &plan.life.round);
+    let ranks = seats.iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,
         name: match spec.persona {
@@ -300,16 +301,14 @@ pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Ve
 }
 
 /// The first generation of a job that does not exist.
-fn round_of(spec: &LaunchSpec) -> Round {
+fn life_of(spec: &LaunchSpec) -> Life {
     let store = spec.rendezvous.store();
-    Round {
+    let master =
+        Master { addr: store.addr.to_owned(), port: store.port, agent_store: store.host == StoreHost::Agent };
+    Life {
         generation: Generation(0),
         restart_count: RestartCount(0),
-        master: Master {
-            addr: store.addr.to_owned(),
-            port: store.port,
-            agent_store: store.host == StoreHost::Agent,
-        },
+        round: Round::alone(spec.workers, master),
         job: JobId(String::new()),
     }
 }

@@ -15,7 +15,7 @@ use crate::facts::{Facts, short_hostname};
 use crate::logs::route::{Route, Speaker, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
-use crate::process::command::{self, Command, Round};
+use crate::process::command::{self, Command, Life};
 use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The launch that would be.
@@ -23,20 +23,20 @@ pub(super) struct Plan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,
     pub(super) sources: &'a Sources<'a>,
-    pub(super) round: Round,
+    pub(super) life: Life,
     pub(super) attempt: Option<Attempt>,
     pub(super) run_id: RunIdLife,
 }
 
 impl Plan<'_> {
     pub(super) fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
-        let Placement { rank, local_rank, device } = seat;
+        let Placement { rank, local_rank, device, .. } = seat;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = command::build(self.spec, &self.round, seat, inherited, error_file.as_deref())
+        let command = command::build(self.spec, &self.life, seat, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::variables(self.spec, &self.round, seat, error_file.as_deref());
+        let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
         let (persona, role) = (self.spec.persona, &*self.spec.role);
         let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));

@@ -4,7 +4,11 @@
 //! ```text
 //! <base>/<run id>_XXXXXXXX/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}
 //! ```
+//!
+//! A generation that starts because other nodes have come or gone uses no restart, and the logs of the one before stay:
+//! its folder is `attempt_<restart count>.round_<round>`.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +25,8 @@ const NAME_LIMIT: usize = 200;
 const TEMPORARY: &str = "torchelastic";
 /// What [`random_end`] gives, as a shell pattern.
 const ANY_END: &str = "????????";
+/// Between the count of restarts and the number of the round.
+const OF_ROUND: &str = ".round_";
 
 /// The folders of one launch.
 #[derive(Debug)]
@@ -29,6 +35,8 @@ pub struct LogTree {
     temporary: Option<PathBuf>,
     run: PathBuf,
     made: Option<Made>,
+    /// Whether there are further folders, for rounds without a restart.
+    has_rounds: bool,
 }
 
 /// The attempts so far, in numbers: after thousands of restarts they take no more memory than after one.
@@ -92,6 +100,30 @@ impl Attempt {
         path.push("error.json");
         path
     }
+
+    /// Makes the folders, anew if they were there.
+    fn make(&self) -> Result<(), LogError> {
+        let made = match std::fs::create_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                std::fs::remove_dir_all(&self.folder).and_then(|()| std::fs::create_dir(&self.folder))
+            }
+            made => made,
+        };
+        made.map_err(|source| LogError::Folder { path: self.folder.clone(), source })?;
+        for local_rank in (0..self.workers.get()).map(LocalRank) {
+            let path = self.worker(local_rank);
+            std::fs::create_dir(&path).map_err(|source| LogError::Folder { path, source })?;
+        }
+        Ok(())
+    }
+
+    fn remove_empty(&self) {
+        for local_rank in (0..self.workers.get()).map(LocalRank) {
+            // Not empty is no fault, and neither is gone, or never made.
+            let _ = std::fs::remove_dir(self.worker(local_rank));
+        }
+        let _ = std::fs::remove_dir(&self.folder);
+    }
 }
 
 impl LogTree {
@@ -110,7 +142,7 @@ impl LogTree {
             LogDir::At(base) => {
                 let run = Self::make_at(base, &name);
                 let run = run.map_err(|source| LogError::Folder { path: base.clone(), source })?;
-                Ok(TreeOutcome::Made(Self { temporary: None, run, made: None }))
+                Ok(TreeOutcome::Made(Self { temporary: None, run, made: None, has_rounds: false }))
             }
         }
     }
@@ -128,7 +160,7 @@ impl LogTree {
     fn make_temporary(parent: &Path, name: &str) -> io::Result<Self> {
         let base = make_unique(parent, TEMPORARY)?;
         let run = make_unique(&base, name)?;
-        Ok(Self { temporary: Some(base), run, made: None })
+        Ok(Self { temporary: Some(base), run, made: None, has_rounds: false })
     }
 
     /// Makes the folders of one generation, anew if they were there.
@@ -137,21 +169,32 @@ impl LogTree {
     /// The tree is no longer writable, or has no room.
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
         let attempt = self.attempt_of(restarts, workers);
-        let made = match std::fs::create_dir(&attempt.folder) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                std::fs::remove_dir_all(&attempt.folder).and_then(|()| std::fs::create_dir(&attempt.folder))
-            }
-            made => made,
-        };
-        made.map_err(|source| LogError::Folder { path: attempt.folder.clone(), source })?;
+        attempt.make()?;
         self.made = Some(self.made.map_or(Made { restarts, workers }, |before| Made {
             restarts: before.restarts.max(restarts),
             workers: before.workers.max(workers),
         }));
-        for local_rank in (0..workers.get()).map(LocalRank) {
-            let path = attempt.worker(local_rank);
-            std::fs::create_dir(&path).map_err(|source| LogError::Folder { path, source })?;
+        Ok(attempt)
+    }
+
+    /// Makes the folders of a generation that lives in this round; what another one has left under the same count of
+    /// restarts stays.
+    ///
+    /// # Errors
+    /// As [`Self::attempt`].
+    pub fn attempt_in(
+        &mut self,
+        round: u64,
+        restarts: RestartCount,
+        workers: LocalWorldSize,
+    ) -> Result<Attempt, LogError> {
+        if self.made.is_none_or(|made| made.restarts < restarts) {
+            return self.attempt(restarts, workers);
         }
+        let name = format!("{}{OF_ROUND}{round}", attempt_name(restarts));
+        let attempt = Attempt { folder: self.run.join(name), workers };
+        attempt.make()?;
+        self.has_rounds = true;
         Ok(attempt)
     }
 
@@ -161,6 +204,15 @@ impl LogTree {
         made.flat_map(move |Made { restarts, workers }| {
             (0..=restarts.0).map(move |restarts| self.attempt_of(RestartCount(restarts), workers))
         })
+    }
+
+    /// The further ones; some may have had fewer workers.
+    fn rounds(&self) -> Vec<Attempt> {
+        let Some(Made { workers, .. }) = self.made.filter(|_| self.has_rounds) else { return Vec::new() };
+        let found = std::fs::read_dir(&self.run).into_iter().flatten().flatten();
+        let is_of_round = |name: &OsStr| name.to_str().is_some_and(|name| name.contains(OF_ROUND));
+        let found = found.filter(|entry| is_of_round(&entry.file_name()));
+        found.map(|entry| Attempt { folder: entry.path(), workers }).collect()
     }
 
     fn attempt_of(&self, restarts: RestartCount, workers: LocalWorldSize) -> Attempt {
@@ -175,13 +227,8 @@ impl LogTree {
 
     /// Removes what stayed empty; a folder with files stays, and whatever is above it.
     pub fn remove_empty(self) {
-        for attempt in self.attempts() {
-            for local_rank in (0..attempt.workers.get()).map(LocalRank) {
-                // Not empty is no fault, and neither is gone, or never made.
-                let _ = std::fs::remove_dir(attempt.worker(local_rank));
-            }
-            let _ = std::fs::remove_dir(&attempt.folder);
-        }
+        self.attempts().for_each(|attempt| attempt.remove_empty());
+        self.rounds().iter().for_each(Attempt::remove_empty);
         let folders = [Some(self.run), self.temporary];
         // The first that stays keeps the ones above it.
         let _ = folders.iter().flatten().try_for_each(std::fs::remove_dir);
@@ -280,6 +327,23 @@ mod tests {
         let second = tree.attempt(RestartCount(1), two()).unwrap();
         assert_eq!(first, second);
         assert!(!second.error_file(LocalRank(0)).exists());
+    }
+
+    #[test]
+    fn a_round_without_a_restart_leaves_the_logs_before_it() {
+        let scratch = Scratch::new();
+        let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
+        let name = |attempt: &Attempt| attempt.folder().file_name().unwrap().to_str().unwrap().to_owned();
+        let made = [(0, 0), (2, 0), (3, 1), (4, 1)]
+            .map(|(round, restarts)| tree.attempt_in(round, RestartCount(restarts), two()).unwrap());
+        let names = ["attempt_0", "attempt_0.round_2", "attempt_1", "attempt_1.round_4"];
+        assert_eq!(made.each_ref().map(name), names);
+        let [first, second, ..] = &made;
+        assert!(first.worker(LocalRank(1)).is_dir() && second.worker(LocalRank(1)).is_dir());
+        std::fs::write(second.error_file(LocalRank(0)), "{}").unwrap();
+        tree.remove_empty();
+        assert!(second.error_file(LocalRank(0)).exists() && !second.worker(LocalRank(1)).exists());
+        assert!(made.iter().all(|attempt| attempt == second || !attempt.folder().exists()));
     }
 
     #[test]

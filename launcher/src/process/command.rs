@@ -4,25 +4,24 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use rankrun_contract::env::{self, Master, RankrunEnv, Role, WorkerEnv};
-use rankrun_contract::rank::{
-    Generation, JobId, LocalRank, NodeCount, NodeRank, Rank, RestartCount, WorldSize,
-};
+use rankrun_contract::env::{self, RankrunEnv, Role, WorkerEnv};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 
 use crate::device::Visibility;
 use crate::placement::Placement;
+use crate::rendezvous::Round;
 use crate::spec::{Entrypoint, LaunchSpec};
 use crate::template;
 
 /// What all workers of one generation share.
 #[derive(Debug, Clone)]
-pub struct Round {
+pub struct Life {
     /// Which life of the worker group.
     pub generation: Generation,
     /// Restarts used so far.
     pub restart_count: RestartCount,
-    /// Where the store is.
-    pub master: Master,
+    /// The rendezvous that it lives in.
+    pub round: Round,
     /// The mark of the job.
     pub job: JobId,
 }
@@ -73,13 +72,13 @@ pub struct NulByte {
 /// Where a text cannot be handed to a program.
 pub fn build(
     spec: &LaunchSpec,
-    round: &Round,
+    life: &Life,
     placement: &Placement,
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
 ) -> Result<Command, NulByte> {
     let (path, argv) = command_line(spec, placement.local_rank);
-    let vars = variables(spec, round, placement, error_file);
+    let vars = variables(spec, life, placement, error_file);
     let seat = spec.seats.get(placement.local_rank.index());
     let of_seat = seat.into_iter().flat_map(|seat| &seat.variables);
     let ours: Vec<&str> = vars
@@ -88,7 +87,7 @@ pub fn build(
         .chain(of_seat.map(|(name, _)| *name))
         .chain(OF_THIS_LAUNCH)
         // One of a launcher above this one is another's.
-        .chain([env::DEVICE])
+        .chain([env::DEVICE, env::ROUND])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -140,31 +139,33 @@ fn expand_macro(text: &OsStr, local_rank: LocalRank) -> OsString {
 #[must_use]
 pub fn variables(
     spec: &LaunchSpec,
-    round: &Round,
+    life: &Life,
     placement: &Placement,
     error_file: Option<&Path>,
 ) -> Vec<(&'static str, OsString)> {
-    let world_size = WorldSize(spec.workers.0);
+    let round = &life.round;
+    let has_rounds = spec.rendezvous.nodes().max > NodeCount::ONE;
     let env = WorkerEnv {
         rank: placement.rank,
         local_rank: match spec.visibility {
             Visibility::Whole => placement.local_rank,
             Visibility::Own => LocalRank(0),
         },
-        world_size,
+        world_size: round.world_size,
         local_world_size: spec.workers,
-        node_rank: NodeRank(0),
-        node_count: NodeCount::ONE,
-        role: Role { name: spec.role.clone(), rank: Rank(placement.rank.0), world_size },
+        node_rank: round.node_rank,
+        node_count: round.nodes,
+        role: Role { name: spec.role.clone(), rank: placement.role_rank, world_size: round.role_world_size },
         master: round.master.clone(),
-        restart_count: round.restart_count,
+        restart_count: life.restart_count,
         max_restarts: spec.max_restarts,
         run_id: spec.rendezvous.run_id().clone(),
         error_file: error_file.map(Path::to_path_buf),
         signals_to_handle: spec.signals.text.clone(),
         rankrun: Some(RankrunEnv {
-            job: round.job.clone(),
-            generation: round.generation,
+            job: life.job.clone(),
+            generation: life.generation,
+            round: has_rounds.then_some(round.number),
             device: placement.device.known.then(|| placement.device.to_string()),
         }),
     };

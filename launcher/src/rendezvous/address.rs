@@ -163,11 +163,9 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
         return Ok(Chosen { addr: connection.to_string(), why: Why::OfConnection });
     }
     let others = known.interfaces.iter().filter_map(|interface| Some((interface, interface.address?)));
-    let best = others
-        .filter(|(interface, address)| interface.is_up && is_reachable(*address))
-        .min_by_key(|(interface, address)| {
-            (address.is_ipv6() != connection.is_ipv6(), is_virtual(&interface.name))
-        });
+    let best = others.filter(|(interface, address)| interface.is_up && is_reachable(*address)).min_by_key(
+        |(interface, address)| (address.is_ipv6() != connection.is_ipv6(), is_virtual(&interface.name)),
+    );
     Ok(match best {
         Some((interface, address)) => {
             Chosen { addr: address.to_string(), why: Why::OfInterface { name: interface.name.clone() } }
@@ -314,6 +312,8 @@ mod tests {
 
     #[test]
     fn every_machine_has_a_loopback() {
-        assert!(interfaces().unwrap().iter().any(|one| one.address.is_some_and(|address| address.is_loopback())));
+        assert!(
+            interfaces().unwrap().iter().any(|one| one.address.is_some_and(|address| address.is_loopback()))
+        );
     }
 }

@@ -156,7 +156,9 @@ fn is_in_use(error: &io::Error) -> bool {
 
 /// Whether the kernel, or this network namespace, has no addresses of that kind.
 pub(super) fn lacks_family(error: &io::Error) -> bool {
-    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| Some(errno as i32)).contains(&error.raw_os_error())
+    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
+        .map(|errno| Some(errno as i32))
+        .contains(&error.raw_os_error())
 }
 
 /// Where we connect to a store of our own: at its endpoint, so that our end of the connection is an address that others
@@ -164,11 +166,8 @@ pub(super) fn lacks_family(error: &io::Error) -> bool {
 #[must_use]
 pub fn own_addresses(endpoint: &Endpoint, store: SocketAddr) -> Vec<SocketAddr> {
     let at = Endpoint { host: endpoint.host.clone(), port: store.port() };
-    let mut addresses = if store.ip().is_unspecified() {
-        at.resolve(RESOLVE_LIMIT).unwrap_or_default()
-    } else {
-        vec![store]
-    };
+    let mut addresses =
+        if store.ip().is_unspecified() { at.resolve(RESOLVE_LIMIT).unwrap_or_default() } else { vec![store] };
     addresses.extend(loopback(store.port()));
     addresses
 }
@@ -187,7 +186,9 @@ mod tests {
     fn the_text_decides_where_it_can() {
         let own = ["127.0.0.1", "10.0.0.2", "fd00::2"].map(|address| address.parse().unwrap());
         let says = |host: &str| by_text(&at(host, 1), "node0", &own);
-        for host in ["localhost", "127.0.0.1", "127.9.9.9", "::1", "node0", "10.0.0.2", "fd00::2", "::ffff:10.0.0.2"] {
+        for host in
+            ["localhost", "127.0.0.1", "127.9.9.9", "::1", "node0", "10.0.0.2", "fd00::2", "::ffff:10.0.0.2"]
+        {
             assert_eq!(says(host), Some(true), "{host}");
         }
         for host in ["0.0.0.0", "::", "10.0.0.3", "fd00::3"] {

@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use rankrun_contract::json;
-use rankrun_contract::rank::{LocalRank, Rank, RestartCount, WorldSize};
+use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, RestartCount, WorldSize};
 
 use super::program;
 use crate::spec::{LaunchSpec, RendezvousSpec};
@@ -55,8 +55,13 @@ pub struct Progress {
 pub enum Membership {
     /// Not yet.
     Joining,
-    /// It is the only node.
-    Joined,
+    /// It is this one of so many nodes.
+    Joined {
+        /// Which.
+        node_rank: NodeRank,
+        /// How many.
+        nodes: NodeCount,
+    },
 }
 
 /// Something happened.
@@ -98,8 +103,10 @@ pub const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"catego
 /// Which worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
-    /// Index in the whole job, and among the workers of its role.
+    /// Index in the whole job.
     pub rank: Rank,
+    /// Index among the workers of its role.
+    pub role_rank: Rank,
     /// Index on the node.
     pub local_rank: LocalRank,
     /// Workers of its role.
@@ -159,18 +166,18 @@ pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
     let (source, state, seat) = kind(event);
     let joined = match progress.membership {
         Membership::Joining => None,
-        Membership::Joined => Some(()),
+        Membership::Joined { node_rank, nodes } => Some((node_rank.0, nodes.get())),
     };
     let exit = match event {
         Event::Failed { exit_code, seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
         _ => (None, None),
     };
     let inner = Inner {
-        group_world_size: joined.map(|()| 1),
+        group_world_size: joined.map(|(_, nodes)| nodes),
         entry_point: &job.entry_point,
         worker: seat.map(|seat| InnerWorker {
             local_rank: [seat.local_rank.0],
-            role_rank: [seat.rank.0],
+            role_rank: [seat.role_rank.0],
             role_world_size: [seat.role_world_size.get()],
             exit_code: [exit.0],
             worker_pid: [exit.1],
@@ -183,7 +190,7 @@ pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
         metadata: Metadata {
             run_id: &job.run_id,
             global_rank: seat.map(|seat| seat.rank.0),
-            group_rank: joined.map(|()| 0),
+            group_rank: joined.map(|(node_rank, _)| node_rank),
             worker_id: seat.map(|seat| seat.pid.to_string()),
             role: &job.role,
             hostname: &job.hostname,
@@ -243,9 +250,11 @@ mod tests {
         Progress { membership, restarts: RestartCount(0), run_time: Duration::ZERO }
     }
 
+    const ALONE: Membership = Membership::Joined { node_rank: NodeRank(0), nodes: NodeCount::ONE };
+
     fn seat() -> Seat {
         let (rank, local_rank, pid) = (Rank(1), LocalRank(1), Pid::from_raw(20257));
-        Seat { rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
+        Seat { rank, role_rank: rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
     }
 
     /// What torchrun 2.15.0 printed, but for the run id and the name of the program.
@@ -257,14 +266,11 @@ mod tests {
             r#"{"name": "torchelastic.worker.status.RENDEZVOUS", "source": "AGENT", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": null, "group_rank": null, "worker_id": null, "role": "default", "hostname": "localhost", "state": "RENDEZVOUS", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": null, \"entry_point\": \"true\"}", "agent_restarts": 0, "duration_ms": 124.207}}"#
         );
         assert_eq!(
-            line(progress(Membership::Joined), &Event::Started(seat())),
+            line(progress(ALONE), &Event::Started(seat())),
             r#"{"name": "torchelastic.worker.status.START", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "START", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [null], \"worker_pid\": [null]}", "agent_restarts": 0, "duration_ms": null}}"#
         );
-        let over = Progress {
-            restarts: RestartCount(1),
-            run_time: Duration::from_millis(2_900),
-            ..progress(Membership::Joined)
-        };
+        let over =
+            Progress { restarts: RestartCount(1), run_time: Duration::from_millis(2_900), ..progress(ALONE) };
         assert_eq!(
             line(over, &Event::Failed { seat: seat(), exit_code: 3, raw_error: ENDED_BY_CODE.to_owned() }),
             r#"{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "FAILED", "total_run_time": 2, "rdzv_backend": "c10d", "raw_error": "{\"message\": \"<NONE>\", \"errorTraits\": {\"category\": \"system_terminated_error\", \"retryability\": \"False\"}}", "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [3], \"worker_pid\": [20257]}", "agent_restarts": 1, "duration_ms": null}}"#
@@ -274,8 +280,20 @@ mod tests {
     #[test]
     fn a_failure_of_our_own_says_why() {
         let event = Event::AgentFailed { raw_error: "SignalException: Process 7 got signal: 15".to_owned() };
-        let text = line(progress(Membership::Joined), &event);
+        let text = line(progress(ALONE), &event);
         assert!(text.contains(r#""source": "AGENT""#) && text.contains(r#""state": "FAILED""#), "{text}");
         assert!(text.contains(r#""raw_error": "SignalException: Process 7 got signal: 15""#), "{text}");
+    }
+
+    #[test]
+    fn one_of_several_nodes_says_which() {
+        let membership = Membership::Joined { node_rank: NodeRank(1), nodes: NodeCount::new(3).unwrap() };
+        let seat = Seat { rank: Rank(5), role_rank: Rank(2), ..seat() };
+        let text = line(progress(membership), &Event::Started(seat));
+        assert!(text.contains(r#""global_rank": 5, "group_rank": 1"#), "{text}");
+        assert!(
+            text.contains(r#"\"group_world_size\": 3"#) && text.contains(r#"\"role_rank\": [2]"#),
+            "{text}"
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
+use rankrun_contract::rank::{LocalRank, NodeRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::failure::Manner;
@@ -27,6 +27,8 @@ pub struct FailureCard {
     pub device: Device,
     /// The node's name.
     pub host: String,
+    /// Which one it is, where there are several.
+    pub node_rank: Option<NodeRank>,
     /// How it ended.
     pub exit: Exit,
     /// Whether it ended by itself.
@@ -88,7 +90,11 @@ const OTHERS_SHOWN: usize = 8;
 /// The card as text, each line ended.
 #[must_use]
 pub fn render(card: &FailureCard) -> String {
-    let mut lines = vec![format!("rank {} failed first: {}", card.rank, what_happened(card))];
+    let who = match card.node_rank {
+        Some(node) => worker_on(card.rank, card.local_rank, (node, &card.host)),
+        None => format!("rank {}", card.rank),
+    };
+    let mut lines = vec![format!("{who} failed first: {}", what_happened(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
     if card.device.known {
@@ -100,7 +106,7 @@ pub fn render(card: &FailureCard) -> String {
     if !card.not_joined.is_empty() {
         row("missing", ranks(&card.not_joined));
     }
-    row("node", card.host.clone());
+    row("node", card.node_rank.map_or_else(|| card.host.clone(), |node| format!("{node}, {}", card.host)));
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
     row("ended", format!("{}, after {:.1} s", timestamp(card.ended), lifetime.as_secs_f64()));
@@ -129,6 +135,12 @@ pub fn render(card: &FailureCard) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
         text
     })
+}
+
+/// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2)`.
+#[must_use]
+pub fn worker_on(rank: Rank, local_rank: LocalRank, (node, host): (NodeRank, &str)) -> String {
+    plain(&format!("rank {rank} (local rank {local_rank}) on node {node} ({host})"))
 }
 
 /// A worker's text, which may hold anything.
@@ -245,6 +257,7 @@ mod tests {
             pid: Pid::from_raw(77),
             device: Device::cpu(1),
             host: "gpu-node-7".to_owned(),
+            node_rank: None,
             exit: Exit::Signal { number: 9, core_dumped: false },
             manner: Manner::Ended,
             started: SystemTime::UNIX_EPOCH,
@@ -280,6 +293,15 @@ rank 1 failed first: killed by SIGKILL
 "
         );
         assert!(hint(&card()).is_some_and(|hint| hint.contains("out-of-memory")));
+    }
+
+    #[test]
+    fn one_of_several_nodes_is_named() {
+        let card = FailureCard { rank: Rank(5), node_rank: Some(NodeRank(1)), ..card() };
+        let text = render(&card);
+        let first = "rank 5 (local rank 1) on node 1 (gpu-node-7) failed first: killed by SIGKILL\n";
+        assert!(text.starts_with(first), "{text}");
+        assert!(text.contains("  node      1, gpu-node-7\n"), "{text}");
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Outcome, Scratch, free_port};
+use harness::{Gate, Job, Launch, Name, Outcome, Scratch, field, free_port};
 
-use super::pair::Pair;
+use super::pair::{Pair, agree};
 use super::report::below_run;
 
 type Variables = BTreeMap<String, String>;
@@ -282,4 +282,27 @@ fn virtual_short() {
 fn devnull_log() {
     let pair = of(|name| Launch::standalone(name, 1).args(["--log-dir", "/dev/null"]));
     assert_eq!(pair.agree(|outcome| stable(outcome, 0))["TORCHELASTIC_ERROR_FILE"], "");
+}
+
+#[test]
+fn hetero() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let own = |workers, role, address| {
+            let launch =
+                Launch::new(name).args(["--nnodes", "2", "--nproc-per-node", workers, "--role", role]);
+            let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
+            launch.args(["--local-addr", address]).worker(["seat"]).start()
+        };
+        // Ranks follow the addresses: the first has rank 0.
+        let jobs = [own("1", "b", "127.0.0.1"), own("2", "a", "localhost")];
+        let outcomes = jobs.map(Job::wait);
+        let lines = outcomes.iter().flat_map(|outcome| outcome.exits(0).lines_with("seat rank="));
+        let keys = ["rank", "world", "node", "local", "role", "role_rank", "role_world"];
+        let told = |line: String| keys.map(|key| field(&line, key).unwrap_or("?").to_owned()).join(" ");
+        let mut all: Vec<_> = lines.map(told).collect();
+        all.sort();
+        all
+    });
+    assert_eq!(found, ["0 3 0 0 b 0 1", "1 3 1 0 a 0 2", "2 3 1 1 a 1 2"]);
 }

@@ -10,6 +10,7 @@ mod environment;
 mod logs;
 mod pair;
 mod processes;
+mod rendezvous;
 mod report;
 mod rows;
 

@@ -39,6 +39,20 @@ impl Pair {
     }
 }
 
+/// What both launchers do, which must be the same.
+#[track_caller]
+pub(super) fn agree<T: PartialEq + Debug + Send>(run: impl Fn(Name) -> T + Sync) -> T {
+    let [ours, theirs] = thread::scope(|scope| {
+        let both = [Name::Torchrun, Name::Reference].map(|name| {
+            let run = &run;
+            scope.spawn(move || run(name))
+        });
+        both.map(|end| end.join().unwrap_or_else(|why| resume_unwind(why)))
+    });
+    assert_eq!(ours, theirs, "ours differs from torchrun");
+    theirs
+}
+
 /// The exit status, and the lines of standard output in alphabetical order, since ranks speak at the same time.
 pub(super) fn status_and_out(outcome: &Outcome) -> (Option<i32>, Vec<String>) {
     let mut lines = outcome.out_lines();

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpStream;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, fixture, only_ours};
+use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, fixture, free_port, only_ours};
 use nix::sys::signal::Signal;
 
 use super::environment::two_workers;
@@ -340,4 +341,28 @@ fn state_d() {
         assert!(outcome.took >= Duration::from_secs(2), "it was stopped too early\n{outcome}");
         assert!(outcome.took < PROMPT, "it was stopped too late\n{outcome}");
     }
+}
+
+/// Waits until somebody listens there.
+#[track_caller]
+fn hosted(job: &Job, endpoint: &str) {
+    while TcpStream::connect(endpoint).is_err() {
+        assert!(job.elapsed() < Duration::from_secs(60), "nobody listens at {endpoint}\n{job}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn term_early() {
+    let pair = Pair::of(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let launch = Launch::new(name).args(["--nnodes", "2", "--rdzv-backend", "c10d"]);
+        let job = launch.args(["--rdzv-endpoint", &endpoint]).worker(["print=started"]).start();
+        hosted(&job, &endpoint);
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.never_says("started").dies_of(Signal::SIGTERM);
+        outcome
+    });
+    pair.agree(|outcome| outcome.status.code());
 }

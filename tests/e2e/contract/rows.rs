@@ -21,9 +21,6 @@ enum Tested {
 
 use Tested::{By, Here, Later};
 
-/// Rows of several agents, which need a rendezvous between nodes.
-const NODES: Tested = Later("several nodes");
-
 /// Section 3.10 of the contract: the timers that workers write into a FIFO. It has no row of its own.
 const WATCHDOG: Tested = Later("watchdog");
 
@@ -61,7 +58,7 @@ const ENVIRONMENT: [(&str, Tested); 14] = [
     ("c10d-master", Here),
     ("no-share", Here),
     ("local-addr", Here),
-    ("hetero", NODES),
+    ("hetero", Here),
     ("virtual", Here),
     ("virtual-short", Here),
     ("devnull-log", Here),
@@ -79,7 +76,7 @@ const PROCESSES: [(&str, Tested); 25] = [
     ("hup", Here),
     ("quit", Here),
     ("usr1-listed", Here),
-    ("term-early", NODES),
+    ("term-early", Here),
     ("grace", Here),
     ("grace-zero", Here),
     ("grace-on-failure", Here),
@@ -177,7 +174,7 @@ fn rows() -> Vec<(&'static str, &'static str, Tested)> {
     let mut rows: Vec<_> = all_here("command_line", &COMMAND_LINE).chain(all_here("logs", &LOGS)).collect();
     rows.extend(ENVIRONMENT.map(|(name, tested)| ("environment", name, tested)));
     rows.extend(PROCESSES.map(|(name, tested)| ("processes", name, tested)));
-    rows.extend(RENDEZVOUS.map(|name| ("rendezvous", name, NODES)));
+    rows.extend(all_here("rendezvous", &RENDEZVOUS));
     rows.extend(STORE.map(|(name, tested)| ("store", name, tested)));
     rows
 }

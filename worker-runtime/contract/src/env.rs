@@ -49,13 +49,16 @@ pub const SIGNALS_TO_HANDLE: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 pub const JOB: &str = "RANKRUN_JOB";
 /// Which life of the worker group this is, counted from 0.
 pub const GENERATION: &str = "RANKRUN_GENERATION";
+/// Which completed rendezvous of the job this is: a whole number that is the same on all nodes, and larger than that of
+/// the life before. Beside [`RESTART_COUNT`], which each node counts for itself. Not set in a job of one node.
+pub const ROUND: &str = "RANKRUN_ROUND";
 /// `1` in the environment of a process that may outlive a job that succeeded.
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
-const MARKS: [&str; 15] = [
+const MARKS: [&str; 16] = [
     RANK,
     LOCAL_RANK,
     WORLD_SIZE,
@@ -70,6 +73,7 @@ const MARKS: [&str; 15] = [
     USE_AGENT_STORE,
     JOB,
     GENERATION,
+    ROUND,
     DEVICE,
 ];
 
@@ -102,6 +106,8 @@ pub struct RankrunEnv {
     pub job: JobId,
     /// Which life of the worker group this is.
     pub generation: Generation,
+    /// Which round of the job; `None` in a job of one node.
+    pub round: Option<u64>,
     /// The worker's device, such as `cpu:0`; `None` where the launcher did not look.
     pub device: Option<String>,
 }
@@ -206,6 +212,9 @@ impl WorkerEnv {
         if let Some(rankrun) = &self.rankrun {
             vars.push((JOB, text(&rankrun.job)));
             vars.push((GENERATION, text(&rankrun.generation)));
+            if let Some(round) = &rankrun.round {
+                vars.push((ROUND, text(round)));
+            }
             if let Some(device) = &rankrun.device {
                 vars.push((DEVICE, text(device)));
             }
@@ -327,13 +336,25 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         }
     }
 
+    fn round(&self) -> Result<Option<u64>, EnvError> {
+        let Some(text) = self.text(ROUND)? else { return Ok(None) };
+        match text.parse() {
+            Ok(round) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(Some(round)),
+            _ => Err(EnvError::Invalid {
+                name: ROUND,
+                source: ParseIdError { text, expected: "a whole number from 0 to 18446744073709551615" },
+            }),
+        }
+    }
+
     fn rankrun(&self) -> Result<Option<RankrunEnv>, EnvError> {
-        if [JOB, GENERATION, DEVICE].iter().all(|name| (self.lookup)(name).is_none()) {
+        if [JOB, GENERATION, ROUND, DEVICE].iter().all(|name| (self.lookup)(name).is_none()) {
             return Ok(None);
         }
         Ok(Some(RankrunEnv {
             job: JobId(self.required_text(JOB)?),
             generation: self.required(GENERATION)?,
+            round: self.round()?,
             device: self.text(DEVICE)?,
         }))
     }

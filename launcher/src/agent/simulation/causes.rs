@@ -6,7 +6,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::book::{Book, Cause};
 use super::invariants::{Turn, Verdict, must};
-use crate::agent::failure::{Failure, Manner};
+use crate::agent::failure::{Failure, Lost, Manner};
 use crate::agent::message::{Action, Happening, Released, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
@@ -109,7 +109,8 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
 fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
     let ends = book.life.ends_since();
     let Some(seen_first) = ends.first() else { return false };
-    let is_lost = |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(blamed.local_rank));
+    let is_lost =
+        |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(Lost::Here(blamed.local_rank)));
     let crashes = [libc::SIGKILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
     let is_crash = matches!(blamed.exit, Exit::Signal { number, .. } if crashes.contains(&number));
     let is_at_once = blamed.at.duration_since(seen_first.at).is_ok_and(|later| later <= SAME_MOMENT);

@@ -16,7 +16,7 @@ use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
-use crate::agent::failure::Testimony;
+use crate::agent::failure::{Lost, Testimony};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
@@ -229,7 +229,7 @@ impl<M: Machine> World<'_, M> {
             let lost = match wrote {
                 Wrote::Nothing => None,
                 Wrote::Own => Some(None),
-                Wrote::Lost(rank) => Some(Some(LocalRank(rank))),
+                Wrote::Lost(rank) => Some(Some(Lost::Here(LocalRank(rank)))),
             };
             let testimony = lost.filter(|_| !exit.is_success()).map(|lost| Testimony { written: at, lost });
             let end = WorkerEnd { local_rank, pid, exit, at, testimony };

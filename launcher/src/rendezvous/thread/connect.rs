@@ -89,6 +89,10 @@ impl Driver {
 
     /// Tells the agent to stop its workers where the store has not answered for too long.
     pub(super) fn fence(&mut self, now: Instant) {
+        if self.backend.is_none() && self.bond.is_refused() {
+            // The store itself is gone, for everybody: what follows is not that we are taken for dead.
+            return;
+        }
         let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
         if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
             && now >= acknowledged + fence_after
@@ -247,7 +251,7 @@ impl Driver {
         let limit = match &self.phase {
             _ if has_joined && self.bond.is_refused() => {
                 // Nobody else has the store either: there is nothing to come back to.
-                let seen = self.bond.acknowledged.unwrap_or(since).max(since);
+                let seen = self.bond.acknowledged.unwrap_or(since);
                 return (now >= seen + self.fence_after()).then(|| self.lost(endpoint, waited));
             }
             Phase::Joining(joining) if has_joined => joining.deadline.saturating_duration_since(since),
@@ -274,8 +278,8 @@ impl Driver {
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
         let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| listed(it.state()).any(|node| *node == me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
-            let node = self.book.name(node);
-            self.over(Over::Failed(RendezvousError::Mismatch { node, source: mismatch }));
+            let host = self.book.name(node);
+            self.over(Over::Failed(RendezvousError::Mismatch { host, mismatch }));
         }
     }
 

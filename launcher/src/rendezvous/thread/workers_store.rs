@@ -77,7 +77,7 @@ impl AgentHosted {
             }
             _ => Err(error),
         });
-        bound.map_err(RendezvousError::WorkersStore)
+        Ok(bound?)
     }
 }
 
@@ -110,7 +110,7 @@ impl AgentStore for AgentHosted {
     }
 
     fn reset(&mut self) -> Result<(), RendezvousError> {
-        self.greeted.shared.server.get().map_or(Ok(()), StoreServer::reset).map_err(RendezvousError::WorkersStore)
+        Ok(self.greeted.shared.server.get().map_or(Ok(()), StoreServer::reset)?)
     }
 }
 

@@ -1,14 +1,33 @@
-//! A wall clock (`CLOCK_REALTIME`) that is a day fast and a day slow in turn, for who has this in `LD_PRELOAD`. The
-//! other clocks are the kernel's.
+//! A wall clock (`CLOCK_REALTIME`) that is wrong, for who has this in `LD_PRELOAD`: by [`SHIFT`] seconds where that
+//! variable is set, else a day fast and a day slow in turn. The other clocks are the kernel's.
 #![expect(unsafe_code, reason = "it stands in for a function of libc's")]
 
+use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, clockid_t, timespec};
 
+/// Names the variable that holds a constant shift in seconds.
+pub const SHIFT: &str = "FAKE_CLOCK_SHIFT";
+
 const DAY: i64 = 24 * 3600;
 
 static IS_FAST: AtomicBool = AtomicBool::new(false);
+
+/// What the variable says when the process starts to look at the clock.
+fn shift() -> Option<i64> {
+    static SHIFTED: OnceLock<Option<i64>> = OnceLock::new();
+    *SHIFTED.get_or_init(|| {
+        // SAFETY: the name ends with a zero.
+        let value = unsafe { libc::getenv(c"FAKE_CLOCK_SHIFT".as_ptr()) }.cast_const().cast::<c_char>();
+        if value.is_null() {
+            return None;
+        }
+        // SAFETY: what getenv(3) gives ends with a zero, and nobody changes the environment of these programs so early.
+        unsafe { CStr::from_ptr(value) }.to_str().ok()?.parse().ok()
+    })
+}
 
 /// clock_gettime(2).
 ///
@@ -19,9 +38,9 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
     // SAFETY: the kernel checks its arguments.
     let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
     if result == 0 && clock == libc::CLOCK_REALTIME {
-        let jump = if IS_FAST.fetch_xor(true, Ordering::Relaxed) { -DAY } else { DAY };
+        let jump = || if IS_FAST.fetch_xor(true, Ordering::Relaxed) { -DAY } else { DAY };
         // SAFETY: the kernel has just written there.
-        unsafe { (*time).tv_sec += jump };
+        unsafe { (*time).tv_sec += shift().unwrap_or_else(jump) };
     }
     c_int::try_from(result).unwrap_or(-1)
 }

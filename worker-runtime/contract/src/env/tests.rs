@@ -23,6 +23,7 @@ fn worker(rank: u32, world: u32) -> WorkerEnv {
         rankrun: Some(RankrunEnv {
             job: JobId("uuid".to_owned()),
             generation: Generation(2),
+            round: Some(7),
             device: Some("cpu:0".to_owned()),
         }),
     }

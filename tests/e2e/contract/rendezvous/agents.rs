@@ -1,0 +1,81 @@
+//! Several agents on one machine, and what they make of it.
+#![expect(clippy::disallowed_methods, reason = "a store of nobody's is started")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use harness::{Job, Launch, Name, Outcome, field, fixture};
+
+/// A store that no agent hosts.
+pub(super) struct Store {
+    child: Child,
+    port: u16,
+}
+
+impl Store {
+    pub(super) fn open() -> Self {
+        let mut child = Command::new(fixture("store-under-test"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the store starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("stdout is a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("the store tells its port");
+        Self { child, port: line.trim().parse().expect("a port") }
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// An agent with one worker.
+pub(super) fn agent(name: Name, endpoint: &str, nodes: &str, conf: &str) -> Launch {
+    let launch = Launch::new(name).args(["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-id", "row"]);
+    launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-conf", conf])
+}
+
+/// An agent of the job on a store that no agent hosts.
+pub(super) fn guest(name: Name, store: &Store, nodes: &str, conf: &str) -> Launch {
+    agent(name, &store.endpoint(), nodes, &format!("is_host=0,{conf}"))
+}
+
+/// Starts all of them, and waits for all ends.
+#[track_caller]
+pub(super) fn together(launches: impl IntoIterator<Item = Launch>) -> Vec<Outcome> {
+    let jobs: Vec<Job> = launches.into_iter().map(Launch::start).collect();
+    jobs.into_iter().map(Job::wait).collect()
+}
+
+/// `rank of world, node of nodes` of each worker, as its line tells it.
+pub(super) fn seat(line: &str) -> String {
+    let of = |key| field(line, key).unwrap_or("?");
+    format!("{} of {}, node {} of {}", of("rank"), of("world"), of("node"), of("nodes"))
+}
+
+/// All seats of all agents, sorted.
+pub(super) fn seats(outcomes: &[Outcome]) -> Vec<String> {
+    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
+    let mut seats: Vec<_> = lines.map(|line| seat(&line)).collect();
+    seats.sort();
+    seats
+}
+
+/// The exit statuses.
+pub(super) fn codes(outcomes: &[Outcome]) -> Vec<Option<i32>> {
+    outcomes.iter().map(|outcome| outcome.status.code()).collect()
+}
+
+/// Two workers in one world.
+pub(super) const WORLD_OF_TWO: [&str; 2] = ["0 of 2, node 0 of 2", "1 of 2, node 1 of 2"];
+
+/// One worker alone.
+pub(super) const ALONE: [&str; 1] = ["0 of 1, node 0 of 1"];

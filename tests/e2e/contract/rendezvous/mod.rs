@@ -1,0 +1,317 @@
+//! Appendix A, "Rendezvous": several agents on one machine. On hosts of their own they are in `crate::nodes`.
+
+mod agents;
+
+use std::time::Duration;
+
+use harness::{Gate, Job, Launch, Name, Scratch, field, free_port, library, only_ours};
+use nix::sys::signal::Signal;
+
+use super::pair::agree;
+use agents::{ALONE, Store, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
+
+/// Long enough for two starts of Python on a busy machine.
+const JOINS: &str = "join_timeout=60";
+
+#[test]
+fn two_nodes() {
+    let found = agree(|name| {
+        let store = Store::open();
+        let outcomes = together([0, 1].map(|_| guest(name, &store, "2", JOINS).worker(["seat"])));
+        (codes(&outcomes), seats(&outcomes))
+    });
+    assert_eq!(found.0, [Some(0), Some(0)]);
+    assert_eq!(found.1, WORLD_OF_TWO);
+}
+
+#[test]
+fn same_machine_host() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let outcomes = together([0, 1].map(|_| agent(name, &endpoint, "2", JOINS).worker(["seat"])));
+        (codes(&outcomes), seats(&outcomes))
+    });
+    assert_eq!(found.0, [Some(0), Some(0)]);
+    assert_eq!(found.1, WORLD_OF_TWO);
+}
+
+#[test]
+fn node_order() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let of = |address: &str| agent(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+        let outcomes = together(["localhost", "127.0.0.1"].map(|address| of(address).worker(["seat"])));
+        outcomes.iter().map(|outcome| seats(std::slice::from_ref(outcome))).collect::<Vec<_>>()
+    });
+    assert_eq!(found, [[WORLD_OF_TWO[1]], [WORLD_OF_TWO[0]]]);
+}
+
+#[test]
+fn elastic_min() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let conf = format!("{JOINS},last_call_timeout=3");
+        let outcomes = together([agent(name, &endpoint, "1:2", &conf).worker(["seat"])]);
+        (codes(&outcomes), seats(&outcomes), outcomes[0].took >= Duration::from_secs(3))
+    });
+    assert_eq!(found, (vec![Some(0)], ALONE.map(str::to_owned).to_vec(), true));
+}
+
+#[test]
+fn elastic_max() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        // Longer than the test may take: who waits for the last call fails it.
+        let conf = "join_timeout=1000,last_call_timeout=900";
+        let outcomes = together([0, 1].map(|_| agent(name, &endpoint, "1:2", conf).worker(["seat"])));
+        (codes(&outcomes), seats(&outcomes))
+    });
+    assert_eq!(found.0, [Some(0), Some(0)]);
+    assert_eq!(found.1, WORLD_OF_TWO);
+}
+
+#[test]
+fn join_timeout() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let outcomes = together([agent(name, &endpoint, "2", "join_timeout=4").worker(["seat"])]);
+        (codes(&outcomes), seats(&outcomes), outcomes[0].took >= Duration::from_secs(4))
+    });
+    assert_eq!(found, (vec![Some(1)], vec![], true));
+}
+
+#[test]
+fn no_store() {
+    let found = agree(|name| {
+        let endpoint = format!("127.0.0.1:{}", free_port());
+        let launch = agent(name, &endpoint, "2", "is_host=0,read_timeout=4");
+        codes(&together([launch.worker(["seat"])]))
+    });
+    assert_eq!(found, [Some(1)]);
+}
+
+/// A node of a static job.
+fn fixed(name: Name, nodes: &str, rank: &str, port: u16, conf: &str) -> Launch {
+    let launch = Launch::new(name).args(["--nnodes", nodes, "--node-rank", rank, "--nproc-per-node", "1"]);
+    let launch = launch.args(["--master-addr", "127.0.0.1", "--master-port", &port.to_string()]);
+    launch.args(["--rdzv-conf", conf])
+}
+
+#[test]
+fn static_two() {
+    let found = agree(|name| {
+        let port = free_port();
+        let of = |rank| fixed(name, "2", rank, port, "timeout=60").worker(["seat"]);
+        let outcomes = together(["1", "0"].map(of));
+        let master = format!(" addr=127.0.0.1 port={port} ");
+        let given = outcomes.iter().all(|outcome| outcome.lines_with(&master).len() == 1);
+        let own: Vec<_> = outcomes.iter().map(|outcome| seats(std::slice::from_ref(outcome))).collect();
+        (codes(&outcomes), own, given)
+    });
+    let own = [[WORLD_OF_TWO[1].to_owned()].to_vec(), [WORLD_OF_TWO[0].to_owned()].to_vec()];
+    assert_eq!(found, (vec![Some(0), Some(0)], own.to_vec(), true));
+}
+
+#[test]
+fn static_no_peer() {
+    let found = agree(|name| {
+        // Each alone, on a port of its own.
+        let of = |rank| fixed(name, "2", rank, free_port(), "timeout=4").worker(["seat"]);
+        let outcomes = together(["0", "1"].map(of));
+        (codes(&outcomes), seats(&outcomes))
+    });
+    assert_eq!(found, (vec![Some(1), Some(1)], vec![]));
+}
+
+/// A job of one node on a store that no agent hosts, and another agent that has come too.
+#[track_caller]
+fn with_a_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
+    let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
+    let own = || guest(name, store, "1", &conf).args(lease(name));
+    let first = own().worker(["seat", &gate.step()]).start();
+    first.line("seat rank=");
+    let second = own().worker(["seat"]).start();
+    (first, second)
+}
+
+/// A short lease, where the launcher knows it.
+fn lease(name: Name) -> &'static [&'static str] {
+    if name == Name::Rankrun { &["--lease", "2"] } else { &[] }
+}
+
+#[test]
+fn spare() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let (store, scratch) = (Store::open(), Scratch::new());
+        let gate = Gate::new(&scratch, "gate");
+        let (first, second) = with_a_spare(*name, &store, &gate);
+        // It says that it waits as a spare.
+        second.line("spare");
+        gate.open(1);
+        first.wait().exits(0);
+        second.wait().exits(0).never_says("seat rank=");
+    }
+}
+
+#[test]
+fn spare_takes_over() {
+    let found = agree(|name| {
+        let (store, scratch) = (Store::open(), Scratch::new());
+        let gate = Gate::new(&scratch, "gate");
+        let (first, second) = with_a_spare(name, &store, &gate);
+        for process in first.processes() {
+            process.signal(Signal::SIGKILL);
+        }
+        let outcome = second.wait();
+        (outcome.status.code(), seats(&[outcome]))
+    });
+    assert_eq!(found, (Some(0), ALONE.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn closed() {
+    let found = agree(|name| {
+        let store = Store::open();
+        let own = || guest(name, &store, "1", JOINS).worker(["seat"]);
+        let outcomes = [own().run(), own().run()];
+        (codes(&outcomes), seats(&outcomes))
+    });
+    assert_eq!(found, (vec![Some(0), Some(1)], ALONE.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn fail_restarts_all() {
+    let found = agree(|name| {
+        let endpoint = format!("localhost:{}", free_port());
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let own = |last: &[String]| {
+            let steps = ["seat".to_owned()].into_iter().chain(last.iter().cloned());
+            agent(name, &endpoint, "2", JOINS).args(["--max-restarts", "1"]).worker(steps).start()
+        };
+        let failing = own(&["life<1:exit=3".to_owned()]);
+        let other = own(&[gate.step()]);
+        let seats = other.lines("seat rank=", 2);
+        gate.open(1);
+        let outcomes = [failing, other].map(Job::wait);
+        let lives: Vec<_> = outcomes
+            .iter()
+            .map(|outcome| {
+                let lines = outcome.lines_with("seat rank=");
+                lines.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect::<Vec<_>>()
+            })
+            .collect();
+        let worlds: Vec<_> =
+            seats.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
+        (codes(&outcomes), lives, worlds)
+    });
+    assert_eq!(found.0, [Some(0), Some(0)]);
+    // The count is each agent's own.
+    assert_eq!(found.1, [["0", "1"], ["0", "0"]]);
+    assert_eq!(found.2, ["2", "2"]);
+}
+
+/// Two agents whose workers meet at the store, wait for the gate, and end.
+#[track_caller]
+fn meets(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
+    let conf = format!("{JOINS},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3");
+    agent(name, endpoint, nodes, &conf).args(lease(name)).worker(["seat", "sum", &gate.step()])
+}
+
+#[test]
+fn scale_up() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let (gate, endpoint) = (Gate::new(&scratch, "gate"), format!("localhost:{}", free_port()));
+        let first = meets(*name, &endpoint, "1:2", &gate).start();
+        assert_eq!(seat(&first.line("seat rank=")), ALONE[0]);
+        let second = meets(*name, &endpoint, "1:2", &gate).start();
+        first.line("sum rank=0 world=2 total=3");
+        second.line("sum rank=1 world=2 total=3");
+        gate.open(2);
+        for outcome in [first, second].map(Job::wait) {
+            outcome.exits(0);
+        }
+    }
+}
+
+#[test]
+fn replace() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let (store, scratch) = (Store::open(), Scratch::new());
+        let gate = Gate::new(&scratch, "gate");
+        let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
+        let own =
+            || guest(*name, &store, "2", &conf).args(lease(*name)).worker(["seat", "sum", &gate.step()]);
+        let [first, second] = [own().start(), own().start()];
+        first.line("world=2 total=3");
+        for process in second.processes() {
+            process.signal(Signal::SIGKILL);
+        }
+        let third = own().start();
+        third.line("world=2 total=3");
+        first.lines("world=2 total=3", 2);
+        gate.open(2);
+        for outcome in [first, third].map(Job::wait) {
+            outcome.exits(0);
+        }
+    }
+}
+
+#[test]
+fn peer_fails() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let endpoint = format!("localhost:{}", free_port());
+        let own = |steps: &[&str]| agent(*name, &endpoint, "2", JOINS).worker(steps.iter().copied()).start();
+        let waits = own(&["seat", "forever"]);
+        let fails = own(&["seat", "sleep-ms=100", "exit=3"]);
+        fails.wait().exits(name.code(3));
+        waits.wait().exits(1);
+    }
+}
+
+#[test]
+fn clock_skew() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let endpoint = format!("localhost:{}", free_port());
+        let own = || agent(*name, &endpoint, "2", JOINS).worker(["seat", "sum"]);
+        let slow = own().env("LD_PRELOAD", library("fake_clock")).env("FAKE_CLOCK_SHIFT", "-20").start();
+        let outcomes = [slow, own().start()].map(Job::wait);
+        assert_eq!(codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
+        assert_eq!(seats(&outcomes), WORLD_OF_TWO);
+    }
+}
+
+#[test]
+fn mixed() {
+    let endpoints = [0, 1].map(|_| format!("localhost:{}", free_port()));
+    // Either hosts the store once.
+    let pairs = endpoints.iter().zip([["1", "0"], ["0", "1"]]).map(|(endpoint, hosts)| {
+        let names = [Name::Rankrun, Name::Reference];
+        let own = |(name, host): (Name, &str)| {
+            agent(name, endpoint, "2", &format!("{JOINS},is_host={host}")).worker(["seat"]).start()
+        };
+        let mut both = names.into_iter().zip(hosts).map(own);
+        [both.next().expect("two"), both.next().expect("two")]
+    });
+    for jobs in pairs.collect::<Vec<_>>() {
+        let outcomes = jobs.map(Job::wait);
+        assert_eq!(codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
+        assert_eq!(seats(&outcomes), WORLD_OF_TWO);
+    }
+}
