@@ -5,12 +5,15 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod address;
+pub mod c10d;
 pub mod descriptor;
 pub mod exchange;
 pub mod host;
 pub mod keys;
 pub mod note;
+pub mod pickle;
 pub mod ranks;
+pub mod ranks_text;
 pub mod roles;
 pub mod round;
 pub mod sightings;
