@@ -55,7 +55,9 @@ pub enum RendezvousError {
         source: ClientError,
     },
     /// There is a store at the endpoint, but not the one that this node was connected to.
-    #[error("the rendezvous store at `{endpoint}` is another one now (`{found}`) than this node has joined (`{joined}`)")]
+    #[error(
+        "the rendezvous store at `{endpoint}` is another one now (`{found}`) than this node has joined (`{joined}`)"
+    )]
     AnotherStore {
         /// Host and port.
         endpoint: String,
@@ -174,8 +176,12 @@ impl RendezvousError {
             Self::Unreachable { .. } => {
                 "is the launcher running on the node that the endpoint names, and is its port open there?"
             }
-            Self::NoSuchHost { .. } => "give an address as the host of `--rdzv-endpoint`, or a name that this machine knows",
-            Self::AnotherStore { .. } => "the node that hosts the store was started anew; start the job again on all nodes",
+            Self::NoSuchHost { .. } => {
+                "give an address as the host of `--rdzv-endpoint`, or a name that this machine knows"
+            }
+            Self::AnotherStore { .. } => {
+                "the node that hosts the store was started anew; start the job again on all nodes"
+            }
             Self::NotAState { .. } => {
                 "something else writes to this store: give the job another `--rdzv-id` or another endpoint"
             }

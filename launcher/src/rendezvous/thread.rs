@@ -8,10 +8,10 @@ mod inbox;
 mod joining;
 mod member;
 mod parting;
-mod watch;
-mod workers_store;
 #[cfg(test)]
 mod tests;
+mod watch;
+mod workers_store;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -69,7 +69,7 @@ impl Rendezvous {
         let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
         let (mailbox, outlet) = channels().map_err(failed)?;
         let driver = Driver::open(setup, outlet)?;
-        let greeted = driver.greeted();
+        let greeted = driver.greeted.clone();
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("rendezvous".to_owned())

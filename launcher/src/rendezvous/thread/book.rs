@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use rankrun_contract::rank::NodeRank;
-
 use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{Launcher, Member};
 use crate::spec::rendezvous::RoundTimes;
 
 /// Everything known about the other agents. Pure.
@@ -83,7 +80,8 @@ impl Book {
     /// Takes note of a look at the state.
     pub(super) fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
         self.sightings.saw(state, beats, now);
-        let of_last_round = |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
+        let of_last_round =
+            |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
         let is_here: BTreeSet<&Node> = listed(state).collect();
         self.strangers.retain(|node| is_here.contains(node));
         let own = self.own.as_ref();
@@ -110,17 +108,6 @@ impl Book {
     /// Whose connections have this number in their greeting.
     pub(super) fn of_nonce(&self, nonce: u32) -> Option<&Node> {
         self.agents.iter().find(|(_, agent)| agent.nonce == nonce).map(|(node, _)| node)
-    }
-
-    /// A member of a round for people.
-    pub(super) fn member(&self, node: &Node, node_rank: NodeRank) -> Member {
-        let agent = self.agents.get(node);
-        Member {
-            node_rank,
-            name: self.name(node),
-            workers: agent.map(|agent| agent.workers),
-            launcher: agent.map_or(Launcher::Torchrun, |agent| Launcher::Rankrun { version: agent.version.clone() }),
-        }
     }
 }
 

@@ -11,16 +11,14 @@ use crate::rendezvous::address::{self, Known, interfaces};
 use crate::rendezvous::c10d::{Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{Guests, own_addresses};
+use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::worker_store::WorkerStore;
 use crate::rendezvous::{Change, News, Over};
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
 use super::driver::{Driver, Phase, random};
-use super::workers_store::{AgentHosted, WorkersStore};
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
@@ -96,8 +94,9 @@ impl Driver {
         let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
         if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
             && now >= acknowledged + fence_after
-            && membership.stop()
+            && membership.runs()
         {
+            membership.stop();
             self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
         }
     }
@@ -226,9 +225,8 @@ impl Driver {
             self.outlet.tell(News::Note(format!("{host}; {chosen}")));
         }
         let addr = chosen.addr;
-        match &mut self.workers_store {
-            WorkersStore::Agent(store) => store.addr.clone_from(&addr),
-            WorkersStore::Worker(store) => store.addr.clone_from(&addr),
+        if let Some(store) = &mut self.workers_store {
+            store.at(&addr);
         }
         let (pid, local_id) = (i64::from(std::process::id()), COUNT.fetch_add(1, Ordering::Relaxed));
         Ok(Me {
@@ -276,7 +274,8 @@ impl Driver {
 
     /// An agent of the job is not like us: whoever came later goes.
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
-        let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| listed(it.state()).any(|node| *node == me.node));
+        let is_in =
+            |me: &Me| self.backend.as_ref().is_some_and(|it| listed(it.state()).any(|node| *node == me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
             let host = self.book.name(node);
             self.over(Over::Failed(RendezvousError::Mismatch { host, mismatch }));
@@ -291,16 +290,5 @@ impl Driver {
     /// Readable when connections to our store have gone.
     pub(super) fn gone_fd(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-}
-
-impl WorkersStore {
-    /// Before anything is known of the address.
-    pub(super) fn new(guests: Guests, ports: Option<crate::spec::rendezvous::PortRange>, of_worker: bool) -> Self {
-        if of_worker {
-            Self::Worker(WorkerStore::new(String::new(), ports))
-        } else {
-            Self::Agent(AgentHosted { greeted: Default::default(), addr: String::new(), guests, ports })
-        }
     }
 }

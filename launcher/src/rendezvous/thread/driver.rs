@@ -21,8 +21,8 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Endpoint, Guests};
 use crate::rendezvous::keys::Keys;
 use crate::rendezvous::round::Me;
-use crate::rendezvous::state::Timestamp;
-use crate::rendezvous::workers_store::WorkersStore;
+use crate::rendezvous::state::{Node, Timestamp};
+use crate::rendezvous::torch_peer::Memory;
 use crate::rendezvous::{News, Over, Parting, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
@@ -34,6 +34,7 @@ use super::connect::Bond;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
+use super::workers_store::{Greeted, WorkersStore};
 
 /// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
 const POLL: Duration = Duration::from_secs(1);
@@ -57,6 +58,8 @@ pub(super) struct Plan {
     pub(super) version: String,
     pub(super) host: String,
     pub(super) nonce: u32,
+    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
+    pub(super) agent_store: bool,
 }
 
 impl Plan {
@@ -99,7 +102,11 @@ pub(super) struct Driver {
     pub(super) outlet: Outlet,
     /// The rendezvous store, where it is ours.
     pub(super) store: Option<StoreServer>,
-    pub(super) workers_store: WorkersStore,
+    /// The workers' store, but while it is lent to an exchange.
+    pub(super) workers_store: Option<WorkersStore>,
+    pub(super) greeted: Greeted,
+    /// What torchrun's agents believe.
+    pub(super) memory: Memory,
     pub(super) backend: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) me: Option<Me>,
@@ -120,7 +127,7 @@ impl Driver {
     /// # Errors
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
-        let (plan, is_host, worker_store) = plan(setup);
+        let (plan, is_host) = plan(setup);
         if let Some(iface) = &plan.network.iface {
             let known = interfaces()
                 .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
@@ -128,7 +135,13 @@ impl Driver {
         }
         let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
         let store = host::open(&plan.endpoint, is_host, guests)?;
-        let workers_store = WorkersStore::new(guests, plan.network.ports, worker_store);
+        let greeted = Greeted::default();
+        let ports = plan.network.ports;
+        let workers_store = if plan.agent_store {
+            WorkersStore::of_agent(greeted.clone(), guests, ports)
+        } else {
+            WorkersStore::of_worker(ports)
+        };
         let now = Instant::now();
         Ok(Self {
             book: Book::new(&plan.times),
@@ -136,7 +149,9 @@ impl Driver {
             plan,
             outlet,
             store,
-            workers_store,
+            workers_store: Some(workers_store),
+            greeted,
+            memory: Memory::default(),
             backend: None,
             me: None,
             phase: Phase::Idle,
@@ -293,7 +308,7 @@ impl Driver {
     }
 
     /// Takes note of the state as it is known now.
-    pub(super) fn meet(&mut self, mut beats: BTreeMap<crate::rendezvous::state::Node, i64>) -> Result<(), Trouble> {
+    pub(super) fn meet(&mut self, mut beats: BTreeMap<Node, i64>) -> Result<(), Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let unknown = self.book.unknown(backend.state());
         if !unknown.is_empty() {
@@ -322,8 +337,11 @@ impl Driver {
     pub(super) fn sleep(&self, until: Instant) {
         let bell = self.backend.as_ref().and_then(Backend::bell);
         let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
-        let mut inputs: Vec<PollFd<'_>> =
-            inputs.into_iter().flatten().map(|input: BorrowedFd<'_>| PollFd::new(input, PollFlags::POLLIN)).collect();
+        let mut inputs: Vec<PollFd<'_>> = inputs
+            .into_iter()
+            .flatten()
+            .map(|input: BorrowedFd<'_>| PollFd::new(input, PollFlags::POLLIN))
+            .collect();
         let left = until.saturating_duration_since(Instant::now());
         // Rounded up: a millisecond too early would be a turn for nothing.
         let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
@@ -343,8 +361,8 @@ pub(super) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1
 }
 
-/// What was asked for; whether this node was told to host, and whether the workers open their store themselves.
-fn plan(setup: Setup) -> (Plan, Option<bool>, bool) {
+/// What was asked for, and whether this node was told to host.
+fn plan(setup: Setup) -> (Plan, Option<bool>) {
     let Setup { spec, network, role, workers: _, entry, version } = setup;
     let (endpoint, keys, nodes, node_rank, times, local_addr, is_host, worker_store) = match spec {
         RendezvousSpec::C10d {
@@ -387,6 +405,7 @@ fn plan(setup: Setup) -> (Plan, Option<bool>, bool) {
         version,
         host,
         nonce,
+        agent_store: !worker_store,
     };
-    (plan, is_host, worker_store)
+    (plan, is_host)
 }

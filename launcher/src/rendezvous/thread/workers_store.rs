@@ -54,14 +54,34 @@ pub(super) enum WorkersStore {
     Worker(WorkerStore),
 }
 
+impl WorkersStore {
+    /// Not open yet.
+    pub(super) fn of_agent(greeted: Greeted, guests: Guests, ports: Option<PortRange>) -> Self {
+        Self::Agent(AgentHosted { greeted, addr: String::new(), guests, ports })
+    }
+
+    /// Not open yet.
+    pub(super) fn of_worker(ports: Option<PortRange>) -> Self {
+        Self::Worker(WorkerStore::new(String::new(), ports))
+    }
+
+    /// What the workers are told as host.
+    pub(super) fn at(&mut self, addr: &str) {
+        match self {
+            Self::Agent(store) => addr.clone_into(&mut store.addr),
+            Self::Worker(store) => addr.clone_into(&mut store.addr),
+        }
+    }
+}
+
 /// A store in the agent.
 #[derive(Debug)]
 pub(super) struct AgentHosted {
-    pub(super) greeted: Greeted,
+    greeted: Greeted,
     /// What the workers are told as host.
-    pub(super) addr: String,
-    pub(super) guests: Guests,
-    pub(super) ports: Option<PortRange>,
+    addr: String,
+    guests: Guests,
+    ports: Option<PortRange>,
 }
 
 impl AgentHosted {
