@@ -197,6 +197,12 @@ impl RendezvousSpec {
         }
     }
 
+    /// Whether other nodes may take part, and so there is a rendezvous.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.nodes().max > NodeCount::ONE
+    }
+
     /// Where the workers meet: on the loopback, unless the user named another address.
     #[must_use]
     pub fn store(&self) -> StorePlan<'_> {
@@ -388,6 +394,8 @@ pub struct WorkerDefaults {
     pub omp_threads: Option<u32>,
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
     pub nccl_async_error_handling: bool,
+    /// `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of `--iface`.
+    pub interfaces: Vec<(&'static str, String)>,
 }
 
 /// A small launch for tests: two workers that run `/bin/true`.
@@ -423,7 +431,11 @@ pub(crate) fn example() -> LaunchSpec {
             duplicates: Duplicates::default(),
         },
         stdin: StdinPolicy::All,
-        defaults: WorkerDefaults { omp_threads: None, nccl_async_error_handling: false },
+        defaults: WorkerDefaults {
+            omp_threads: None,
+            nccl_async_error_handling: false,
+            interfaces: Vec::new(),
+        },
         seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,
         devices: DeviceSpec::default(),

@@ -1,9 +1,11 @@
 //! `--config PATH`: settings from a file, below the command line and the variables.
 //!
 //! A file is read only where somebody names it: one that merely lies in the working folder must not change what runs.
-//! `[launch]` takes every option by its long name, `[restart]` and `[stop]` are shorter names for theirs, each
-//! `[[restart.rules]]` is one rule, and `[stop.grace-for]` has a grace for each cause of a stop. What is known of a value is checked here, with its line; what it means is decided
-//! where the option's is.
+//! `[launch]` takes every option by its long name, `[nodes]`, `[restart]` and `[stop]` are shorter names for theirs,
+//! each `[[restart.rules]]` is one rule, and `[stop.grace-for]` has a grace for each cause of a stop. What is known of
+//! a value is checked here, with its line; what it means is decided where the option's is.
+
+mod words;
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -12,14 +14,20 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use words::{expected, in_words, kind_of, number_or_text};
+
 use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin, nearest_of};
 use super::option::{Kind, OptionRow};
 use super::run::{
-    self, CONFIG, GRACE, LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR,
-    RESTART_JITTER, RESTART_MAX_DELAY, RESTART_RESET, RESTART_RULES, RESTART_WINDOW, VERBOSE, VERSION,
+    self, CONFIG, GRACE, IFACE, JOIN_TIMEOUT, LAST_CALL, LEASE, LEFTOVER_GRACE, PORT_RANGE, PROGRESS_DIR,
+    PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY, RESTART_RESET,
+    RESTART_RULES, RESTART_WINDOW, VERSION,
 };
 use super::settings::{Setting, Settings};
-use super::torchrun::{self, HELP, MAX_RESTARTS, PRINT_COMPLETION, SHUTDOWN_TIMEOUT};
+use super::torchrun::{
+    self, HELP, LOCAL_ADDR, MAX_RESTARTS, NNODES, NODE_RANK, PRINT_COMPLETION, RDZV_BACKEND, RDZV_ENDPOINT,
+    RDZV_ID, SHUTDOWN_TIMEOUT,
+};
 use crate::facts::Facts;
 use crate::spec::stop::GraceCause;
 
@@ -41,8 +49,21 @@ const RESTART: [(&str, &OptionRow); 9] = [
     ("progress-restarts", &PROGRESS_RESTARTS),
 ];
 const STOP: [(&str, &OptionRow); 2] = [("grace", &GRACE), ("leftover", &LEFTOVER_GRACE)];
+const NODES: [(&str, &OptionRow); 11] = [
+    ("nnodes", &NNODES),
+    ("node-rank", &NODE_RANK),
+    ("backend", &RDZV_BACKEND),
+    ("endpoint", &RDZV_ENDPOINT),
+    ("id", &RDZV_ID),
+    ("join-timeout", &JOIN_TIMEOUT),
+    ("last-call", &LAST_CALL),
+    ("lease", &LEASE),
+    ("local-addr", &LOCAL_ADDR),
+    ("iface", &IFACE),
+    ("port-range", &PORT_RANGE),
+];
 const GRACE_FOR: &str = "grace-for";
-const TABLES: [&str; 3] = ["launch", "restart", "stop"];
+const TABLES: [&str; 4] = ["launch", "nodes", "restart", "stop"];
 const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
 
 /// What a file says.
@@ -174,6 +195,7 @@ impl Reader<'_> {
                     "launch" => self.launch(entry)?,
                     "restart" if entry.0.get_ref() == "rules" => self.rules(entry)?,
                     "restart" => self.short("restart", &RESTART, entry)?,
+                    "nodes" => self.short("nodes", &NODES, entry)?,
                     _ if entry.0.get_ref().replace('_', "-") == GRACE_FOR => self.graces(entry)?,
                     _ => self.short("stop", &STOP, entry)?,
                 }
@@ -215,7 +237,11 @@ impl Reader<'_> {
             Some((_, row)) => self.value(table, row, entry),
             None => {
                 let mut known: Vec<&str> = rows.iter().map(|(short, _)| *short).collect();
-                known.push(if table == "restart" { "rules" } else { GRACE_FOR });
+                match table {
+                    "restart" => known.push("rules"),
+                    "stop" => known.push(GRACE_FOR),
+                    _ => {}
+                }
                 Err(self.unknown(table, entry.0, &known))
             }
         }
@@ -338,58 +364,6 @@ impl Reader<'_> {
         }
         let conditions = if conditions.is_empty() { "any".to_owned() } else { conditions.join("+") };
         Ok(then.map_or_else(|| conditions.clone(), |then| format!("{conditions}:{then}")))
-    }
-}
-
-/// The value as it would stand on the command line, if it is of a type that the option takes.
-fn in_words(row: &OptionRow, value: &DeValue<'_>) -> Option<String> {
-    match (row.kind, value) {
-        (Kind::Flag, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
-        (Kind::Flag, DeValue::Integer(_)) if row == &VERBOSE => number_or_text(value),
-        (Kind::Text | Kind::Choice(_), DeValue::String(text)) => Some(text.to_string()),
-        (Kind::Text | Kind::Float, DeValue::Float(number)) => Some(number.as_str().to_owned()),
-        (Kind::Text | Kind::Float | Kind::Int | Kind::RankOrWord, DeValue::Integer(_)) => {
-            number_or_text(value).filter(|text| row.takes(OsStr::new(text)))
-        }
-        (Kind::RankOrWord, DeValue::String(text)) if row.takes(OsStr::new(text.as_ref())) => {
-            Some(text.to_string())
-        }
-        _ => None,
-    }
-}
-
-fn number_or_text(value: &DeValue<'_>) -> Option<String> {
-    match value {
-        DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
-        DeValue::Integer(number) => {
-            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
-        }
-        _ => None,
-    }
-}
-
-const fn expected(row: &OptionRow) -> &'static str {
-    match row.kind {
-        Kind::Flag => "true or false",
-        Kind::Text => "a text or a number",
-        Kind::Int => "a whole number",
-        Kind::Float => "a number",
-        Kind::Choice(_) => "a text",
-        Kind::RankOrWord => "a local rank, \"all\" or \"none\"",
-    }
-}
-
-fn kind_of(value: &Spanned<DeValue<'_>>) -> &'static str {
-    match value.get_ref() {
-        DeValue::String(_) => "a text",
-        DeValue::Integer(_) => "a whole number",
-        DeValue::Float(_) => "a number with a fraction",
-        DeValue::Boolean(_) => "true or false",
-        DeValue::Datetime(moment) if moment.date.is_none() => "a time of day",
-        DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "a list",
-        DeValue::Table(_) => "a table",
     }
 }
 

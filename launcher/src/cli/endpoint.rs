@@ -1,5 +1,7 @@
 //! The syntax of `--rdzv-endpoint` (contract 1.8).
 
+use std::net::Ipv6Addr;
+
 /// Host and port, as torch reads them; no port where none is written.
 ///
 /// `None` for what torch cannot read. A bare IPv6 address is misread as torch misreads it: `::1` is port 1 of `:`.
@@ -20,6 +22,13 @@ pub(super) fn parse_host(text: &str) -> Option<String> {
     let host = text.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(text);
     let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.' | ':' | '-');
     (!host.is_empty() && host.chars().all(fits)).then(|| host.to_owned())
+}
+
+/// An IPv6 address, with or without a port behind it, and without the brackets that tell which.
+pub(super) fn is_bare_ipv6(text: &str) -> bool {
+    let text = text.trim();
+    let before_port = text.rsplit_once(':').map_or("", |(host, _)| host);
+    [text, before_port].iter().any(|text| text.parse::<Ipv6Addr>().is_ok())
 }
 
 /// One to five digits.
@@ -58,10 +67,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_ipv6_address_without_brackets_is_seen() {
+        for text in
+            ["::1", " fe80::2:7", "::", "2001:db8::1", "2001:db8:0:0:0:0:0:1:29400", "::ffff:1.2.3.4:5"]
+        {
+            assert!(is_bare_ipv6(text), "`{text}`");
+        }
+        for text in ["", "h", "h:5", "[::1]", "[::1]:5", "1.2.3.4:5", ":5", "a:b:c", "::x"] {
+            assert!(!is_bare_ipv6(text), "`{text}`");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_text_panics(text in "\\PC*", ports in "[a-z:\\[\\]0-9]{0,9}") {
-            let _ = (parse_endpoint(&text), parse_endpoint(&ports));
+            let _ = (parse_endpoint(&text), parse_endpoint(&ports), is_bare_ipv6(&text), is_bare_ipv6(&ports));
         }
     }
 }

@@ -6,11 +6,12 @@
 use std::fmt;
 
 pub use clash::Clash;
+pub use conf::ConfProblem;
 pub use config::{ConfigError, ConfigProblem};
 pub use device::DeviceError;
 pub use expected::Expected;
 pub use rule::RuleProblem;
-pub use setting::{ConfProblem, EntrypointProblem, SettingError};
+pub use setting::{EntrypointProblem, SettingError};
 
 use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};
@@ -19,6 +20,7 @@ use crate::exit_code;
 use crate::spec::Persona;
 
 mod clash;
+mod conf;
 mod config;
 mod device;
 mod expected;

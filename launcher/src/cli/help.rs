@@ -7,7 +7,7 @@ use super::{run, torchrun};
 use crate::spec::Persona;
 
 const WIDTH: usize = 100;
-const ABOUT: &str = "Start N workers of a training program on this node, watch them, restart them together";
+const ABOUT: &str = "Start N workers of a training program on each node, watch them, restart them together";
 const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun run [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
@@ -77,8 +77,16 @@ rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requ
 start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
 
 The file of --config has options by their long names below [launch], as in `max-restarts = 3`, and
-those of restarts by shorter ones below [restart]. It is read only where it is named, and counts
-after the command line and the variables.
+those of restarts and nodes by shorter ones below [restart] and [nodes]. It is read only where it is
+named, and counts after the command line and the variables.
+";
+
+const NODES: &str = "
+A job of several nodes is one launcher on each, rankrun or torchrun: either --nnodes, --master-addr
+and --master-port, with --node-rank 0, 1, … (static), or --nnodes and --rdzv-backend c10d with the
+same --rdzv-endpoint and --rdzv-id on each. With c10d who is lost is noticed within --lease, who
+comes later takes part from the next round on, and who is one too many waits as a spare. --node-rank
+counts there too where every node gives another one.
 ";
 
 const EXAMPLES: &str = "
@@ -90,6 +98,9 @@ Examples:
   rankrun --max-restarts 5 --restart-window 1h --restart-delay 10s train.py
   rankrun --nproc-per-node 2 --tee 3 --log-dir logs target/release/train
   rankrun run --stdin 0 --grace 5 --nproc-per-node 2 train.py
+  rankrun --nnodes 2 --node-rank 0 --master-addr node0 --master-port 29500 train.py
+  rankrun --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 7 train.py
+  rankrun --nnodes 2 --node-rank 1 --master-addr node0 --iface eth0 train.py
   rankrun explain --nproc-per-node 2 train.py
   rankrun --leave-out 1 --nproc-per-node 2 train.py
 
@@ -107,6 +118,7 @@ const TORCHRUN_EXAMPLES: &str = "
 Examples:
   torchrun --nproc-per-node 4 train.py --epochs 3
   torchrun --nproc-per-node cpu --max-restarts 2 -m package.train
+  torchrun --nnodes 2 --node-rank 0 --master-addr node0 --master-port 29500 train.py
 
 Exit status:
   0  every worker exited 0
@@ -132,7 +144,7 @@ pub(super) fn help(persona: Persona) -> String {
         Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
             .after_help(format!(
-                "{BEHIND}{PROGRAMS}{DEVICES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
+                "{BEHIND}{PROGRAMS}{DEVICES}{NODES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
             ))
             .render_help()
             .to_string(),

@@ -25,6 +25,9 @@ pub(super) fn resolve_start_timeout(
     let Some(Setting { origin, value }) = time(settings, &START_TIMEOUT, Expected::Time)? else {
         return Ok(None);
     };
+    if rendezvous.nodes().is_many() {
+        return Err(SettingError::JoinsElsewhere { origin }.into());
+    }
     if rendezvous.store().host == StoreHost::Worker {
         return Err(SettingError::JoinsUnseen { origin }.into());
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rankrun_contract::rank::LocalWorldSize;
+use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use super::error::Origin;
 use super::python::PythonSource;
@@ -39,6 +39,27 @@ pub enum Notice {
         origin: Origin,
         /// Why it has no effect.
         because: IgnoredBecause,
+    },
+    /// `--nnodes MIN:MAX` of a static rendezvous.
+    AllNodes {
+        /// Where it came from.
+        origin: Origin,
+        /// As it was written.
+        value: String,
+        /// How many are waited for.
+        nodes: NodeCount,
+    },
+    /// More nodes may come, and none can.
+    Alone {
+        /// Where their number came from.
+        origin: Origin,
+        /// As it was written.
+        value: String,
+    },
+    /// Nobody said where the nodes meet.
+    OnThisMachine {
+        /// On which port of each machine.
+        port: u16,
     },
     /// An empty `--rdzv-id`: torch makes one up.
     MadeUpRunId {
@@ -114,6 +135,8 @@ pub enum IgnoredBecause {
     Endpoint,
     /// Only the static rendezvous has it.
     OnlyStatic,
+    /// Nodes always tell each other how many workers they have.
+    RanksAreTold,
     /// `--run-path` says how the entrypoint runs.
     RunPath,
     /// Workers are always started in one way.
@@ -132,6 +155,7 @@ impl fmt::Display for IgnoredBecause {
             Self::FixedPort => "with a given port the workers are told the address given with it",
             Self::Endpoint => "`--rdzv-endpoint` says it",
             Self::OnlyStatic => "only the static rendezvous has it",
+            Self::RanksAreTold => "nodes always tell each other how many workers they have",
             Self::RunPath => "`--run-path` says how the script runs",
             Self::OneStartMethod => "every worker is a fresh process",
             Self::NoLogTree => "`--log-dir /dev/null` makes no files",
@@ -162,6 +186,17 @@ impl fmt::Display for Notice {
                  your application as needed",
             ),
             Self::Ignored { origin, because } => write!(f, "{origin} has no effect: {because}"),
+            Self::AllNodes { origin, value, nodes } => {
+                write!(f, "{origin} is `{value}`, and a static rendezvous waits for all {nodes} nodes")
+            }
+            Self::Alone { origin, value } => {
+                write!(f, "{origin} is `{value}`, and no other node can find a store on a free port")
+            }
+            Self::OnThisMachine { port } => write!(
+                f,
+                "no `--rdzv-endpoint` is given: this node meets others at `localhost:{port}`, which other machines \
+                 cannot reach"
+            ),
             Self::MadeUpRunId { run_id } => write!(f, "the run id is empty, so it is `{run_id}`"),
             Self::Signal { origin, name, problem: SignalProblem::Unknown } => {
                 write!(f, "{origin} names `{name}`, which is no signal (they are written as in `SIGTERM`)")

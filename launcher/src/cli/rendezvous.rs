@@ -1,29 +1,37 @@
-//! How the workers find each other: torchrun's choice between a store on a free port, one on a given port, and the
-//! dynamic rendezvous (contract 1.4).
+//! How nodes and workers find each other: torchrun's choice between a store on a free port, one on a given port, and
+//! the dynamic rendezvous (contract 1.4).
 
 mod conf;
+mod nodes;
+mod times;
 
-use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
+use rankrun_contract::rank::{NodeCount, RunId};
 
-use conf::{C10D_KEYS, STATIC_KEYS, check_conf};
+use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf};
+use nodes::{Nodes, rank_among, rank_in_order};
+use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
-use super::endpoint::{parse_endpoint, parse_host};
-use super::error::{CliError, Expected, Origin, SettingError};
+use super::endpoint::{is_bare_ipv6, parse_endpoint, parse_host};
+use super::error::{CliError, ConfProblem, Expected, Origin, SettingError};
 use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
-use super::python_text::parse_int;
+use super::run::LAST_CALL;
 use super::settings::{Setting, Settings};
 use super::torchrun::{
-    LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
+    LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
     STANDALONE,
 };
-use crate::spec::rendezvous::{NodeRange, RoundTimes};
+use crate::spec::rendezvous::RoundTimes;
 use crate::spec::{Persona, RendezvousSpec};
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
 const WORKER_STORE_VARIABLE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+/// `1`: torchrun's agents compute the ranks of each other instead of telling them.
+const IDENTICAL_VARIABLE: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 /// Where agents meet when the endpoint names no port.
 const C10D_PORT: u16 = 29_400;
+/// Where several nodes meet when nothing names a port.
+const STATIC_PORT: u16 = 29_500;
 
 /// Which rendezvous it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,37 +60,46 @@ const LOCAL: Unheard = (&LOCAL_ADDR, ["", "", ""]);
 /// The rendezvous, and what was said about it that has no effect.
 ///
 /// # Errors
-/// Values that torchrun refuses too, and whatever needs more than this node.
+/// Values that torchrun refuses too, and what would be waited for in vain.
 pub(super) fn resolve_rendezvous(
     settings: &Settings<'_>,
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
     let port = settings.int(&MASTER_PORT)?;
     let node_rank = settings.int(&NODE_RANK)?;
-    check_nodes(settings)?;
-    match choose_mode(settings, port, notices)? {
+    let nodes = Nodes::of(settings)?;
+    match choose_mode(settings, port, &nodes, notices)? {
         Mode::Standalone(because) => {
-            check_conf(settings, C10D_KEYS)?;
+            let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
+            if let Some(Said { origin, item, yes: false }) = conf.is_host {
+                let problem = ConfProblem::NobodyHosts;
+                return Err(SettingError::RendezvousConf { origin, item, problem }.into());
+            }
+            nodes.must_do_alone(notices)?;
+            refuse_idle(settings, &OF_SEVERAL_NODES)?;
             resolve_standalone(settings, because, notices)
         }
-        Mode::C10d => {
-            check_conf(settings, C10D_KEYS)?;
-            resolve_c10d(settings, notices)
-        }
+        Mode::C10d => resolve_c10d(settings, &nodes, node_rank, notices),
         Mode::Static { addr, port } => {
-            check_conf(settings, STATIC_KEYS)?;
-            if let Some(Setting { origin, value }) = node_rank.filter(|rank| rank.value != 0) {
-                return Err(refused(origin, value.to_string(), Expected::OnlyNodeRank));
+            let conf = read_conf(settings, STATIC_KEYS, RoundTimes::of_static())?;
+            let nodes = nodes.fixed(notices);
+            let node_rank = rank_among(node_rank, nodes)?;
+            let is_many = nodes != NodeCount::ONE;
+            if is_many {
+                refuse_idle(settings, &[&LAST_CALL])?;
+                tell_without_store(settings, notices);
+            } else {
+                refuse_idle(settings, &OF_SEVERAL_NODES)?;
+                say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
             }
-            say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
             Ok(RendezvousSpec::Static {
                 run_id: run_id(settings, notices)?,
                 addr,
                 port,
-                local_addr: None,
-                nodes: NodeCount::ONE,
-                node_rank: NodeRank(0),
-                times: RoundTimes::default(),
+                local_addr: if is_many { local_addr(settings)? } else { None },
+                nodes,
+                node_rank,
+                times: resolve_times(settings, conf)?,
             })
         }
     }
@@ -91,6 +108,7 @@ pub(super) fn resolve_rendezvous(
 fn choose_mode(
     settings: &Settings<'_>,
     master_port: Option<Setting<i128>>,
+    nodes: &Nodes,
     notices: &mut Vec<Notice>,
 ) -> Result<Mode, CliError> {
     if settings.flag(&STANDALONE)? {
@@ -105,14 +123,23 @@ fn choose_mode(
             _ => Err(SettingError::PythonPlugin { origin, value, built_in: &["static", "c10d"] }.into()),
         };
     }
-    if let Some((addr, port)) = endpoint(settings, None)? {
+    let is_many = nodes.range.is_many();
+    if let Some(Endpoint { origin, text, host, port }) = endpoint(settings, None)? {
+        if is_many && port == 0 {
+            return Err(refused(origin, text, Expected::EndpointOfMany));
+        }
         say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
-        return Ok(Mode::Static { addr, port });
+        return Ok(Mode::Static { addr: host, port });
     }
-    let Some(Setting { origin, value }) = master_port else {
-        return Ok(Mode::Standalone(IgnoredBecause::ImplicitStandalone));
+    let port = match master_port {
+        None if is_many => STATIC_PORT,
+        None => return Ok(Mode::Standalone(IgnoredBecause::ImplicitStandalone)),
+        Some(Setting { origin, value }) => match u16::try_from(value) {
+            Ok(0) if is_many => return Err(refused(origin, value.to_string(), Expected::PortOfMany)),
+            Ok(port) => port,
+            Err(_) => return Err(refused(origin, value.to_string(), Expected::Port)),
+        },
     };
-    let port = u16::try_from(value).map_err(|_| refused(origin, value.to_string(), Expected::Port))?;
     Ok(Mode::Static { addr: master_addr(settings)?, port })
 }
 
@@ -137,29 +164,73 @@ fn resolve_standalone(
     })
 }
 
-fn resolve_c10d(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<RendezvousSpec, CliError> {
-    let found = endpoint(settings, Some(C10D_PORT))?;
-    let (host, port) = found.unwrap_or_else(|| ("localhost".to_owned(), C10D_PORT));
-    say_unheard(settings, IgnoredBecause::OnlyStatic, &[ADDR, PORT, RANK], notices);
+fn resolve_c10d(
+    settings: &Settings<'_>,
+    nodes: &Nodes,
+    node_rank: Option<Setting<i128>>,
+    notices: &mut Vec<Notice>,
+) -> Result<RendezvousSpec, CliError> {
+    let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
+    let is_many = nodes.range.is_many();
+    let (host, port) = match endpoint(settings, Some(C10D_PORT))? {
+        Some(Endpoint { host, port, .. }) => (host, port),
+        None => {
+            if is_many {
+                notices.push(Notice::OnThisMachine { port: C10D_PORT });
+            }
+            ("localhost".to_owned(), C10D_PORT)
+        }
+    };
+    if port == 0 {
+        nodes.must_do_alone(notices)?;
+    }
+    say_unheard(settings, IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
+    let orders = is_many && settings.persona == Persona::Rankrun;
+    if is_many {
+        tell_without_store(settings, notices);
+    }
+    if !orders {
+        say_unheard(settings, IgnoredBecause::OnlyStatic, &[RANK], notices);
+    }
     Ok(RendezvousSpec::C10d {
         run_id: run_id(settings, notices)?,
         host,
         port,
         local_addr: local_addr(settings)?,
         worker_store: worker_store(settings),
-        nodes: NodeRange::ONE,
-        is_host: None,
-        node_rank: None,
-        times: RoundTimes::default(),
+        nodes: nodes.range,
+        is_host: conf.is_host.as_ref().map(|said| said.yes),
+        node_rank: if orders { rank_in_order(node_rank)? } else { None },
+        times: resolve_times(settings, conf)?,
     })
 }
 
+/// What torchrun reads to spare its store a few words, which its agents must then all do.
+fn tell_without_store(settings: &Settings<'_>, notices: &mut Vec<Notice>) {
+    if settings.facts.variable(IDENTICAL_VARIABLE).is_some_and(|value| value == "1") {
+        let origin = Origin::Variable(IDENTICAL_VARIABLE.to_owned());
+        notices.push(Notice::Ignored { origin, because: IgnoredBecause::RanksAreTold });
+    }
+}
+
+/// A place that was named.
+struct Endpoint {
+    origin: Origin,
+    text: String,
+    host: String,
+    port: u16,
+}
+
 /// `--rdzv-endpoint`, where it is given and not empty.
-fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option<(String, u16)>, CliError> {
+fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option<Endpoint>, CliError> {
     let found = settings.text(&RDZV_ENDPOINT)?.filter(|endpoint| !endpoint.value.is_empty());
     let Some(Setting { origin, value }) = found else { return Ok(None) };
+    // torch takes what stands behind the last colon for a port, whatever it is.
+    if settings.persona == Persona::Rankrun && is_bare_ipv6(&value) {
+        return Err(refused(origin, value, Expected::BracketedEndpoint));
+    }
     match parse_endpoint(&value).map(|(host, port)| (host, port.or(default_port))) {
-        Some((host, Some(port))) => Ok(Some((host, port))),
+        Some((host, Some(port))) => Ok(Some(Endpoint { origin, text: value, host, port })),
         Some((_, None)) => Err(refused(origin, value, Expected::EndpointWithPort)),
         None => Err(refused(origin, value, Expected::Endpoint)),
     }
@@ -174,8 +245,14 @@ fn master_addr(settings: &Settings<'_>) -> Result<String, CliError> {
     }
 }
 
+/// torchrun publishes any text; nobody reaches one that is no host.
 fn local_addr(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
-    Ok(settings.text(&LOCAL_ADDR)?.map(|addr| addr.value).filter(|addr| !addr.is_empty()))
+    match settings.text(&LOCAL_ADDR)?.filter(|addr| !addr.value.is_empty()) {
+        Some(Setting { origin, value }) if settings.persona == Persona::Rankrun => {
+            parse_host(&value).map(Some).ok_or_else(|| refused(origin, value, Expected::Host))
+        }
+        found => Ok(found.map(|addr| addr.value)),
+    }
 }
 
 fn worker_store(settings: &Settings<'_>) -> bool {
@@ -213,22 +290,6 @@ fn say_unheard(
 
 fn refused(origin: Origin, value: String, expected: Expected) -> CliError {
     SettingError::Refused { origin, value, expected }.into()
-}
-
-fn check_nodes(settings: &Settings<'_>) -> Result<(), CliError> {
-    let Some(Setting { origin, value }) = settings.text(&NNODES)? else { return Ok(()) };
-    match parse_nodes(&value) {
-        None => Err(refused(origin, value, Expected::NodeCount)),
-        Some((1, 1)) => Ok(()),
-        Some(_) => Err(SettingError::NotSupported { origin, value }.into()),
-    }
-}
-
-/// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.
-fn parse_nodes(text: &str) -> Option<(i128, i128)> {
-    let (min, max) = text.split_once(':').unwrap_or((text, text));
-    let (min, max) = (parse_int(min)?, parse_int(max)?);
-    (0 < min && min <= max).then_some((min, max))
 }
 
 #[cfg(test)]

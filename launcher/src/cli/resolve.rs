@@ -16,6 +16,7 @@ use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
+use super::network::{interfaces, resolve_network};
 use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
@@ -28,7 +29,6 @@ use super::stop::{resolve_leftovers, resolve_stop};
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::rendezvous::NetworkSpec;
 use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
@@ -59,6 +59,7 @@ pub(super) fn resolve(
     refuse_clashes(&settings)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
+    let network = resolve_network(&settings)?;
     let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
     let signals = resolve_signals(&settings, &mut notices)?;
     let events = resolve_events(&settings)?;
@@ -66,7 +67,7 @@ pub(super) fn resolve(
     let devices = resolve_devices(&settings, verbosity, &mut notices)?;
     let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
-    let restart = resolve_restart(&settings, workers)?;
+    let restart = resolve_restart(&settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
@@ -81,7 +82,6 @@ pub(super) fn resolve(
         args: request.args,
         workers,
         role,
-        network: NetworkSpec::default(),
         rendezvous,
         max_restarts,
         restart,
@@ -96,7 +96,9 @@ pub(super) fn resolve(
         defaults: WorkerDefaults {
             omp_threads,
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
+            interfaces: interfaces(&network, facts),
         },
+        network,
         seats: devices.seats,
         visibility: devices.visibility,
         devices: devices.spec,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank};
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 
 use super::config::RuleText;
 use super::contradiction::{are_side_by_side, without_effect};
@@ -49,6 +49,7 @@ const ENDS_NOBODY: [Signal; 8] = [
 pub(super) fn resolve_restart(
     settings: &Settings<'_>,
     workers: LocalWorldSize,
+    nodes: NodeCount,
 ) -> Result<RestartPolicy, CliError> {
     let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
     let reset_after = time(settings, &RESTART_RESET, Expected::Time)?;
@@ -56,7 +57,7 @@ pub(super) fn resolve_restart(
     let progress = resolve_progress(settings)?;
     refuse_without_restarts(settings)?;
     let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
-    let rules = resolve_rules(settings, workers)?;
+    let rules = resolve_rules(settings, Workers { here: workers, nodes })?;
     Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
 }
 
@@ -150,7 +151,22 @@ fn number(
     }
 }
 
-fn resolve_rules(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Vec<RestartRule>, CliError> {
+/// Who a rule can be about.
+#[derive(Debug, Clone, Copy)]
+struct Workers {
+    /// On this node.
+    here: LocalWorldSize,
+    nodes: NodeCount,
+}
+
+impl Workers {
+    /// How many ranks there are, where no other node decides about it.
+    fn ranks(self) -> Option<u32> {
+        (self.nodes == NodeCount::ONE).then_some(self.here.get())
+    }
+}
+
+fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<RestartRule>, CliError> {
     let written: Vec<RuleText> = match settings.text(&RESTART_RULES)? {
         Some(Setting { origin, value }) => {
             let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
@@ -191,11 +207,7 @@ fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {
 }
 
 /// Whether the rule can ever decide anything, behind those before it.
-fn check_rule(
-    rule: &RestartRule,
-    before: &[RestartRule],
-    workers: LocalWorldSize,
-) -> Result<(), RuleProblem> {
+fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> Result<(), RuleProblem> {
     let Conditions { exit, signal, rank, node } = rule.when;
     if exit.is_some_and(|codes| codes.contains(0)) {
         return Err(RuleProblem::Success);
@@ -203,16 +215,18 @@ fn check_rule(
     if exit.is_some() && signal.is_some() {
         return Err(RuleProblem::ExitAndSignal);
     }
-    if rank.is_some_and(|rank| rank.0 >= workers.get()) {
-        return Err(RuleProblem::NoSuchRank { workers: workers.get() });
+    if let (Some(rank), Some(workers)) = (rank, workers.ranks())
+        && rank.0 >= workers
+    {
+        return Err(RuleProblem::NoSuchRank { workers });
     }
-    if node.is_some_and(|node| node != NodeRank(0)) {
-        return Err(RuleProblem::NoSuchNode);
+    if node.is_some_and(|node| node.0 >= workers.nodes.get()) {
+        return Err(RuleProblem::NoSuchNode { nodes: workers.nodes.get() });
     }
     if let Some(signal) = signal.filter(|signal| ENDS_NOBODY.contains(signal)) {
         return Err(RuleProblem::EndsNobody(signal));
     }
-    match coverage::covered_by(rule, before, workers) {
+    match coverage::covered_by(rule, before, workers.ranks(), workers.nodes.get()) {
         Some(earlier) => {
             let shown: Vec<String> = earlier.iter().map(|earlier| format!("`{earlier}`")).collect();
             Err(RuleProblem::Covered { by: shown.join(" and ") })

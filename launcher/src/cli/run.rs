@@ -157,6 +157,41 @@ pub(super) static WARN_SIGNAL: OptionRow = OptionRow::text(
      60 s before]",
 )
 .family(Family::Rankrun);
+pub(super) static LEASE: OptionRow = OptionRow::text(
+    "lease",
+    "TIME",
+    "A node whose launcher gives no sign of life for so long is lost, and the others go on without it \
+     [default: 5; torchrun's launchers have 15]",
+)
+.family(Family::Rankrun);
+pub(super) static JOIN_TIMEOUT: OptionRow = OptionRow::text(
+    "join-timeout",
+    "TIME",
+    "How long the nodes may take to come together, at the start and after a restart; the same as join_timeout of \
+     --rdzv-conf, and timeout where it is static [default: 10m; static 15m]",
+)
+.family(Family::Rankrun);
+pub(super) static LAST_CALL: OptionRow = OptionRow::text(
+    "last-call",
+    "TIME",
+    "How long more nodes are waited for once there are MIN of --nnodes; the same as last_call_timeout of --rdzv-conf \
+     [default: 30]",
+)
+.family(Family::Rankrun);
+pub(super) static IFACE: OptionRow = OptionRow::text(
+    "iface",
+    "NAME",
+    "The network interface by which the other nodes reach this one, as in eth0; the workers get it as \
+     GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not set [default: that of the way to the endpoint]",
+)
+.family(Family::Rankrun);
+pub(super) static PORT_RANGE: OptionRow = OptionRow::text(
+    "port-range",
+    "A-B",
+    "Listen on ports from A to B only, as in 29500-29599; a port of --master-port or --rdzv-endpoint is taken as it \
+     stands [default: any free port]",
+)
+.family(Family::Rankrun);
 pub(super) static VERSION: OptionRow =
     OptionRow::flag("version", "Print the version and exit").family(Family::None);
 
@@ -168,6 +203,11 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &START_TIMEOUT,
     &TIME_LIMIT,
     &WARN_SIGNAL,
+    &LEASE,
+    &JOIN_TIMEOUT,
+    &LAST_CALL,
+    &IFACE,
+    &PORT_RANGE,
     &CONFIG,
     &VERBOSE,
     &LEAVE_OUT,

@@ -9,8 +9,12 @@ pub(super) const USAGE: &str = include_str!("torchrun_usage.txt");
 pub(super) static HELP: OptionRow =
     OptionRow::flag("help", "Print this help and exit").short(b'h').family(Family::None);
 
-pub(super) static NNODES: OptionRow =
-    OptionRow::text("nnodes", "N|MIN:MAX", "Nodes in the job; only 1 is supported yet [default: 1]");
+pub(super) static NNODES: OptionRow = OptionRow::text(
+    "nnodes",
+    "N|MIN:MAX",
+    "Nodes in the job, with one launcher on each; with MIN:MAX and c10d it runs with any number between \
+     [default: 1]",
+);
 pub(super) static NPROC_PER_NODE: OptionRow = OptionRow::text(
     "nproc-per-node",
     "N|auto|gpu|xpu|cpu|TYPE",
@@ -21,22 +25,24 @@ pub(super) static NPROC_PER_NODE: OptionRow = OptionRow::text(
 pub(super) static RDZV_BACKEND: OptionRow = OptionRow::text(
     "rdzv-backend",
     "static|c10d",
-    "How nodes find each other: `static`, the store on the given port, or `c10d`, a store of their own on the \
-     endpoint and the workers' on a free port; etcd is not supported yet [default: static]",
+    "How nodes find each other: `static`, a store on the given port of the node with rank 0, or `c10d`, a store of \
+     their own on the endpoint and the workers' on a free port of some node; etcd is not supported yet \
+     [default: static]",
 );
 pub(super) static RDZV_ENDPOINT: OptionRow = OptionRow::text(
     "rdzv-endpoint",
     "HOST[:PORT]",
-    "Where nodes find each other: an address of this machine, an IPv6 one in brackets \
+    "Where nodes find each other: an address of one of them, the same for all, an IPv6 one in brackets \
      [default: --master-addr and --master-port; for c10d localhost:29400]",
 );
 pub(super) static RDZV_ID: OptionRow = OptionRow::text(
     "rdzv-id",
     "ID",
-    "The run id [default: a fresh UUID; `none` with c10d, an endpoint or --master-port]",
+    "The run id, the same on all nodes [default: a fresh UUID; `none` with c10d, an endpoint, --master-port or several \
+     nodes]",
 );
 pub(super) static RDZV_CONF: OptionRow =
-    OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous; checked, without effect on one node");
+    OptionRow::text("rdzv-conf", "K=V,…", "Settings of the rendezvous, as in join_timeout=600,is_host=1");
 pub(super) static STANDALONE: OptionRow = OptionRow::flag(
     "standalone",
     "One node with a store on a free port, which is also what happens when nothing is said; \
@@ -114,18 +120,23 @@ pub(super) static DUPLICATE_STDOUT_FILTERS: OptionRow = OptionRow::text(
 pub(super) static DUPLICATE_STDERR_FILTERS: OptionRow =
     OptionRow::text("duplicate-stderr-filters", "TEXTS", "The same for stderr, to filtered_stderr.log");
 pub(super) static NODE_RANK: OptionRow =
-    OptionRow::int("node-rank", "N", "Rank of this node; a job of one node has only 0 [default: 0]");
-pub(super) static MASTER_ADDR: OptionRow =
-    OptionRow::text("master-addr", "HOST", "MASTER_ADDR together with --master-port [default: 127.0.0.1]");
+    OptionRow::int("node-rank", "N", "Rank of this node, from 0, of a static rendezvous [default: 0]");
+pub(super) static MASTER_ADDR: OptionRow = OptionRow::text(
+    "master-addr",
+    "HOST",
+    "MASTER_ADDR: the node with rank 0 of a static rendezvous [default: 127.0.0.1]",
+);
 pub(super) static MASTER_PORT: OptionRow = OptionRow::int(
     "master-port",
     "PORT",
-    "Serve the store on this port, or on a free one for 0, with the run id `none` unless --rdzv-id is given",
+    "The port of the store on the node with rank 0; for one node 0 is a free one. The run id is then `none` unless \
+     --rdzv-id is given [default: 29500 for several nodes]",
 );
 pub(super) static LOCAL_ADDR: OptionRow = OptionRow::text(
     "local-addr",
     "HOST",
-    "MASTER_ADDR where the store is on a free port [default: 127.0.0.1]",
+    "The address by which the other nodes reach this one: MASTER_ADDR where this node has rank 0 and the store is on \
+     a free port [default: 127.0.0.1 for one node]",
 );
 pub(super) static LOGS_SPECS: OptionRow =
     OptionRow::text("logs-specs", "NAME", "Refused: it names a plug-in that only Python could load")

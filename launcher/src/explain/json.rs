@@ -46,6 +46,7 @@ impl Serialize for Pending {
         let kind = match self {
             Self::FreePort => "free_port",
             Self::RunId => "run_id",
+            Self::Agreed => "agreed_by_the_nodes",
             Self::Mark => "mark",
             Self::Path(_) => "path",
         };

@@ -4,6 +4,7 @@
 //! known at launch has a [`Value`] that says so. Nothing here guesses: what cannot be said is left out.
 
 mod json;
+mod nodes;
 mod plan;
 pub mod quote;
 pub mod script;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
-use rankrun_contract::env::{Master, RUN_ID};
+use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT, Master, RUN_ID};
 use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
 use crate::cli::{Explain, Form, Notice, RunIdLife};
@@ -31,6 +32,8 @@ use crate::process::signal::HandledSignals;
 use crate::rendezvous::Round;
 use crate::spec::stop::GraceCause;
 use crate::spec::{LaunchSpec, Persona, RendezvousSpec, StoreHost};
+pub use nodes::{Nodes, Ports};
+use nodes::{is_agreed_on, nodes_of, place_of};
 use plan::Plan;
 use settings::Sources;
 pub use settings::{Setting, Source};
@@ -54,6 +57,8 @@ pub struct Explanation {
     pub run_id: Value,
     /// Where the workers meet.
     pub store: Store,
+    /// What it has to do with other nodes; nothing where the job stays on this one.
+    pub nodes: Option<Nodes>,
     /// What ends the job.
     pub signals: Signals,
     /// How often the workers are started again.
@@ -88,6 +93,8 @@ pub enum Pending {
     FreePort,
     /// A run id that is made up then.
     RunId,
+    /// What the nodes of the job agree on.
+    Agreed,
     /// The mark of the job.
     Mark,
     /// A path in a folder with a random name, as a shell pattern.
@@ -98,7 +105,7 @@ pub enum Pending {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Store {
     /// `MASTER_ADDR`.
-    pub host: String,
+    pub host: Value,
     /// `MASTER_PORT`.
     pub port: Value,
     /// `agent`, or `rank 0` where the workers open their own.
@@ -134,8 +141,8 @@ pub struct Signals {
 /// One worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worker {
-    /// Its index in the job.
-    pub rank: u32,
+    /// Its index in the job; `null` where it depends on the other nodes.
+    pub rank: Option<u32>,
     /// Its index on the node.
     pub local_rank: u32,
     /// What it computes on.
@@ -274,7 +281,8 @@ pub fn explain(
         working_folder: Text(facts.working_folder().into_os_string()),
         settings: sources.settings(question.run_id),
         run_id: plan.value(RUN_ID, OsStr::new(&run_id.0)),
-        store: store_of(&spec.rendezvous),
+        store: store_of(spec),
+        nodes: nodes_of(spec),
         signals: signals_of(spec, handled),
         max_restarts: spec.max_restarts.0,
         log_folder: plan.attempt.as_ref().map(|attempt| pattern(attempt.folder())),
@@ -308,16 +316,18 @@ fn life_of(spec: &LaunchSpec) -> Life {
     Life {
         generation: Generation(0),
         restart_count: RestartCount(0),
-        round: Round::alone(spec.workers, master),
+        round: place_of(spec, Round::alone(spec.workers, master)),
         job: JobId(String::new()),
     }
 }
 
-fn store_of(rendezvous: &RendezvousSpec) -> Store {
+fn store_of(spec: &LaunchSpec) -> Store {
+    let rendezvous = &spec.rendezvous;
     let store = rendezvous.store();
+    let known = |name, value| if is_agreed_on(spec, name) { Value::AtLaunch(Pending::Agreed) } else { value };
     Store {
-        host: store.addr.to_owned(),
-        port: port(store.port),
+        host: known(MASTER_ADDR, Value::Known(store.addr.into())),
+        port: known(MASTER_PORT, port(store.port)),
         opened_by: match store.host {
             StoreHost::Agent => "agent",
             StoreHost::Worker => "rank 0",

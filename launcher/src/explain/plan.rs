@@ -4,9 +4,10 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RUN_ID};
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RANK, RUN_ID};
 use rankrun_contract::rank::LocalRank;
 
+use super::nodes::is_agreed_on;
 use super::settings::Sources;
 use super::{Entry, Pending, Stream, Text, Value, Variable, Worker, pattern, split};
 use crate::cli::RunIdLife;
@@ -43,7 +44,7 @@ impl Plan<'_> {
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let by_hand = self.spec.left_out == Some(local_rank);
         Ok(Worker {
-            rank: rank.0,
+            rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
             device: device.to_string(),
             card: device.card.as_ref().map(Into::into),
@@ -99,6 +100,7 @@ impl Plan<'_> {
     /// The value of a variable that the launcher sets.
     pub(super) fn value(&self, name: &str, value: &OsStr) -> Value {
         match name {
+            name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
             MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
             RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
             JOB => Value::AtLaunch(Pending::Mark),

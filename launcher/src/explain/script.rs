@@ -73,6 +73,9 @@ fn word(name: &OsStr, value: &Value) -> Word {
         Value::AtLaunch(Pending::RunId) => {
             Word::Demanded("the run id, which a launch makes up; `--rdzv-id` fixes it")
         }
+        Value::AtLaunch(Pending::Agreed) => {
+            Word::Demanded("the nodes of the job agree on it; a worker of a running job has it")
+        }
         // Nobody but the launcher looks for the mark, and a worker can do without the file.
         Value::AtLaunch(Pending::Mark | Pending::Path(_)) if name == JOB => Word::Asked("by-hand"),
         Value::AtLaunch(Pending::Mark | Pending::Path(_)) => Word::Asked(""),
@@ -81,10 +84,11 @@ fn word(name: &OsStr, value: &Value) -> Word {
 
 fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
     let Store { host, port, opened_by, .. } = &explanation.store;
-    let place = match port {
-        Value::Known(port) => format!("{host}:{}", port.to_string_lossy()),
-        Value::AtLaunch(_) => format!("{host}:$MASTER_PORT"),
+    let known = |value: &Value, variable: &str| match value {
+        Value::Known(text) => text.to_string_lossy().into_owned(),
+        Value::AtLaunch(_) => variable.to_owned(),
     };
+    let place = format!("{}:{}", known(host, "$MASTER_ADDR"), known(port, "$MASTER_PORT"));
     let mut lines = vec![
         format!(
             "Runs local rank {local_rank} of {} as {} would start it.",

@@ -3,24 +3,25 @@
 //! The launch resolves its settings in `cli`; here stands only which options and variables say a thing, so that
 //! its origin can be looked up. That both agree is tested.
 
+mod meeting;
+
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use rankrun_contract::env::{
-    ERROR_FILE, GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS, ROLE_NAME,
-    ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
+    ERROR_FILE, GROUP_RANK, GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS,
+    ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
 };
 
-use super::{Pending, Value, port};
+use super::{Pending, Value};
 use crate::cli::{Origin, Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
 use crate::spec::stop::{GraceCause, LeftoverPolicy};
 use crate::spec::{
-    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StoreHost, StreamMap, Streams,
-    Unhealthy,
+    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams, Unhealthy,
 };
 
 /// One thing that was decided.
@@ -78,7 +79,6 @@ pub(super) struct Sources<'a> {
     pub(super) facts: &'a Facts,
 }
 
-const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 /// The options that make the launcher write a vendor's variable.
@@ -110,6 +110,10 @@ impl Sources<'_> {
         match name {
             WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.said(&["nproc-per-node"], &[]),
             GROUP_WORLD_SIZE => self.said(&["nnodes"], &[]),
+            GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
+                self.said(&["node-rank"], &[])
+            }
+            "GLOO_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
             ROLE_NAME => self.said(&["role"], &[]),
             MASTER_ADDR => self.address(),
             MASTER_PORT => self.port(),
@@ -121,39 +125,6 @@ impl Sources<'_> {
             name if of_devices(name) => self.said(&CHOOSERS, &[]),
             "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => Source::Default,
             _ => Source::Launcher,
-        }
-    }
-
-    fn address(&self) -> Source {
-        match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.of_static("master-addr"),
-            RendezvousSpec::Standalone { local_addr: None, .. }
-            | RendezvousSpec::C10d { local_addr: None, .. } => Source::Default,
-            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
-                self.said(&["local-addr"], &[])
-            }
-        }
-    }
-
-    fn port(&self) -> Source {
-        match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.of_static("master-port"),
-            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => Source::Default,
-        }
-    }
-
-    /// An endpoint says both parts of a static rendezvous.
-    fn of_static(&self, part: &str) -> Source {
-        match self.origins.of_setting(&["rdzv-endpoint"]) {
-            Some(endpoint) => endpoint.into(),
-            None => self.said(&[part], &[]),
-        }
-    }
-
-    fn store_host(&self) -> Source {
-        match self.spec.rendezvous.store().host {
-            StoreHost::Agent => Source::Default,
-            StoreHost::Worker => self.said(&[], &[WORKER_STORE]),
         }
     }
 
@@ -186,6 +157,7 @@ impl Sources<'_> {
             option("role", Some(spec.role.clone())),
             run_id,
         ];
+        settings.extend(self.of_the_nodes());
         settings.extend(self.of_the_restarts());
         settings.extend(self.of_the_store());
         settings.extend(self.of_the_logs());
@@ -200,25 +172,6 @@ impl Sources<'_> {
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
         settings
-    }
-
-    fn of_the_store(&self) -> [Setting; 4] {
-        let (kind, said) = match &self.spec.rendezvous {
-            RendezvousSpec::Standalone { .. } => ("standalone", self.said(&["standalone"], &[])),
-            RendezvousSpec::C10d { .. } => ("c10d", self.said(&["rdzv-backend"], &[])),
-            RendezvousSpec::Static { .. } => ("static", self.of_static("master-port")),
-        };
-        let store = self.spec.rendezvous.store();
-        let opened_by = match store.host {
-            StoreHost::Agent => "agent",
-            StoreHost::Worker => "rank 0",
-        };
-        [
-            setting("rendezvous", Some(kind.to_owned()), said),
-            setting("master-addr", Some(store.addr.to_owned()), self.address()),
-            Setting { name: "master-port", value: Some(port(store.port)), source: self.port() },
-            setting("store", Some(opened_by.to_owned()), self.store_host()),
-        ]
     }
 
     fn of_the_logs(&self) -> Vec<Setting> {

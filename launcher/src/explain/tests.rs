@@ -1,12 +1,11 @@
 use std::time::Duration;
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, RunId};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::*;
 use crate::cli::{Command as Answer, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::SignalSpec;
-use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 fn question(line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
     question_in(FakeWorld::new(), line, environment)
@@ -182,19 +181,7 @@ fn the_environment_is_the_whole_one_in_the_order_of_a_launch() {
 
 #[test]
 fn every_kind_of_rendezvous_is_told() {
-    let (mut question, facts) = question("rankrun explain x.py", &[]);
-    question.launch.spec.rendezvous = RendezvousSpec::C10d {
-        run_id: RunId("7".to_owned()),
-        host: "h".to_owned(),
-        port: 29400,
-        local_addr: None,
-        worker_store: false,
-        nodes: NodeRange::ONE,
-        is_host: None,
-        node_rank: None,
-        times: RoundTimes::default(),
-    };
-    let store = of(&question, &facts).store;
+    let store = explained("rankrun explain --rdzv-backend c10d --rdzv-endpoint h x.py", &[]).store;
     assert_eq!(store.port, Value::AtLaunch(Pending::FreePort));
     assert_eq!(store.endpoint, Some(Endpoint { host: "h".to_owned(), port: known("29400") }));
 }
@@ -322,3 +309,5 @@ fn one_worker_has_everything_in_its_own_part() {
     assert_eq!(question.launch.spec.workers, workers);
     assert_eq!(question.launch.spec.left_out, None::<LocalRank>);
 }
+
+mod nodes;

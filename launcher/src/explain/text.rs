@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::quote::for_people;
-use super::{Explanation, Pending, Source, Stream, Text, Value, Variable, Worker};
+use super::{Explanation, Nodes, Pending, Ports, Source, Store, Stream, Text, Value, Variable, Worker};
 use crate::device::affinity::ranges;
 
 /// Whether colours help.
@@ -43,10 +43,8 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
     }
     for worker in &explanation.ranks {
         let hand = if explanation.left_out == Some(worker.local_rank) { ", started by hand" } else { "" };
-        page.section(&format!(
-            "rank {} (local rank {}, {}{hand})",
-            worker.rank, worker.local_rank, worker.device
-        ));
+        let rank = worker.rank.map_or_else(|| "?".to_owned(), |rank| rank.to_string());
+        page.section(&format!("rank {rank} (local rank {}, {}{hand})", worker.local_rank, worker.device));
         page.table(facts_of(worker));
         let own = worker.variables.iter().filter(|variable| !common.contains(variable));
         page.table(own.map(row));
@@ -62,10 +60,13 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
     let mut rows = vec![
         plain("working folder", for_people(&explanation.working_folder.0)),
         plain("run id", shown(&explanation.run_id)),
-        plain("store", format!("{}, port {}, opened by {}", store.host, shown(&store.port), store.opened_by)),
+        plain("store", place_of(store)),
     ];
     if let Some(endpoint) = &store.endpoint {
         rows.push(plain("agents meet at", format!("{}, port {}", endpoint.host, shown(&endpoint.port))));
+    }
+    if let Some(nodes) = &explanation.nodes {
+        rows.extend(of_the_nodes(nodes).into_iter().map(|(name, value)| plain(name, value)));
     }
     rows.push(plain("stop the job", signals.stop.join(", ")));
     if !signals.forward.is_empty() {
@@ -81,6 +82,40 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
     rows.push(plain("restarts", explanation.max_restarts.to_string()));
     let logs = explanation.log_folder.as_ref().map_or_else(|| "none".to_owned(), shown);
     rows.push(plain("log folder", logs));
+    rows
+}
+
+fn place_of(store: &Store) -> String {
+    let Store { host, port, opened_by, .. } = store;
+    if [host, port].contains(&&Value::AtLaunch(Pending::Agreed)) {
+        return "of the node that gets rank 0".to_owned();
+    }
+    format!("{}, port {}, opened by {opened_by}", shown(host), shown(port))
+}
+
+fn of_the_nodes(nodes: &Nodes) -> Vec<(&'static str, String)> {
+    let count = match (nodes.min, nodes.max) {
+        (1, 1) => "1, and spares".to_owned(),
+        (min, max) if min == max => max.to_string(),
+        (min, max) => format!("{min} to {max}"),
+    };
+    let me = nodes.node_rank.map_or_else(String::new, |rank| format!("; this one has node rank {rank}"));
+    let last_call = nodes.last_call_seconds.map(|last| format!(", and {last} s more once there are enough"));
+    let mut rows = vec![
+        ("nodes", format!("{count}{me}")),
+        ("they meet in", format!("a store that is opened by {}", nodes.store_opened_by)),
+        ("they have", format!("{} s{}", nodes.join_timeout_seconds, last_call.unwrap_or_default())),
+        ("lost is who", format!("gives no sign of life for {} s", nodes.lease_seconds)),
+    ];
+    if let Some(addr) = &nodes.local_addr {
+        rows.push(("reached at", for_people(addr.as_ref())));
+    }
+    if let Some(interface) = &nodes.interface {
+        rows.push(("reached by", for_people(interface.as_ref())));
+    }
+    if let Some(Ports { first, last }) = nodes.ports {
+        rows.push(("listens on", format!("ports {first} to {last}")));
+    }
     rows
 }
 
@@ -168,6 +203,7 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Known(text) => for_people(text),
         Value::AtLaunch(Pending::FreePort) => "(free at launch)".to_owned(),
+        Value::AtLaunch(Pending::Agreed) => "(agreed by the nodes)".to_owned(),
         Value::AtLaunch(Pending::RunId | Pending::Mark) => "(fresh at launch)".to_owned(),
         Value::AtLaunch(Pending::Path(pattern)) => match pattern.to_str() {
             Some(pattern) if !pattern.chars().any(char::is_control) => pattern.to_owned(),

@@ -176,6 +176,7 @@ pub fn variables(
     if let Some(threads) = spec.defaults.omp_threads {
         vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
     }
+    vars.extend(spec.defaults.interfaces.iter().map(|(name, interface)| (*name, interface.into())));
     let seat = spec.seats.get(placement.local_rank.index());
     for (name, value) in seat.into_iter().flat_map(|seat| &seat.variables) {
         if let Some(value) = value {

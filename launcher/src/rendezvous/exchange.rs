@@ -158,6 +158,12 @@ impl Talk<'_, '_> {
         }
     }
 
+    /// As [`Self::wait`], for one slice at most, and nothing between.
+    pub(super) fn wait_slice(&mut self, key: &str, deadline: Instant) -> Result<bool, ExchangeError> {
+        Ok(self.store.wait(&[key], deadline.min(Instant::now() + SLICE))?)
+    }
+
+    /// What the caller does between two slices.
     pub(super) fn pause(&mut self) -> Result<(), ExchangeError> {
         Ok((self.between)(self.store)?)
     }

@@ -8,6 +8,7 @@ pub mod address;
 pub mod c10d;
 pub mod descriptor;
 pub mod exchange;
+pub mod fixed;
 pub mod host;
 pub mod keys;
 pub mod note;

@@ -1,5 +1,6 @@
 //! How the agents of several nodes find each other: what was asked for.
 
+use std::fmt;
 use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
@@ -16,6 +17,20 @@ pub struct NodeRange {
 impl NodeRange {
     /// A job of one node.
     pub const ONE: Self = Self { min: NodeCount::ONE, max: NodeCount::ONE };
+
+    /// Whether there may be other nodes.
+    #[must_use]
+    pub fn is_many(self) -> bool {
+        self.max != NodeCount::ONE
+    }
+}
+
+impl fmt::Display for NodeRange {
+    /// As `--nnodes` has it: `2`, `1:4`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { min, max } = self;
+        if min == max { write!(f, "{max}") } else { write!(f, "{min}:{max}") }
+    }
 }
 
 /// The times of a dynamic rendezvous (`--rdzv-conf`, contract 1.7) and ours.
@@ -37,6 +52,17 @@ pub struct RoundTimes {
     pub cas_backoff: Duration,
     /// `--lease`: a rankrun agent that gives no sign of life for so long is dead.
     pub lease: Duration,
+}
+
+impl RoundTimes {
+    /// `timeout` of a static rendezvous, unless the user says otherwise.
+    pub const STATIC_JOIN: Duration = Duration::from_secs(900);
+
+    /// torch's for a static rendezvous: one time to wait for everything.
+    #[must_use]
+    pub fn of_static() -> Self {
+        Self { join: Self::STATIC_JOIN, read: Self::STATIC_JOIN, ..Self::default() }
+    }
 }
 
 impl Default for RoundTimes {
@@ -71,4 +97,11 @@ pub struct PortRange {
     pub first: u16,
     /// The highest.
     pub last: u16,
+}
+
+impl fmt::Display for PortRange {
+    /// As `--port-range` has it: `29500-29599`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
 }

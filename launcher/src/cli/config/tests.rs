@@ -6,6 +6,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::cli::{Command, Launch, interpret};
 use crate::facts::fake::FakeWorld;
+use crate::spec::RendezvousSpec;
+use crate::spec::rendezvous::PortRange;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 
 const FILE: &str = r#"
@@ -103,6 +105,48 @@ fn the_command_line_and_the_variables_come_before_it() {
     assert_eq!(verbosity, crate::cli::Verbosity::Warn);
 }
 
+const NODES: &str = r#"
+[nodes]
+nnodes = "2:4"
+backend = "c10d"
+endpoint = "node0:29400"
+id = 7
+join-timeout = "20m"
+last_call = 5
+lease = 2.5
+local-addr = "10.0.0.7"
+iface = "ib0"
+port-range = "29500-29599"
+"#;
+
+#[test]
+fn a_file_says_how_nodes_meet() {
+    let spec = |options: &str, environment: &[(&str, &str)]| {
+        let options = format!("--config rankrun.toml --device-type cpu {options}");
+        try_launch(NODES, &options, environment).unwrap().spec
+    };
+    let found = spec("", &[]);
+    let RendezvousSpec::C10d { run_id, host, port, local_addr, nodes, times, .. } = found.rendezvous else {
+        panic!("{:?}", found.rendezvous);
+    };
+    assert_eq!((run_id.0.as_str(), host.as_str(), port), ("7", "node0", 29_400));
+    assert_eq!((local_addr.as_deref(), nodes.to_string().as_str()), (Some("10.0.0.7"), "2:4"));
+    let seconds = [times.join, times.last_call, times.lease].map(|time| time.as_secs_f64());
+    assert_eq!(seconds, [1200.0, 5.0, 2.5]);
+    let PortRange { first, last } = found.network.ports.unwrap();
+    assert_eq!((found.network.iface.as_deref(), first, last), (Some("ib0"), 29_500, 29_599));
+    // What is typed and what a variable says come before it, and one node alone may be tried.
+    let alone = spec("--standalone --nnodes 1", &[]).rendezvous;
+    assert!(matches!(alone, RendezvousSpec::Standalone { .. }), "{alone:?}");
+    let times = |environment: &[(&str, &str)]| match spec("--lease 9", environment).rendezvous {
+        RendezvousSpec::C10d { times, .. } => [times.lease.as_secs(), times.join.as_secs()],
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(times(&[]), [9, 1200]);
+    assert_eq!(times(&[("RANKRUN_JOIN_TIMEOUT", "6")]), [9, 6]);
+    assert_eq!(times(&[("PET_RDZV_CONF", "join_timeout=7")]), [9, 7]);
+}
+
 const GRACES: &str = r#"
 [launch]
 device-type = "cpu"
@@ -186,8 +230,18 @@ fn a_key_that_means_nothing_is_named_with_its_line() {
             "`rankrun.toml`, line 2: `stop.grace-for.signals` is no known key",
             "`signal`?",
         ),
+        ("[nodes]\nleash = 3\n", "`rankrun.toml`, line 2: `nodes.leash` is no known key", "`lease`?"),
+        (
+            "[nodes]\nrules = 3\n",
+            "`rankrun.toml`, line 2: `nodes.rules` is no known key",
+            "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, local-addr, iface, port-range",
+        ),
         ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is no known key", "`launch`?"),
-        ("grace = 3\n", "`rankrun.toml`, line 1: `grace` is no known key", "there are launch, restart, stop"),
+        (
+            "grace = 3\n",
+            "`rankrun.toml`, line 1: `grace` is no known key",
+            "there are launch, nodes, restart, stop",
+        ),
         (
             "[[restart.rules]]\nexits = 3\n",
             "`rankrun.toml`, line 2: `restart.rules.exits` is no known key",
@@ -214,6 +268,11 @@ fn a_value_of_another_type_is_named_with_its_line() {
             "[launch]\nstdin = \"some\"\n",
             "line 2: `launch.stdin` is a text, not a local rank, \"all\" or \"none\"",
         ),
+        (
+            "[nodes]\nnnodes = 1.5\nlease = true\n",
+            "line 3: `nodes.lease` is true or false, not a text or a number",
+        ),
+        ("[nodes]\nnode-rank = \"0\"\n", "line 2: `nodes.node-rank` is a text, not a whole number"),
         ("[stop]\ngrace = true\n", "line 2: `stop.grace` is true or false, not a text or a number"),
         (
             "[stop]\ngrace-for = 3\n",
@@ -335,7 +394,7 @@ proptest! {
     }
 
     #[test]
-    fn no_table_panics(name in "launch|restart|stop|restart.rules", key in "[a-z-]{1,8}|rules|exit|grace", value in ".{0,9}") {
+    fn no_table_panics(name in "launch|nodes|restart|stop|restart.rules", key in "[a-z-]{1,8}|rules|exit|grace", value in ".{0,9}") {
         for text in [format!("[{name}]\n{key} = {value}\n"), format!("[[{name}]]\n{key} = {value}\n")] {
             let _ = parse(OsStr::new("x"), &text);
         }

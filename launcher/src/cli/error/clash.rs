@@ -19,6 +19,8 @@ pub enum Clash {
     WindowIsTheJob,
     /// `--progress-restarts` and `--max-restarts`
     BudgetFirst,
+    /// An option and the key of `--rdzv-conf` that says the same.
+    SaidTwice,
 }
 
 impl fmt::Display for Clash {
@@ -31,6 +33,7 @@ impl fmt::Display for Clash {
             Self::NeverHealthy => "no worker can run for so long",
             Self::WindowIsTheJob => "the window would be the whole job",
             Self::BudgetFirst => "all restarts would be used up before",
+            Self::SaidTwice => "both say the same thing, and differ",
         })
     }
 }
@@ -44,6 +47,7 @@ impl Clash {
             | Self::LeftoversAfterTheEnd
             | Self::NeverHealthy => "make it shorter than the time limit",
             Self::WindowIsTheJob => "leave the window out, or make it shorter than the time limit",
+            Self::SaidTwice => "leave one of them out",
             Self::BudgetFirst => "allow fewer restarts without progress than restarts",
         }
     }

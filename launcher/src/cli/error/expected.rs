@@ -33,14 +33,28 @@ pub enum Expected {
     AtLeastDelay,
     /// A port, 0 included.
     Port,
+    /// A port that other nodes know.
+    PortOfMany,
     /// The only rank of a job of one node.
     OnlyNodeRank,
+    /// A rank that says only who comes before whom.
+    NodeRank,
+    /// `--lease`
+    Lease,
+    /// `--iface`
+    Interface,
+    /// `--port-range`
+    PortRange,
     /// A host name or address.
     Host,
     /// `--rdzv-endpoint`
     Endpoint,
     /// `--rdzv-endpoint` of a rendezvous that has no port of its own.
     EndpointWithPort,
+    /// `--rdzv-endpoint` of a static rendezvous of several nodes.
+    EndpointOfMany,
+    /// `--rdzv-endpoint` that is an IPv6 address.
+    BracketedEndpoint,
     /// `--local-ranks-filter`
     LocalRanks,
     /// The name of a rendezvous backend.
@@ -58,7 +72,7 @@ impl fmt::Display for Expected {
             Self::WorkerCount => {
                 "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`"
             }
-            Self::NodeCount => "a number of nodes or MIN:MAX with 0 < MIN ≤ MAX",
+            Self::NodeCount => "a number of nodes from 1 to 65536, or MIN:MAX with MIN ≤ MAX",
             Self::RestartCount => "a number of restarts from 0 to 4294967295",
             Self::Interval => "a number of seconds above 0",
             Self::ProbeLimit => "a number of seconds from 0.1 up",
@@ -73,12 +87,21 @@ impl fmt::Display for Expected {
             Self::Count => "a number from 1 to 4294967295",
             Self::AtLeastDelay => "as long as the first delay",
             Self::Port => "a port from 0 to 65535",
+            Self::PortOfMany => "a port from 1 to 65535, which the other nodes know too",
+            Self::NodeRank => "a node rank from 0 to 4294967295",
+            Self::Lease => "a time of 0.5 s or more such as `5s`",
+            Self::Interface => "the name of a network interface such as `eth0`",
+            Self::PortRange => "two ports from 1 to 65535, the lower one first, as in `29500-29599`",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",
             Self::Endpoint => {
                 "HOST or HOST:PORT, with a port from 0 to 65535 and an IPv6 address in brackets"
             }
             Self::EndpointWithPort => "HOST:PORT: a static rendezvous needs the port",
+            Self::EndpointOfMany => "HOST:PORT with a port above 0, which the other nodes know too",
+            Self::BracketedEndpoint => {
+                "clear: an IPv6 address stands in brackets, as in `[::1]:29400`"
+            }
             Self::LocalRanks => "a list of local ranks, such as `0,2`",
             Self::BackendName => "the name of a rendezvous backend",
             Self::Streams { any_rank: true } => "0, 1, 2 or 3, or a list such as `0:3,12:1`",

@@ -29,7 +29,10 @@ pub enum RuleProblem {
         workers: u32,
     },
     /// No node has this rank.
-    NoSuchNode,
+    NoSuchNode {
+        /// Nodes of the job.
+        nodes: u32,
+    },
     /// It restarts, and there is no restart to be had.
     NoRestarts,
     /// Earlier rules fit all that it fits.
@@ -57,7 +60,12 @@ impl fmt::Display for RuleProblem {
             Self::NoSuchRank { workers } => {
                 write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
             }
-            Self::NoSuchNode => f.write_str("which can never match: a job of one node has node rank 0 only"),
+            Self::NoSuchNode { nodes: 1 } => {
+                f.write_str("which can never match: a job of one node has node rank 0 only")
+            }
+            Self::NoSuchNode { nodes } => {
+                write!(f, "which can never match: the node ranks are 0 to {}", nodes - 1)
+            }
             Self::NoRestarts => f.write_str("but without `--max-restarts` above 0 nothing restarts"),
             Self::Covered { by } => write!(f, "which can never match: {by} before it takes all it would"),
         }
@@ -74,7 +82,7 @@ impl RuleProblem {
             Self::Success => Some("exit"),
             Self::ExitAndSignal | Self::EndsNobody(_) => Some("signal"),
             Self::NoSuchRank { .. } => Some("rank"),
-            Self::NoSuchNode => Some("node"),
+            Self::NoSuchNode { .. } => Some("node"),
             Self::NoAction | Self::UnknownCondition(_) | Self::Covered { .. } => None,
         }
     }
@@ -94,7 +102,7 @@ impl RuleProblem {
             | Self::ExitAndSignal
             | Self::EndsNobody(_)
             | Self::NoSuchRank { .. }
-            | Self::NoSuchNode => "correct it, or leave it out",
+            | Self::NoSuchNode { .. } => "correct it, or leave it out",
         }
     }
 }

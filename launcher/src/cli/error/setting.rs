@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{Clash, ConfigError, DeviceError, Expected, Origin, RuleProblem, SEE_HELP};
+use super::{Clash, ConfProblem, ConfigError, DeviceError, Expected, Origin, RuleProblem, SEE_HELP};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -144,6 +144,30 @@ pub enum SettingError {
         /// Workers on this node.
         workers: u32,
     },
+    /// A node is named that does not exist.
+    #[error("{origin} is `{rank}`, and the node ranks of a job of {nodes} nodes are 0 to {}", nodes - 1)]
+    NoSuchNode {
+        /// Where it came from.
+        origin: Origin,
+        /// The rank.
+        rank: i128,
+        /// Nodes of the job.
+        nodes: u32,
+    },
+    /// Several nodes, and a store on a port that only this one knows.
+    #[error("{origin} is `{value}`, and no other node can find a store on a free port")]
+    NobodyFindsUs {
+        /// Where it came from.
+        origin: Origin,
+        /// How many nodes.
+        value: String,
+    },
+    /// `--start-timeout` where other nodes may have the store.
+    #[error("{origin} needs the launcher's own store, and of several nodes only one has it")]
+    JoinsElsewhere {
+        /// Where it came from.
+        origin: Origin,
+    },
     /// `--warn-signal` without `--time-limit`.
     #[error("{origin} warns of a time limit, and there is none")]
     NoTimeLimit {
@@ -181,39 +205,6 @@ pub enum SettingError {
         /// Where.
         looked: Vec<PathBuf>,
     },
-}
-
-/// What is wrong with an item of `--rdzv-conf`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConfProblem {
-    /// No key.
-    NoKey,
-    /// No value.
-    NoValue,
-    /// A key that the launcher itself sets.
-    Reserved,
-    /// Seconds or a count, and not a whole number above zero.
-    Positive,
-    /// `cas_backoff_max_seconds`
-    Backoff,
-    /// `is_host`
-    YesOrNo,
-    /// `store_type`
-    StoreType,
-}
-
-impl fmt::Display for ConfProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoKey => "which has no key",
-            Self::NoValue => "which has no value",
-            Self::Reserved => "whose key has an option of its own",
-            Self::Positive => "whose value is not a whole number above 0",
-            Self::Backoff => "whose value is not a number of seconds from 0 up",
-            Self::YesOrNo => "whose value is neither `true` nor `false`",
-            Self::StoreType => "whose value is neither `tcp` nor `file`",
-        })
-    }
 }
 
 /// Why a program or script cannot be run.
@@ -292,7 +283,7 @@ impl SettingError {
             Self::DuplicatesWithoutFiles { .. } => {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
-            Self::RendezvousConf { problem, .. } => Some(conf_hint(*problem).to_owned()),
+            Self::RendezvousConf { problem, .. } => Some(problem.hint().to_owned()),
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
             Self::Clash { clash, .. } => Some(clash.hint().to_owned()),
@@ -307,18 +298,18 @@ impl SettingError {
             Self::NoPython { .. } => {
                 Some("set `PYTHON_EXEC`, or give `--no-python` if the entrypoint is a program".to_owned())
             }
+            Self::JoinsElsewhere { .. } => {
+                Some("leave it out: PyTorch's own time-outs still end a start that hangs".to_owned())
+            }
+            Self::NoSuchNode { .. } => {
+                Some("node ranks count from 0, below `--nnodes`; each node has another one".to_owned())
+            }
+            Self::NobodyFindsUs { .. } => Some(
+                "name a place that all nodes know: `--rdzv-backend c10d --rdzv-endpoint HOST:PORT`"
+                    .to_owned(),
+            ),
             Self::NoSuchRank { .. } => Some("ranks count from 0, below `--nproc-per-node`".to_owned()),
             Self::NotUnicode { .. } | Self::Refused { .. } => Some(SEE_HELP.to_owned()),
-        }
-    }
-}
-
-const fn conf_hint(problem: ConfProblem) -> &'static str {
-    match problem {
-        ConfProblem::NoKey | ConfProblem::NoValue => "write `key=value,key=value`",
-        ConfProblem::Reserved => "give it by that option",
-        ConfProblem::Positive | ConfProblem::Backoff | ConfProblem::YesOrNo | ConfProblem::StoreType => {
-            "leave the key out: a job of one node waits for nobody"
         }
     }
 }
@@ -330,8 +321,10 @@ fn not_supported_hint(origin: &Origin) -> Option<String> {
         Origin::Option("nproc-per-node") => {
             Some("give the number, such as `--nproc-per-node 8`, or `cpu`".to_owned())
         }
-        // What is left needs more than this node.
-        Origin::Option(_) => Some("a job of one node needs no more than `--standalone`".to_owned()),
+        Origin::Option("rdzv-backend" | "rdzv-conf") => {
+            Some("take `--rdzv-backend c10d --rdzv-endpoint HOST:PORT`, which needs nothing else".to_owned())
+        }
+        Origin::Option(_) => Some("leave it out".to_owned()),
     }
 }
 

@@ -1,72 +1,174 @@
-//! The syntax of `--rdzv-conf`, and the types of the keys that torch reads (contract 1.7).
-//!
-//! Nothing in it changes a job of one node, which waits for nobody; what torchrun refuses is refused all the same.
+//! The syntax of `--rdzv-conf`, and the keys that torch reads (contract 1.7).
+
+use std::time::Duration;
 
 use crate::cli::error::{CliError, ConfProblem, Origin, SettingError};
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::RDZV_CONF;
+use crate::spec::LONGEST;
+use crate::spec::rendezvous::RoundTimes;
 
 /// Settings of the rendezvous that have options of their own; torchrun fails on them.
 const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];
 
-/// What the value of a key must be.
+/// What a key sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Whole seconds, or a count, above zero.
-    Positive,
-    /// Seconds, zero included.
+pub(super) enum Key {
+    Timeout,
+    Join,
+    LastCall,
+    Close,
+    /// One heartbeat may take so long; ours are never waited for.
+    Heartbeat,
+    KeepAlive,
+    Attempts,
     Backoff,
-    /// Whether this node hosts the store.
+    Read,
     IsHost,
-    /// `tcp` or `file`.
     StoreType,
 }
 
 /// The keys that a rendezvous reads; it takes no notice of others.
-pub(super) type Keys = &'static [(&'static str, Kind)];
+pub(super) type Keys = &'static [(&'static str, Key)];
 
-pub(super) const STATIC_KEYS: Keys = &[("timeout", Kind::Positive)];
+pub(super) const STATIC_KEYS: Keys = &[("timeout", Key::Timeout)];
 pub(super) const C10D_KEYS: Keys = &[
-    ("join_timeout", Kind::Positive),
-    ("last_call_timeout", Kind::Positive),
-    ("close_timeout", Kind::Positive),
-    ("heartbeat_timeout", Kind::Positive),
+    ("join_timeout", Key::Join),
+    ("last_call_timeout", Key::LastCall),
+    ("close_timeout", Key::Close),
+    ("heartbeat_timeout", Key::Heartbeat),
     // torchrun takes 0 for these two, and then never starts a worker.
-    ("keep_alive_interval", Kind::Positive),
-    ("keep_alive_max_attempt", Kind::Positive),
-    ("cas_backoff_max_seconds", Kind::Backoff),
-    ("read_timeout", Kind::Positive),
-    ("is_host", Kind::IsHost),
-    ("store_type", Kind::StoreType),
+    ("keep_alive_interval", Key::KeepAlive),
+    ("keep_alive_max_attempt", Key::Attempts),
+    ("cas_backoff_max_seconds", Key::Backoff),
+    ("read_timeout", Key::Read),
+    ("is_host", Key::IsHost),
+    ("store_type", Key::StoreType),
 ];
 
-/// Refuses what torch cannot read, and what needs another node.
+/// What `--rdzv-conf` says, over the defaults.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Conf {
+    /// How long each step may take.
+    pub(super) times: RoundTimes,
+    /// Whether this node opens the store.
+    pub(super) is_host: Option<Said>,
+    /// The item that says how long to wait for nodes.
+    pub(super) join: Option<Said>,
+    /// The item that says how long the last call is.
+    pub(super) last_call: Option<Said>,
+}
+
+/// An item, and where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) origin: Origin,
+    /// `key=value`
+    pub(super) item: String,
+    /// Of `is_host`.
+    pub(super) yes: bool,
+}
+
+/// Reads the keys of one kind of rendezvous over these defaults.
 ///
 /// # Errors
-/// See above.
-pub(super) fn check_conf(settings: &Settings<'_>, keys: Keys) -> Result<(), CliError> {
-    let Some(Setting { origin, value }) = settings.text(&RDZV_CONF)? else { return Ok(()) };
+/// What torch cannot read, and a store in a file.
+pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTimes) -> Result<Conf, CliError> {
+    let mut conf = Conf { times: defaults, is_host: None, join: None, last_call: None };
+    let Some(Setting { origin, value }) = settings.text(&RDZV_CONF)? else { return Ok(conf) };
     let bad = |item: &str, problem| {
         let (origin, item) = (origin.clone(), item.to_owned());
         CliError::from(SettingError::RendezvousConf { origin, item, problem })
     };
     let items = parse_conf(&value).map_err(|(item, problem)| bad(item, problem))?;
-    for (key, kind) in keys {
+    for (name, key) in keys {
         // A key given twice: the last one counts.
-        let Some((_, value)) = items.iter().rev().find(|(name, _)| name == key) else { continue };
-        let item = format!("{key}={value}");
-        match check_value(*kind, value) {
-            Ok(Verdict::Fine) => {}
-            Ok(Verdict::NeedsMore) => return Err(not_supported(&origin, item)),
-            Err(problem) => return Err(bad(&item, problem)),
+        let Some((_, value)) = items.iter().rev().find(|(given, _)| given == name) else { continue };
+        let item = format!("{name}={value}");
+        let yes = match conf.set(*key, value) {
+            Ok(yes) => yes,
+            Err(Problem::Bad(problem)) => return Err(bad(&item, problem)),
+            Err(Problem::NotSupported) => {
+                return Err(SettingError::NotSupported { origin, value: item }.into());
+            }
+        };
+        let said = Said { origin: origin.clone(), item, yes };
+        match key {
+            Key::IsHost => conf.is_host = Some(said),
+            Key::Join | Key::Timeout => conf.join = Some(said),
+            Key::LastCall => conf.last_call = Some(said),
+            _ => {}
         }
     }
-    Ok(())
+    Ok(conf)
 }
 
-fn not_supported(origin: &Origin, value: String) -> CliError {
-    SettingError::NotSupported { origin: origin.clone(), value }.into()
+/// Why a value does not do.
+enum Problem {
+    Bad(ConfProblem),
+    /// It asks for something that is not supported yet.
+    NotSupported,
+}
+
+impl Conf {
+    /// Takes a value; whether it is a yes, where it is one of the two.
+    fn set(&mut self, key: Key, value: &str) -> Result<bool, Problem> {
+        let times = &mut self.times;
+        match key {
+            Key::Timeout => {
+                times.join = seconds(value)?;
+                // One time for everything: for the nodes to come, and for what each of them tells.
+                times.read = times.join;
+            }
+            Key::Join => times.join = seconds(value)?,
+            Key::LastCall => times.last_call = seconds(value)?,
+            Key::Close => times.close = seconds(value)?,
+            Key::Heartbeat => {
+                seconds(value)?;
+            }
+            Key::KeepAlive => times.keep_alive = seconds(value)?,
+            Key::Attempts => {
+                times.keep_alive_attempts = u32::try_from(positive(value)?).unwrap_or(u32::MAX);
+            }
+            Key::Backoff => times.cas_backoff = backoff(value)?,
+            Key::Read => times.read = seconds(value)?,
+            Key::IsHost => return is_yes(value),
+            Key::StoreType => check_store_type(value)?,
+        }
+        Ok(false)
+    }
+}
+
+fn positive(value: &str) -> Result<u64, Problem> {
+    let number = parse_int(value).filter(|number| *number > 0).ok_or(Problem::Bad(ConfProblem::Positive))?;
+    Ok(u64::try_from(number).unwrap_or(u64::MAX))
+}
+
+fn seconds(value: &str) -> Result<Duration, Problem> {
+    Ok(Duration::from_secs(positive(value)?).min(LONGEST))
+}
+
+fn backoff(value: &str) -> Result<Duration, Problem> {
+    let seconds = parse_float(value).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
+    let seconds = seconds.ok_or(Problem::Bad(ConfProblem::Backoff))?;
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
+}
+
+fn is_yes(value: &str) -> Result<bool, Problem> {
+    match value.to_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" => Ok(false),
+        _ => Err(Problem::Bad(ConfProblem::YesOrNo)),
+    }
+}
+
+fn check_store_type(value: &str) -> Result<(), Problem> {
+    match value.to_lowercase().as_str() {
+        "tcp" => Ok(()),
+        "file" => Err(Problem::NotSupported),
+        _ => Err(Problem::Bad(ConfProblem::StoreType)),
+    }
 }
 
 /// `key=value,key=value` with blanks around both; only the first `=` splits.
@@ -86,28 +188,4 @@ fn parse_conf(text: &str) -> Result<Vec<(&str, &str)>, (&str, ConfProblem)> {
 fn split_item(item: &str) -> (&str, &str) {
     let (key, value) = item.split_once('=').unwrap_or((item, ""));
     (key.trim(), value.trim())
-}
-
-/// A value of the right kind.
-enum Verdict {
-    Fine,
-    /// It asks for something that is not supported yet.
-    NeedsMore,
-}
-
-fn check_value(kind: Kind, value: &str) -> Result<Verdict, ConfProblem> {
-    let fine = |is: bool, problem| if is { Ok(Verdict::Fine) } else { Err(problem) };
-    let lower = value.to_lowercase();
-    match (kind, lower.as_str()) {
-        (Kind::Positive, _) => fine(parse_int(value).is_some_and(|number| number > 0), ConfProblem::Positive),
-        (Kind::Backoff, _) => {
-            let is = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
-            fine(parse_float(value).is_some_and(is), ConfProblem::Backoff)
-        }
-        (Kind::IsHost, "0" | "false" | "f" | "no" | "n") | (Kind::StoreType, "file") => {
-            Ok(Verdict::NeedsMore)
-        }
-        (Kind::IsHost, word) => fine(matches!(word, "1" | "true" | "t" | "yes" | "y"), ConfProblem::YesOrNo),
-        (Kind::StoreType, word) => fine(word == "tcp", ConfProblem::StoreType),
-    }
 }

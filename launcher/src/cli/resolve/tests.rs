@@ -215,8 +215,7 @@ fn what_one_node_without_accelerators_and_without_python_cannot_do_is_refused() 
         ("--rdzv-backend=mine", "PET_RDZV_BACKEND", "mine", "`mine`, a plug-in that only Python could load"),
         ("--numa-binding=node", "", "", "`node`, and binding needs an accelerator"),
         ("--rdzv-backend=etcd", "PET_RDZV_BACKEND", "etcd-v2", "not supported yet"),
-        ("--rdzv-conf=is_host=0", "PET_RDZV_CONF", "is_host=No", "not supported yet"),
-        ("--nnodes=2", "PET_NNODES", "1:4", "not supported yet"),
+        ("--rdzv-conf=store_type=file", "PET_RDZV_CONF", "store_type=File", "not supported yet"),
     ] {
         let name = option.split('=').next().unwrap_or_default();
         let refused = |option: &str, environment: &[(&str, &str)]| {

@@ -1,0 +1,61 @@
+//! TOML's values as the command line has them, and what they are called. Pure.
+
+use std::ffi::OsStr;
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use crate::cli::option::{Kind, OptionRow};
+use crate::cli::run::VERBOSE;
+
+/// The value as it would stand on the command line, if it is of a type that the option takes.
+pub(super) fn in_words(row: &OptionRow, value: &DeValue<'_>) -> Option<String> {
+    match (row.kind, value) {
+        (Kind::Flag, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
+        (Kind::Flag, DeValue::Integer(_)) if row == &VERBOSE => number_or_text(value),
+        (Kind::Text | Kind::Choice(_), DeValue::String(text)) => Some(text.to_string()),
+        (Kind::Text | Kind::Float, DeValue::Float(number)) => Some(number.as_str().to_owned()),
+        (Kind::Text | Kind::Float | Kind::Int | Kind::RankOrWord, DeValue::Integer(_)) => {
+            number_or_text(value).filter(|text| row.takes(OsStr::new(text)))
+        }
+        (Kind::RankOrWord, DeValue::String(text)) if row.takes(OsStr::new(text.as_ref())) => {
+            Some(text.to_string())
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn number_or_text(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
+        _ => None,
+    }
+}
+
+pub(super) const fn expected(row: &OptionRow) -> &'static str {
+    match row.kind {
+        Kind::Flag => "true or false",
+        Kind::Text => "a text or a number",
+        Kind::Int => "a whole number",
+        Kind::Float => "a number",
+        Kind::Choice(_) => "a text",
+        Kind::RankOrWord => "a local rank, \"all\" or \"none\"",
+    }
+}
+
+pub(super) fn kind_of(value: &Spanned<DeValue<'_>>) -> &'static str {
+    match value.get_ref() {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(moment) if moment.date.is_none() => "a time of day",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}

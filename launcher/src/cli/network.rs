@@ -1,0 +1,147 @@
+//! Which interface and which ports the job uses: `--iface`, `--port-range`.
+
+use super::error::{CliError, Expected};
+use super::resolve::refused;
+use super::run::{IFACE, PORT_RANGE};
+use super::settings::{Setting, Settings};
+use crate::facts::Facts;
+use crate::spec::rendezvous::{NetworkSpec, PortRange};
+
+/// Linux's own limit.
+const LONGEST_INTERFACE: usize = 15;
+/// What the libraries of the workers read.
+const INTERFACE_VARIABLES: [&str; 2] = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
+
+/// How this node is reached, and where it may listen.
+///
+/// # Errors
+/// A text that is no name of an interface, or no range of ports.
+pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, CliError> {
+    let iface = match settings.text(&IFACE)? {
+        Some(Setting { origin, value }) if !is_interface(&value) => {
+            return Err(refused(origin, value, Expected::Interface));
+        }
+        found => found.map(|found| found.value),
+    };
+    let ports = match settings.text(&PORT_RANGE)? {
+        None => None,
+        Some(Setting { origin, value }) => match parse_ports(&value) {
+            None => return Err(refused(origin, value, Expected::PortRange)),
+            found => found,
+        },
+    };
+    Ok(NetworkSpec { iface, ports })
+}
+
+/// The variables that tell the workers' libraries the interface, where the user did not set them.
+pub(super) fn interfaces(network: &NetworkSpec, facts: &Facts) -> Vec<(&'static str, String)> {
+    let Some(iface) = &network.iface else { return Vec::new() };
+    let unset = INTERFACE_VARIABLES.into_iter().filter(|name| facts.filled_variable(name).is_none());
+    unset.map(|name| (name, iface.clone())).collect()
+}
+
+fn is_interface(name: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_graphic() && !"/,:".contains(letter);
+    !name.is_empty()
+        && name.len() <= LONGEST_INTERFACE
+        && name.chars().all(fits)
+        && !matches!(name, "." | "..")
+}
+
+/// `29500-29599`, or one port.
+fn parse_ports(text: &str) -> Option<PortRange> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (parse_port(first.trim())?, parse_port(last.trim())?);
+    (first <= last).then_some(PortRange { first, last })
+}
+
+fn parse_port(text: &str) -> Option<u16> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|port| is_number && *port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cli::{Command, Launch, interpret};
+    use crate::facts::fake::FakeWorld;
+
+    fn launch(words: &[&str], environment: &[(&str, &str)]) -> Result<Launch, CliError> {
+        let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
+        let mut environment = environment.to_vec();
+        environment.push(("PATH", "/usr/bin"));
+        match interpret(&argv, &FakeWorld::new().program("/usr/bin/true").facts(&environment))? {
+            Command::Launch(launch) => Ok(*launch),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_range_is_two_ports_in_order() {
+        for (text, first, last) in
+            [("29500-29599", 29_500, 29_599), (" 1 - 65535 ", 1, 65_535), ("7-7", 7, 7), ("7", 7, 7)]
+        {
+            assert_eq!(parse_ports(text), Some(PortRange { first, last }), "`{text}`");
+        }
+        for text in ["", "-", "5-", "-5", "6-5", "0-5", "1-65536", "+1-5", "1:5", "1-2-3", "a-b"] {
+            assert_eq!(parse_ports(text), None, "`{text}`");
+        }
+    }
+
+    #[test]
+    fn an_interface_has_a_name_that_the_kernel_could_give() {
+        for name in ["eth0", "enp0s31f6", "br-1a2b3c4d5e6f", "ib0.8001", "bond0@x"] {
+            assert!(is_interface(name), "`{name}`");
+        }
+        for name in ["", "a b", "a/b", "eth0,eth1", "eth0:1", "..", "sixteen_letters_", "é"] {
+            assert!(!is_interface(name), "`{name}`");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_range_or_none(text in "[0-9 -]{0,12}|\\PC{0,12}") {
+            prop_assert!(parse_ports(&text).is_none_or(|ports| 0 < ports.first && ports.first <= ports.last));
+        }
+    }
+
+    #[test]
+    fn they_are_options_under_our_name_and_variables_under_both() {
+        let network = |words: &[&str], environment: &[(&str, &str)]| {
+            let spec = launch(words, environment).unwrap().spec;
+            (spec.network, spec.defaults.interfaces)
+        };
+        let both = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"].map(|name| (name, "eth0".to_owned()));
+        let ports = Some(PortRange { first: 5, last: 6 });
+        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports };
+        assert_eq!(
+            network(&["rankrun", "--iface", "eth0", "--port-range=5-6"], &[]),
+            (spec.clone(), both.to_vec())
+        );
+        let variables = [("RANKRUN_IFACE", "eth0"), ("RANKRUN_PORT_RANGE", "5-6")];
+        assert_eq!(network(&["torchrun"], &variables), (spec, both.to_vec()));
+        assert_eq!(network(&["rankrun"], &[]), (NetworkSpec::default(), vec![]));
+        assert!(launch(&["torchrun", "--iface", "eth0"], &[]).is_err());
+        // What the user says about a library stands.
+        let own = [("NCCL_SOCKET_IFNAME", "=ib0"), ("GLOO_SOCKET_IFNAME", "")];
+        assert_eq!(network(&["rankrun", "--iface=eth0"], &own).1, both[..1]);
+    }
+
+    #[test]
+    fn what_is_none_is_refused_with_its_value() {
+        for (words, text) in [
+            (["rankrun", "--iface=a/b"], "`--iface` is `a/b`, which is not the name of a network interface"),
+            (["rankrun", "--iface="], "`--iface` is ``, which is not the name of a network interface"),
+            (["rankrun", "--port-range=9-8"], "`--port-range` is `9-8`, which is not two ports"),
+            (["rankrun", "--port-range=0-8"], "`--port-range` is `0-8`, which is not two ports"),
+        ] {
+            let error = launch(&words, &[]).unwrap_err();
+            assert!(error.to_string().starts_with(text), "{error}");
+            assert_eq!(error.exit_code(), 1);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! How many nodes, which of them is this one, and what needs others: `--nnodes`, `--node-rank`.
+
+use rankrun_contract::rank::{NodeCount, NodeRank};
+
+use super::refused;
+use crate::cli::error::{CliError, Expected, SettingError};
+use crate::cli::notice::Notice;
+use crate::cli::python_text::parse_int;
+use crate::cli::settings::{Setting, Settings};
+use crate::cli::torchrun::NNODES;
+use crate::spec::rendezvous::NodeRange;
+
+/// No job has more nodes: their state must fit into one value of the store.
+pub(in crate::cli) const MOST_NODES: u32 = 65_536;
+
+/// What `--nnodes` says; one node where it says nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Nodes {
+    pub(super) range: NodeRange,
+    /// As it was written, where it was.
+    said: Option<Setting<String>>,
+}
+
+impl Nodes {
+    /// Reads the option.
+    ///
+    /// # Errors
+    /// A text that is neither a number nor a range.
+    pub(super) fn of(settings: &Settings<'_>) -> Result<Self, CliError> {
+        let Some(Setting { origin, value }) = settings.text(&NNODES)? else {
+            return Ok(Self { range: NodeRange::ONE, said: None });
+        };
+        match parse_nodes(&value) {
+            None => Err(refused(origin, value, Expected::NodeCount)),
+            Some(range) => Ok(Self { range, said: Some(Setting { origin, value }) }),
+        }
+    }
+
+    /// A store on a port that nobody else knows: more nodes cannot come.
+    ///
+    /// # Errors
+    /// Where the job needs them: torchrun waits for them in vain.
+    pub(super) fn must_do_alone(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
+        let Some(Setting { origin, value }) = self.said.clone().filter(|_| self.range.is_many()) else {
+            return Ok(());
+        };
+        if self.range.min != NodeCount::ONE {
+            return Err(SettingError::NobodyFindsUs { origin, value }.into());
+        }
+        notices.push(Notice::Alone { origin, value });
+        Ok(())
+    }
+
+    /// A fixed number of nodes: the largest.
+    pub(super) fn fixed(&self, notices: &mut Vec<Notice>) -> NodeCount {
+        let NodeRange { min, max } = self.range;
+        if let Some(Setting { origin, value }) = self.said.clone().filter(|_| min != max) {
+            notices.push(Notice::AllNodes { origin, value, nodes: max });
+        }
+        max
+    }
+}
+
+/// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.
+fn parse_nodes(text: &str) -> Option<NodeRange> {
+    let (min, max) = text.split_once(':').unwrap_or((text, text));
+    let count = |text| {
+        let number = u32::try_from(parse_int(text)?).ok().filter(|number| *number <= MOST_NODES)?;
+        NodeCount::new(number)
+    };
+    let (min, max) = (count(min)?, count(max)?);
+    (min <= max).then_some(NodeRange { min, max })
+}
+
+/// The rank of this node in a job of so many; torchrun's 0 where it is not given.
+///
+/// # Errors
+/// A rank that no node of the job has.
+pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Result<NodeRank, CliError> {
+    let Some(Setting { origin, value }) = given else { return Ok(NodeRank(0)) };
+    match u32::try_from(value) {
+        Ok(rank) if rank < nodes.get() => Ok(NodeRank(rank)),
+        _ if nodes == NodeCount::ONE => Err(refused(origin, value.to_string(), Expected::OnlyNodeRank)),
+        _ => Err(SettingError::NoSuchNode { origin, rank: value, nodes: nodes.get() }.into()),
+    }
+}
+
+/// The rank of this node where it only says who comes before whom.
+///
+/// # Errors
+/// A number that is no rank.
+pub(super) fn rank_in_order(given: Option<Setting<i128>>) -> Result<Option<NodeRank>, CliError> {
+    let Some(Setting { origin, value }) = given else { return Ok(None) };
+    match u32::try_from(value) {
+        Ok(rank) => Ok(Some(NodeRank(rank))),
+        Err(_) => Err(refused(origin, value.to_string(), Expected::NodeRank)),
+    }
+}

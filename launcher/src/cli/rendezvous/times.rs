@@ -1,0 +1,82 @@
+//! How long nodes are waited for: `--lease`, and `--join-timeout` and `--last-call`, which say the same as keys of
+//! `--rdzv-conf` in the way that our other times are said.
+
+use std::time::Duration;
+
+use super::conf::{Conf, Said};
+use super::refused;
+use crate::cli::contradiction::{clash, without_effect};
+use crate::cli::error::{Clash, CliError, Expected, Origin};
+use crate::cli::option::OptionRow;
+use crate::cli::run::{JOIN_TIMEOUT, LAST_CALL, LEASE};
+use crate::cli::settings::{Setting, Settings};
+use crate::cli::torchrun::{NNODES, STANDALONE};
+use crate::cli::values::time;
+use crate::spec::rendezvous::RoundTimes;
+
+/// What means nothing to a node that waits for nobody.
+pub(super) const OF_SEVERAL_NODES: [&OptionRow; 3] = [&LEASE, &JOIN_TIMEOUT, &LAST_CALL];
+/// A beat is a fifth of it, and a busy machine may be late by more than a tenth of a second.
+const SHORTEST_LEASE: Duration = Duration::from_millis(500);
+
+/// Refuses what has no effect on this job.
+///
+/// A file or a variable holds for many jobs; one of them may well be tried on one node.
+///
+/// # Errors
+/// See above.
+pub(super) fn refuse_idle(settings: &Settings<'_>, rows: &[&'static OptionRow]) -> Result<(), CliError> {
+    for row in rows {
+        let Some(found) = settings.find(row) else { continue };
+        let is_tried = |row| settings.find(row).is_some_and(|other| !other.is_of_file());
+        if found.is_of_file() && (is_tried(&NNODES) || is_tried(&STANDALONE)) {
+            continue;
+        }
+        let missing = if **row == LAST_CALL { "`--rdzv-backend c10d`" } else { "`--nnodes` above 1" };
+        without_effect(found.origin, missing)?;
+    }
+    Ok(())
+}
+
+/// The times of a rendezvous: the options over what `--rdzv-conf` says.
+///
+/// # Errors
+/// Times that cannot be read, or are too short, and two that contradict each other.
+pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<RoundTimes, CliError> {
+    let Conf { mut times, join, last_call, .. } = conf;
+    if let Some(Setting { origin, value }) = time(settings, &LEASE, Expected::Lease)? {
+        if value < SHORTEST_LEASE {
+            return Err(refused(origin, humantime::format_duration(value).to_string(), Expected::Lease));
+        }
+        times.lease = value;
+    }
+    times.join = over(times.join, join, time(settings, &JOIN_TIMEOUT, Expected::Time)?)?;
+    times.last_call = over(times.last_call, last_call, time(settings, &LAST_CALL, Expected::Time)?)?;
+    Ok(times)
+}
+
+/// The value that counts: that of the option, unless the item stands where more is decided.
+fn over(
+    of_conf: Duration,
+    item: Option<Said>,
+    option: Option<Setting<Duration>>,
+) -> Result<Duration, CliError> {
+    let (Some(said), Some(option)) = (item, option.clone()) else {
+        return Ok(option.map_or(of_conf, |option| option.value));
+    };
+    if option.value == of_conf {
+        return Ok(of_conf);
+    }
+    let option_counts = weight(&option.origin) >= weight(&said.origin);
+    let shown = Setting { origin: option.origin, value: humantime::format_duration(option.value) };
+    clash(shown, Setting { origin: said.origin, value: said.item }, Clash::SaidTwice)?;
+    Ok(if option_counts { option.value } else { of_conf })
+}
+
+const fn weight(origin: &Origin) -> u8 {
+    match origin {
+        Origin::Option(_) => 2,
+        Origin::Variable(_) => 1,
+        Origin::File(_) => 0,
+    }
+}

@@ -1,0 +1,124 @@
+//! What a launch would have to do with other nodes. Pure: nobody is asked, so what they decide is not known.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use rankrun_contract::env::{
+    GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, ROLE_RANK, ROLE_WORLD_SIZE, ROUND,
+    WORLD_SIZE,
+};
+use rankrun_contract::rank::NodeRank;
+
+use crate::facts::short_hostname;
+use crate::rendezvous::Round;
+use crate::spec::rendezvous::{NetworkSpec, RoundTimes};
+use crate::spec::{LaunchSpec, RendezvousSpec};
+
+/// The part of this node in a job that others may take part in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Nodes {
+    /// No round has fewer nodes.
+    pub min: u32,
+    /// No round has more.
+    pub max: u32,
+    /// `static` or `c10d`.
+    pub rendezvous: &'static str,
+    /// The rank of this node, where it is said.
+    pub node_rank: Option<u32>,
+    /// Who opens the store at which the nodes meet, in words.
+    pub store_opened_by: String,
+    /// How long the nodes may take to come together.
+    pub join_timeout_seconds: f64,
+    /// How long more nodes are waited for once there are enough.
+    pub last_call_seconds: Option<f64>,
+    /// A node that gives no sign of life for so long is lost.
+    pub lease_seconds: f64,
+    /// The address that this node publishes, where it is said.
+    pub local_addr: Option<String>,
+    /// The interface by which the others reach it, where it is said.
+    pub interface: Option<String>,
+    /// Where it listens, beside the port that was said.
+    pub ports: Option<Ports>,
+}
+
+/// The only ports on which the launcher listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Ports {
+    /// The lowest.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+/// Nothing for a job that stays on one node.
+pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
+    let range = spec.rendezvous.nodes();
+    let (rendezvous, node_rank, times, local_addr) = match &spec.rendezvous {
+        RendezvousSpec::C10d { node_rank, times, local_addr, .. } => ("c10d", *node_rank, times, local_addr),
+        RendezvousSpec::Static { node_rank, times, local_addr, .. } if range.is_many() => {
+            ("static", Some(*node_rank), times, local_addr)
+        }
+        RendezvousSpec::Static { .. } | RendezvousSpec::Standalone { .. } => return None,
+    };
+    let RoundTimes { join, last_call, lease, .. } = times;
+    let NetworkSpec { iface, ports } = &spec.network;
+    Some(Nodes {
+        min: range.min.get(),
+        max: range.max.get(),
+        rendezvous,
+        node_rank: node_rank.map(|rank| rank.0),
+        store_opened_by: host_of(&spec.rendezvous),
+        join_timeout_seconds: join.as_secs_f64(),
+        last_call_seconds: (range.min != range.max).then_some(last_call.as_secs_f64()),
+        lease_seconds: lease.as_secs_f64(),
+        local_addr: local_addr.clone(),
+        interface: iface.clone(),
+        ports: ports.map(|ports| Ports { first: ports.first, last: ports.last }),
+    })
+}
+
+/// Without a look-up no more can be said about a name than whether it is ours.
+fn host_of(rendezvous: &RendezvousSpec) -> String {
+    match rendezvous {
+        RendezvousSpec::Standalone { .. } | RendezvousSpec::Static { node_rank: NodeRank(0), .. } => {
+            "this node".to_owned()
+        }
+        RendezvousSpec::Static { .. } => "the node with rank 0".to_owned(),
+        RendezvousSpec::C10d { is_host: Some(true), .. } => "this node".to_owned(),
+        RendezvousSpec::C10d { is_host: Some(false), .. } => "another node".to_owned(),
+        RendezvousSpec::C10d { host, .. } if is_of_this_machine(host) => {
+            "the first launcher on this machine".to_owned()
+        }
+        RendezvousSpec::C10d { host, .. } => format!("the first launcher on the machine `{host}`"),
+    }
+}
+
+fn is_of_this_machine(host: &str) -> bool {
+    let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    host == "localhost" || is_loopback(host) || host == short_hostname()
+}
+
+/// Whether only the nodes together decide what a worker finds in this variable.
+pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
+    let range = spec.rendezvous.nodes();
+    if !range.is_many() {
+        return false;
+    }
+    match (&spec.rendezvous, name) {
+        (_, WORLD_SIZE | ROLE_WORLD_SIZE | ROUND) => true,
+        (RendezvousSpec::Static { node_rank, .. }, RANK | ROLE_RANK) => *node_rank != NodeRank(0),
+        (RendezvousSpec::C10d { .. }, RANK | ROLE_RANK | GROUP_RANK | MASTER_ADDR | MASTER_PORT) => true,
+        (RendezvousSpec::C10d { .. }, GROUP_WORLD_SIZE) => range.min != range.max,
+        _ => false,
+    }
+}
+
+/// This node's place in the first round, as far as it is known before it has met others.
+pub(super) fn place_of(spec: &LaunchSpec, round: Round) -> Round {
+    let node_rank = match &spec.rendezvous {
+        RendezvousSpec::Static { node_rank, .. } => *node_rank,
+        RendezvousSpec::C10d { .. } | RendezvousSpec::Standalone { .. } => NodeRank(0),
+    };
+    Round { node_rank, nodes: spec.rendezvous.nodes().max, ..round }
+}

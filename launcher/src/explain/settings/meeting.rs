@@ -1,0 +1,99 @@
+//! Where the nodes and the workers meet, and where that was said. Pure.
+
+use std::time::Duration;
+
+use super::{Setting, Source, Sources, setting};
+use crate::explain::nodes::nodes_of;
+use crate::explain::port;
+use crate::spec::rendezvous::RoundTimes;
+use crate::spec::{LaunchSpec, RendezvousSpec, StoreHost};
+
+const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+
+impl Sources<'_> {
+    pub(super) fn address(&self) -> Source {
+        match &self.spec.rendezvous {
+            RendezvousSpec::Static { .. } => self.of_static("master-addr"),
+            RendezvousSpec::Standalone { local_addr: None, .. }
+            | RendezvousSpec::C10d { local_addr: None, .. } => Source::Default,
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
+                self.said(&["local-addr"], &[])
+            }
+        }
+    }
+
+    pub(super) fn port(&self) -> Source {
+        match &self.spec.rendezvous {
+            RendezvousSpec::Static { .. } => self.of_static("master-port"),
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => Source::Default,
+        }
+    }
+
+    /// An endpoint says both parts of a static rendezvous.
+    fn of_static(&self, part: &str) -> Source {
+        match self.origins.of_setting(&["rdzv-endpoint"]) {
+            Some(endpoint) => endpoint.into(),
+            None => self.said(&[part], &[]),
+        }
+    }
+
+    pub(super) fn store_host(&self) -> Source {
+        match self.spec.rendezvous.store().host {
+            StoreHost::Agent => Source::Default,
+            StoreHost::Worker => self.said(&[], &[WORKER_STORE]),
+        }
+    }
+
+    pub(super) fn of_the_store(&self) -> [Setting; 4] {
+        let (kind, said) = match &self.spec.rendezvous {
+            RendezvousSpec::Standalone { .. } => ("standalone", self.said(&["standalone"], &[])),
+            RendezvousSpec::C10d { .. } => ("c10d", self.said(&["rdzv-backend"], &[])),
+            RendezvousSpec::Static { .. } => ("static", self.of_static("master-port")),
+        };
+        let store = self.spec.rendezvous.store();
+        let opened_by = match store.host {
+            StoreHost::Agent => "agent",
+            StoreHost::Worker => "rank 0",
+        };
+        [
+            setting("rendezvous", Some(kind.to_owned()), said),
+            setting("master-addr", Some(store.addr.to_owned()), self.address()),
+            Setting { name: "master-port", value: Some(port(store.port)), source: self.port() },
+            setting("store", Some(opened_by.to_owned()), self.store_host()),
+        ]
+    }
+
+    /// Who meets whom, how long that may take, and by which way; less of it for a job that stays on one node.
+    pub(super) fn of_the_nodes(&self) -> Vec<Setting> {
+        let LaunchSpec { rendezvous, network, .. } = self.spec;
+        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let mut settings = vec![option("nnodes", Some(rendezvous.nodes().to_string()))];
+        if let Some(nodes) = nodes_of(self.spec) {
+            let usual = match rendezvous {
+                RendezvousSpec::Static { .. } => RoundTimes::of_static(),
+                _ => RoundTimes::default(),
+            };
+            let time = |name, value: Option<f64>, usual: Duration| {
+                let by_conf = value.is_some_and(|value| value != usual.as_secs_f64());
+                let source = match self.said(&[name], &[]) {
+                    Source::Default if by_conf => self.said(&["rdzv-conf"], &[]),
+                    source => source,
+                };
+                setting(name, value.map(|value| value.to_string()), source)
+            };
+            let seconds = |value: f64| Some(value.to_string());
+            settings.extend([
+                option("node-rank", nodes.node_rank.map(|rank| rank.to_string())),
+                time("join-timeout", Some(nodes.join_timeout_seconds), usual.join),
+                time("last-call", nodes.last_call_seconds, usual.last_call),
+                option("lease", seconds(nodes.lease_seconds)),
+                option("local-addr", nodes.local_addr),
+            ]);
+        }
+        let network =
+            [("iface", network.iface.clone()), ("port-range", network.ports.map(|ports| ports.to_string()))];
+        let said = network.into_iter().filter(|(_, value)| value.is_some());
+        settings.extend(said.map(|(name, value)| option(name, value)));
+        settings
+    }
+}

@@ -1,0 +1,148 @@
+//! A launch that other nodes take part in.
+
+use super::*;
+
+const AGREED: Value = Value::AtLaunch(Pending::Agreed);
+const FIXED: &str = "rankrun explain --nnodes 3 --node-rank 1 --master-addr h --nproc-per-node 2 x.py";
+const DYNAMIC: &str = "rankrun explain --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-id 7 --lease 2 \
+                       --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 x.py";
+
+/// The settings that have these names, in words.
+fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<Value>, Source)> {
+    let of = |name: &&str| explanation.settings.iter().find(|setting| setting.name == *name);
+    let found = names.iter().map(|name| of(name).unwrap_or_else(|| panic!("no {name}")));
+    found.map(|setting| (setting.value.clone(), setting.source.clone())).collect()
+}
+
+#[test]
+fn what_the_nodes_agree_on_is_said_so() {
+    let fixed = explained(FIXED, &[]);
+    for (name, value, source) in [
+        ("RANK", AGREED, Source::Launcher),
+        ("ROLE_RANK", AGREED, Source::Launcher),
+        ("RANKRUN_ROUND", AGREED, Source::Launcher),
+        ("WORLD_SIZE", AGREED, option("--nproc-per-node")),
+        ("LOCAL_WORLD_SIZE", known("2"), option("--nproc-per-node")),
+        ("GROUP_RANK", known("1"), option("--node-rank")),
+        ("GROUP_WORLD_SIZE", known("3"), option("--nnodes")),
+        ("MASTER_ADDR", known("h"), option("--master-addr")),
+        ("MASTER_PORT", known("29500"), Source::Default),
+    ] {
+        let found = variable(&fixed, name);
+        assert_eq!((found.value, found.source), (value, source), "{name}");
+    }
+    assert_eq!(fixed.ranks.iter().map(|worker| worker.rank).collect::<Vec<_>>(), [None, None]);
+    let first = explained(&FIXED.replace("--node-rank 1", "--node-rank 0"), &[]);
+    assert_eq!(first.ranks.iter().map(|worker| worker.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
+
+    let dynamic = explained(DYNAMIC, &[]);
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANKRUN_ROUND",
+    ] {
+        assert_eq!(variable(&dynamic, name).value, AGREED, "{name}");
+    }
+    let interface = variable(&dynamic, "GLOO_SOCKET_IFNAME");
+    assert_eq!((interface.value, interface.source), (known("eth0"), option("--iface")));
+    assert_eq!((&dynamic.store.host, &dynamic.store.port), (&AGREED, &AGREED));
+    let same = explained(&DYNAMIC.replace("2:4", "2"), &[]);
+    assert_eq!(variable(&same, "GROUP_WORLD_SIZE").value, known("2"));
+}
+
+#[test]
+fn each_setting_of_the_nodes_has_its_source() {
+    let names = ["nnodes", "node-rank", "join-timeout", "last-call", "lease", "iface", "port-range"];
+    let values = |values: [(Option<&str>, Source); 7]| {
+        values.map(|(value, source)| (value.map(known), source)).to_vec()
+    };
+    let environment = [("RANKRUN_JOIN_TIMEOUT", "1m")];
+    assert_eq!(
+        said(&explained(DYNAMIC, &environment), &names),
+        values([
+            (Some("2:4"), option("--nnodes")),
+            (None, Source::Default),
+            (Some("60"), by_variable("RANKRUN_JOIN_TIMEOUT")),
+            (Some("4"), option("--rdzv-conf")),
+            (Some("2"), option("--lease")),
+            (Some("eth0"), option("--iface")),
+            (Some("5-9"), option("--port-range")),
+        ])
+    );
+    assert_eq!(
+        said(&explained(FIXED, &[]), &names[..5]),
+        values([
+            (Some("3"), option("--nnodes")),
+            (Some("1"), option("--node-rank")),
+            (Some("900"), Source::Default),
+            (None, Source::Default),
+            (Some("5"), Source::Default),
+            (None, Source::Default),
+            (None, Source::Default),
+        ])[..5]
+    );
+    let alone = explained("rankrun explain x.py", &[]);
+    assert_eq!(said(&alone, &["nnodes"]), [(Some(known("1")), Source::Default)]);
+    assert!(alone.settings.iter().all(|setting| !names[1..].contains(&setting.name)));
+}
+
+#[test]
+fn who_would_open_the_store_is_said_without_a_look_up() {
+    let host = |line: &str| explained(line, &[]).nodes.map(|nodes| nodes.store_opened_by);
+    for (words, text) in [
+        ("--rdzv-endpoint h:7", "the first launcher on the machine `h`"),
+        ("--rdzv-endpoint localhost:7", "the first launcher on this machine"),
+        ("--rdzv-endpoint [::1]:7", "the first launcher on this machine"),
+        ("--rdzv-endpoint h:7 --rdzv-conf is_host=1", "this node"),
+        ("--rdzv-endpoint localhost:7 --rdzv-conf is_host=0", "another node"),
+    ] {
+        let line = format!("rankrun explain --rdzv-backend c10d {words} x.py");
+        assert_eq!(host(&line).as_deref(), Some(text), "{words}");
+    }
+    assert_eq!(host(FIXED).as_deref(), Some("the node with rank 0"));
+    assert_eq!(host(&FIXED.replace("rank 1", "rank 0")).as_deref(), Some("this node"));
+    assert_eq!(host("rankrun explain --master-port 5 x.py"), None);
+}
+
+#[test]
+fn people_and_programs_are_told() {
+    let (mut question, facts) = question(DYNAMIC, &[]);
+    let explanation = of(&question, &facts);
+    let text = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
+    for line in [
+        "  store           of the node that gets rank 0",
+        "  agents meet at  h, port 7",
+        "  nodes           2 to 4",
+        "  they meet in    a store that is opened by the first launcher on the machine `h`",
+        "  they have       600 s, and 4 s more once there are enough",
+        "  lost is who     gives no sign of life for 2 s",
+        "  reached by      eth0",
+        "  listens on      ports 5 to 9",
+        "rank ? (local rank 0, cpu:0)",
+        "  RANK                             (agreed by the nodes)",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&json::render(&explanation)).unwrap();
+    assert_eq!(
+        json["nodes"],
+        serde_json::json!({
+            "min": 2, "max": 4, "rendezvous": "c10d", "node_rank": null,
+            "store_opened_by": "the first launcher on the machine `h`",
+            "join_timeout_seconds": 600.0, "last_call_seconds": 4.0, "lease_seconds": 2.0,
+            "local_addr": null, "interface": "eth0", "ports": {"first": 5, "last": 9},
+        })
+    );
+    assert_eq!(json["store"]["host"]["at_launch"], "agreed_by_the_nodes");
+    assert_eq!(json["ranks"][0]["rank"], serde_json::Value::Null);
+    question.form = Form::Script(LocalRank(0));
+    let script = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
+    assert!(script.contains("It expects the store at $MASTER_ADDR:$MASTER_PORT"), "{script}");
+    assert!(script.contains("`WORLD_SIZE` is not set: the nodes of the job agree on it"), "{script}");
+}
