@@ -9,6 +9,7 @@ use rankrun_contract::rank::Rank;
 use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::proc::CannotLook;
+use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
 
 /// Why the launcher itself failed.
@@ -25,6 +26,9 @@ pub enum LaunchError {
     /// The workers' store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The nodes do not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
     /// `--time-limit`
     #[error("the job was ended for its time limit of {}", humantime::format_duration(*limit))]
     TimeLimit {
@@ -90,6 +94,7 @@ impl LaunchError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Store(error) => error.hint(),
+            Self::Rendezvous(error) => error.hint(),
             Self::Logs(error) => Some(error.hint()),
             Self::Address { .. } => {
                 Some("name this machine, or leave the option out: one node needs no address")

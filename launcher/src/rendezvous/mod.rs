@@ -5,16 +5,24 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod address;
+pub mod c10d;
 pub mod descriptor;
+pub mod exchange;
+pub mod fixed;
 pub mod host;
 pub mod keys;
 pub mod note;
+pub mod pickle;
 pub mod ranks;
+pub mod ranks_text;
+pub mod roles;
 pub mod round;
 pub mod sightings;
 pub mod state;
 pub mod text;
 pub mod thread;
+pub mod torch_peer;
+pub mod worker_store;
 
 use std::time::{Duration, Instant};
 
