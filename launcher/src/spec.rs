@@ -197,6 +197,12 @@ impl RendezvousSpec {
         }
     }
 
+    /// Whether other nodes may take part, and so there is a rendezvous.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.nodes().max > NodeCount::ONE
+    }
+
     /// Where the workers meet: on the loopback, unless the user named another address.
     #[must_use]
     pub fn store(&self) -> StorePlan<'_> {

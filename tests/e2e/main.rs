@@ -26,6 +26,7 @@ mod leftovers;
 mod limits;
 mod locked_down;
 mod logs;
+mod nodes;
 mod options;
 mod orphans;
 mod output;

@@ -125,7 +125,7 @@ impl Fleet {
     pub fn wall(&self, host: usize, first: u16, last: u16) {
         let rules = format!(
             "table inet wall {{ chain input {{ type filter hook input priority 0; policy accept; \
-             iifname \"eth0\" tcp flags & (syn | ack) == syn tcp dport != {first}-{last} counter drop; }} }}"
+             iifname \"eth0\" tcp flags & (syn | ack) == syn tcp dport != {first}-{last} counter drop; }}; }}"
         );
         self.run(host, &["nft", &rules]);
     }

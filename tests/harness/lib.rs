@@ -20,6 +20,7 @@ mod place;
 mod processes;
 mod random;
 mod settings;
+mod store;
 mod transcript;
 
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
@@ -34,4 +35,5 @@ pub use place::{Scratch, example, example_source, fixture, frameworks, free_port
 pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
+pub use store::Store;
 pub use transcript::field;

@@ -36,3 +36,19 @@ pub fn blob(rank: u32, bytes: usize) -> Vec<u8> {
     });
     byte.take(bytes).collect()
 }
+
+/// Base64 with padding.
+#[must_use]
+pub fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for letter in 0..4 {
+            let at = usize::try_from(bits >> (18 - 6 * letter) & 63).expect("below 64");
+            text.push(if letter > chunk.len() { '=' } else { char::from(LETTERS[at]) });
+        }
+    }
+    text
+}

@@ -3,5 +3,6 @@
 mod by_hand;
 mod ddp;
 mod frameworks;
+mod nodes;
 mod programs;
 mod restart;

@@ -13,7 +13,7 @@ fn names() -> Vec<Name> {
 }
 
 /// A file beside this one.
-fn source(name: &str) -> PathBuf {
+pub(crate) fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/programs").join(name)
 }
 

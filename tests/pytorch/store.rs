@@ -1,5 +1,7 @@
-//! torch's own clients against the launcher's store; torch's own server is the oracle.
+//! torch's own clients against the launcher's store; torch's own server is the oracle. And torch's shared state.
 #![expect(clippy::disallowed_methods, reason = "the tests start Python and the servers under test")]
+
+mod state;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;

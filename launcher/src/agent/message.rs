@@ -13,6 +13,7 @@ use crate::agent::policy::{Refusal, Sight};
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::rendezvous::{Change, FailureNote, Round};
 use crate::spec::restart::RestartRule;
 
 /// Something happened.
@@ -99,8 +100,43 @@ pub enum Input {
         /// For how long.
         lasted: Duration,
     },
+    /// A round is complete, and this node is in it.
+    Joined(Box<Round>),
+    /// The round is over for a reason elsewhere.
+    Changed(Change),
+    /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
+    Blamed(Option<String>),
+    /// The workers of all nodes have succeeded.
+    AllSucceeded,
+    /// There is nothing to take part in any more.
+    Over(Ending),
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
+}
+
+/// How the job has ended, as far as it was not this node that ended it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// It has succeeded without this spare node.
+    NotNeeded,
+    /// Another node has ended it, by this failure where it was told.
+    Closed {
+        /// The first cause.
+        failure: Option<FailureNote>,
+    },
+    /// The rendezvous itself failed, which is told apart.
+    Failed,
+}
+
+/// What the other nodes are told of the end, where there are any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Farewell {
+    /// The job is done.
+    Succeeded,
+    /// The job has failed for good.
+    Failed,
+    /// This node goes, and the others may go on.
+    Left,
 }
 
 /// A worker that has not joined the store.
@@ -136,7 +172,23 @@ pub enum Action {
         generation: Generation,
         /// Restarts used so far.
         restart_count: RestartCount,
+        /// The rendezvous that they live in; nothing where there is none but this node.
+        round: Option<Box<Round>>,
     },
+    /// Take part in the next round; no worker is left.
+    Join {
+        /// How many workers this node has in it.
+        workers: LocalWorldSize,
+    },
+    /// Tell the other nodes that a worker of this one has failed.
+    TellFailure {
+        /// Its end.
+        end: WorkerEnd,
+    },
+    /// Find out whether what has happened here is the doing of a node that was lost; signals are answered meanwhile.
+    AskBlame,
+    /// Tell the other nodes that all workers of this one have succeeded.
+    TellSuccess,
     /// Signal the process groups of these workers.
     Signal {
         /// Which life of the group.
@@ -211,6 +263,10 @@ pub enum Released {
     TimeLimit,
     /// Another worker could not be started.
     NotStarted,
+    /// Other nodes have failed, gone or come: all workers start again.
+    Membership,
+    /// The job has ended elsewhere.
+    Over,
 }
 
 /// What people are told while the job runs.
@@ -249,6 +305,36 @@ pub enum Happening {
         /// From now to SIGKILL.
         grace: Duration,
     },
+    /// Something has happened to another node, and all workers start again.
+    Changed {
+        /// What.
+        change: Change,
+        /// Who is being stopped for that.
+        live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
+    },
+    /// The failure was put down to a node that was lost.
+    Blamed {
+        /// Which.
+        node: String,
+    },
+    /// A further round is complete.
+    Rejoined {
+        /// What it is like.
+        round: Box<Round>,
+    },
+    /// The job has ended elsewhere, and all are being stopped.
+    OverElsewhere {
+        /// How.
+        ending: Ending,
+        /// Who is being stopped for that.
+        live: Vec<LocalRank>,
+        /// From now to SIGKILL.
+        grace: Duration,
+    },
+    /// The workers of the other nodes take longer than those of this one.
+    Settling,
     /// The last worker of a generation that failed is gone.
     GroupFailed {
         /// The end that was the cause.
@@ -370,4 +456,10 @@ pub struct JobEnd {
     pub stopped_by: Option<Signal>,
     /// The time limit, where that ended it.
     pub time_limit: Option<Duration>,
+    /// What the other nodes are told.
+    pub farewell: Farewell,
+    /// How the job had ended elsewhere, where it had.
+    pub elsewhere: Option<Ending>,
+    /// The failure of another node that was its first cause, where that was told.
+    pub first_cause: Option<FailureNote>,
 }

@@ -289,8 +289,9 @@ impl<'a> Agent<'a> {
             Action::Start { generation, .. } if self.unswept.is_some() => {
                 return Some(Input::StartFailed { generation, failed: LocalRank(0) });
             }
-            Action::Start { generation, restart_count } => {
-                if let Err(failed) = self.workers.start(generation, restart_count, SystemTime::now()) {
+            Action::Start { generation, restart_count, round } => {
+                let started = self.workers.start(generation, restart_count, round, SystemTime::now());
+                if let Err(failed) = started {
                     self.voice.error(&failed.error, failed.error.hint());
                     self.died_of = Some(died_of(&failed.error));
                     return Some(Input::StartFailed { generation, failed: failed.at });
@@ -300,6 +301,7 @@ impl<'a> Agent<'a> {
                     self.voice.print(&left_out.hint());
                 }
             }
+            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
             Action::Pass { generation, local_ranks, signal } => {
                 self.workers.pass(generation, &local_ranks, signal);
             }

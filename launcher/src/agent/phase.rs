@@ -18,6 +18,9 @@ pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 pub(super) enum Phase {
     /// No worker has been started yet.
     Starting,
+    /// No worker is alive, and this node takes part in the next round, since then. After a failure where it is one that
+    /// all start again for.
+    Joining { failure: Option<Failure>, since: Instant },
     /// These workers are alive, none has failed.
     Running { live: BTreeSet<LocalRank> },
     /// One ended by a signal that stops the job, and nothing is decided before `until`: the launcher may be about to
@@ -25,11 +28,15 @@ pub(super) enum Phase {
     Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
+    /// No worker is alive, and nobody knows yet whether the failure is another node's; by `until` it is our own.
+    Blaming { failure: Failure, until: Instant },
     /// No worker is alive, and the devices or the job's progress are looked at; at `say_at` that takes long, and at
     /// `give_up_at` too long.
     Checking { failure: Failure, step: Step, say_at: Option<Instant>, give_up_at: Option<Instant> },
     /// No worker is alive, and all start again then.
     Waiting { failure: Failure, until: Instant },
+    /// All workers of this node have succeeded, and those of the others are waited for; at `say_at` that takes long.
+    Settling { say_at: Option<Instant> },
     /// Nothing of the job is left.
     Finished,
 }
@@ -52,6 +59,10 @@ pub(super) enum StopCause {
     User,
     TimeLimit,
     NotStarted,
+    /// The round is over, by what other nodes did.
+    Membership,
+    /// The job is over, as it was ended elsewhere.
+    Over,
 }
 
 /// How far a stop is.
@@ -68,13 +79,15 @@ impl StopCause {
             Self::User => Released::Stopped,
             Self::TimeLimit => Released::TimeLimit,
             Self::NotStarted => Released::NotStarted,
+            Self::Membership => Released::Membership,
+            Self::Over => Released::Over,
         }
     }
 
     pub(super) fn into_failure(self) -> Option<Failure> {
         match self {
             Self::Failure(failure) => Some(failure),
-            Self::User | Self::TimeLimit | Self::NotStarted => None,
+            Self::User | Self::TimeLimit | Self::NotStarted | Self::Membership | Self::Over => None,
         }
     }
 }

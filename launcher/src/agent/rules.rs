@@ -37,6 +37,8 @@ pub struct Rules {
     pub(super) interrupt: Interrupt,
     /// What a device means that is found dead after a failure, where somebody looks.
     pub(super) unhealthy: Option<Unhealthy>,
+    /// Other nodes may take part: workers run in rounds.
+    pub(super) has_rendezvous: bool,
     /// This worker is a person's: it is waited for, and never signalled.
     pub(super) left_out: Option<LocalRank>,
 }
@@ -67,6 +69,7 @@ impl Rules {
             stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
+            has_rendezvous: spec.rendezvous.is_shared(),
             left_out: spec.left_out,
         }
     }

@@ -4,9 +4,10 @@
 //! Invariants, by their numbers in the design document, which the tests quote:
 //!
 //! - 1: at most one generation has living workers.
+//! - 2: a worker is started only for a completed round.
 //! - 4: every stop has a cause, a deadline and an end.
 //! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
-//! - 6: restarts never exceed the budget.
+//! - 6: restarts never exceed the budget, and what happens on other nodes uses none of it.
 //! - 7: no restart after a stop by the user or by the time limit, also not where one was waited for.
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
@@ -14,6 +15,7 @@
 mod grace;
 mod halt;
 mod limit;
+mod rendezvous;
 mod restart;
 mod signals;
 mod start;
@@ -33,8 +35,10 @@ use crate::agent::policy::History;
 use crate::agent::rules::Rules;
 use crate::agent::stuck::{Asleep, Watch};
 use crate::process::Exit;
+use crate::rendezvous::Round;
 
 use limit::Timer;
+use rendezvous::Others;
 
 /// The state of one job on this node.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub struct State {
     timer: Timer,
     /// The grace since the user or the time limit wanted the end.
     patience: Option<Instant>,
+    /// The other nodes, where there may be any.
+    others: Others,
 }
 
 impl State {
@@ -74,6 +80,7 @@ impl State {
             join_by: None,
             timer: Timer::default(),
             patience: None,
+            others: Others::default(),
         }
     }
 
@@ -98,10 +105,11 @@ impl State {
                 ..
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
-            Phase::Undecided { until, .. } => Some(*until),
+            Phase::Undecided { until, .. } | Phase::Blaming { until, .. } => Some(*until),
+            Phase::Settling { say_at } => *say_at,
             Phase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
             Phase::Waiting { until, .. } => Some(*until),
-            Phase::Starting | Phase::Finished => None,
+            Phase::Starting | Phase::Joining { .. } | Phase::Finished => None,
         }
     }
 
@@ -127,6 +135,11 @@ impl State {
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::ProgressSeen { generation, sight } => self.progress_seen(now, generation, sight),
+            Input::Joined(round) => self.joined(now, round),
+            Input::Changed(change) => self.changed(now, change),
+            Input::Blamed(lost) => self.blamed(now, lost),
+            Input::AllSucceeded => self.all_succeeded(),
+            Input::Over(ending) => self.over(now, ending),
             Input::Halted { lasted } => self.was_halted(lasted),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
@@ -136,11 +149,14 @@ impl State {
         if self.phase != Phase::Starting {
             return Vec::new();
         }
+        if self.rules.has_rendezvous {
+            return vec![self.join(now, None)];
+        }
         self.timer.start(self.rules.time_limit, now);
-        vec![self.start(now)]
+        vec![self.start(now, None)]
     }
 
-    fn start(&mut self, now: Instant) -> Action {
+    fn start(&mut self, now: Instant, round: Option<Box<Round>>) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
         self.told.clear();
@@ -148,13 +164,14 @@ impl State {
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.phase = Phase::Running { live };
         self.history.generation_began(now);
-        Action::Start { generation: self.generation, restart_count: self.restarts_used }
+        Action::Start { generation: self.generation, restart_count: self.restarts_used, round }
     }
 
     fn start_failed(&mut self, now: Instant, generation: Generation, failed: LocalRank) -> Vec<Action> {
         if generation != self.generation {
             return Vec::new();
         }
+        self.cannot_start();
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { mut live } | Phase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
@@ -169,7 +186,7 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 Vec::new()
             }
-            phase @ (Phase::Starting | Phase::Checking { .. } | Phase::Waiting { .. } | Phase::Finished) => {
+            phase => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -187,7 +204,7 @@ impl State {
                     return self.ended_badly(now, live, end);
                 }
                 if live.is_empty() {
-                    return vec![self.succeed()];
+                    return self.all_succeeded_here(now);
                 }
                 self.phase = Phase::Running { live };
                 Vec::new()
@@ -225,12 +242,13 @@ impl State {
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
         let (end, others) = (failure.first, self.ours(&live));
+        let told = self.tell_of(end);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::WorkerFailed { end, others, grace });
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        with_at(actions, at, said)
+        told.into_iter().chain(with_at(actions, at, said)).collect()
     }
 
     fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
@@ -248,11 +266,12 @@ impl State {
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
         let failure = self.failure(asleep.not_yet_ended(at), Manner::Stuck { dwell });
+        let told = self.tell_of(failure.first);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: ours, grace });
-        with_at(actions, 1, said)
+        told.into_iter().chain(with_at(actions, 1, said)).collect()
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
@@ -285,8 +304,16 @@ impl State {
             Phase::Checking { failure, step, give_up_at, .. } => {
                 self.look_lasts(now, (failure, step, give_up_at))
             }
-            Phase::Waiting { .. } => self.restart(now),
-            phase @ (Phase::Starting | Phase::Finished) => {
+            Phase::Waiting { failure, .. } => self.restart(now, failure),
+            phase @ Phase::Blaming { .. } => {
+                self.phase = phase;
+                self.blamed(now, None)
+            }
+            Phase::Settling { .. } => {
+                self.phase = Phase::Settling { say_at: None };
+                vec![Action::Say(Happening::Settling)]
+            }
+            phase @ (Phase::Starting | Phase::Joining { .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }

@@ -27,6 +27,8 @@ mod halts;
 mod left_out;
 #[path = "limit_tests.rs"]
 mod limits;
+#[path = "rendezvous_tests.rs"]
+mod rendezvous_tests;
 #[path = "start_tests.rs"]
 mod starts;
 #[path = "waiting_tests.rs"]
@@ -59,6 +61,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules 
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
+        has_rendezvous: false,
         left_out: None,
     }
 }

@@ -213,7 +213,7 @@ fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64
     let mut actions = job.handle(now, Input::Ready);
     for life in lives {
         let Some((generation, count)) = actions.iter().find_map(|action| match action {
-            Action::Start { generation, restart_count } => Some((generation.0, *restart_count)),
+            Action::Start { generation, restart_count, .. } => Some((generation.0, *restart_count)),
             _ => None,
         }) else {
             break;

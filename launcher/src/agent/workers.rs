@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank, Rank, RestartCount};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
 use rankrun_contract::report::ErrorFile;
 
 use crate::agent::Setup;
@@ -149,13 +149,14 @@ impl Workers {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
+        round: Option<Box<Round>>,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.sit_down();
         self.started = now;
         self.pids.clear();
         self.error_files.clear();
-        let started = self.start_each(generation, restart_count);
+        let started = self.start_each(generation, restart_count, round);
         if let (Ok(()), Some(events)) = (&started, &self.events) {
             events.started(&self.seats());
         }
@@ -168,11 +169,18 @@ impl Workers {
         started.and(heard)
     }
 
-    fn start_each(&mut self, generation: Generation, restart_count: RestartCount) -> Result<(), StartFailed> {
+    fn start_each(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        round: Option<Box<Round>>,
+    ) -> Result<(), StartFailed> {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
         let began = Instant::now();
-        let master = self.meeting.next_generation(generation == Generation(0)).map_err(nobody)?;
-        let round = Round::alone(self.spec.workers, master);
+        let round = match round {
+            Some(round) => *round,
+            None => self.alone(generation).map_err(nobody)?,
+        };
         if let Some(events) = &mut self.events {
             events.joined(restart_count, &round, began.elapsed());
         }
@@ -191,6 +199,12 @@ impl Workers {
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;
         }
         Ok(())
+    }
+
+    /// The round of a job of one node.
+    fn alone(&self, generation: Generation) -> Result<Round, LaunchError> {
+        let master = self.meeting.next_generation(generation == Generation(0))?;
+        Ok(Round::alone(self.spec.workers, master))
     }
 
     /// The folders of one generation; a temporary tree that has become unwritable is done without.
@@ -318,8 +332,9 @@ impl Workers {
     }
 
     /// The job and its workers, for those who tell of them.
-    pub(super) const fn group(&self) -> Group<'_> {
-        Group { spec: &self.spec, pids: &self.pids }
+    pub(super) fn group(&self) -> Group<'_> {
+        let round = self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE);
+        Group { spec: &self.spec, pids: &self.pids, round }
     }
 
     /// The last events; `died_of` where the launcher itself failed or was told to stop.

@@ -3,6 +3,12 @@
 use std::io;
 use std::time::Duration;
 
+use rankrun_contract::rank::NodeRank;
+
+use super::descriptor::Mismatch;
+use crate::store::StoreError;
+use crate::store::client::ClientError;
+
 /// Why a rendezvous fails.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
@@ -36,6 +42,80 @@ pub enum RendezvousError {
         /// What the connection gave.
         source: io::Error,
     },
+    /// Another rankrun agent is of another job, or of another version.
+    #[error("this agent and the one on `{host}` are not of one job: {mismatch}")]
+    Mismatch {
+        /// Its host.
+        host: String,
+        /// What differs.
+        mismatch: Mismatch,
+    },
+    /// Two agents of one job have the same node rank.
+    #[error("node rank {node_rank} is given twice: to this agent on `{ours}`, and to the one on `{theirs}`")]
+    SameNodeRank {
+        /// The rank.
+        node_rank: NodeRank,
+        /// This host.
+        ours: String,
+        /// The other agent's.
+        theirs: String,
+    },
+    /// A member of the round does not do its part.
+    #[error("no {what} from {} within {}", nodes.join(", "), humantime::format_duration(*waited))]
+    NoAnswer {
+        /// What is missing.
+        what: &'static str,
+        /// Who has not given it.
+        nodes: Vec<String>,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A member of the round has written something that no agent writes.
+    #[error("cannot read {what} that `{node}` has written")]
+    Unreadable {
+        /// What it is.
+        what: &'static str,
+        /// Whose.
+        node: String,
+    },
+    /// More workers than there are ranks.
+    #[error("the nodes have more than {} workers together", u32::MAX)]
+    TooManyWorkers,
+    /// A torchrun member cannot learn where the workers meet now.
+    #[error(
+        "the workers' store has moved from `{believed}` to `{now}`, and torchrun on `{peer}` cannot follow: it reads the address only once"
+    )]
+    MasterMoved {
+        /// The torchrun member.
+        peer: String,
+        /// Where it believes that the store is.
+        believed: String,
+        /// The place, or node, where it has to be now.
+        now: String,
+    },
+    /// A torchrun rank 0 uses a store that it has told only to others.
+    #[error("torchrun on `{node}` is rank 0, and does not say where its workers' store is")]
+    MasterUnknown {
+        /// The torchrun member.
+        node: String,
+    },
+    /// The old keys in a torchrun member's store cannot be removed.
+    #[error("cannot empty the workers' store at `{place}`")]
+    NotEmptied {
+        /// Where it is.
+        place: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// The workers' store at this node cannot be opened or emptied.
+    #[error(transparent)]
+    AgentStore(#[from] StoreError),
+    /// No port is free for a store of worker rank 0.
+    #[error("cannot find a free port for the workers' store")]
+    NoPort {
+        /// The kernel's refusal.
+        source: io::Error,
+    },
 }
 
 fn missing_words(missing: &[String]) -> String {
@@ -54,6 +134,19 @@ impl RendezvousError {
                 "is the launcher running on the node that the endpoint names, and is its port open there?"
             }
             Self::StoreLost { .. } => "the node that hosts the store has gone; start the job again",
+            Self::Mismatch { mismatch, .. } => mismatch.hint(),
+            Self::SameNodeRank { .. } => "give every node a `--node-rank` of its own",
+            Self::NoAnswer { .. } => "is the launcher still running there? Its own messages say more",
+            Self::Unreadable { .. } => {
+                "does another program write to the same store, or another version of the launcher?"
+            }
+            Self::TooManyWorkers => "start fewer workers on each node",
+            Self::MasterMoved { .. } | Self::MasterUnknown { .. } => {
+                "start the job again; run rankrun on every node: its agents read the address in every round"
+            }
+            Self::NotEmptied { .. } => "can this node reach that address?",
+            Self::AgentStore(error) => return error.hint(),
+            Self::NoPort { .. } => "give more ports with `--port-range`",
         })
     }
 }

@@ -53,6 +53,15 @@ impl Keys {
         RoundKeys { prefix: format!("{}{round}/", self.rounds) }
     }
 
+    /// Which round's [`RoundKeys::master_addr`] a key is, if it is one.
+    #[must_use]
+    pub fn round_of_master_addr(&self, key: &[u8]) -> Option<u64> {
+        let key = std::str::from_utf8(key).ok()?;
+        let round = key.strip_prefix(self.rounds.as_str())?.strip_suffix("/MASTER_ADDR")?;
+        let is_number = !round.is_empty() && round.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| round.parse().ok())?
+    }
+
     /// Counts the rings of the bell.
     #[must_use]
     pub fn version(&self) -> String {
@@ -238,6 +247,23 @@ mod tests {
             RoundKeys::first_of_static(&job()).role_info(NodeRank(1)),
             "/job/torchelastic/role_info/1"
         );
+    }
+
+    #[test]
+    fn the_round_of_an_address_is_read_from_its_key() {
+        let keys = Keys::dynamic(&job());
+        let round_of = |key: &str| keys.round_of_master_addr(key.as_bytes());
+        assert_eq!(round_of(&keys.round(12).master_addr()), Some(12));
+        for key in [
+            keys.round(12).master_port(),
+            keys.state().to_owned(),
+            "/torch.rendezvous.job.+1/MASTER_ADDR".to_owned(),
+            "/torch.rendezvous.job./MASTER_ADDR".to_owned(),
+            "/torch.rendezvous.job.99999999999999999999/MASTER_ADDR".to_owned(),
+            "/torch.rendezvous.other.1/MASTER_ADDR".to_owned(),
+        ] {
+            assert_eq!(round_of(&key), None, "{key}");
+        }
     }
 
     #[test]

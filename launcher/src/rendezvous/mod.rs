@@ -6,15 +6,21 @@
 
 pub mod address;
 pub mod descriptor;
+pub mod exchange;
+pub mod fixed;
 pub mod host;
 pub mod keys;
 pub mod note;
+pub mod pickle;
 pub mod ranks;
+pub mod roles;
 pub mod round;
 pub mod sightings;
 pub mod state;
 pub mod text;
 pub mod thread;
+pub mod torch_peer;
+pub mod worker_store;
 
 use std::time::{Duration, Instant};
 

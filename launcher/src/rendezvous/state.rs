@@ -1,6 +1,7 @@
 //! torch's shared rendezvous state (contract 5.4): what all agents of a job read and change by compare-and-set. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 /// One agent: torch's `_NodeDesc`. Ordered as torch orders: by address as text, then pid, then counter.
@@ -102,9 +103,19 @@ impl Participants {
 }
 
 impl FromIterator<(Node, i64)> for Participants {
+    /// As [`insert`](Self::insert) one by one, without a look at all for each.
     fn from_iter<T: IntoIterator<Item = (Node, i64)>>(pairs: T) -> Self {
-        let mut participants = Self::default();
-        pairs.into_iter().for_each(|(node, rank)| participants.insert(node, rank));
-        participants
+        let mut places: HashMap<Node, usize> = HashMap::new();
+        let mut participants: Vec<(Node, i64)> = Vec::new();
+        for (node, rank) in pairs {
+            match places.entry(node) {
+                Entry::Occupied(place) => participants[*place.get()].1 = rank,
+                Entry::Vacant(place) => {
+                    participants.push((place.key().clone(), rank));
+                    place.insert(participants.len() - 1);
+                }
+            }
+        }
+        Self(participants)
     }
 }

@@ -7,29 +7,35 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, RestartCount};
 
-use crate::agent::message::{Happening, Impatience, Released};
+use crate::agent::message::{Happening, Impatience, Released, WorkerEnd};
 use crate::agent::policy::Refusal;
 use crate::process::signal_name;
+use crate::rendezvous::Round;
+use crate::reporter::nodes;
 use crate::reporter::plain::plain;
 use crate::spec::LaunchSpec;
 
-/// The line for one happening of the job that `spec` asked for, where there is something new to say. What takes
-/// long says what it waits for.
+/// The line for one happening of the job that `spec` asked for, in this round where there is one of several nodes, and
+/// where there is something new to say. What takes long says what it waits for.
 #[must_use]
-pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match happening {
         Happening::WorkerFailed { end, others, .. } if others.is_empty() => {
-            format!("local rank {} (pid {}) failed: {}", end.local_rank, end.pid, end.exit)
+            format!("{} failed: {}", who(end, round), end.exit)
         }
         Happening::WorkerFailed { end, others, grace } => format!(
-            "local rank {} (pid {}) failed: {}; waiting up to {} s for {} other{} to stop",
-            end.local_rank,
-            end.pid,
+            "{} failed: {}; waiting up to {} s for {} other{} to stop",
+            who(end, round),
             end.exit,
             seconds(*grace),
             others.len(),
             plural(others.len())
         ),
+        Happening::Changed { .. }
+        | Happening::Blamed { .. }
+        | Happening::Rejoined { .. }
+        | Happening::OverElsewhere { .. }
+        | Happening::Settling => return of_nodes(happening, spec),
         Happening::GroupFailed { .. } => return None,
         Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
         Happening::Stopping { signal, live, .. } if live.is_empty() => {
@@ -71,6 +77,48 @@ pub fn render(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         Happening::Restarting { used } => {
             format!("starting all workers again ({})", restart(*used, spec))
         }
+    })
+}
+
+/// The worker that this was the end of.
+fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
+    match round {
+        Some(round) => format!(
+            "rank {} (local rank {}, pid {}) on node {}",
+            round.base_rank.0.saturating_add(end.local_rank.0),
+            end.local_rank,
+            end.pid,
+            round.node_rank
+        ),
+        None => format!("local rank {} (pid {})", end.local_rank, end.pid),
+    }
+}
+
+/// What is said of the other nodes, whatever the name we go by; of anything else nothing.
+#[must_use]
+pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+    let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
+        0 => String::new(),
+        count => {
+            format!("; waiting up to {} s for {count} worker{} to stop", seconds(grace), plural(count))
+        }
+    };
+    Some(match happening {
+        Happening::Changed { change, live, grace } => {
+            format!("{}{}", nodes::changed(change), stopping(live, *grace))
+        }
+        Happening::Blamed { node } => {
+            plain(&format!("{node} was lost: the failure is put down to that and uses no restart"))
+        }
+        Happening::Rejoined { round } => nodes::rejoined(round, spec.workers.get()),
+        Happening::OverElsewhere { ending, live, grace } => {
+            format!("{}{}", nodes::over(ending), stopping(live, *grace))
+        }
+        Happening::Settling => {
+            "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
+                .to_owned()
+        }
+        _ => return None,
     })
 }
 
@@ -206,6 +254,10 @@ pub fn released(because: &Released) -> String {
         Released::TimeLimit => "the time limit of the job is over".to_owned(),
         Released::Stopped => "it was told to stop".to_owned(),
         Released::NotStarted => "another worker could not be started".to_owned(),
+        Released::Membership => {
+            "other nodes have failed, gone or come, and all workers start again".to_owned()
+        }
+        Released::Over => "the job has ended elsewhere".to_owned(),
     };
     format!("{what}; nobody waits for this worker any more")
 }
@@ -235,7 +287,7 @@ mod tests {
         let mut spec = example();
         let grace = Duration::from_micros(2_500_001);
         spec.max_restarts = RestartCount(3);
-        let render = |happening| super::render(&happening, &spec).unwrap_or_default();
+        let render = |happening| super::render(&happening, &spec, None).unwrap_or_default();
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
             render(Happening::Stopping { signal, told: signal, live, grace }),

@@ -6,6 +6,7 @@ pub mod events;
 pub mod happening;
 pub mod leftovers;
 pub mod local_time;
+pub mod nodes;
 pub mod parent_file;
 pub mod plain;
 pub mod program;

@@ -15,6 +15,7 @@ use super::{happening, program};
 use crate::agent::message::{Happening, Impatience, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
+use crate::rendezvous::Round;
 use crate::spec::LaunchSpec;
 
 /// How much a line matters.
@@ -121,6 +122,8 @@ pub struct Group<'a> {
     pub spec: &'a LaunchSpec,
     /// The workers of the generation that was started last.
     pub pids: &'a BTreeMap<LocalRank, Pid>,
+    /// The rendezvous that it lives in, where there are several nodes.
+    pub round: Option<&'a Round>,
 }
 
 /// What torchrun says about one happening.
@@ -149,6 +152,11 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
             of_limits(happening, group)
         }
+        Happening::Changed { .. }
+        | Happening::Blamed { .. }
+        | Happening::Rejoined { .. }
+        | Happening::OverElsewhere { .. }
+        | Happening::Settling => of_nodes(happening, group),
         Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => local_ranks
             .iter()
             .filter_map(|rank| group.pids.get(rank))
@@ -187,6 +195,19 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
         }
     }
+}
+
+/// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
+fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+    let said = happening::of_nodes(happening, group.spec);
+    let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
+    let told = match happening {
+        Happening::Changed { live, .. } | Happening::OverElsewhere { live, .. } => {
+            closing(live, Signal::SIGTERM, group)
+        }
+        _ => Vec::new(),
+    };
+    said.into_iter().chain(told).collect()
 }
 
 /// torchrun has no such limits: the fact in our words, the signals in its own.
@@ -308,7 +329,7 @@ mod tests {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
         let pids = pids.into_iter().collect();
-        let lines = of_happening(happening, Group { spec: &spec, pids: &pids });
+        let lines = of_happening(happening, Group { spec: &spec, pids: &pids, round: None });
         lines.into_iter().map(|line| format!("{}{}", line.level.letter(), line.text)).collect()
     }
 

@@ -90,7 +90,7 @@ impl Voice {
     pub fn happening(&self, happening: &Happening, group: Group<'_>) {
         match self.manner {
             Manner::Ours => {
-                if let Some(line) = happening::render(happening, group.spec) {
+                if let Some(line) = happening::render(happening, group.spec, group.round) {
                     self.say(&line);
                 }
             }

@@ -145,6 +145,11 @@ impl Book {
             Input::Ready
             | Input::StopRequested { .. }
             | Input::SignalPassed { .. }
+            | Input::Joined(_)
+            | Input::Changed(_)
+            | Input::Blamed(_)
+            | Input::AllSucceeded
+            | Input::Over(_)
             | Input::Halted { .. }
             | Input::DeadlinePassed => return false,
         };
@@ -210,6 +215,11 @@ impl Book {
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
+            | Input::Joined(_)
+            | Input::Changed(_)
+            | Input::Blamed(_)
+            | Input::AllSucceeded
+            | Input::Over(_)
             | Input::DeadlinePassed => {}
         }
     }
@@ -258,6 +268,7 @@ impl Book {
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Say(_) => {}
+            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
             Action::Pass { .. } | Action::Look { .. } => {}
         }
         if let Some(cause) = self.life.found(action) {

@@ -56,6 +56,7 @@ fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
         Released::Stopped => cause == Some(Cause::User),
         Released::NotStarted => cause == Some(Cause::NotStarted),
         Released::TimeLimit => cause == Some(Cause::TimeLimit),
+        Released::Membership | Released::Over => false,
     }
 }
 

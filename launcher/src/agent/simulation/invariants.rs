@@ -198,7 +198,7 @@ pub(super) fn must(holds: bool, why: impl FnOnce() -> String) -> Verdict {
 impl Turn<'_> {
     fn starts(&self) -> impl Iterator<Item = (usize, Generation, RestartCount)> {
         self.actions.iter().enumerate().filter_map(|(at, action)| match action {
-            Action::Start { generation, restart_count } => Some((at, *generation, *restart_count)),
+            Action::Start { generation, restart_count, .. } => Some((at, *generation, *restart_count)),
             _ => None,
         })
     }

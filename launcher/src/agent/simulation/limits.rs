@@ -28,6 +28,10 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::Say(Happening::TimeIsShort { .. } | Happening::StartedByHand { .. }) => false,
         Action::Say(_)
         | Action::Start { .. }
+        | Action::Join { .. }
+        | Action::TellFailure { .. }
+        | Action::AskBlame
+        | Action::TellSuccess
         | Action::Signal { .. }
         | Action::Look { .. }
         | Action::LookWhoJoined { .. }

@@ -209,7 +209,8 @@ impl Mutant {
         };
         if restarts {
             let next = self.generation.0 + 1;
-            *last = Action::Start { generation: Generation(next), restart_count: RestartCount(next) };
+            let (generation, restart_count) = (Generation(next), RestartCount(next));
+            *last = Action::Start { generation, restart_count, round: None };
         }
     }
 

@@ -331,6 +331,7 @@ impl<M: Machine> World<'_, M> {
             Action::CheckDevices { .. } => self.ask(Question::Devices),
             Action::Reseat { .. } => self.ask(Question::Seats),
             Action::LookForProgress { .. } => self.ask(Question::Progress),
+            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
             Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }

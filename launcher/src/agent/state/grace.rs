@@ -17,7 +17,8 @@ impl State {
         match cause {
             StopCause::User => StopReason::Signal,
             StopCause::TimeLimit => StopReason::TimeLimit,
-            StopCause::NotStarted => StopReason::Failure(Outlook::End),
+            StopCause::NotStarted | StopCause::Over => StopReason::Failure(Outlook::End),
+            StopCause::Membership => StopReason::Failure(Outlook::Restart),
             StopCause::Failure(failure) => {
                 let outlook = self.outlook(now, failure);
                 match failure.manner {

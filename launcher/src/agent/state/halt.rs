@@ -16,6 +16,7 @@ impl State {
     pub(super) fn was_halted(&mut self, lasted: Duration) -> Vec<Action> {
         match &mut self.phase {
             Phase::Undecided { until: at, .. }
+            | Phase::Blaming { until: at, .. }
             | Phase::Stopping {
                 stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
                 ..
@@ -23,7 +24,12 @@ impl State {
             Phase::Checking { say_at, give_up_at, .. } => {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
-            Phase::Starting | Phase::Running { .. } | Phase::Waiting { .. } | Phase::Finished => {}
+            Phase::Settling { say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
+            Phase::Starting
+            | Phase::Joining { .. }
+            | Phase::Running { .. }
+            | Phase::Waiting { .. }
+            | Phase::Finished => {}
         }
         if let Some(patience) = &mut self.patience {
             *patience += lasted;

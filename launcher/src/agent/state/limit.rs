@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
+use crate::agent::failure::Failure;
 use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
 use crate::exit_code::code_of_signal;
@@ -85,9 +86,12 @@ impl State {
     pub(super) fn time_limit_at(&self) -> Option<Instant> {
         match self.phase {
             Phase::Starting | Phase::Finished => None,
-            Phase::Running { .. }
+            Phase::Joining { .. }
+            | Phase::Settling { .. }
+            | Phase::Running { .. }
             | Phase::Undecided { .. }
             | Phase::Stopping { .. }
+            | Phase::Blaming { .. }
             | Phase::Checking { .. }
             | Phase::Waiting { .. } => self.timer.next(),
         }
@@ -162,21 +166,25 @@ impl State {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } => self.stop_for_the_limit(now, live, None),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            Phase::Checking { failure, .. } => {
+            Phase::Blaming { failure, .. } | Phase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
                 self.carry_out(now, decision, failure)
             }
-            Phase::Waiting { failure, .. } => {
-                self.timer.ended_it = true;
-                self.wants_an_end(now, StopReason::TimeLimit);
-                vec![self.finish_failed(Some(failure))]
-            }
+            Phase::Waiting { failure, .. } => self.ended_by_the_limit(now, Some(failure)),
+            Phase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
+            Phase::Settling { .. } => self.ended_by_the_limit(now, None),
             // A stop goes on as it is, and a restart is no more to come of it.
             phase @ (Phase::Starting | Phase::Stopping { .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
         }
+    }
+
+    fn ended_by_the_limit(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
+        self.timer.ended_it = true;
+        self.wants_an_end(now, StopReason::TimeLimit);
+        vec![self.finish_failed(failure)]
     }
 
     /// Where a restart at this time would have been the next thing, it is the time limit that ends the job: nobody

@@ -8,7 +8,7 @@ use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 use super::State;
 use crate::agent::checkup::Checkup;
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, Happening, JobEnd};
+use crate::agent::message::{Action, Farewell, Happening, JobEnd};
 use crate::agent::phase::{Phase, Step, StopCause};
 use crate::agent::policy::{Decision, Refusal, Sight, Wish};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
@@ -25,16 +25,25 @@ impl State {
         self.history.generation_is_gone(now);
         let (cause, mut actions) = self.ended(cause);
         match cause {
-            StopCause::Failure(failure) if self.is_worth_a_look() => {
-                self.look(now, failure, Step::Condition);
-                actions.push(Action::CheckDevices { generation: self.generation });
-            }
-            StopCause::Failure(failure) => actions.extend(self.restart_or_finish(now, failure)),
-            StopCause::User | StopCause::TimeLimit | StopCause::NotStarted => {
-                actions.push(self.finish_failed(None))
+            StopCause::Failure(failure) => match self.put_down_to_others(now, &failure) {
+                Some(told) => actions.extend(told),
+                None => actions.extend(self.look_or_decide(now, failure)),
+            },
+            StopCause::Membership => actions.extend(self.go_on_with_others(now)),
+            StopCause::User | StopCause::TimeLimit | StopCause::NotStarted | StopCause::Over => {
+                actions.push(self.finish_failed(None));
             }
         }
         actions
+    }
+
+    /// The failure is this node's own.
+    pub(super) fn look_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        if !self.is_worth_a_look() {
+            return self.restart_or_finish(now, failure);
+        }
+        self.look(now, failure, Step::Condition);
+        vec![Action::CheckDevices { generation: self.generation }]
     }
 
     /// Whether somebody looks at the devices after a failure, and a restart may come of it.
@@ -188,7 +197,7 @@ impl State {
             return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
         }
         if until <= now {
-            return self.restart(now);
+            return self.restart(now, failure);
         }
         self.phase = Phase::Waiting { failure, until };
         let used = RestartCount(self.restarts_used.0 + 1);
@@ -207,17 +216,22 @@ impl State {
     }
 
     /// A restart that the policy has allowed.
-    pub(super) fn restart(&mut self, now: Instant) -> Vec<Action> {
+    pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         self.history.restarted(now, &self.rules.restart);
         self.restarts_used.0 += 1;
         self.generation.0 += 1;
-        vec![Action::Say(Happening::Restarting { used: self.restarts_used }), self.start(now)]
+        let said = Action::Say(Happening::Restarting { used: self.restarts_used });
+        let next =
+            if self.rules.has_rendezvous { self.join(now, Some(failure)) } else { self.start(now, None) };
+        vec![said, next]
     }
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
+        let elsewhere = self.status_of_the_others().filter(|_| self.stopped_by.is_none());
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
             (Persona::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
+            _ if elsewhere.is_some() => elsewhere.unwrap_or(ExitStatus::Code(LAUNCHER_FAILED)),
             (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }
@@ -228,12 +242,22 @@ impl State {
         self.phase = Phase::Finished;
         let limit = self.rules.time_limit.filter(|_| self.timer.ended_it());
         let time_limit = limit.map(|limit| limit.limit);
-        Action::Finish(JobEnd { status, failure, stopped_by: self.stopped_by, time_limit })
+        let farewell = self.farewell(failure.as_ref());
+        let (elsewhere, first_cause) = self.ended_elsewhere();
+        let stopped_by = self.stopped_by;
+        Action::Finish(JobEnd { status, failure, stopped_by, time_limit, farewell, elsewhere, first_cause })
     }
 
     pub(super) fn succeed(&mut self) -> Action {
         self.phase = Phase::Finished;
-        let status = ExitStatus::SUCCESS;
-        Action::Finish(JobEnd { status, failure: None, stopped_by: None, time_limit: None })
+        Action::Finish(JobEnd {
+            status: ExitStatus::SUCCESS,
+            failure: None,
+            stopped_by: None,
+            time_limit: None,
+            farewell: Farewell::Succeeded,
+            elsewhere: None,
+            first_cause: None,
+        })
     }
 }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
-use crate::agent::message::{Action, Happening, Impatience, JobEnd};
+use crate::agent::message::{Action, Farewell, Happening, Impatience, JobEnd};
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::exit_code::ExitStatus;
 use crate::spec::Persona;
@@ -21,18 +21,8 @@ impl State {
         self.stopped_by.get_or_insert(signal);
         self.wants_an_end(now, StopReason::Signal);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Starting => {
-                let status = match self.rules.persona {
-                    Persona::Torchrun => ExitStatus::Signal(signal as i32),
-                    Persona::Rankrun => ExitStatus::of_signal(signal as i32),
-                };
-                vec![Action::Finish(JobEnd {
-                    status,
-                    failure: None,
-                    stopped_by: Some(signal),
-                    time_limit: None,
-                })]
-            }
+            Phase::Starting => vec![self.stopped_before_the_start(signal)],
+            Phase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
             Phase::Running { live } | Phase::Undecided { live, .. } => {
                 let ours = live.clone();
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
@@ -56,14 +46,38 @@ impl State {
                 self.phase = Phase::Stopping { live, cause, stage };
                 vec![told, self.stopping(now, signal, &ours)]
             }
-            Phase::Checking { failure, .. } | Phase::Waiting { failure, .. } => {
+            Phase::Blaming { failure, .. }
+            | Phase::Checking { failure, .. }
+            | Phase::Waiting { failure, .. } => {
                 vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
+            }
+            Phase::Joining { failure, .. } => {
+                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
+            }
+            Phase::Settling { .. } => {
+                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(None)]
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
         }
+    }
+
+    fn stopped_before_the_start(&self, signal: Signal) -> Action {
+        let status = match self.rules.persona {
+            Persona::Torchrun => ExitStatus::Signal(signal as i32),
+            Persona::Rankrun => ExitStatus::of_signal(signal as i32),
+        };
+        Action::Finish(JobEnd {
+            status,
+            failure: None,
+            stopped_by: Some(signal),
+            time_limit: None,
+            farewell: Farewell::Left,
+            elsewhere: None,
+            first_cause: None,
+        })
     }
 
     fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
@@ -82,8 +96,11 @@ impl State {
             }
             Phase::Stopping { stage: Stage::Killed { .. }, .. }
             | Phase::Starting
+            | Phase::Joining { .. }
+            | Phase::Blaming { .. }
             | Phase::Checking { .. }
             | Phase::Waiting { .. }
+            | Phase::Settling { .. }
             | Phase::Finished => Vec::new(),
         }
     }

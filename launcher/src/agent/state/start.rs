@@ -48,13 +48,14 @@ impl State {
         };
         let mut failure = self.failure(first.not_yet_ended(at), Manner::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
+        let told = self.tell_of(failure.first);
         let missing: Vec<LocalRank> = failure.not_joined.clone();
         let ours = self.ours(&live);
         self.history.generation_never_met();
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::NotJoined { missing, limit, live: ours, grace });
-        with_at(actions, 1, said)
+        told.into_iter().chain(with_at(actions, 1, said)).collect()
     }
 }
 

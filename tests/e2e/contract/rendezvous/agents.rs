@@ -1,41 +1,6 @@
 //! Several agents on one machine, and what they make of it.
-#![expect(clippy::disallowed_methods, reason = "a store of nobody's is started")]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-
-use harness::{Job, Launch, Name, Outcome, field, fixture};
-
-/// A store that no agent hosts.
-pub(super) struct Store {
-    child: Child,
-    port: u16,
-}
-
-impl Store {
-    pub(super) fn open() -> Self {
-        let mut child = Command::new(fixture("store-under-test"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the store starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("stdout is a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("the store tells its port");
-        Self { child, port: line.trim().parse().expect("a port") }
-    }
-
-    pub(super) fn endpoint(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
-    }
-}
+use harness::{Job, Launch, Name, Outcome, Store, field};
 
 /// An agent with one worker.
 pub(super) fn agent(name: Name, endpoint: &str, nodes: &str, conf: &str) -> Launch {

@@ -4,11 +4,11 @@ mod agents;
 
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Scratch, field, free_port, library, only_ours};
+use harness::{Gate, Job, Launch, Name, Scratch, Store, field, free_port, library, only_ours};
 use nix::sys::signal::Signal;
 
 use super::pair::agree;
-use agents::{ALONE, Store, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
+use agents::{ALONE, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
 
 /// Long enough for two starts of Python on a busy machine.
 const JOINS: &str = "join_timeout=60";

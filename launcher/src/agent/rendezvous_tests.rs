@@ -1,0 +1,385 @@
+//! What happens on other nodes in the life of the machine.
+
+use super::*;
+use crate::agent::message::{Ending, Farewell};
+use crate::rendezvous::{Change, FailureNote};
+use crate::spec::stop::TimeLimit;
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
+
+/// A node with two workers of a job of several.
+fn node(max_restarts: u32, persona: Persona) -> State {
+    State::new(Rules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
+}
+
+/// In this round the node is the second of two.
+fn round(number: u64) -> Box<Round> {
+    Box::new(Round {
+        number,
+        node_rank: NodeRank(1),
+        nodes: NodeCount::new(2).unwrap(),
+        base_rank: Rank(2),
+        world_size: WorldSize::new(4).unwrap(),
+        base_role_rank: Rank(2),
+        role_world_size: WorldSize::new(4).unwrap(),
+        master: Master { addr: "th1".to_owned(), port: 29_500, agent_store: true },
+        members: Vec::new(),
+    })
+}
+
+fn joined(number: u64) -> Input {
+    Input::Joined(round(number))
+}
+
+fn lost() -> Input {
+    Input::Changed(Change::PeerLost { node: "th1".to_owned() })
+}
+
+fn note() -> FailureNote {
+    FailureNote {
+        node_rank: NodeRank(0),
+        host: "th1".to_owned(),
+        rank: Rank(1),
+        local_rank: LocalRank(1),
+        pid: 77,
+        ended: "exit code 3".to_owned(),
+        message: None,
+    }
+}
+
+fn peer_failed() -> Input {
+    Input::Changed(Change::PeerFailed(note()))
+}
+
+/// A node whose workers run in round 0.
+fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
+    let mut job = node(max_restarts, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), joined(0));
+    job
+}
+
+fn joins(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::Join { .. }))
+}
+
+/// The restart count and the round of the start.
+fn start(actions: &[Action]) -> Option<(u32, u32, u64)> {
+    actions.iter().find_map(|action| match action {
+        Action::Start { generation, restart_count, round: Some(round) } => {
+            Some((generation.0, restart_count.0, round.number))
+        }
+        _ => None,
+    })
+}
+
+fn position(actions: &[Action], wanted: impl Fn(&Action) -> bool) -> Option<usize> {
+    actions.iter().position(wanted)
+}
+
+#[test]
+fn workers_are_started_for_a_completed_round_and_once() {
+    let at = clock();
+    let mut job = node(0, Persona::Rankrun);
+    let actions = job.handle(at(0), Input::Ready);
+    assert_eq!(actions, [Action::Join { workers: LocalWorldSize::new(2).unwrap() }]);
+    assert_eq!(job.deadline(), None, "the rendezvous has its own limits");
+    let actions = job.handle(at(5), joined(0));
+    assert_eq!(start(&actions), Some((0, 0, 0)), "invariant 2");
+    assert_eq!(job.handle(at(6), joined(0)), [], "invariant 2");
+    let _ = job.handle(at(7), exited(0, 0, Exit::Code(0)));
+    assert_eq!(job.handle(at(8), exited(0, 1, Exit::Code(0))), [Action::TellSuccess]);
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Say(Happening::Settling)]);
+    let actions = job.handle(at(11), Input::AllSucceeded);
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, end.farewell), (ExitStatus::SUCCESS, Farewell::Succeeded));
+}
+
+#[test]
+fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
+    let at = clock();
+    for (change, by) in [
+        (lost(), GRACE),
+        (peer_failed(), GRACE),
+        (Input::Changed(Change::NodeWaits { node: "th3".to_owned() }), GRACE),
+        (Input::Changed(Change::CutOff { kill_by: at(2) + Duration::from_secs(2) }), Duration::from_secs(2)),
+    ] {
+        let mut job = running(0, &at);
+        let actions = job.handle(at(2), change);
+        assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+        assert!(matches!(actions[1], Action::Say(Happening::Changed { .. })), "{actions:?}");
+        assert_eq!(job.deadline(), Some(at(2) + by));
+        assert!(!joins(&job.handle(at(3), exited(0, 0, killed_by(15)))), "invariant 1: one is left");
+        let actions = job.handle(at(3), exited(0, 1, Exit::Code(1)));
+        let swept = position(&actions, |action| matches!(action, Action::KillLeftovers { .. })).unwrap();
+        let join = position(&actions, |action| matches!(action, Action::Join { .. })).unwrap();
+        assert!(swept < join, "invariant 1: the old generation is gone before the next round");
+        assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
+    }
+}
+
+#[test]
+fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
+    let at = clock();
+    let cut_off = |seconds| Input::Changed(Change::CutOff { kill_by: at(seconds) });
+    for stop in [exited(0, 0, Exit::Code(1)), stop(Signal::SIGTERM, false), lost()] {
+        let mut job = running(0, &at);
+        let _ = job.handle(at(2), stop);
+        let _ = job.handle(at(3), cut_off(5));
+        assert_eq!(job.deadline(), Some(at(5)));
+        let _ = job.handle(at(3), cut_off(50));
+        assert_eq!(job.deadline(), Some(at(5)), "it never gives more time");
+        let killed = signals(&job.handle(at(5), Input::DeadlinePassed));
+        assert!(killed.iter().all(|(_, signal)| *signal == Signal::SIGKILL) && !killed.is_empty());
+    }
+}
+
+#[test]
+fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
+    let at = clock();
+    let mut job = running(1, &at);
+    let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
+    let told = |action: &Action| matches!(action, Action::TellFailure { end } if end.local_rank.0 == 1);
+    assert_eq!(position(&actions, told), Some(0), "before anybody is stopped");
+    assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
+    let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert_eq!(actions.last(), Some(&Action::AskBlame));
+    let actions = job.handle(at(3), Input::Blamed(None));
+    assert!(matches!(actions[0], Action::Say(Happening::Restarting { .. })) && joins(&actions));
+    assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 1, 1)), "its own failure is its own restart");
+
+    let _ = job.handle(at(5), exited(1, 1, Exit::Code(7)));
+    let _ = job.handle(at(6), exited(1, 0, killed_by(15)));
+    let actions = job.handle(at(6), Input::Blamed(None));
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), Farewell::Failed));
+    assert_eq!((&end.elsewhere, &end.first_cause), (&None, &None));
+}
+
+#[test]
+fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
+    let actions = job.handle(at(3), Input::Blamed(Some("th1".to_owned())));
+    assert!(matches!(&actions[0], Action::Say(Happening::Blamed { node }) if node == "th1"));
+    assert!(joins(&actions));
+    assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
+    assert_eq!(job.handle(at(4), Input::Blamed(Some("th1".to_owned()))), [], "nobody asked");
+}
+
+#[test]
+fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let said = job.handle(at(2), peer_failed());
+    assert!(matches!(&said[..], [Action::Say(Happening::Changed { .. })]), "{said:?}");
+    let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert!(joins(&actions) && !actions.contains(&Action::AskBlame), "{actions:?}");
+    let actions = job.handle(at(4), Input::Over(Ending::Closed { failure: None }));
+    let end = end(&actions).unwrap();
+    assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
+    assert_eq!(end.first_cause, Some(note()), "invariant 5: who closed did not say, and it was known before");
+    assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "somebody else has closed");
+
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    let _ = job.handle(at(3), peer_failed());
+    assert!(joins(&job.handle(at(3), Input::Blamed(None))), "it came while the question was open");
+}
+
+#[test]
+fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
+    let at = clock();
+    let mut job = running(1, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert_eq!(job.handle(at(7), Input::DeadlinePassed), []);
+    assert!(joins(&job.handle(at(8), Input::DeadlinePassed)), "its own restart");
+}
+
+#[test]
+fn what_succeeded_runs_again_where_another_node_starts_again() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(0)));
+    let actions = job.handle(at(3), peer_failed());
+    assert!(matches!(actions[0], Action::KillLeftovers { .. }), "invariant 1");
+    assert!(joins(&actions) && signals(&actions).is_empty());
+    assert_eq!(job.handle(at(3), Input::AllSucceeded), [], "of the round before");
+    assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)));
+}
+
+#[test]
+fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
+    let at = clock();
+    let end_of = |job: &mut State| {
+        let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
+        let end = end(&actions).expect("invariant 10").clone();
+        assert_eq!((end.farewell, end.stopped_by), (Farewell::Left, Some(Signal::SIGTERM)));
+        assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
+        end.status
+    };
+    for (persona, before, after) in [
+        (Persona::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
+        (Persona::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
+    ] {
+        let mut job = node(1, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(end_of(&mut job), before, "contract 3.3: before the first start");
+
+        let run = |inputs: &[Input]| {
+            let mut job = node(1, persona);
+            let _ = job.handle(at(0), Input::Ready);
+            let _ = job.handle(at(1), joined(0));
+            for input in inputs {
+                let _ = job.handle(at(2), input.clone());
+            }
+            job
+        };
+        let (failed, stopped) = (exited(0, 0, Exit::Code(1)), exited(0, 1, killed_by(15)));
+        let succeeded = |rank| exited(0, rank, Exit::Code(0));
+        for mut job in [
+            run(&[lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
+            run(&[failed.clone(), stopped.clone()]),
+            run(&[failed.clone(), stopped.clone(), Input::Blamed(None)]),
+            run(&[succeeded(0), succeeded(1)]),
+        ] {
+            assert_eq!(end_of(&mut job), after, "{:?}", job.phase);
+        }
+    }
+}
+
+#[test]
+fn the_time_limit_ends_every_wait_for_others_too() {
+    let at = clock();
+    let limited = || {
+        let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
+        let rules = Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) };
+        let mut job = State::new(rules);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(job.deadline(), None, "it runs from the first start of the workers");
+        let _ = job.handle(at(100), joined(0));
+        job
+    };
+    let ends = [exited(0, 0, killed_by(15)), exited(0, 1, killed_by(15))];
+    let (rejoining, settling) = (
+        [vec![lost()], ends.to_vec()].concat(),
+        vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0))],
+    );
+    for inputs in [rejoining.clone(), settling] {
+        let mut job = limited();
+        for input in inputs {
+            let _ = job.handle(at(101), input);
+        }
+        let actions = job.handle(at(110), Input::DeadlinePassed);
+        let end = end(&actions).unwrap_or_else(|| panic!("{:?}", job.phase));
+        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), Farewell::Left));
+    }
+    let mut job = limited();
+    for input in rejoining {
+        let _ = job.handle(at(101), input);
+    }
+    assert!(end(&job.handle(at(110), joined(1))).is_some(), "invariant 7: no start after it");
+}
+
+#[test]
+fn what_is_over_elsewhere_ends_here_in_every_phase() {
+    let at = clock();
+    let closed = || Input::Over(Ending::Closed { failure: Some(note()) });
+    let status = |actions: &[Action]| {
+        let end = end(actions).unwrap();
+        assert_eq!((end.first_cause.clone(), end.farewell), (Some(note()), Farewell::Left));
+        end.status
+    };
+    let mut job = node(0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(status(&job.handle(at(1), closed())), ExitStatus::Code(1));
+
+    let mut job = running(3, &at);
+    let actions = job.handle(at(2), closed());
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+    assert!(matches!(&actions[1], Action::Say(Happening::OverElsewhere { .. })));
+    let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
+    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
+    assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");
+
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(5)));
+    assert_eq!(job.handle(at(2), closed()), []);
+    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
+    assert_eq!(status(&actions), ExitStatus::Code(1));
+    assert!(end(&actions).unwrap().failure.is_some(), "contract 8.12: what failed here is told too");
+
+    let mut spare = node(0, Persona::Torchrun);
+    let _ = spare.handle(at(0), Input::Ready);
+    let actions = spare.handle(at(1), Input::Over(Ending::NotNeeded));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
+    assert_eq!(spare.handle(at(2), closed()), []);
+}
+
+#[test]
+fn workers_that_cannot_be_started_end_the_job_and_who_cannot_be_ended_leaves_it() {
+    let at = clock();
+    let mut job = running(3, &at);
+    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
+    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, Farewell::Failed);
+
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(32), Input::DeadlinePassed);
+    let actions = job.handle(at(37), Input::DeadlinePassed);
+    assert!(!joins(&actions), "invariant 1: somebody is there");
+    assert_eq!(end(&actions).unwrap().farewell, Farewell::Left, "the others may go on");
+}
+
+#[test]
+fn a_suspect_of_everybodys_signal_is_no_failure_where_the_round_is_over_anyway() {
+    let at = clock();
+    let mut job = running(0, &at);
+    assert_eq!(job.handle(at(2), exited(0, 0, killed_by(15))), []);
+    let actions = job.handle(at(2), lost());
+    assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);
+    assert!(!actions.iter().any(|action| matches!(action, Action::TellFailure { .. })));
+    assert!(joins(&job.handle(at(3), exited(0, 1, killed_by(15)))));
+}
+
+fn any_news() -> impl Strategy<Value = Input> {
+    let change = prop_oneof![Just(lost()), Just(peer_failed())];
+    prop_oneof![
+        6 => any_input(),
+        4 => (0u64..5).prop_map(joined),
+        3 => change,
+        2 => Just(Input::Blamed(None)),
+        1 => Just(Input::Blamed(Some("th1".to_owned()))),
+        1 => Just(Input::AllSucceeded),
+        1 => Just(Input::Over(Ending::Closed { failure: None })),
+    ]
+}
+
+proptest! {
+    /// Whatever comes in whatever order: a start answers a join, the count is kept, and nothing follows the end.
+    #[test]
+    fn a_start_answers_a_join(inputs in prop::collection::vec(any_news(), 0..80)) {
+        let at = clock();
+        let mut job = running(1, &at);
+        let (mut has_joined, mut ended, mut generations) = (false, false, 1);
+        for (second, input) in (0..).map(|step| 2 + step * 10).zip(inputs) {
+            let is_round = matches!(input, Input::Joined(_));
+            let actions = job.handle(at(second), input);
+            prop_assert!(!ended || actions.is_empty());
+            if let Some((generation, restarts, _)) = start(&actions) {
+                prop_assert!(is_round && has_joined, "invariant 2");
+                prop_assert_eq!(generation, generations);
+                prop_assert!(restarts <= 1, "invariant 6");
+                (has_joined, generations) = (false, generations + 1);
+            }
+            has_joined |= joins(&actions);
+            ended |= end(&actions).is_some();
+        }
+    }
+}

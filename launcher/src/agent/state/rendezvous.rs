@@ -1,0 +1,268 @@
+//! The other nodes of the job: workers run only in a completed round, and what happens elsewhere ends it for all. Pure.
+//!
+//! - A worker is started only for a round that is complete, and not twice for one (invariant 2).
+//! - What others do uses no restart of this node (invariant 6): they fail first, are lost, leave or come, or this node
+//!   is cut off. A failure here that is a lost node's doing is as good as none.
+//! - Nothing of this is waited for by a signal, nor by the time limit (invariants 7 and 10).
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::{State, with_at};
+use crate::agent::failure::Failure;
+use crate::agent::message::{Action, Ending, Farewell, Happening, WorkerEnd};
+use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::policy::Place;
+use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::rendezvous::{Change, FailureNote, Round};
+
+/// Who is asked whether a failure is another node's answers within 50 ms, or does not know.
+const LONGEST_BLAME: Duration = Duration::from_secs(5);
+/// A longer wait for the other nodes says what it waits for.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// What is known of the other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// The first failure of this round, where it is another node's.
+    failed_first: Option<FailureNote>,
+    /// The job is over.
+    over: Option<Ending>,
+    /// The workers have been started before.
+    has_started: bool,
+    /// They could not be started here.
+    cannot_start: bool,
+}
+
+impl State {
+    /// Takes part in the next round; no worker of the one before is left.
+    pub(super) fn join(&mut self, now: Instant, failure: Option<Failure>) -> Action {
+        self.phase = Phase::Joining { failure, since: now };
+        Action::Join { workers: self.rules.workers }
+    }
+
+    /// A round is complete, and this node is in it.
+    pub(super) fn joined(&mut self, now: Instant, round: Box<Round>) -> Vec<Action> {
+        let Phase::Joining { failure, since } = &mut self.phase else { return Vec::new() };
+        let (failure, since) = (failure.take(), *since);
+        let again = std::mem::replace(&mut self.others.has_started, true);
+        if again && self.no_time_for_a_restart(now) {
+            return vec![self.finish_failed(failure)];
+        }
+        if !again {
+            self.timer.start(self.rules.time_limit, now);
+        }
+        self.others.failed_first = None;
+        let place = Place { node: round.node_rank, base: round.base_rank };
+        self.history.joined(place, now.saturating_duration_since(since));
+        let said = again.then(|| Action::Say(Happening::Rejoined { round: round.clone() }));
+        said.into_iter().chain([self.start(now, Some(round))]).collect()
+    }
+
+    /// The round is over for a reason elsewhere.
+    pub(super) fn changed(&mut self, now: Instant, change: Change) -> Vec<Action> {
+        let is_newcomer = matches!(change, Change::NodeWaits { .. });
+        let kill_by = match &change {
+            Change::CutOff { kill_by } => Some(*kill_by),
+            _ => None,
+        };
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Running { live } | Phase::Undecided { live, .. } => {
+                self.remember(&change);
+                self.stop_for_others(now, live, change)
+            }
+            Phase::Stopping { live, cause, stage } => {
+                self.remember(&change);
+                self.phase = Phase::Stopping { live, cause, stage };
+                self.kill_no_later_than(kill_by);
+                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
+            }
+            Phase::Settling { .. } => {
+                self.remember(&change);
+                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                let swept = Action::KillLeftovers { generation: self.generation };
+                [swept, Action::Say(said)].into_iter().chain(self.go_on_with_others(now)).collect()
+            }
+            phase => {
+                if matches!(phase, Phase::Blaming { .. }) {
+                    self.remember(&change);
+                }
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+
+    fn remember(&mut self, change: &Change) {
+        if let Change::PeerFailed(note) = change {
+            self.others.failed_first.get_or_insert_with(|| note.clone());
+        }
+    }
+
+    fn stop_for_others(&mut self, now: Instant, live: BTreeSet<LocalRank>, change: Change) -> Vec<Action> {
+        let kill_by = match &change {
+            Change::CutOff { kill_by } => Some(*kill_by),
+            _ => None,
+        };
+        let ours = self.ours(&live);
+        let actions = self.stop(now, live, StopCause::Membership, Signal::SIGTERM);
+        self.kill_no_later_than(kill_by);
+        let grace = self.left_of_the_grace(now);
+        told_at_once(actions, Happening::Changed { change, live: ours, grace })
+    }
+
+    /// Who is cut off is taken for dead then, and nothing of it may live on.
+    fn kill_no_later_than(&mut self, kill_by: Option<Instant>) {
+        if let (Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
+            (&mut self.phase, kill_by)
+        {
+            *kill_at = kill_by.min(*kill_at);
+        }
+    }
+
+    /// Nobody is left of a generation that ended for the others, or whose failure is theirs.
+    pub(super) fn go_on_with_others(&mut self, now: Instant) -> Vec<Action> {
+        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
+        if is_over || self.no_time_for_a_restart(now) {
+            return vec![self.finish_failed(None)];
+        }
+        self.history.rejoined(now, &self.rules.restart);
+        self.generation.0 += 1;
+        vec![self.join(now, None)]
+    }
+
+    /// The other nodes are told at once, unless they know better.
+    pub(super) fn tell_of(&self, end: WorkerEnd) -> Option<Action> {
+        let is_news = self.others.over.is_none() && self.others.failed_first.is_none();
+        (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
+    }
+
+    /// Whose failure it is, as long as a restart may come of it; nothing where this node alone decides.
+    pub(super) fn put_down_to_others(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
+        let may_go_on = self.stopped_by.is_none() && !self.timer.is_over() && failure.is_restartable();
+        if !self.rules.has_rendezvous {
+            return None;
+        }
+        if self.others.over.is_some() {
+            // What others have failed of before is no failure of this node.
+            let own = self.others.failed_first.is_none().then(|| failure.clone());
+            return Some(vec![self.finish_failed(own)]);
+        }
+        if !may_go_on {
+            return None;
+        }
+        if self.others.failed_first.is_some() {
+            return Some(self.go_on_with_others(now));
+        }
+        self.phase = Phase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
+        Some(vec![Action::AskBlame])
+    }
+
+    /// Whether what failed here is the doing of a node that was lost.
+    pub(super) fn blamed(&mut self, now: Instant, lost: Option<String>) -> Vec<Action> {
+        let Phase::Blaming { failure, .. } = &self.phase else { return Vec::new() };
+        let failure = failure.clone();
+        if self.others.failed_first.is_some() {
+            return self.go_on_with_others(now);
+        }
+        let Some(node) = lost else { return self.look_or_decide(now, failure) };
+        let said = Action::Say(Happening::Blamed { node });
+        [said].into_iter().chain(self.go_on_with_others(now)).collect()
+    }
+
+    /// All workers of this node have succeeded.
+    pub(super) fn all_succeeded_here(&mut self, now: Instant) -> Vec<Action> {
+        if !self.rules.has_rendezvous {
+            return vec![self.succeed()];
+        }
+        self.history.generation_ended(now);
+        self.history.generation_is_gone(now);
+        self.phase = Phase::Settling { say_at: Some(now + SILENT_WAIT) };
+        vec![Action::TellSuccess]
+    }
+
+    /// And those of all other nodes.
+    pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
+        match self.phase {
+            Phase::Settling { .. } => vec![self.succeed()],
+            _ => Vec::new(),
+        }
+    }
+
+    /// There is nothing to take part in any more.
+    pub(super) fn over(&mut self, now: Instant, ending: Ending) -> Vec<Action> {
+        if self.phase == Phase::Finished || self.others.over.is_some() {
+            return Vec::new();
+        }
+        self.others.over = Some(ending.clone());
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Running { live } | Phase::Undecided { live, .. } => {
+                let ours = self.ours(&live);
+                let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
+                let grace = self.left_of_the_grace(now);
+                told_at_once(actions, Happening::OverElsewhere { ending, live: ours, grace })
+            }
+            phase @ Phase::Stopping { .. } => {
+                self.phase = phase;
+                Vec::new()
+            }
+            Phase::Blaming { failure, .. }
+            | Phase::Checking { failure, .. }
+            | Phase::Waiting { failure, .. } => {
+                let own = self.others.failed_first.is_none().then_some(failure);
+                vec![self.finish_failed(own)]
+            }
+            Phase::Joining { failure, .. } => vec![self.finish_failed(failure)],
+            Phase::Starting | Phase::Settling { .. } | Phase::Finished => vec![self.finish_failed(None)],
+        }
+    }
+
+    /// How the job ended elsewhere, and of what first, where it did.
+    pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
+        let over = self.others.over.clone();
+        let told = match &over {
+            Some(Ending::Closed { failure }) => failure.clone(),
+            _ => None,
+        };
+        let first = told.or_else(|| self.others.failed_first.clone()).filter(|_| over.is_some());
+        (over, first)
+    }
+
+    /// What the others are told when this node ends badly. Leaving is not closing: they may go on.
+    pub(super) const fn farewell(&self, failure: Option<&Failure>) -> Farewell {
+        let is_told = self.stopped_by.is_some() || self.timer.ended_it() || self.others.over.is_some();
+        if !is_told && (failure.is_some() || self.others.cannot_start) {
+            Farewell::Failed
+        } else {
+            Farewell::Left
+        }
+    }
+
+    pub(super) const fn cannot_start(&mut self) {
+        self.others.cannot_start = true;
+    }
+
+    /// Before the first start the launcher is not yet what it is afterwards (contract 3.3).
+    pub(super) const fn has_started(&self) -> bool {
+        self.others.has_started
+    }
+
+    /// What ends with the job where it ended elsewhere.
+    pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
+        self.others.over.as_ref().map(|ending| match ending {
+            Ending::NotNeeded => ExitStatus::SUCCESS,
+            Ending::Closed { .. } | Ending::Failed => ExitStatus::Code(LAUNCHER_FAILED),
+        })
+    }
+}
+
+/// Told at once, but not before those who run are told to stop.
+fn told_at_once(actions: Vec<Action>, said: Happening) -> Vec<Action> {
+    let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
+    with_at(actions, at, Action::Say(said))
+}

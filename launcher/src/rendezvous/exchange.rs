@@ -1,0 +1,299 @@
+//! What the members of a completed round tell each other before their workers start (contract 5.6): where the workers
+//! meet, and which ranks they have. torchrun's members take part in it, and see what they expect.
+//!
+//! Nothing here waits for longer than a slice without letting its caller do something else: give signs of life, or end
+//! the exchange because a member has gone.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for the limits of its own waits")]
+
+mod master;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
+
+use super::error::RendezvousError;
+use super::keys::{Keys, RoundKeys};
+use super::roles::{Assigned, RoleInfo, assign};
+use super::state::Node;
+use super::text::harmless;
+use super::torch_peer::{Members, Memory};
+use super::{Launcher, Member, Round};
+use crate::store::client::{Client, ClientError};
+
+/// The longest wait without a look at anything else.
+const SLICE: Duration = Duration::from_millis(250);
+
+/// Longest name of a node in messages, in characters.
+const MAX_NAME: usize = 255;
+
+/// One completed round, as this agent takes part in it.
+pub struct Exchange<'a> {
+    /// Of the job.
+    pub keys: &'a Keys,
+    /// Which round.
+    pub round: u64,
+    /// `--role`
+    pub role: &'a str,
+    /// Workers of this node.
+    pub workers: LocalWorldSize,
+    /// This node's index in `members`.
+    pub node_rank: NodeRank,
+    /// All members by node rank.
+    pub members: &'a Members,
+    /// Where the workers meet.
+    pub meeting: Meeting,
+    /// How long each wait may take.
+    pub read_timeout: Duration,
+    /// The number in this agent's greetings.
+    pub nonce: u32,
+    /// Looks up the address of another member's store; bounded in time.
+    pub resolve: &'a dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
+}
+
+/// How it is decided where the workers meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Meeting {
+    /// Rank 0 decides and publishes it: in a store of an agent, or in one that worker rank 0 opens.
+    Published {
+        /// Whether it is an agent's.
+        agent_store: bool,
+    },
+    /// Every node was told at its start, and rank 0 has the store.
+    Told(Master),
+}
+
+/// The workers' store where this node is rank 0.
+pub trait AgentStore {
+    /// Where the workers of the next generation meet: opens the store where it is not open yet.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    fn open(&mut self) -> Result<Master, RendezvousError>;
+
+    /// Every member has joined: begins an empty keyspace, and closes the connections of the round before.
+    ///
+    /// # Errors
+    /// That cannot be done.
+    fn reset(&mut self) -> Result<(), RendezvousError>;
+}
+
+/// The caller ends the exchange: its round cannot come about any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Aborted;
+
+/// What is done between two slices of a wait: at least every 250 ms.
+pub type Between<'a> = dyn FnMut(&mut Client) -> Result<(), Aborted> + 'a;
+
+/// Why there is no exchange.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// Whoever is called between the waits has ended it.
+    #[error("the exchange was ended")]
+    Aborted,
+    /// The rendezvous store fails.
+    #[error(transparent)]
+    Store(#[from] ClientError),
+    /// It cannot succeed: for the user.
+    #[error(transparent)]
+    Failed(#[from] RendezvousError),
+}
+
+impl From<Aborted> for ExchangeError {
+    fn from(_: Aborted) -> Self {
+        Self::Aborted
+    }
+}
+
+/// Takes part in the exchange of one round. `agent_store` is this node's, for the rounds in which it is rank 0; `memory`
+/// is the same for all rounds of a job.
+///
+/// # Errors
+/// See [`ExchangeError`]. After [`ExchangeError::Failed`] no later round can do better.
+pub fn exchange(
+    store: &mut Client,
+    plan: &Exchange<'_>,
+    agent_store: &mut dyn AgentStore,
+    memory: &mut Memory,
+    between: &mut Between<'_>,
+) -> Result<Round, ExchangeError> {
+    let mut talk = Talk { store, between };
+    let (master, refresh) = master::agree(plan, &mut talk, agent_store, memory)?;
+    let round_keys = plan.keys.round(plan.round);
+    let seats = Seats {
+        keys: &round_keys,
+        role: plan.role,
+        workers: plan.workers,
+        node_rank: plan.node_rank,
+        members: plan.members,
+        limit: plan.read_timeout,
+    };
+    let (assigned, told) = seats.take(&mut talk, &mut |talk| refresh.perform(plan, talk, agent_store))?;
+    Ok(round(plan.round, &seats, assigned, Told { master, workers: told }))
+}
+
+/// A connection, and what is done between two slices of a wait on it.
+pub(super) struct Talk<'a, 'b> {
+    pub(super) store: &'a mut Client,
+    pub(super) between: &'a mut Between<'b>,
+}
+
+impl Talk<'_, '_> {
+    /// Until all keys are there; `false` where `limit` is over before.
+    pub(super) fn wait(&mut self, keys: &[&str], limit: Duration) -> Result<bool, ExchangeError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let now = Instant::now();
+            if self.store.wait(keys, deadline.min(now + SLICE))? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            self.pause()?;
+        }
+    }
+
+    /// As [`Self::wait`], for one slice at most, and nothing between.
+    pub(super) fn wait_slice(&mut self, key: &str, deadline: Instant) -> Result<bool, ExchangeError> {
+        Ok(self.store.wait(&[key], deadline.min(Instant::now() + SLICE))?)
+    }
+
+    /// What the caller does between two slices.
+    pub(super) fn pause(&mut self) -> Result<(), ExchangeError> {
+        Ok((self.between)(self.store)?)
+    }
+
+    /// The value of a key that is there, or comes in time.
+    pub(super) fn read(&mut self, key: &str, limit: Duration) -> Result<Option<Vec<u8>>, ExchangeError> {
+        if self.wait(&[key], limit)? { Ok(Some(self.store.get(key)?)) } else { Ok(None) }
+    }
+}
+
+/// The exchange of ranks: what torch calls assigning.
+pub(super) struct Seats<'a> {
+    pub(super) keys: &'a RoundKeys,
+    pub(super) role: &'a str,
+    pub(super) workers: LocalWorldSize,
+    pub(super) node_rank: NodeRank,
+    pub(super) members: &'a Members,
+    pub(super) limit: Duration,
+}
+
+/// What members have told.
+pub(super) struct Told {
+    pub(super) master: Master,
+    /// By node rank; empty where only rank 0 knows.
+    pub(super) workers: Vec<LocalWorldSize>,
+}
+
+type Step<'a> = dyn FnMut(&mut Talk<'_, '_>) -> Result<(), ExchangeError> + 'a;
+
+impl Seats<'_> {
+    /// Says how many workers we have, and learns their ranks; as rank 0 also those of all others. `all_here` is done by
+    /// rank 0 when every member has spoken, before anybody can start a worker.
+    pub(super) fn take(
+        &self,
+        talk: &mut Talk<'_, '_>,
+        all_here: &mut Step<'_>,
+    ) -> Result<(Assigned, Vec<LocalWorldSize>), ExchangeError> {
+        let info = RoleInfo { role: self.role.to_owned(), workers: self.workers };
+        talk.store.set(&self.keys.role_info(self.node_rank), &info.to_json(self.node_rank))?;
+        if self.node_rank == NodeRank(0) {
+            let infos = self.infos(talk)?;
+            all_here(talk)?;
+            return self.assign(talk, &infos);
+        }
+        let what = "ranks of this node's workers";
+        let Some(text) = talk.read(&self.keys.assigned_ranks(self.node_rank), self.limit)? else {
+            let nodes = vec![format!("`{}`", name(self.members, 0))];
+            return Err(RendezvousError::NoAnswer { what, nodes, waited: self.limit }.into());
+        };
+        let assigned = Assigned::from_json(&text, self.workers)
+            .ok_or_else(|| RendezvousError::Unreadable { what: "the ranks", node: name(self.members, 0) })?;
+        Ok((assigned, Vec::new()))
+    }
+
+    fn infos(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<RoleInfo>, ExchangeError> {
+        let keys: Vec<String> = ranks(self.members.len()).map(|rank| self.keys.role_info(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let complete = talk.wait(&keys, self.limit)?;
+        let texts = talk.store.multi_get(&keys)?;
+        if !complete {
+            let silent = texts.iter().enumerate().filter(|(_, text)| text.is_empty());
+            let nodes = silent.map(|(index, _)| format!("`{}`", name(self.members, index))).collect();
+            let what = "number of workers";
+            return Err(RendezvousError::NoAnswer { what, nodes, waited: self.limit }.into());
+        }
+        let read = |(index, (rank, text)): (usize, (NodeRank, &Vec<u8>))| {
+            RoleInfo::from_json(text, rank).ok_or_else(|| RendezvousError::Unreadable {
+                what: "the number of workers",
+                node: name(self.members, index),
+            })
+        };
+        Ok(ranks(self.members.len()).zip(&texts).enumerate().map(read).collect::<Result<_, _>>()?)
+    }
+
+    fn assign(
+        &self,
+        talk: &mut Talk<'_, '_>,
+        infos: &[RoleInfo],
+    ) -> Result<(Assigned, Vec<LocalWorldSize>), ExchangeError> {
+        let assigned = assign(infos).ok_or(RendezvousError::TooManyWorkers)?;
+        let pairs: Vec<(String, Vec<u8>)> = ranks(assigned.len())
+            .zip(&assigned)
+            .map(|(rank, one)| (self.keys.assigned_ranks(rank), one.to_json()))
+            .collect();
+        let pairs: Vec<(&str, &[u8])> =
+            pairs.iter().map(|(key, text)| (key.as_str(), text.as_slice())).collect();
+        talk.store.multi_set(&pairs)?;
+        // `members` has this node.
+        Ok((assigned[0], infos.iter().map(|info| info.workers).collect()))
+    }
+}
+
+/// The result, for the agent.
+pub(super) fn round(number: u64, seats: &Seats<'_>, assigned: Assigned, told: Told) -> Round {
+    let members = ranks(seats.members.len()).zip(seats.members).map(|(node_rank, (_, descriptor))| Member {
+        node_rank,
+        name: name(seats.members, node_rank.index()),
+        workers: told.workers.get(node_rank.index()).copied().or(descriptor.as_ref().map(|one| one.workers)),
+        launcher: match descriptor {
+            Some(descriptor) => Launcher::Rankrun { version: descriptor.version.clone() },
+            None => Launcher::Torchrun,
+        },
+    });
+    let nodes = u32::try_from(seats.members.len()).ok().and_then(NodeCount::new);
+    Round {
+        number,
+        node_rank: seats.node_rank,
+        nodes: nodes.expect("a round has this node, and no more than a request has keys"),
+        base_rank: assigned.base_rank,
+        world_size: assigned.world_size,
+        base_role_rank: assigned.base_role_rank,
+        role_world_size: assigned.role_world_size,
+        master: told.master,
+        members: members.collect(),
+    }
+}
+
+fn ranks(members: usize) -> impl Iterator<Item = NodeRank> {
+    (0..).map(NodeRank).take(members)
+}
+
+/// What people call a member.
+pub(super) fn name(members: &Members, index: usize) -> String {
+    match members.get(index) {
+        Some((_, Some(descriptor))) => descriptor.host.clone(),
+        Some((node, None)) => node_name(node),
+        None => format!("node {index}"),
+    }
+}
+
+pub(super) fn node_name(node: &Node) -> String {
+    harmless(&node.addr, MAX_NAME)
+}

@@ -1,0 +1,227 @@
+//! Where the workers of a round meet: published, read, and emptied of what the round before has left.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for the limits of its own waits")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::NodeRank;
+
+use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name, node_name};
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::torch_peer::{Choice, Memory, Place, Refusal, deputy};
+use crate::store::client::{Client, ClientError, ClientSettings};
+
+/// Rounds before this one in which an address is looked for.
+const MAX_PAST: usize = 64;
+
+/// How long another member's store may take for one answer. A sign of life of ours comes as late as that.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// What rank 0 does when every member has joined and spoken, so that no worker finds what others have left.
+#[derive(Debug)]
+pub(super) enum Refresh {
+    /// Nothing: it is another member's part.
+    No,
+    /// Resets this node's store.
+    Own,
+    /// Deletes every key of another member's store.
+    Of(Place),
+}
+
+impl Refresh {
+    pub(super) fn perform(
+        &self,
+        plan: &Exchange<'_>,
+        talk: &mut Talk<'_, '_>,
+        agent_store: &mut dyn AgentStore,
+    ) -> Result<(), ExchangeError> {
+        match self {
+            Self::No => Ok(()),
+            Self::Own => Ok(agent_store.reset()?),
+            Self::Of(place) => empty(plan, talk, place),
+        }
+    }
+}
+
+/// Where the workers meet, once all members that can say it have said it.
+pub(super) fn agree(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    agent_store: &mut dyn AgentStore,
+    memory: &mut Memory,
+) -> Result<(Master, Refresh), ExchangeError> {
+    let is_rank_zero = plan.node_rank == NodeRank(0);
+    let shared = match &plan.meeting {
+        Meeting::Told(master) => {
+            return Ok((master.clone(), if is_rank_zero { Refresh::Own } else { Refresh::No }));
+        }
+        Meeting::Published { agent_store } => *agent_store,
+    };
+    let keys = plan.keys.round(plan.round);
+    // torchrun reads the address of a store that workers open in every round.
+    if !shared {
+        let master = if is_rank_zero { agent_store.open()? } else { read(plan, talk, &keys)?.master(false) };
+        if is_rank_zero {
+            publish(talk, &keys, &Place::from(&master))?;
+        }
+        return Ok((master, Refresh::No));
+    }
+    if memory.needs_history(plan.round, plan.members) {
+        memory.learn_history(plan.round, &history(plan, talk)?);
+    }
+    let rank_zero = &plan.members[0];
+    let (place, refresh, host) = if is_rank_zero {
+        let (place, refresh) = decide(plan, agent_store, memory)?;
+        publish(talk, &keys, &place)?;
+        let host = matches!(refresh, Refresh::Own).then_some(&rank_zero.0);
+        (place, refresh, host)
+    } else if rank_zero.1.is_none() && deputy(plan.members) == Some(plan.node_rank.index()) {
+        let place = stand_in(plan, talk, &keys, memory)?;
+        memory.check(plan.members, &place).map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
+        empty(plan, talk, &place)?;
+        (place, Refresh::No, Some(&rank_zero.0))
+    } else {
+        let host = rank_zero.1.is_none().then_some(&rank_zero.0);
+        (read(plan, talk, &keys)?, Refresh::No, host)
+    };
+    memory.check(plan.members, &place).map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
+    memory.met(plan.members, &place, host);
+    Ok((place.master(true), refresh))
+}
+
+/// As rank 0.
+fn decide(
+    plan: &Exchange<'_>,
+    agent_store: &mut dyn AgentStore,
+    memory: &Memory,
+) -> Result<(Place, Refresh), ExchangeError> {
+    let here = || name(plan.members, 0);
+    match memory.choose(&plan.members[0].0, plan.members) {
+        Ok(Choice::Own) => {
+            let place = Place::from(&agent_store.open()?);
+            // Before anybody reads it.
+            memory
+                .check(plan.members, &place)
+                .map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
+            Ok((place, Refresh::Own))
+        }
+        Ok(Choice::Stay(place)) => Ok((place.clone(), Refresh::Of(place))),
+        Err(refusal) => Err(moved(plan, &refusal, &here()).into()),
+    }
+}
+
+/// Does for a torchrun rank 0 what it does only once: publishes where its store is.
+fn stand_in(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    keys: &RoundKeys,
+    memory: &Memory,
+) -> Result<Place, ExchangeError> {
+    // What it publishes, if anything, it publishes before this.
+    if !talk.wait(&[&keys.role_info(NodeRank(0))], plan.read_timeout)? {
+        return Err(silent(plan, "number of workers").into());
+    }
+    if talk.store.check(&[&keys.master_addr(), &keys.master_port()])? {
+        return read(plan, talk, keys);
+    }
+    let rank_zero = &plan.members[0].0;
+    let place = match memory.store_of(rank_zero, plan.round, &BTreeMap::new()) {
+        Some(place) => Some(place),
+        None => memory.store_of(rank_zero, plan.round, &history(plan, talk)?),
+    };
+    let place = place.ok_or_else(|| RendezvousError::MasterUnknown { node: node_name(rank_zero) })?;
+    publish(talk, keys, &place)?;
+    Ok(place)
+}
+
+fn publish(talk: &mut Talk<'_, '_>, keys: &RoundKeys, place: &Place) -> Result<(), ClientError> {
+    talk.store.set(&keys.master_addr(), place.addr.as_bytes())?;
+    talk.store.set(&keys.master_port(), place.port.to_string().as_bytes())
+}
+
+fn read(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, keys: &RoundKeys) -> Result<Place, ExchangeError> {
+    let (addr, port) = (keys.master_addr(), keys.master_port());
+    let what = "address of the workers' store";
+    if !talk.wait(&[&addr, &port], plan.read_timeout)? {
+        return Err(silent(plan, what).into());
+    }
+    let values = talk.store.multi_get(&[&addr, &port])?;
+    let place = values.first().zip(values.get(1)).and_then(|(addr, port)| Place::parse(addr, port));
+    let unreadable = RendezvousError::Unreadable {
+        what: "the address of the workers' store",
+        node: name(plan.members, 0),
+    };
+    Ok(place.ok_or(unreadable)?)
+}
+
+/// What was published in the rounds before this one.
+fn history(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>) -> Result<BTreeMap<u64, Place>, ExchangeError> {
+    let listed = talk.store.list_keys()?;
+    let mut rounds: Vec<u64> = listed.iter().filter_map(|key| plan.keys.round_of_master_addr(key)).collect();
+    rounds.retain(|round| *round < plan.round);
+    rounds.sort_unstable();
+    let past = &rounds[rounds.len().saturating_sub(MAX_PAST)..];
+    let keys: Vec<String> = past
+        .iter()
+        .map(|round| plan.keys.round(*round))
+        .flat_map(|keys| [keys.master_addr(), keys.master_port()])
+        .collect();
+    if keys.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let values = talk.store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let places = values.chunks_exact(2).map(|pair| Place::parse(&pair[0], &pair[1]));
+    Ok(past.iter().zip(places).filter_map(|(round, place)| Some((*round, place?))).collect())
+}
+
+/// Deletes every key of another member's store: no worker uses it, since every member has joined the new round.
+fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<(), ExchangeError> {
+    let not_emptied = |source| RendezvousError::NotEmptied { place: place.to_string(), source };
+    let addresses =
+        (plan.resolve)(&place.addr, place.port).map_err(|error| not_emptied(ClientError::Io(error)))?;
+    let mut store = connect(plan, talk, &addresses)?.map_err(not_emptied)?;
+    let mut looked = Instant::now();
+    for key in store.list_keys().map_err(not_emptied)? {
+        // No program of torch's or ours has another kind of key.
+        let Ok(key) = std::str::from_utf8(&key) else { continue };
+        store.delete(key).map_err(not_emptied)?;
+        if looked.elapsed() >= SLICE {
+            talk.pause()?;
+            looked = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+fn connect(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    addresses: &[std::net::SocketAddr],
+) -> Result<Result<Client, ClientError>, ExchangeError> {
+    let deadline = Instant::now() + plan.read_timeout;
+    loop {
+        let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER };
+        let now = Instant::now();
+        match Client::connect(addresses, settings, deadline.min(now + SLICE)) {
+            Ok(store) => return Ok(Ok(store)),
+            Err(error) if Instant::now() >= deadline => return Ok(Err(error)),
+            Err(_) => talk.pause()?,
+        }
+    }
+}
+
+fn silent(plan: &Exchange<'_>, what: &'static str) -> RendezvousError {
+    let nodes = vec![format!("`{}`", name(plan.members, 0))];
+    RendezvousError::NoAnswer { what, nodes, waited: plan.read_timeout }
+}
+
+fn moved(plan: &Exchange<'_>, refusal: &Refusal, now: &str) -> RendezvousError {
+    let index = plan.members.iter().position(|(node, _)| *node == refusal.peer);
+    RendezvousError::MasterMoved {
+        peer: index.map_or_else(|| node_name(&refusal.peer), |index| name(plan.members, index)),
+        believed: refusal.believed.to_string(),
+        now: now.to_owned(),
+    }
+}

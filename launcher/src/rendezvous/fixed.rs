@@ -1,0 +1,249 @@
+//! A job of a fixed number of nodes whose ranks are given (contract 5.9): its first round, as torchrun's agents know it.
+//!
+//! The one store is rank 0's, at the endpoint. Agents of rankrun claim their node rank in it, so that two with the same
+//! one are found, and one whose agent is dead can be taken over. Where all nodes have claimed theirs, the job goes on
+//! with the rounds of a dynamic rendezvous in the same store; with a torchrun agent among them, there is no other round.
+
+mod alone;
+mod claim;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RunId};
+
+use super::Round;
+use super::descriptor::{Descriptor, meet};
+use super::error::RendezvousError;
+use super::exchange::{Between, ExchangeError, Seats, Talk, Told, round};
+use super::keys::{Keys, RoundKeys};
+use super::state::{Node, State, Timestamp};
+use crate::store::client::{Client, ClientError};
+
+use claim::Claim;
+
+/// Counts the agents that have come: torch's clients do (contract 5.9).
+const INIT: &str = "init/";
+
+/// This node, in a static job.
+#[derive(Debug, Clone)]
+pub struct Setup<'a> {
+    /// The job.
+    pub run_id: &'a RunId,
+    /// This agent.
+    pub node: &'a Node,
+    /// What it says of itself.
+    pub descriptor: &'a Descriptor,
+    /// `--node-rank`
+    pub node_rank: NodeRank,
+    /// How many nodes there are.
+    pub nodes: NodeCount,
+    /// `--role`
+    pub role: &'a str,
+    /// Workers of this node.
+    pub workers: LocalWorldSize,
+    /// Where the workers meet, as this node was told.
+    pub master: &'a Master,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+    /// An agent that gives no sign of life for so long is dead.
+    pub lease: Duration,
+    /// The time of day, for torch's heartbeats in the shared state.
+    pub wall: Timestamp,
+    /// The text of a shared state.
+    pub encode: fn(&State) -> Vec<u8>,
+}
+
+/// How a static job begins on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FirstRound {
+    /// Torchrun's agents take part: there is this round and no other.
+    Mixed(Round),
+    /// All agents are ours: this round is complete, and the shared state under [`Keys::fixed`] says so.
+    Alone {
+        /// The round.
+        round: Box<Round>,
+        /// The shared state that rank 0 has written.
+        state: State,
+    },
+    /// The job runs already, and this agent takes the place of one that is dead: it joins the next round as any agent
+    /// does, by the shared state under [`Keys::fixed`].
+    Running,
+}
+
+/// Takes part in the first round. `store` is connected to the endpoint; whoever is called between the waits also gives
+/// this agent's signs of life, under [`Keys::fixed`].
+///
+/// # Errors
+/// See [`ExchangeError`]: not all nodes came in time, or some do not belong to the job.
+pub fn first_round(
+    store: &mut Client,
+    setup: &Setup<'_>,
+    between: &mut Between<'_>,
+) -> Result<FirstRound, ExchangeError> {
+    let mut talk = Talk { store, between };
+    let talk = &mut talk;
+    let job = Job { keys: Keys::fixed(setup.run_id), round: RoundKeys::first_of_static(setup.run_id), setup };
+    job.refuse_torchrun(talk)?;
+    job.claim(talk)?;
+    if talk.store.check(&[&job.keys.alone()])? {
+        return Ok(FirstRound::Running);
+    }
+    talk.store.add(INIT, 1)?;
+    // Who the others are is known when all have come.
+    let unknown: Vec<_> = job.ranks().map(|rank| member(rank, None)).collect();
+    let seats = Seats {
+        keys: &job.round,
+        role: setup.role,
+        workers: setup.workers,
+        node_rank: setup.node_rank,
+        members: &unknown,
+        limit: setup.timeout,
+    };
+    let taken = seats.take(talk, &mut |talk| job.begin(talk));
+    let (assigned, workers) = match taken {
+        Err(ExchangeError::Failed(RendezvousError::NoAnswer { .. })) => {
+            return Err(job.too_few(talk)?.into());
+        }
+        taken => taken?,
+    };
+    let begun = talk.store.get(&job.keys.alone())?;
+    let claims = job.claims(talk)?;
+    let seen: Vec<_> = job.ranks().zip(claims).map(|(rank, claim)| member(rank, claim)).collect();
+    let told = Told { master: setup.master.clone(), workers };
+    if begun.is_empty() {
+        return Ok(FirstRound::Mixed(round(0, &Seats { members: &seen, ..seats }, assigned, told)));
+    }
+    let unreadable =
+        || RendezvousError::Unreadable { what: "who takes part", node: "node rank 0".to_owned() };
+    let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
+    if nodes.get(setup.node_rank.index()) != Some(setup.node) {
+        // We took the place of an agent that died after it had done its part.
+        return Ok(FirstRound::Running);
+    }
+    let state = alone::state(nodes.iter(), wall);
+    let members: Vec<_> = nodes.into_iter().zip(seen).map(|(node, (_, agent))| (node, agent)).collect();
+    let round = round(0, &Seats { members: &members, ..seats }, assigned, told);
+    Ok(FirstRound::Alone { round: Box::new(round), state })
+}
+
+/// The node ranks of which nobody has come yet, and the names of those who have, as far as they are known: for people
+/// who wait.
+///
+/// # Errors
+/// See [`Client`].
+pub fn roll_call(
+    store: &mut Client,
+    run_id: &RunId,
+    nodes: NodeCount,
+) -> Result<(Vec<String>, Vec<NodeRank>), ClientError> {
+    let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
+    let ranks = || (0..nodes.get()).map(NodeRank);
+    let names: Vec<String> = ranks().flat_map(|rank| [keys.claim(rank), round.role_info(rank)]).collect();
+    let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let (mut here, mut missing) = (Vec::new(), Vec::new());
+    for (rank, pair) in ranks().zip(values.chunks_exact(2)) {
+        match Claim::from_json(&pair[0]) {
+            Some(claim) => here.push(claim.host()),
+            None if pair[1].is_empty() => missing.push(rank),
+            None => here.push(format!("node rank {rank}")),
+        }
+    }
+    Ok((here, missing))
+}
+
+struct Job<'a> {
+    keys: Keys,
+    round: RoundKeys,
+    setup: &'a Setup<'a>,
+}
+
+impl Job<'_> {
+    fn ranks(&self) -> impl Iterator<Item = NodeRank> {
+        (0..self.setup.nodes.get()).map(NodeRank)
+    }
+
+    /// An agent that has not claimed the rank that it speaks for is torchrun's; as long as ranks are not assigned, it
+    /// waits there.
+    fn refuse_torchrun(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
+        let node_rank = self.setup.node_rank;
+        let keys = [
+            self.keys.claim(node_rank),
+            self.round.role_info(node_rank),
+            self.round.assigned_ranks(node_rank),
+        ];
+        let values = talk.store.multi_get(&keys.each_ref().map(String::as_str))?;
+        let is_there: Vec<bool> = values.iter().map(|value| !value.is_empty()).collect();
+        if is_there != [false, true, false] {
+            return Ok(());
+        }
+        let theirs = "another node, which runs torchrun".to_owned();
+        Err(RendezvousError::SameNodeRank { node_rank, ours: self.host(), theirs }.into())
+    }
+
+    /// Those whose claims can be read, by node rank.
+    fn claims(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Option<Claim>>, ExchangeError> {
+        Ok(self.claim_texts(talk)?.iter().map(|text| Claim::from_json(text)).collect())
+    }
+
+    fn claim_texts(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        let keys: Vec<String> = self.ranks().map(|rank| self.keys.claim(rank)).collect();
+        Ok(talk.store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?)
+    }
+
+    /// Whether everybody who has claimed a node rank is of our job and version.
+    fn compare(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
+        let ours = self.setup.descriptor;
+        for text in self.claim_texts(talk)?.iter().filter(|text| !text.is_empty()) {
+            let (host, agent) = claim::outer(text);
+            if let Err(mismatch) = meet(ours, agent.as_bytes()) {
+                return Err(RendezvousError::Mismatch { host, mismatch }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 0, when all are here and before anybody starts a worker: where all are ours, the job has more rounds.
+    fn begin(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
+        self.compare(talk)?;
+        // A claim comes before its role_info.
+        let Some(claims) = self.claims(talk)?.into_iter().collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let nodes = claims.iter().map(|claim| &claim.node);
+        let state = alone::state(nodes.clone(), self.setup.wall);
+        talk.store.set(self.keys.state(), &(self.setup.encode)(&state))?;
+        talk.store.set(&self.keys.alone(), &alone::to_json(nodes, self.setup.wall))?;
+        Ok(())
+    }
+
+    /// Why the others' part has not come: they are not here.
+    fn too_few(&self, talk: &mut Talk<'_, '_>) -> Result<RendezvousError, ExchangeError> {
+        let setup = self.setup;
+        let (here, missing) = roll_call(talk.store, setup.run_id, setup.nodes)?;
+        let waited = setup.timeout;
+        if missing.is_empty() {
+            let nodes = vec!["node rank 0".to_owned()];
+            return Ok(RendezvousError::NoAnswer { what: "ranks of this node's workers", nodes, waited });
+        }
+        Ok(RendezvousError::TooFew {
+            here: u32::try_from(here.len()).unwrap_or(u32::MAX),
+            needed: setup.nodes.get(),
+            waited,
+            missing: missing.into_iter().map(|rank| format!("node rank {rank}")).collect(),
+        })
+    }
+
+    fn host(&self) -> String {
+        self.setup.descriptor.host.clone()
+    }
+}
+
+fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<Descriptor>) {
+    claim.map_or_else(|| (unknown_node(rank), None), |claim| (claim.node, Some(claim.agent)))
+}
+
+/// Stands for a node that has not said who it is.
+fn unknown_node(rank: NodeRank) -> Node {
+    Node { addr: format!("node rank {rank}"), pid: 0, local_id: 0 }
+}

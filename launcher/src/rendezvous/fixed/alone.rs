@@ -1,0 +1,68 @@
+//! Who begins a job whose agents are all ours, as rank 0 has seen it: the same for all, whatever has happened since. Pure.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rendezvous::state::{Node, State, Timestamp};
+
+/// Longest text that is read at all, in bytes: the longest value that a client can write.
+const MAX_JSON: usize = 8 * 1024 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    /// By node rank: address, pid and counter.
+    nodes: Vec<(String, i64, i64)>,
+    /// Microseconds since 1970.
+    wall: i64,
+}
+
+/// The first round, complete.
+pub(super) fn state<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, wall: Timestamp) -> State {
+    State {
+        complete: true,
+        participants: nodes.clone().zip(0..).map(|(node, rank)| (node.clone(), rank)).collect(),
+        last_heartbeats: nodes.map(|node| (node.clone(), wall)).collect(),
+        ..State::default()
+    }
+}
+
+/// For the store.
+pub(super) fn to_json<'a>(nodes: impl Iterator<Item = &'a Node>, wall: Timestamp) -> Vec<u8> {
+    let nodes = nodes.map(|node| (node.addr.clone(), node.pid, node.local_id)).collect();
+    serde_json::to_vec(&Wire { nodes, wall: wall.0 }).expect("texts and numbers are JSON")
+}
+
+/// The nodes by rank and the time that rank 0 wrote; nothing where it is not what an agent writes for so many nodes.
+pub(super) fn from_json(text: &[u8], count: usize) -> Option<(Vec<Node>, Timestamp)> {
+    let wire: Wire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
+    let node = |(addr, pid, local_id)| Node { addr, pid, local_id };
+    let nodes: Vec<Node> = wire.nodes.into_iter().map(node).collect();
+    (nodes.len() == count).then_some((nodes, Timestamp(wire.wall)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_no_agent_writes_is_nothing() {
+        let good = br#"{"nodes":[["th1",1,0],["th2",2,0]],"wall":5}"#;
+        let (nodes, wall) = from_json(good, 2).unwrap();
+        assert_eq!((nodes[1].to_string().as_str(), wall), ("th2_2_0", Timestamp(5)));
+        assert_eq!(to_json(nodes.iter(), wall), good);
+        assert_eq!(from_json(good, 3), None);
+        for bad in
+            [&b""[..], b"1", b"{}", br#"{"nodes":[["th1",1]],"wall":5}"#, br#"{"nodes":[[1,1,0]],"wall":5}"#]
+        {
+            assert_eq!(from_json(bad, 1), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0_usize..4) {
+            let _ = from_json(&bytes, count);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The stack machine of a pickle, as far as a state needs it. Pure.
+//!
+//! Objects that can be shared live in one list and are named by their index, so that no value is ever copied deeply and
+//! nothing here calls itself: what the machine holds is bounded by what the limits below allow.
+
+use super::shape::{Class, Object, Value};
+use super::{NotAState, shape, shortened};
+use crate::rendezvous::state::State;
+
+/// Most values on the stack. CPython writes a thousand elements at a time.
+const MAX_STACK: usize = 1 << 18;
+/// Most marks: a state nests three deep.
+const MAX_MARKS: usize = 16;
+/// Most objects and most remembered values: a node with its time takes four objects, and six values are
+/// remembered of it.
+const MAX_OBJECTS: usize = 1 << 19;
+
+/// The instructions, by the names that Python's `pickletools` gives them.
+pub(super) mod opcode {
+    pub(in super::super) const MARK: u8 = b'(';
+    pub(in super::super) const STOP: u8 = b'.';
+    pub(in super::super) const NONE: u8 = b'N';
+    pub(in super::super) const NEWTRUE: u8 = 0x88;
+    pub(in super::super) const NEWFALSE: u8 = 0x89;
+    pub(in super::super) const BININT: u8 = b'J';
+    pub(in super::super) const BININT1: u8 = b'K';
+    pub(in super::super) const BININT2: u8 = b'M';
+    pub(in super::super) const LONG1: u8 = 0x8a;
+    pub(in super::super) const BINUNICODE: u8 = b'X';
+    pub(in super::super) const SHORT_BINUNICODE: u8 = 0x8c;
+    pub(in super::super) const SHORT_BINBYTES: u8 = b'C';
+    pub(in super::super) const EMPTY_DICT: u8 = b'}';
+    pub(in super::super) const EMPTY_SET: u8 = 0x8f;
+    pub(in super::super) const EMPTY_TUPLE: u8 = b')';
+    pub(in super::super) const TUPLE: u8 = b't';
+    pub(in super::super) const TUPLE1: u8 = 0x85;
+    pub(in super::super) const TUPLE2: u8 = 0x86;
+    pub(in super::super) const TUPLE3: u8 = 0x87;
+    pub(in super::super) const SETITEM: u8 = b's';
+    pub(in super::super) const SETITEMS: u8 = b'u';
+    pub(in super::super) const ADDITEMS: u8 = 0x90;
+    pub(in super::super) const MEMOIZE: u8 = 0x94;
+    pub(in super::super) const BINGET: u8 = b'h';
+    pub(in super::super) const LONG_BINGET: u8 = b'j';
+    pub(in super::super) const STACK_GLOBAL: u8 = 0x93;
+    pub(in super::super) const NEWOBJ: u8 = 0x81;
+    pub(in super::super) const REDUCE: u8 = b'R';
+    pub(in super::super) const BUILD: u8 = b'b';
+    pub(in super::super) const PROTO: u8 = 0x80;
+    pub(in super::super) const FRAME: u8 = 0x95;
+}
+
+/// Runs a pickle.
+///
+/// # Errors
+/// It is not the pickle of a state.
+pub(super) fn load(pickle: &[u8]) -> Result<State, NotAState> {
+    if !matches!(pickle, [opcode::PROTO, 2..=5, ..]) {
+        return Err(NotAState::NotAPickle);
+    }
+    let mut machine = Machine::new(pickle);
+    while machine.step()? {}
+    let ([top], []) = (&machine.stack[..], &machine.marks[..]) else { return Err(machine.misplaced()) };
+    match top.index().and_then(|index| machine.objects.get(index)) {
+        Some(Object::State(Some(_))) if machine.at < pickle.len() => {
+            Err(NotAState::Trailing { offset: machine.at })
+        }
+        Some(Object::State(Some(fields))) => shape::state(fields, &machine.objects),
+        _ => Err(machine.misplaced()),
+    }
+}
+
+struct Machine<'a> {
+    pickle: &'a [u8],
+    /// The next byte.
+    at: usize,
+    /// Where the instruction begins that is being run.
+    offset: usize,
+    stack: Vec<Value<'a>>,
+    /// Heights of the stack.
+    marks: Vec<usize>,
+    memo: Vec<Value<'a>>,
+    objects: Vec<Object<'a>>,
+}
+
+impl<'a> Machine<'a> {
+    /// Behind the two bytes of the protocol.
+    fn new(pickle: &'a [u8]) -> Self {
+        let (stack, marks, memo, objects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { pickle, at: 2, offset: 0, stack, marks, memo, objects }
+    }
+
+    /// Runs one instruction; whether there are more.
+    fn step(&mut self) -> Result<bool, NotAState> {
+        self.offset = self.at;
+        let [code] = self.array()?;
+        match code {
+            opcode::STOP => return Ok(false),
+            opcode::FRAME => self.frame()?,
+            opcode::MARK => self.mark()?,
+            opcode::NONE => self.push(Value::None)?,
+            opcode::NEWTRUE => self.push(Value::Bool(true))?,
+            opcode::NEWFALSE => self.push(Value::Bool(false))?,
+            opcode::BININT => self.push_array(|bytes| i32::from_le_bytes(bytes).into())?,
+            opcode::BININT1 => self.push_array(|[byte]| byte.into())?,
+            opcode::BININT2 => self.push_array(|bytes| u16::from_le_bytes(bytes).into())?,
+            opcode::LONG1 => self.push_long()?,
+            opcode::SHORT_BINUNICODE => {
+                let [length] = self.array()?;
+                self.push_text(length.into())?;
+            }
+            opcode::BINUNICODE => {
+                let length = u32::from_le_bytes(self.array()?);
+                self.push_text(length as usize)?;
+            }
+            opcode::SHORT_BINBYTES => {
+                let [length] = self.array()?;
+                let bytes = self.take(length.into())?;
+                self.push(Value::Bytes(bytes))?;
+            }
+            opcode::EMPTY_DICT => self.push_object(Object::Dict(Vec::new()))?,
+            opcode::EMPTY_SET => self.push_object(Object::Set(Vec::new()))?,
+            opcode::EMPTY_TUPLE => self.push_tuple(0)?,
+            opcode::TUPLE1 => self.push_tuple(1)?,
+            opcode::TUPLE2 => self.push_tuple(2)?,
+            opcode::TUPLE3 => self.push_tuple(3)?,
+            opcode::TUPLE => {
+                let count = self.above_mark()?;
+                self.push_tuple(count)?;
+            }
+            opcode::SETITEM => self.set_items(2)?,
+            opcode::SETITEMS => {
+                let count = self.above_mark()?;
+                self.set_items(count)?;
+            }
+            opcode::ADDITEMS => self.add_items()?,
+            opcode::MEMOIZE => self.memoize()?,
+            opcode::BINGET => {
+                let [index] = self.array()?;
+                self.get(index.into())?;
+            }
+            opcode::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.array()?);
+                self.get(index as usize)?;
+            }
+            opcode::STACK_GLOBAL => self.name()?,
+            opcode::NEWOBJ => self.make()?,
+            opcode::REDUCE => self.call()?,
+            opcode::BUILD => self.build()?,
+            opcode => return Err(NotAState::Opcode { opcode, offset: self.offset }),
+        }
+        Ok(true)
+    }
+
+    fn misplaced(&self) -> NotAState {
+        NotAState::Misplaced { offset: self.offset }
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], NotAState> {
+        let bytes = self.pickle[self.at..].get(..length);
+        self.at += length;
+        bytes.ok_or(NotAState::Truncated { offset: self.pickle.len() })
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], NotAState> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    /// Frames are for those who read from files: only that it is all there matters.
+    fn frame(&mut self) -> Result<(), NotAState> {
+        let length = u64::from_le_bytes(self.array()?);
+        if length > (self.pickle.len() - self.at) as u64 {
+            return Err(NotAState::Truncated { offset: self.pickle.len() });
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), NotAState> {
+        if self.marks.len() >= MAX_MARKS {
+            return Err(NotAState::TooMany { what: "nested lists" });
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// Takes the mark away; how many values stand above it.
+    fn above_mark(&mut self) -> Result<usize, NotAState> {
+        let height = self.marks.pop().ok_or(self.misplaced())?;
+        self.stack.len().checked_sub(height).ok_or(self.misplaced())
+    }
+
+    fn push(&mut self, value: Value<'a>) -> Result<(), NotAState> {
+        if self.stack.len() >= MAX_STACK {
+            return Err(NotAState::TooMany { what: "values" });
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn push_array<const N: usize>(&mut self, number: fn([u8; N]) -> i64) -> Result<(), NotAState> {
+        let bytes = self.array()?;
+        self.push(Value::Int(number(bytes)))
+    }
+
+    /// CPython writes numbers so that need more than 32 bits.
+    fn push_long(&mut self) -> Result<(), NotAState> {
+        let [length] = self.array()?;
+        let bytes = self.take(length.into())?;
+        let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
+        let mut number = if is_negative { [0xff; 8] } else { [0; 8] };
+        number.get_mut(..bytes.len()).ok_or(self.misplaced())?.copy_from_slice(bytes);
+        self.push(Value::Int(i64::from_le_bytes(number)))
+    }
+
+    fn push_text(&mut self, length: usize) -> Result<(), NotAState> {
+        let text = std::str::from_utf8(self.take(length)?).map_err(|_| self.misplaced())?;
+        self.push(Value::Text(text))
+    }
+
+    fn push_object(&mut self, object: Object<'a>) -> Result<(), NotAState> {
+        if self.objects.len() >= MAX_OBJECTS {
+            return Err(NotAState::TooMany { what: "objects" });
+        }
+        self.push(Value::Object(self.objects.len()))?;
+        self.objects.push(object);
+        Ok(())
+    }
+
+    /// The number of values that stand above the last mark, or on the stack.
+    fn reachable(&self) -> usize {
+        self.stack.len() - self.marks.last().copied().unwrap_or(0).min(self.stack.len())
+    }
+
+    fn pop(&mut self) -> Result<Value<'a>, NotAState> {
+        match self.stack.pop() {
+            Some(value) if self.marks.last().is_none_or(|mark| *mark <= self.stack.len()) => Ok(value),
+            _ => Err(self.misplaced()),
+        }
+    }
+
+    fn push_tuple(&mut self, count: usize) -> Result<(), NotAState> {
+        // The calls of a state have three arguments at most.
+        if count > 3 || count > self.reachable() {
+            return Err(self.misplaced());
+        }
+        let items = self.stack.drain(self.stack.len() - count..).collect();
+        self.push_object(Object::Tuple(items))
+    }
+
+    /// The object below the topmost `count` values, which are taken from the stack.
+    fn below(&mut self, count: usize) -> Result<(Vec<Value<'a>>, &mut Object<'a>), NotAState> {
+        let misplaced = self.misplaced();
+        if count >= self.reachable() {
+            return Err(misplaced);
+        }
+        let items = self.stack.split_off(self.stack.len() - count);
+        let object = self.stack.last().and_then(|value| value.index());
+        Ok((items, object.and_then(|index| self.objects.get_mut(index)).ok_or(misplaced)?))
+    }
+
+    fn set_items(&mut self, count: usize) -> Result<(), NotAState> {
+        let misplaced = self.misplaced();
+        let (items, object) = self.below(count)?;
+        let Object::Dict(pairs) = object else { return Err(misplaced) };
+        let (new, rest) = items.as_chunks::<2>();
+        pairs.extend(new.iter().map(|[key, value]| (*key, *value)));
+        let is_full = pairs.len() > super::MAX_NODES;
+        if !rest.is_empty() || !new.iter().all(|[key, _]| shape::is_key(*key, &self.objects)) {
+            return Err(misplaced);
+        }
+        if is_full { Err(NotAState::TooMany { what: "nodes" }) } else { Ok(()) }
+    }
+
+    fn add_items(&mut self) -> Result<(), NotAState> {
+        let misplaced = self.misplaced();
+        let count = self.above_mark()?;
+        let (items, object) = self.below(count)?;
+        let Object::Set(elements) = object else { return Err(misplaced) };
+        elements.extend(&items);
+        let is_full = elements.len() > super::MAX_NODES;
+        if !items.iter().all(|item| shape::is_key(*item, &self.objects)) {
+            return Err(misplaced);
+        }
+        if is_full { Err(NotAState::TooMany { what: "nodes" }) } else { Ok(()) }
+    }
+
+    fn memoize(&mut self) -> Result<(), NotAState> {
+        if self.memo.len() >= 2 * MAX_OBJECTS {
+            return Err(NotAState::TooMany { what: "remembered values" });
+        }
+        let top = *self.stack.last().ok_or(self.misplaced())?;
+        self.memo.push(top);
+        Ok(())
+    }
+
+    fn get(&mut self, index: usize) -> Result<(), NotAState> {
+        let value = *self.memo.get(index).ok_or(self.misplaced())?;
+        self.push(value)
+    }
+
+    fn name(&mut self) -> Result<(), NotAState> {
+        let (name, module) = (self.pop()?, self.pop()?);
+        let (Value::Text(module), Value::Text(name)) = (module, name) else { return Err(self.misplaced()) };
+        let class = Class::named(module, name).ok_or_else(|| NotAState::Global {
+            name: format!("{}.{}", shortened(module), shortened(name)),
+            offset: self.offset,
+        })?;
+        self.push(Value::Class(class))
+    }
+
+    /// The class and the arguments that it is called with.
+    fn class_and_arguments(&mut self) -> Result<(Class, &[Value<'a>]), NotAState> {
+        let (arguments, class) = (self.pop()?, self.pop()?);
+        let misplaced = self.misplaced();
+        match (class, arguments.index().and_then(|index| self.objects.get(index))) {
+            (Value::Class(class), Some(Object::Tuple(items))) => Ok((class, items)),
+            _ => Err(misplaced),
+        }
+    }
+
+    fn make(&mut self) -> Result<(), NotAState> {
+        let object = match self.class_and_arguments()? {
+            (Class::State, []) => Object::State(None),
+            (Class::Node, []) => Object::Node(None),
+            _ => return Err(self.misplaced()),
+        };
+        self.push_object(object)
+    }
+
+    fn call(&mut self) -> Result<(), NotAState> {
+        let offset = self.offset;
+        let (class, arguments) = self.class_and_arguments()?;
+        let value = shape::call(class, arguments, offset)?;
+        self.push(value)
+    }
+
+    fn build(&mut self) -> Result<(), NotAState> {
+        let misplaced = self.misplaced();
+        let (fields, object) = (self.pop()?, self.stack.last().and_then(|value| value.index()));
+        let (Some(fields), Some(object)) = (fields.index(), object) else { return Err(misplaced) };
+        let built = match (self.objects.get(object), self.objects.get(fields)) {
+            (Some(Object::State(None)), Some(Object::Dict(pairs))) => {
+                Object::State(Some(Box::new(shape::fields(pairs, &super::STATE_FIELDS)?)))
+            }
+            (Some(Object::Node(None)), Some(Object::Dict(pairs))) => Object::Node(Some(shape::node(pairs)?)),
+            _ => return Err(misplaced),
+        };
+        self.objects[object] = built;
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! The store that worker rank 0 opens itself (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`): only its port is ours to find.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+
+use nix::errno::Errno;
+use rankrun_contract::env::Master;
+
+use super::error::RendezvousError;
+use super::exchange::AgentStore;
+use crate::spec::rendezvous::PortRange;
+
+/// A port for a store that is not ours: another one in every round.
+#[derive(Debug)]
+pub struct WorkerStore {
+    /// What the workers are told as host.
+    pub addr: String,
+    /// Where the port has to be.
+    pub ports: Option<PortRange>,
+    /// The last one given.
+    last: Option<u16>,
+}
+
+impl WorkerStore {
+    /// On this host, with a port in this range.
+    #[must_use]
+    pub fn new(addr: String, ports: Option<PortRange>) -> Self {
+        Self { addr, ports, last: None }
+    }
+
+    fn next(&mut self) -> io::Result<u16> {
+        let port = match self.ports {
+            None => free(0)?,
+            Some(PortRange { first, last }) => {
+                let after = self.last.map_or(first, |port| if port < last { port + 1 } else { first });
+                let ports = (after..=last).chain(first..after);
+                let mut error = io::Error::from(io::ErrorKind::AddrInUse);
+                let found = ports.map(free).find_map(|port| port.map_err(|refusal| error = refusal).ok());
+                found.ok_or(error)?
+            }
+        };
+        self.last = Some(port);
+        Ok(port)
+    }
+}
+
+impl AgentStore for WorkerStore {
+    fn open(&mut self) -> Result<Master, RendezvousError> {
+        let port = self.next().map_err(|source| RendezvousError::NoPort { source })?;
+        Ok(Master { addr: self.addr.clone(), port, agent_store: false })
+    }
+
+    fn reset(&mut self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+}
+
+/// Bound as torch will bind it, and given back.
+fn free(port: u16) -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| {
+        let lacks_ipv6 = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| Some(errno as i32));
+        if lacks_ipv6.contains(&error.raw_os_error()) {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
+        } else {
+            Err(error)
+        }
+    })?;
+    Ok(listener.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_has_another_port_in_the_range() {
+        let any = |store: &mut WorkerStore| store.open().unwrap();
+        let mut anywhere = WorkerStore::new("th1".to_owned(), None);
+        let master = any(&mut anywhere);
+        assert_eq!((master.addr.as_str(), master.agent_store), ("th1", false));
+        assert_ne!(master.port, 0);
+        // Held by the test, so that the range has one port that cannot be had; its neighbours may be anybody's.
+        let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
+        let taken = taken.unwrap();
+        let first = taken.local_addr().unwrap().port().min(u16::MAX - 20);
+        let ports = PortRange { first, last: first + 20 };
+        let mut bounded = WorkerStore::new("th1".to_owned(), Some(ports));
+        let given: Vec<u16> = (0..3).map(|_| any(&mut bounded).port).collect();
+        assert!(given.iter().all(|port| (ports.first..=ports.last).contains(port)), "{given:?} {ports:?}");
+        assert!(given.windows(2).all(|pair| pair[0] != pair[1]), "{given:?}");
+    }
+
+    #[test]
+    fn a_range_without_a_free_port_is_an_error() {
+        let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
+        let port = taken.as_ref().unwrap().local_addr().unwrap().port();
+        let mut store = WorkerStore::new("th1".to_owned(), Some(PortRange { first: port, last: port }));
+        assert!(matches!(store.open(), Err(RendezvousError::NoPort { .. })));
+    }
+}

@@ -1,0 +1,211 @@
+//! What is told of the other nodes of the job. Pure.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::NodeCount;
+
+use crate::agent::message::Ending;
+use crate::rendezvous::{Change, FailureNote, Round, Waiting};
+use crate::reporter::plain::plain;
+use crate::reporter::summary::worker_on;
+
+/// Names of more nodes than this are left out.
+const NAMES_SHOWN: usize = 8;
+
+/// What has happened to another node, as one line.
+#[must_use]
+pub fn changed(change: &Change) -> String {
+    match change {
+        Change::PeerFailed(note) => format!("{} failed: {}", worker(note), plain(&note.ended)),
+        Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
+        Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
+        Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
+        Change::CutOff { .. } => {
+            "the rendezvous store does not answer: the others take this node for lost".to_owned()
+        }
+    }
+}
+
+/// How the job has ended elsewhere, as one line.
+#[must_use]
+pub fn over(ending: &Ending) -> String {
+    match ending {
+        Ending::NotNeeded => "the job has succeeded without this spare node".to_owned(),
+        Ending::Closed { failure: Some(note) } => {
+            plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host))
+        }
+        Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
+        Ending::Failed => "the rendezvous has failed".to_owned(),
+    }
+}
+
+/// A further round, in which this node has so many workers.
+#[must_use]
+pub fn rejoined(round: &Round, workers: u32) -> String {
+    let first = round.base_rank.0;
+    let ranks = match workers {
+        1 => format!("rank {first}"),
+        _ => format!("ranks {first}-{}", first.saturating_add(workers.saturating_sub(1))),
+    };
+    format!(
+        "going on with {} and {} worker{}; this is node {}, with {ranks}",
+        nodes(round.nodes),
+        round.world_size,
+        if round.world_size.get() == 1 { "" } else { "s" },
+        round.node_rank
+    )
+}
+
+/// Who is here and who is not, as one line.
+#[must_use]
+pub fn waiting(waiting: &Waiting) -> String {
+    let here = waiting.here.len();
+    if waiting.is_spare {
+        return format!(
+            "the job runs on {} without this node, a spare: it takes over where one is lost",
+            nodes_here(here)
+        );
+    }
+    let wanted = match (waiting.min, waiting.max) {
+        (min, max) if min == max => max.to_string(),
+        (min, max) => format!("{min} to {max}"),
+    };
+    let missing = match waiting.missing.len() {
+        0 => String::new(),
+        1 => format!(", {} is missing", names(&waiting.missing)),
+        _ => format!(", {} are missing", names(&waiting.missing)),
+    };
+    let left = Duration::from_secs(waiting.left.as_secs());
+    let is_or_are = if here == 1 { "is" } else { "are" };
+    format!(
+        "waiting for nodes: {here} of {wanted} {is_or_are} here ({}){missing}; {} left",
+        names(&waiting.here),
+        humantime::format_duration(left)
+    )
+}
+
+/// The first cause, where it is another node's: what every node of the job shows of it.
+#[must_use]
+pub fn first_cause(note: &FailureNote) -> String {
+    let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
+    text.push_str(&format!(
+        "  worker    rank {}, local rank {}, pid {}\n",
+        note.rank, note.local_rank, note.pid
+    ));
+    text.push_str(&format!("  node      {}, {}\n", note.node_rank, plain(&note.host)));
+    if let Some(message) = &note.message {
+        text.push_str(&format!("  reported  {}\n", plain(message)));
+    }
+    text
+}
+
+/// Where the rest of the story is.
+#[must_use]
+pub fn hint(note: &FailureNote) -> String {
+    plain(&format!("the launcher on {} shows its last lines and where its logs are", note.host))
+}
+
+fn worker(note: &FailureNote) -> String {
+    worker_on(note.rank, note.local_rank, (note.node_rank, &note.host))
+}
+
+fn nodes(count: NodeCount) -> String {
+    nodes_here(count.get() as usize)
+}
+
+fn nodes_here(count: usize) -> String {
+    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
+}
+
+fn names(names: &[String]) -> String {
+    let mut shown: Vec<String> = names.iter().take(NAMES_SHOWN).map(|name| plain(name)).collect();
+    if names.len() > NAMES_SHOWN {
+        shown.push(format!("{} more", names.len() - NAMES_SHOWN));
+    }
+    shown.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_contract::env::Master;
+    use rankrun_contract::rank::{LocalRank, NodeRank, Rank, WorldSize};
+
+    fn count(nodes: u32) -> NodeCount {
+        NodeCount::new(nodes).unwrap()
+    }
+
+    fn texts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn note() -> FailureNote {
+        FailureNote {
+            node_rank: NodeRank(1),
+            host: "th2".to_owned(),
+            rank: Rank(5),
+            local_rank: LocalRank(1),
+            pid: 77,
+            ended: "exit code 7".to_owned(),
+            message: Some("ValueError: \x1b[31mbad batch".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_wait_says_who_is_here_who_is_missing_and_how_long_still() {
+        let mut seen = Waiting {
+            here: texts(&["th1", "th2"]),
+            missing: texts(&["th3"]),
+            min: count(3),
+            max: count(3),
+            left: Duration::from_millis(590_400),
+            is_spare: false,
+        };
+        let words = "waiting for nodes: 2 of 3 are here (th1, th2), th3 is missing; 9m 50s left";
+        assert_eq!(waiting(&seen), words);
+        seen.here = texts(&["th1"]);
+        (seen.missing, seen.max) = (Vec::new(), count(5));
+        assert_eq!(waiting(&seen), "waiting for nodes: 1 of 3 to 5 is here (th1); 9m 50s left");
+        seen.here = (0..200).map(|at| format!("n{at}")).collect();
+        assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
+        seen.is_spare = true;
+        assert!(waiting(&seen).starts_with("the job runs on 200 nodes without this node, a spare"));
+    }
+
+    #[test]
+    fn the_first_cause_is_the_same_on_every_node_and_disturbs_no_terminal() {
+        assert_eq!(
+            first_cause(&note()),
+            "\
+rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
+  worker    rank 5, local rank 1, pid 77
+  node      1, th2
+  reported  ValueError: bad batch
+"
+        );
+        assert_eq!(
+            changed(&Change::PeerFailed(note())),
+            "rank 5 (local rank 1) on node 1 (th2) failed: exit code 7"
+        );
+        let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
+        assert_eq!(changed(&left), "th3 has left: SIGTERM");
+    }
+
+    #[test]
+    fn a_further_round_says_what_it_is_like() {
+        let master = Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+        let round = Round {
+            number: 2,
+            node_rank: NodeRank(1),
+            nodes: count(3),
+            base_rank: Rank(4),
+            world_size: WorldSize::new(12).unwrap(),
+            base_role_rank: Rank(4),
+            role_world_size: WorldSize::new(12).unwrap(),
+            master,
+            members: Vec::new(),
+        };
+        let words = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
+        assert_eq!(rejoined(&round, 4), words);
+    }
+}

@@ -1,0 +1,160 @@
+//! Jobs of several hosts, each with its own network, name and loopback.
+//!
+//! Workers say where they sit (`seat`), add up their ranks on the workers' store (`sum`: what an earlier round has left
+//! there is an error) and over connections of their own (`reduce`), and wait for the test at a gate.
+
+mod addresses;
+mod causes;
+mod faults;
+mod membership;
+mod mixed;
+mod refusals;
+mod strangers;
+mod times;
+mod waiting;
+mod worlds;
+
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, tell};
+
+/// The endpoint of most jobs: host 1 has the store.
+pub(crate) const ENDPOINT: &str = "th1:29400";
+
+/// Short times, so that a dead torchrun agent is noticed within seconds too.
+pub(crate) const TIMES: &str =
+    "join_timeout=60,read_timeout=30,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4";
+
+/// An agent of an elastic job with one worker.
+pub(crate) fn c10d(name: Name, endpoint: &str, nodes: &str) -> Launch {
+    let launch = Launch::new(name).args(["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-backend", "c10d"]);
+    launch.args(["--rdzv-endpoint", endpoint, "--rdzv-conf", TIMES])
+}
+
+/// An agent of a static job with one worker.
+pub(crate) fn fixed(name: Name, master: &str, nodes: usize, node_rank: usize) -> Launch {
+    let launch = Launch::new(name).args(["--nnodes", &nodes.to_string()]);
+    let launch = launch.args(["--node-rank", &node_rank.to_string(), "--rdzv-conf", "timeout=60"]);
+    launch.args(["--master-addr", master, "--master-port", "29400"])
+}
+
+/// `rank of world, node of nodes` of each worker of these jobs, sorted.
+pub(crate) fn seats(outcomes: &[Outcome]) -> Vec<String> {
+    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
+    let mut seats: Vec<_> = lines
+        .map(|line| {
+            let of = |key| field(&line, key).unwrap_or("?").to_owned();
+            format!("{} of {}, node {} of {}", of("rank"), of("world"), of("node"), of("nodes"))
+        })
+        .collect();
+    seats.sort();
+    seats
+}
+
+/// Waits for all ends; each must be a success.
+#[track_caller]
+pub(crate) fn succeed(jobs: impl IntoIterator<Item = Job>) -> Vec<Outcome> {
+    let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+    for outcome in &outcomes {
+        outcome.exits(0).never_says("panicked");
+    }
+    outcomes
+}
+
+/// A running job of our own agents with one worker each, which wait at the gate; a short lease. Its hosts come up with
+/// it and go with it.
+struct Team {
+    jobs: Vec<Option<Job>>,
+    gate: Gate,
+    nodes: String,
+    options: Vec<String>,
+    _scratch: Scratch,
+    fleet: Fleet,
+}
+
+/// How long who gives no sign of life is waited for, in seconds.
+const LEASE: &str = "2";
+
+impl Team {
+    /// An agent on each of `hosts` hosts, of a job of so many nodes, once all workers have met.
+    #[track_caller]
+    fn start(hosts: usize, nodes: &str, options: &[&str]) -> Option<Self> {
+        let fleet = Fleet::up(hosts)?;
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        let jobs = (0..=hosts).map(|_| None).collect();
+        let mut team = Self { jobs, gate, nodes: nodes.to_owned(), options, _scratch: scratch, fleet };
+        for host in team.fleet.hosts() {
+            team.begin(host);
+        }
+        team.meets(hosts, &team.fleet.hosts().map(|host| (host, 1)).collect::<Vec<_>>());
+        Some(team)
+    }
+
+    /// Starts an agent on a host.
+    #[track_caller]
+    fn begin(&mut self, host: usize) {
+        let launch = c10d(Name::Rankrun, ENDPOINT, &self.nodes).args(self.options.clone());
+        let steps = ["seat", "reduce=3", "sum", &self.gate.step(), "reduce=3", "print=finished"];
+        let launch = launch.args(["--lease", LEASE]).worker(steps);
+        self.jobs[host] = Some(self.fleet.on(host, launch).start());
+    }
+
+    fn job(&self, host: usize) -> &Job {
+        self.jobs[host].as_ref().expect("the agent was started")
+    }
+
+    /// Waits until the workers of these hosts have met in a world of that size, so often.
+    #[track_caller]
+    fn meets(&self, world: usize, hosts: &[(usize, usize)]) {
+        let text = format!("world={world} total={}", world * (world + 1) / 2);
+        for (host, times) in hosts {
+            self.job(*host).lines(&text, *times);
+        }
+    }
+
+    /// The agent on a host, as the kernel calls it: the only child of the process that the test started.
+    #[track_caller]
+    fn agent(&self, host: usize) -> i32 {
+        self.job(host).only_child_of(self.job(host).pid())
+    }
+
+    /// The pid of the newest worker of a host.
+    #[track_caller]
+    fn worker(&self, host: usize) -> i32 {
+        let lines = self.job(host).lines("seat rank=", 1);
+        let pid = lines.last().and_then(|line| field(line, "pid"));
+        pid.and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
+    }
+
+    /// Lets all workers of these hosts go on; every agent must end well, and nothing may be left on any host.
+    #[track_caller]
+    fn finishes(mut self, hosts: &[usize]) {
+        self.gate.open(hosts.len());
+        for host in hosts {
+            self.take(*host).wait().exits(0).says("finished").never_says("panicked");
+        }
+        self.ends();
+    }
+
+    /// The agent of a host, to wait for its end.
+    #[track_caller]
+    fn take(&mut self, host: usize) -> Job {
+        self.jobs[host].take().expect("the agent was started")
+    }
+
+    /// Whoever was killed is waited for; nothing may be left on any host.
+    #[track_caller]
+    fn ends(mut self) {
+        for job in self.jobs.iter_mut().filter_map(Option::take) {
+            let _ = job.wait();
+        }
+        self.fleet.is_empty();
+    }
+}
+
+/// Says what a soak has done.
+fn told(what: &str, times: usize) {
+    if harness::soak() {
+        tell(&format!("{what}: {times} of {times}"));
+    }
+}

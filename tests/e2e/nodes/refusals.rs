@@ -1,0 +1,86 @@
+//! An agent that is of another job than the one it finds: it is refused with both values, and the job goes on.
+
+use harness::{Fleet, Gate, Job, Launch, Name, Scratch, only_ours};
+
+use super::{ENDPOINT, c10d, fixed, succeed};
+
+/// A job of two of three hosts, whose second one comes after the stranger has been refused.
+#[track_caller]
+fn refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Launch, both: &[&str]) {
+    let Some(fleet) = Fleet::up(3) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let own = |host| fleet.on(host, right(host).worker(["seat", "sum", &gate.step()])).start();
+    let first = own(1);
+    first.line("1 of 2");
+    let outcome = fleet.on(3, wrong(&gate)).run();
+    outcome.exits(1).never_says("seat rank=").never_says("panicked");
+    for value in both {
+        outcome.complains(value);
+    }
+    let second = own(2);
+    let jobs = [first, second];
+    for job in &jobs {
+        job.line("world=2 total=3");
+    }
+    gate.open(2);
+    succeed(jobs);
+    fleet.is_empty();
+}
+
+#[test]
+fn another_number_of_nodes() {
+    if only_ours() {
+        let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
+        let wrong = |gate: &Gate| c10d(Name::Rankrun, ENDPOINT, "2:5").worker(["seat", "sum", &gate.step()]);
+        refused(right, wrong, &["`2`", "`2:5`", "th1"]);
+    }
+}
+
+#[test]
+fn another_entrypoint() {
+    if only_ours() {
+        let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
+        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").worker(["seat", "print=other"]);
+        refused(right, wrong, &["seat sum", "seat print=other", "th1"]);
+    }
+}
+
+/// Of a static job; the first one has it.
+#[test]
+fn a_node_rank_that_is_taken() {
+    if only_ours() {
+        let right = |host| fixed(Name::Rankrun, "th1", 2, host - 1);
+        let wrong = |gate: &Gate| fixed(Name::Rankrun, "th1", 2, 0).worker(["seat", "sum", &gate.step()]);
+        // Node rank 0 would have to host the store on th1, where host 3 is not: it finds the store of host 1.
+        refused(right, wrong, &["node rank", "0", "th1"]);
+    }
+}
+
+#[test]
+fn a_node_rank_that_two_others_have() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let own = |host, rank| {
+        fleet.on(
+            host,
+            fixed(Name::Rankrun, "th1", 3, rank).args(["--rdzv-conf", "timeout=8"]).worker(["seat"]),
+        )
+    };
+    let master = own(1, 0).start();
+    let jobs = [own(2, 1).start(), own(3, 1).start()];
+    let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+    // Whoever comes second is refused; the other one waits in vain for node rank 2.
+    let refused = outcomes.iter().filter(|outcome| {
+        let said = outcome.err();
+        said.contains("node rank") && said.contains("th2") && said.contains("th3")
+    });
+    assert_eq!(refused.count(), 1, "{}\n{}", outcomes[0], outcomes[1]);
+    outcomes.iter().for_each(|outcome| {
+        outcome.exits(1).never_says("seat rank=");
+    });
+    master.wait().exits(1);
+    fleet.is_empty();
+}

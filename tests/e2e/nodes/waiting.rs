@@ -1,0 +1,54 @@
+//! What an agent says while it waits for the others.
+
+use harness::{Fleet, Name, only_ours};
+
+use super::{ENDPOINT, c10d, fixed, succeed};
+
+#[test]
+fn it_says_how_many_are_here_and_who() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let own = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "3").worker(["seat"])).start();
+    let jobs = [own(1), own(2)];
+    for job in &jobs {
+        let line = job.line("2 of 3");
+        assert!(line.contains("th1") && line.contains("th2"), "{line}");
+    }
+    let mut jobs = Vec::from(jobs);
+    jobs.push(own(3));
+    succeed(jobs);
+    fleet.is_empty();
+}
+
+#[test]
+fn a_missing_node_rank_is_named() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let own = |host| fleet.on(host, fixed(Name::Rankrun, "th1", 3, host - 1).worker(["seat"])).start();
+    let jobs = [own(1), own(3)];
+    let line = jobs[0].line("2 of 3");
+    assert!(line.contains("node rank 1"), "{line}");
+    let mut jobs = Vec::from(jobs);
+    jobs.push(own(2));
+    succeed(jobs);
+    fleet.is_empty();
+}
+
+/// Nobody else comes: one clear error that says who was there, and how long was waited.
+#[test]
+fn who_waits_in_vain_says_so() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(1) else { return };
+    for name in Name::both() {
+        let launch = c10d(*name, ENDPOINT, "2").args(["--rdzv-conf", "join_timeout=3"]);
+        let outcome = fleet.on(1, launch.worker(["seat"])).run();
+        outcome.exits(1).complains("1 of 2").never_says("panicked");
+    }
+    fleet.is_empty();
+}
