@@ -195,7 +195,8 @@ impl World<'_> {
 
     /// Somebody is refused for the node rank of this one.
     pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
-        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + TICK < self.now);
+        let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
+        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + slack < self.now);
         hold!("R13", !died, "{by} is dead");
         Ok(())
     }
