@@ -436,14 +436,18 @@ impl Look<'_> {
     /// Ours, of which one is due a little before the others, and writes for all.
     fn heartbeat_due(&self) -> Option<Instant> {
         let (state, node) = (self.view.state, &self.me.node);
-        let ours = || changes::listed(state).filter(|other| self.is_ours(other));
         if !is_listed(state, node) || state.closed {
             return None;
         }
         let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
-        let place = u32::try_from(ours().filter(|other| *other < node).count()).unwrap_or(u32::MAX);
-        let count = u32::try_from(ours().count()).unwrap_or(u32::MAX).max(1);
         let spread = self.me.times.keep_alive / 5;
-        since.checked_add(self.me.times.keep_alive - spread + spread * place / count)
+        let first = since.checked_add(self.me.times.keep_alive - spread)?;
+        if first > self.now {
+            return Some(first);
+        }
+        let ours = changes::listed(state).filter(|other| self.is_ours(other));
+        let (count, place) =
+            ours.fold((0, 0), |(count, place), other| (count + 1, place + u32::from(other < node)));
+        first.checked_add(spread * place / count.max(1))
     }
 }

@@ -140,8 +140,9 @@ impl World<'_> {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
             self.now = moment;
             let happening = self.happenings[id].take().expect("everything happens once");
+            let is_news = matches!(happening, Happening::Answered { .. });
             self.happen(happening)?;
-            if self.now <= quiet {
+            if self.now <= quiet || !is_news {
                 continue;
             }
             let news = self.book.rings;
