@@ -12,12 +12,14 @@ use rankrun_contract::rank::LocalWorldSize;
 use super::agent::{Agent, Phase, Then, Why};
 use super::history::{History, JOIN, LEASE, MOST, Random, Setup, What};
 use super::invariants::{Book, Broken};
-use super::mutants::Machine;
+use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
 use super::torch::{self, Move, Task};
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::round::{Step, View, is_spare};
+use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::spec::rendezvous::RoundTimes;
 
 /// Between two beats of an agent.
 pub(super) const TICK: u64 = LEASE / 5;
@@ -285,7 +287,13 @@ impl World<'_> {
             self.descriptors.insert(me.node.clone(), descriptor);
         }
         self.cut_until[seat] = 0;
-        self.agents[seat] = Some(Agent::new(me, self.now, self.now + JOIN));
+        let mut agent = Agent::new(me, self.now, self.now + JOIN);
+        if self.machine.has(Fault::IsImpatient) {
+            let lease = agent.me.times.lease / 3;
+            agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
+        }
+        agent.outlives = self.machine.has(Fault::OutlivesItsLease);
+        self.agents[seat] = Some(agent);
         let who = self.who(seat);
         self.later(self.now + TICK, Happening::Ticks { who });
         self.ask(seat, Request::Look { beat: true });
