@@ -1,4 +1,5 @@
 //! Several agents as threads, over a real store on the loopback.
+#![expect(clippy::disallowed_methods, reason = "the limits of waits are by the real clock")]
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
