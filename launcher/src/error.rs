@@ -9,6 +9,7 @@ use rankrun_contract::rank::Rank;
 use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::proc::CannotLook;
+use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
 
 /// Why the launcher itself failed.
@@ -25,6 +26,9 @@ pub enum LaunchError {
     /// The workers' store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The nodes do not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
     /// `--time-limit`
     #[error("the job was ended for its time limit of {}", humantime::format_duration(*limit))]
     TimeLimit {
@@ -38,14 +42,6 @@ pub enum LaunchError {
         host: String,
         /// The resolver's answer.
         source: io::Error,
-    },
-    /// `--rdzv-endpoint` of a dynamic rendezvous names another machine.
-    #[error(
-        "the rendezvous endpoint `{host}` is another machine, and jobs of several nodes are not supported yet"
-    )]
-    ForeignEndpoint {
-        /// Its host.
-        host: String,
     },
     /// The log tree or a stream could not be opened.
     #[error(transparent)]
@@ -90,11 +86,11 @@ impl LaunchError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Store(error) => error.hint(),
+            Self::Rendezvous(error) => error.hint(),
             Self::Logs(error) => Some(error.hint()),
             Self::Address { .. } => {
                 Some("name this machine, or leave the option out: one node needs no address")
             }
-            Self::ForeignEndpoint { .. } => Some("name this machine, or give `--standalone`"),
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::Spawn { source, .. } => spawn_hint(source),
             Self::TimeLimit { .. } => Some(

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::rendezvous::FailureNote;
-use crate::rendezvous::keys::{Keys, RoundKeys};
+use crate::rendezvous::keys::Keys;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::pickle::{self, NotAState};
 use crate::rendezvous::state::{Node, State};
@@ -99,8 +99,7 @@ impl Backend {
     ) -> Result<Self, ClientError> {
         let mut calls = Client::connect(addresses, settings.clone(), deadline)?;
         let bell = Client::connect(addresses, settings.clone(), deadline)?;
-        let text = calls.compare_set(keys.state(), b"", SENTINEL)?;
-        debug_assert!(!text.is_empty(), "a state or the sentinel");
+        calls.compare_set(keys.state(), b"", SENTINEL)?;
         Ok(Self {
             keys,
             calls,
@@ -127,6 +126,16 @@ impl Backend {
     pub fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
         let key = self.keys.store();
         let mut found = self.calls.compare_set(&key, b"", fresh.as_bytes())?;
+        found.truncate(MAX_IDENTITY);
+        Ok(String::from_utf8_lossy(&found).into_owned())
+    }
+
+    /// Which store this is, where somebody has said it.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub fn known_identity(&mut self) -> Result<String, ClientError> {
+        let mut found = self.calls.get(&self.keys.store())?;
         found.truncate(MAX_IDENTITY);
         Ok(String::from_utf8_lossy(&found).into_owned())
     }
@@ -214,6 +223,10 @@ impl Backend {
     /// See [`Client`].
     pub fn ring(&mut self) -> Result<(), ClientError> {
         let version = self.calls.add(&self.keys.version(), 1)?;
+        // Our own ring is no news for us, unless somebody else has rung before it.
+        if version == self.version.wrapping_add(1) {
+            self.version = version;
+        }
         self.calls.set(&self.keys.bell(version), b"1")?;
         if version > KEPT_RINGS {
             self.calls.delete(&self.keys.bell(version - KEPT_RINGS))?;
@@ -349,17 +362,21 @@ impl Backend {
         Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
     }
 
-    /// Says that all workers of this node have succeeded, in torch's way and in ours. Once in a round.
+    /// Says that all workers of this node have succeeded, in torch's way and in ours.
     ///
     /// # Errors
     /// See [`Client`].
     pub fn tell_success(&mut self, round: u64, node: &Node, nodes: usize) -> Result<(), ClientError> {
-        let torch: RoundKeys = self.keys.round(round);
-        self.calls.set(&self.keys.done(round, node), b"1")?;
+        let torch = self.keys.round(round);
+        // Told before over a connection that was lost: who is counted twice ends the round for the others too early.
+        if self.calls.compare_set(&self.keys.done(round, node), b"", b"1")? == b"2" {
+            return self.ring();
+        }
         let members = self.calls.add(&torch.num_members(), 1)?;
         if usize::try_from(members).is_ok_and(|members| members >= nodes) {
             self.calls.set(&torch.last_member(), b"<val_ignored>")?;
         }
+        self.calls.set(&self.keys.done(round, node), b"2")?;
         self.ring()
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeRank;
 
+use super::address::AddressError;
 use super::descriptor::Mismatch;
+use super::pickle::NotAState;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
 
@@ -32,6 +34,16 @@ pub enum RendezvousError {
         /// How long it was tried.
         waited: Duration,
         /// What the last try gave.
+        source: ClientError,
+    },
+    /// The endpoint's name means nothing here.
+    #[error("cannot find the host `{host}` of the rendezvous endpoint within {}", humantime::format_duration(*waited))]
+    NoSuchHost {
+        /// The name.
+        host: String,
+        /// How long it was tried.
+        waited: Duration,
+        /// The resolver's last answer.
         source: io::Error,
     },
     /// The store was there and is not any more.
@@ -40,6 +52,37 @@ pub enum RendezvousError {
         /// Host and port.
         endpoint: String,
         /// What the connection gave.
+        source: ClientError,
+    },
+    /// There is a store at the endpoint, but not the one that this node was connected to.
+    #[error(
+        "the rendezvous store at `{endpoint}` is another one now (`{found}`) than this node has joined (`{joined}`)"
+    )]
+    AnotherStore {
+        /// Host and port.
+        endpoint: String,
+        /// The identity of the store at the beginning.
+        joined: String,
+        /// And now; empty where nobody has given it one.
+        found: String,
+    },
+    /// What stands where the shared state should be is something else. Nothing of it was obeyed.
+    #[error("the value of `{key}` in the rendezvous store is not the state of a rendezvous")]
+    NotAState {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        source: NotAState,
+    },
+    /// This node has no address to tell.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The machine does not let us listen, or look at its interfaces.
+    #[error("cannot {what}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's refusal.
         source: io::Error,
     },
     /// Another rankrun agent is of another job, or of another version.
@@ -133,6 +176,17 @@ impl RendezvousError {
             Self::Unreachable { .. } => {
                 "is the launcher running on the node that the endpoint names, and is its port open there?"
             }
+            Self::NoSuchHost { .. } => {
+                "give an address as the host of `--rdzv-endpoint`, or a name that this machine knows"
+            }
+            Self::AnotherStore { .. } => {
+                "the node that hosts the store was started anew; start the job again on all nodes"
+            }
+            Self::NotAState { .. } => {
+                "something else writes to this store: give the job another `--rdzv-id` or another endpoint"
+            }
+            Self::Address(error) => error.hint(),
+            Self::System { .. } => return None,
             Self::StoreLost { .. } => "the node that hosts the store has gone; start the job again",
             Self::Mismatch { mismatch, .. } => mismatch.hint(),
             Self::SameNodeRank { .. } => "give every node a `--node-rank` of its own",

@@ -155,7 +155,7 @@ fn is_in_use(error: &io::Error) -> bool {
 }
 
 /// Whether the kernel, or this network namespace, has no addresses of that kind.
-fn lacks_family(error: &io::Error) -> bool {
+pub(super) fn lacks_family(error: &io::Error) -> bool {
     [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
         .map(|errno| Some(errno as i32))
         .contains(&error.raw_os_error())

@@ -5,6 +5,7 @@
 //! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
 
 pub mod address;
+pub mod c10d;
 pub mod descriptor;
 pub mod exchange;
 pub mod fixed;
@@ -13,6 +14,7 @@ pub mod keys;
 pub mod note;
 pub mod pickle;
 pub mod ranks;
+pub mod ranks_text;
 pub mod roles;
 pub mod round;
 pub mod sightings;
@@ -226,3 +228,6 @@ pub enum Over {
 }
 
 pub mod error;
+
+#[cfg(test)]
+mod simulation;

@@ -1,8 +1,24 @@
-//! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it.
+//! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it, which owns every connection
+//! to other agents.
+
+mod book;
+mod connect;
+mod driver;
+mod inbox;
+mod joining;
+mod member;
+mod parting;
+#[cfg(test)]
+mod tests;
+mod watch;
+mod workers_store;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalWorldSize;
 
@@ -11,6 +27,10 @@ use crate::rendezvous::descriptor::Entry;
 use crate::rendezvous::{News, Parting, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
+
+use driver::Driver;
+use inbox::{Command, Mailbox, channels};
+use workers_store::Greeted;
 
 /// What a rendezvous is told at its start.
 #[derive(Debug, Clone)]
@@ -31,7 +51,12 @@ pub struct Setup {
 
 /// The rendezvous, as the agent has it. Nothing but [`Self::open`] and [`Self::end`] waits for anything.
 #[derive(Debug)]
-pub struct Rendezvous {}
+pub struct Rendezvous {
+    mailbox: Mailbox,
+    greeted: Greeted,
+    ended: mpsc::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Rendezvous {
     /// Opens the store where this node hosts it, and starts the thread that reaches it. No wish is made yet.
@@ -41,35 +66,56 @@ impl Rendezvous {
     /// # Errors
     /// The store, or an address for this node, cannot be had.
     pub fn open(setup: Setup) -> Result<Self, LaunchError> {
-        todo!("{setup:?}")
+        let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
+        let (mailbox, outlet) = channels().map_err(failed)?;
+        let driver = Driver::open(setup, outlet)?;
+        let greeted = driver.greeted.clone();
+        let (over, ended) = mpsc::channel();
+        let thread = thread::Builder::new()
+            .name("rendezvous".to_owned())
+            .spawn(move || {
+                driver.run();
+                // Whoever does not wait for the end need not be told.
+                let _ = over.send(());
+            })
+            .map_err(failed)?;
+        Ok(Self { mailbox, greeted, ended, thread: Some(thread) })
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
     pub fn wish(&self, wish: Wish) {
-        todo!("{wish:?}")
+        self.mailbox.send(Command::Wish(wish));
     }
 
     /// The next news, if there are any; [`Self::as_fd`] is readable as long as there are.
     #[must_use]
     pub fn receive(&self) -> Option<News> {
-        todo!()
+        self.mailbox.receive()
     }
 
     /// The numbers by which clients of the workers' store have greeted in this round, where that store is ours.
     #[must_use]
     pub fn greeted(&self) -> Option<BTreeSet<u32>> {
-        todo!()
+        self.greeted.ask()
     }
 
     /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns
     /// within `limit`.
-    pub fn end(self, parting: Parting, limit: Duration) {
-        todo!("{parting:?} {limit:?}")
+    pub fn end(mut self, parting: Parting, limit: Duration) {
+        #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
+        let until = Instant::now() + limit;
+        self.mailbox.send(Command::End { parting, until });
+        // A thread that is late is left behind: the process ends, and takes it along.
+        if self.ended.recv_timeout(limit).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
     }
 }
 
 impl AsFd for Rendezvous {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.mailbox.as_fd()
     }
 }

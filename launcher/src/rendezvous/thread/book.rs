@@ -1,0 +1,130 @@
+//! What is known about the other agents.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
+use crate::rendezvous::ranks::Ranks;
+use crate::rendezvous::sightings::Sightings;
+use crate::rendezvous::state::{Node, State};
+use crate::spec::rendezvous::RoundTimes;
+
+/// Everything known about the other agents. Pure.
+#[derive(Debug)]
+pub(super) struct Book {
+    /// What rankrun agents say of themselves, this one included.
+    pub(super) agents: BTreeMap<Node, Descriptor>,
+    /// Those that say nothing we understand: torchrun's, and such as will be refused.
+    strangers: BTreeSet<Node>,
+    /// This agent, once it has a name.
+    own: Option<Node>,
+    /// When each was last seen alive.
+    pub(super) sightings: Sightings,
+    /// The newest ranks that are known.
+    pub(super) ranks: Option<Ranks>,
+}
+
+impl Book {
+    pub(super) fn new(times: &RoundTimes) -> Self {
+        Self {
+            agents: BTreeMap::new(),
+            strangers: BTreeSet::new(),
+            own: None,
+            sightings: Sightings::new(times),
+            ranks: None,
+        }
+    }
+
+    /// Takes note of what this agent says of itself.
+    pub(super) fn introduce(&mut self, node: &Node, descriptor: Descriptor) {
+        self.own = Some(node.clone());
+        self.agents.insert(node.clone(), descriptor);
+    }
+
+    /// What this agent says of itself, once it does.
+    pub(super) fn own(&self) -> Option<&Descriptor> {
+        self.agents.get(self.own.as_ref()?)
+    }
+
+    /// Nodes of the state of which nothing is known.
+    pub(super) fn unknown(&self, state: &State) -> Vec<Node> {
+        let is_known = |node: &&Node| self.agents.contains_key(*node) || self.strangers.contains(*node);
+        listed(state).filter(|node| !is_known(node)).cloned().collect()
+    }
+
+    /// Takes note of what a node says of itself, where it says anything.
+    ///
+    /// # Errors
+    /// It does not belong to our job. It is a stranger then.
+    pub(super) fn introduced(&mut self, node: Node, text: &[u8]) -> Result<(), Mismatch> {
+        let met = match self.own() {
+            Some(ours) if !text.is_empty() => meet(ours, text).map(Some),
+            _ => Ok(None),
+        };
+        match met {
+            Ok(Some(descriptor)) => {
+                self.agents.insert(node, descriptor);
+                Ok(())
+            }
+            Ok(None) => {
+                self.strangers.insert(node);
+                Ok(())
+            }
+            Err(mismatch) => {
+                self.strangers.insert(node);
+                Err(mismatch)
+            }
+        }
+    }
+
+    /// Takes note of a look at the state.
+    pub(super) fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
+        self.sightings.saw(state, beats, now);
+        let of_last_round =
+            |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
+        let is_here: BTreeSet<&Node> = listed(state).collect();
+        self.strangers.retain(|node| is_here.contains(node));
+        let own = self.own.as_ref();
+        self.agents.retain(|node, _| is_here.contains(node) || of_last_round(node) || own == Some(node));
+    }
+
+    /// Takes note of the ranks of a round, unless newer ones are known.
+    pub(super) fn ranked(&mut self, ranks: Ranks) {
+        if self.ranks.as_ref().is_none_or(|known| known.round < ranks.round) {
+            self.ranks = Some(ranks);
+        }
+    }
+
+    /// The rankrun agents of the state.
+    pub(super) fn rankrun(&self, state: &State) -> Vec<Node> {
+        listed(state).filter(|node| self.agents.contains_key(*node)).cloned().collect()
+    }
+
+    /// What people call a node.
+    pub(super) fn name(&self, node: &Node) -> String {
+        self.agents.get(node).map_or_else(|| node.addr.clone(), |agent| agent.host.clone())
+    }
+
+    /// Whose connections have this number in their greeting.
+    pub(super) fn of_nonce(&self, nonce: u32) -> Option<&Node> {
+        self.agents.iter().find(|(_, agent)| agent.nonce == nonce).map(|(node, _)| node)
+    }
+}
+
+/// All nodes of all lists.
+pub(super) fn listed(state: &State) -> impl Iterator<Item = &Node> {
+    state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list)
+}
+
+/// The ranks of a complete round.
+pub(super) fn ranks_of(state: &State) -> Ranks {
+    let of = state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect();
+    Ranks { round: state.round, of }
+}
+
+/// The members of a complete round by rank.
+pub(super) fn by_rank(state: &State) -> Vec<Node> {
+    let mut members: Vec<_> = state.participants.iter().collect();
+    members.sort_by_key(|(_, rank)| *rank);
+    members.into_iter().map(|(node, _)| node.clone()).collect()
+}

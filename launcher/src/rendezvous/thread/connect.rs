@@ -1,0 +1,294 @@
+//! To the store, and back to it: connecting, the fence of a node that is cut off, and when a store is given up.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::address::{self, Known, interfaces};
+use crate::rendezvous::c10d::{Backend, Trouble};
+use crate::rendezvous::descriptor::Mismatch;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::host::own_addresses;
+use crate::rendezvous::round::Me;
+use crate::rendezvous::state::Node;
+use crate::rendezvous::{Change, News, Over};
+use crate::store::client::{ClientError, ClientSettings};
+
+use super::book::listed;
+use super::driver::{Driver, Phase, random};
+
+/// Longest try to connect before wishes are obeyed again.
+const TRY: Duration = Duration::from_secs(1);
+/// How long a name server may take, and how often it is asked again.
+const RESOLVE: Duration = Duration::from_secs(2);
+/// Between two lines about a store that does not answer.
+const LINE: Duration = Duration::from_secs(10);
+
+/// How we stand with the store.
+#[derive(Debug)]
+pub(super) struct Bond {
+    /// Since when we try to connect.
+    since: Instant,
+    /// When the sign of life was sent that the store has acknowledged last.
+    acknowledged: Option<Instant>,
+    /// Which store it is that we have joined.
+    identity: Option<String>,
+    /// Why there is no connection.
+    failure: Option<Failure>,
+    addresses: Vec<SocketAddr>,
+    resolve_at: Instant,
+    next_line: Instant,
+}
+
+#[derive(Debug)]
+enum Failure {
+    Store(ClientError),
+    Name(io::Error),
+}
+
+impl Bond {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            acknowledged: None,
+            identity: None,
+            failure: None,
+            addresses: Vec::new(),
+            resolve_at: now,
+            next_line: now + LINE,
+        }
+    }
+
+    /// The store has answered a sign of life that was sent then.
+    pub(super) fn acknowledged(&mut self, sent: Instant) {
+        self.acknowledged = Some(sent);
+    }
+
+    /// Whether what answers at the endpoint is a machine without a store.
+    fn is_refused(&self) -> bool {
+        matches!(&self.failure, Some(Failure::Store(ClientError::Io(error)))
+            if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset))
+    }
+}
+
+impl Driver {
+    /// How long the store may take to answer, so that an answer that does not come is known before the fence.
+    fn answer(&self) -> Duration {
+        self.plan.times.lease * 2 / 5
+    }
+
+    /// From the last sign of life that was acknowledged: then others may soon take us for dead.
+    fn fence_after(&self) -> Duration {
+        self.plan.times.lease * 3 / 5
+    }
+
+    /// Tells the agent to stop its workers where the store has not answered for too long.
+    pub(super) fn fence(&mut self, now: Instant) {
+        if self.backend.is_none() && self.bond.is_refused() {
+            // The store itself is gone, for everybody: what follows is not that we are taken for dead.
+            return;
+        }
+        let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
+        if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
+            && now >= acknowledged + fence_after
+            && membership.runs()
+        {
+            membership.stop();
+            self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
+        }
+    }
+
+    /// The connection, or what came over it, is of no use.
+    pub(super) fn stumble(&mut self, trouble: Trouble) -> Instant {
+        let now = Instant::now();
+        match trouble {
+            Trouble::NotAState { key, source } => {
+                self.over(Over::Failed(RendezvousError::NotAState { key, source }));
+            }
+            Trouble::Store(error) => {
+                tracing::debug!(%error, "the connection to the rendezvous store is lost");
+                self.backend = None;
+                self.bond.since = now;
+                self.bond.failure = Some(Failure::Store(error));
+                self.bond.next_line = now + LINE;
+                // A first try at once: the connection alone may have been lost.
+            }
+        }
+        now
+    }
+
+    /// Tries to connect; when to try again.
+    pub(super) fn reach(&mut self, now: Instant) -> Instant {
+        match self.connect(now) {
+            Ok(()) => {
+                self.bond.failure = None;
+                let now = Instant::now();
+                (self.next_look, self.next_tick) = (now, now);
+                return now;
+            }
+            Err(failure) => self.bond.failure = Some(failure),
+        }
+        let now = Instant::now();
+        if let Some(error) = self.gives_up(now) {
+            self.over(Over::Failed(error));
+        } else if !self.is_out && now >= self.bond.next_line {
+            self.bond.next_line = now + LINE;
+            let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
+            let line = format!(
+                "the rendezvous store at `{}` has not answered for {}",
+                self.plan.endpoint,
+                humantime::format_duration(waited)
+            );
+            self.outlet.tell(News::Note(line));
+        }
+        now + Duration::from_millis(20)
+    }
+
+    fn connect(&mut self, now: Instant) -> Result<(), Failure> {
+        let addresses = self.addresses(now)?;
+        let settings = ClientSettings { nonce: self.plan.nonce, answer: self.answer() };
+        let deadline = Instant::now() + TRY;
+        let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
+            .map_err(Failure::Store)?;
+        self.recognise(&mut backend).map_err(Failure::Store)?;
+        if self.is_out {
+            return Ok(());
+        }
+        if self.me.is_none() {
+            let ip = backend.local_ip().map_err(Failure::Store)?;
+            match self.name_ourselves(ip) {
+                Ok(me) => self.me = Some(me),
+                Err(error) => self.over(Over::Failed(error)),
+            }
+        }
+        self.backend = Some(backend);
+        Ok(())
+    }
+
+    /// Where the store is; a name is asked for again where it did not help.
+    fn addresses(&mut self, now: Instant) -> Result<Vec<SocketAddr>, Failure> {
+        if let Some(store) = self.own_store() {
+            if self.bond.addresses.is_empty() {
+                self.bond.addresses = own_addresses(&self.plan.endpoint, store);
+            }
+        } else if now >= self.bond.resolve_at {
+            self.bond.resolve_at = now + RESOLVE;
+            match self.plan.endpoint.resolve(RESOLVE) {
+                Ok(addresses) => self.bond.addresses = addresses,
+                Err(error) if self.bond.addresses.is_empty() => return Err(Failure::Name(error)),
+                // It was known a moment ago.
+                Err(_) => {}
+            }
+        }
+        if self.bond.addresses.is_empty() {
+            return Err(self.bond.failure.take().unwrap_or(Failure::Name(io::ErrorKind::NotFound.into())));
+        }
+        Ok(self.bond.addresses.clone())
+    }
+
+    /// Sees to it that this is the store that we have joined.
+    fn recognise(&mut self, backend: &mut Backend) -> Result<(), ClientError> {
+        let Some(joined) = self.bond.identity.clone() else {
+            let fresh = format!("{:016x}{:016x}", random(), random());
+            self.bond.identity = Some(backend.identity(&fresh)?);
+            return Ok(());
+        };
+        let found = backend.known_identity()?;
+        if found != joined {
+            let endpoint = self.plan.endpoint.to_string();
+            self.over(Over::Failed(RendezvousError::AnotherStore { endpoint, joined, found }));
+        }
+        Ok(())
+    }
+
+    /// Which address the others are told, and who we are in the state.
+    fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
+        /// torch counts the rendezvous of a process.
+        static COUNT: AtomicI64 = AtomicI64::new(0);
+        let interfaces = interfaces()
+            .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
+        let chosen = address::choose(&Known {
+            local_addr: self.plan.local_addr.as_deref(),
+            iface: self.plan.network.iface.as_deref(),
+            interfaces: &interfaces,
+            connection,
+            one_machine: self.plan.endpoint.is_one_machine(),
+        })?;
+        if self.plan.nodes.max.get() > 1 {
+            let host = match self.own_store() {
+                Some(store) => format!("this node hosts the rendezvous store at `{store}`"),
+                None => format!("the rendezvous store is at `{}`", self.plan.endpoint),
+            };
+            self.outlet.tell(News::Note(format!("{host}; {chosen}")));
+        }
+        let addr = chosen.addr;
+        if let Some(store) = &mut self.workers_store {
+            store.at(&addr);
+        }
+        let (pid, local_id) = (i64::from(std::process::id()), COUNT.fetch_add(1, Ordering::Relaxed));
+        Ok(Me {
+            node: Node { addr, pid, local_id },
+            nodes: self.plan.nodes,
+            node_rank: self.plan.node_rank,
+            times: self.plan.times,
+        })
+    }
+
+    /// Why it is not tried any longer.
+    fn gives_up(&mut self, now: Instant) -> Option<RendezvousError> {
+        if self.is_out {
+            return None;
+        }
+        let endpoint = self.plan.endpoint.to_string();
+        let (since, times) = (self.bond.since, &self.plan.times);
+        let waited = now.saturating_duration_since(since);
+        let has_joined = self.bond.identity.is_some();
+        let limit = match &self.phase {
+            _ if has_joined && self.bond.is_refused() => {
+                // Nobody else has the store either: there is nothing to come back to.
+                let seen = self.bond.acknowledged.unwrap_or(since);
+                return (now >= seen + self.fence_after()).then(|| self.lost(endpoint, waited));
+            }
+            Phase::Joining(joining) if has_joined => joining.deadline.saturating_duration_since(since),
+            _ if has_joined => times.join,
+            _ => times.read,
+        };
+        (waited >= limit).then(|| self.lost(endpoint, waited))
+    }
+
+    fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
+        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let has_joined = self.bond.identity.is_some();
+        match self.bond.failure.take() {
+            Some(Failure::Name(source)) => {
+                RendezvousError::NoSuchHost { host: self.plan.endpoint.host.clone(), waited, source }
+            }
+            Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
+            Some(Failure::Store(source)) => RendezvousError::Unreachable { endpoint, waited, source },
+            None => RendezvousError::Unreachable { endpoint, waited, source: ClientError::NoStore },
+        }
+    }
+
+    /// An agent of the job is not like us: whoever came later goes.
+    pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
+        let is_in =
+            |me: &Me| self.backend.as_ref().is_some_and(|it| listed(it.state()).any(|node| *node == me.node));
+        if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
+            let host = self.book.name(node);
+            self.over(Over::Failed(RendezvousError::Mismatch { host, mismatch }));
+        }
+    }
+
+    /// Notes whose connections to our store are gone: they are dead, whatever their lease.
+    pub(super) fn take_gone(&mut self, now: Instant) {
+        let _ = now;
+    }
+
+    /// Readable when connections to our store have gone.
+    pub(super) fn gone_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

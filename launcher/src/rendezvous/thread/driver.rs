@@ -1,0 +1,411 @@
+//! The thread's loop: obey the agent, look at the store, do what follows, sleep until something happens.
+//!
+//! One owner of all that is known and of every connection. What is decided is decided by pure functions: `round::next` and
+//! [`super::watch`].
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::rank::{LocalWorldSize, NodeRank};
+
+use crate::error::LaunchError;
+use crate::facts::short_hostname;
+use crate::rendezvous::address::{check, interfaces};
+use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
+use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::host::{self, Endpoint, Guests};
+use crate::rendezvous::keys::Keys;
+use crate::rendezvous::round::Me;
+use crate::rendezvous::state::{Node, Timestamp};
+use crate::rendezvous::torch_peer::Memory;
+use crate::rendezvous::{News, Over, Parting, Wish};
+use crate::spec::RendezvousSpec;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
+use crate::store::StoreServer;
+
+use super::Setup;
+use super::book::Book;
+use super::connect::Bond;
+use super::inbox::{Command, Next, Outlet};
+use super::joining::Joining;
+use super::member::Membership;
+use super::workers_store::{Greeted, WorkersStore};
+
+/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
+const POLL: Duration = Duration::from_secs(1);
+/// Signs of life are given, and looked for, as often as this part of the lease.
+const BEATS_IN_LEASE: u32 = 5;
+/// Where nothing is to be done.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// What does not change.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) endpoint: Endpoint,
+    pub(super) keys: Keys,
+    pub(super) nodes: NodeRange,
+    pub(super) node_rank: Option<NodeRank>,
+    pub(super) times: RoundTimes,
+    pub(super) local_addr: Option<String>,
+    pub(super) network: NetworkSpec,
+    pub(super) role: String,
+    pub(super) entry: Entry,
+    pub(super) version: String,
+    pub(super) host: String,
+    pub(super) nonce: u32,
+    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
+    pub(super) agent_store: bool,
+}
+
+impl Plan {
+    /// Between two signs of life.
+    pub(super) fn tick(&self) -> Duration {
+        POLL.min(self.times.lease / BEATS_IN_LEASE)
+    }
+
+    /// What this agent says of itself.
+    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
+        Descriptor {
+            protocol: PROTOCOL,
+            version: self.version.clone(),
+            host: self.host.clone(),
+            nodes: self.nodes,
+            node_rank: self.node_rank,
+            workers,
+            entrypoint: self.entry.text.clone(),
+            digest: self.entry.digest.clone(),
+            nonce: self.nonce,
+        }
+    }
+}
+
+/// What the agent wants of us at the moment.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing.
+    Idle,
+    /// To be in the next round.
+    Joining(Joining),
+    /// To know what becomes of a round.
+    Member(Membership),
+}
+
+/// The thread.
+#[derive(Debug)]
+pub(super) struct Driver {
+    pub(super) plan: Plan,
+    pub(super) outlet: Outlet,
+    /// The rendezvous store, where it is ours.
+    pub(super) store: Option<StoreServer>,
+    /// The workers' store, but while it is lent to an exchange.
+    pub(super) workers_store: Option<WorkersStore>,
+    pub(super) greeted: Greeted,
+    /// What torchrun's agents believe.
+    pub(super) memory: Memory,
+    pub(super) backend: Option<Backend>,
+    pub(super) bond: Bond,
+    pub(super) me: Option<Me>,
+    pub(super) book: Book,
+    pub(super) phase: Phase,
+    /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
+    pub(super) is_out: bool,
+    pub(super) ending: Option<(Parting, Instant)>,
+    /// When to look at the store.
+    pub(super) next_look: Instant,
+    /// When to give, and to look for, signs of life.
+    pub(super) next_tick: Instant,
+}
+
+impl Driver {
+    /// Opens what this node hosts.
+    ///
+    /// # Errors
+    /// The store's port cannot be had, or `--iface` is not there.
+    pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
+        let (plan, is_host) = plan(setup);
+        if let Some(iface) = &plan.network.iface {
+            let known = interfaces()
+                .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
+            check(iface, &known).map_err(RendezvousError::Address)?;
+        }
+        let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
+        let store = host::open(&plan.endpoint, is_host, guests)?;
+        let greeted = Greeted::default();
+        let ports = plan.network.ports;
+        let workers_store = if plan.agent_store {
+            WorkersStore::of_agent(greeted.clone(), guests, ports)
+        } else {
+            WorkersStore::of_worker(ports)
+        };
+        let now = Instant::now();
+        Ok(Self {
+            book: Book::new(&plan.times),
+            bond: Bond::new(now),
+            plan,
+            outlet,
+            store,
+            workers_store: Some(workers_store),
+            greeted,
+            memory: Memory::default(),
+            backend: None,
+            me: None,
+            phase: Phase::Idle,
+            is_out: false,
+            ending: None,
+            next_look: now,
+            next_tick: now,
+        })
+    }
+
+    /// Where a store of ours listens.
+    pub(super) fn own_store(&self) -> Option<SocketAddr> {
+        self.store.as_ref().map(StoreServer::local_addr)
+    }
+
+    /// Until the agent goes.
+    pub(super) fn run(mut self) {
+        loop {
+            if self.obey().is_break() {
+                return;
+            }
+            if let Some((parting, until)) = self.ending.take() {
+                return self.part(parting, until);
+            }
+            let until = self.turn().unwrap_or_else(|trouble| self.stumble(trouble));
+            self.sleep(until);
+        }
+    }
+
+    /// Takes every command; breaks where the agent is gone.
+    pub(super) fn obey(&mut self) -> std::ops::ControlFlow<()> {
+        loop {
+            match self.outlet.next() {
+                Next::Item(Command::Wish(wish)) => self.grant(wish),
+                Next::Item(Command::End { parting, until }) => self.ending = Some((parting, until)),
+                Next::Nothing => return std::ops::ControlFlow::Continue(()),
+                Next::Never => return std::ops::ControlFlow::Break(()),
+            }
+        }
+    }
+
+    fn grant(&mut self, wish: Wish) {
+        let now = Instant::now();
+        self.next_look = now;
+        if self.is_out {
+            return;
+        }
+        match (wish, &mut self.phase) {
+            (Wish::Join { workers }, phase) => {
+                let before = match std::mem::replace(phase, Phase::Idle) {
+                    Phase::Member(membership) => Some(membership.into_past()),
+                    Phase::Joining(joining) => joining.before,
+                    Phase::Idle => None,
+                };
+                self.phase = Phase::Joining(Joining::new(workers, before, now, &self.plan.times));
+            }
+            (Wish::Failed(note), Phase::Member(membership)) => membership.fails(note),
+            (Wish::Succeeded, Phase::Member(membership)) => membership.succeeds(),
+            (Wish::Blame, Phase::Member(membership)) => membership.asks_for_blame(now),
+            // There is no round, so nobody was lost from it.
+            (Wish::Blame, _) => self.outlet.tell(News::Blamed(None)),
+            (Wish::Failed(_) | Wish::Succeeded, _) => {}
+        }
+    }
+
+    /// Does what is due; until when nothing else is.
+    fn turn(&mut self) -> Result<Instant, Trouble> {
+        let now = Instant::now();
+        self.fence(now);
+        if self.is_out {
+            return Ok(now + NEVER);
+        }
+        if self.backend.is_none() {
+            return Ok(self.reach(now));
+        }
+        self.take_gone(now);
+        if let Some(backend) = &mut self.backend
+            && backend.has_rung()?
+        {
+            self.next_look = self.next_look.min(now);
+        }
+        self.introduce()?;
+        if matches!(self.phase, Phase::Idle) {
+            return Ok(now + NEVER);
+        }
+        if now >= self.next_tick {
+            self.beat()?;
+            self.next_look = now;
+        }
+        if now >= self.next_look {
+            let until = self.look_and_act()?;
+            let now = Instant::now();
+            // What the agent has wished for meanwhile is not put off.
+            self.next_look = until.min(now + self.plan.tick());
+            if let Some(backend) = &mut self.backend {
+                backend.listen()?;
+            }
+        }
+        Ok(self.next_look.min(self.next_tick))
+    }
+
+    /// Says who we are before anybody can see us in a list, and again when it has changed.
+    fn introduce(&mut self) -> Result<(), Trouble> {
+        let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
+        else {
+            return Ok(());
+        };
+        let descriptor = self.plan.descriptor(joining.workers);
+        if self.book.own() != Some(&descriptor) {
+            let sent = Instant::now();
+            backend.introduce(&me.node, &descriptor.to_json())?;
+            self.book.introduce(&me.node, descriptor);
+            self.bond.acknowledged(sent);
+            self.next_tick = sent + self.plan.tick();
+        }
+        Ok(())
+    }
+
+    /// One sign of life.
+    pub(super) fn beat(&mut self) -> Result<(), Trouble> {
+        let sent = Instant::now();
+        self.next_tick = sent + self.plan.tick();
+        if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
+            backend.beat(&me.node)?;
+            self.bond.acknowledged(sent);
+        }
+        Ok(())
+    }
+
+    fn look_and_act(&mut self) -> Result<Instant, Trouble> {
+        let look = self.look()?;
+        let now = Instant::now();
+        match &self.phase {
+            Phase::Idle => Ok(now + NEVER),
+            Phase::Joining(_) => self.join(),
+            Phase::Member(_) => self.watch(&look),
+        }
+    }
+
+    /// Looks at the store, and takes note of everybody who is there.
+    pub(super) fn look(&mut self) -> Result<Look, Trouble> {
+        let Some(backend) = &mut self.backend else { return Ok(Look::default()) };
+        let beats = self.book.rankrun(backend.state());
+        let (round, done) = match &self.phase {
+            Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
+            Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
+        };
+        let look = backend.look(&Wants { round, done, beats: &beats })?;
+        if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
+            self.book.ranked(ranks);
+        }
+        self.meet(look.beats.clone())?;
+        Ok(look)
+    }
+
+    /// Takes note of the state as it is known now.
+    pub(super) fn meet(&mut self, mut beats: BTreeMap<Node, i64>) -> Result<(), Trouble> {
+        let Some(backend) = &mut self.backend else { return Ok(()) };
+        let unknown = self.book.unknown(backend.state());
+        if !unknown.is_empty() {
+            let introductions = backend.introductions(&unknown)?;
+            for (node, (text, beat)) in unknown.into_iter().zip(introductions) {
+                match self.book.introduced(node.clone(), &text) {
+                    Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
+                    Err(mismatch) => self.differs(&node, mismatch),
+                }
+            }
+        }
+        if let Some(backend) = &self.backend {
+            self.book.saw(backend.state(), &beats, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Tells that there is nothing to take part in any more.
+    pub(super) fn over(&mut self, over: Over) {
+        self.is_out |= !matches!(over, Over::Closed { .. });
+        self.phase = Phase::Idle;
+        self.outlet.tell(News::Over(over));
+    }
+
+    /// Until then, or something happens.
+    pub(super) fn sleep(&self, until: Instant) {
+        let bell = self.backend.as_ref().and_then(Backend::bell);
+        let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
+        let mut inputs: Vec<PollFd<'_>> = inputs
+            .into_iter()
+            .flatten()
+            .map(|input: BorrowedFd<'_>| PollFd::new(input, PollFlags::POLLIN))
+            .collect();
+        let left = until.saturating_duration_since(Instant::now());
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
+        // Whatever it gives: the next turn sees what has happened.
+        let _ = poll(&mut inputs, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+    }
+}
+
+/// Our time of day, for agents that read no other clock.
+pub(super) fn wall() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// A number that nobody else has.
+pub(super) fn random() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().1
+}
+
+/// What was asked for, and whether this node was told to host.
+fn plan(setup: Setup) -> (Plan, Option<bool>) {
+    let Setup { spec, network, role, workers: _, entry, version } = setup;
+    let (endpoint, keys, nodes, node_rank, times, local_addr, is_host, worker_store) = match spec {
+        RendezvousSpec::C10d {
+            run_id,
+            host,
+            port,
+            local_addr,
+            worker_store,
+            nodes,
+            is_host,
+            node_rank,
+            times,
+        } => {
+            let keys = Keys::dynamic(&run_id);
+            (Endpoint { host, port }, keys, nodes, node_rank, times, local_addr, is_host, worker_store)
+        }
+        RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
+            let range = NodeRange { min: nodes, max: nodes };
+            let is_host = Some(node_rank == NodeRank(0));
+            let endpoint = Endpoint { host: addr, port };
+            (endpoint, Keys::fixed(&run_id), range, Some(node_rank), times, local_addr, is_host, false)
+        }
+        RendezvousSpec::Standalone { run_id, local_addr, worker_store } => {
+            let endpoint = Endpoint { host: "localhost".to_owned(), port: 0 };
+            let (keys, times) = (Keys::dynamic(&run_id), RoundTimes::default());
+            (endpoint, keys, NodeRange::ONE, None, times, local_addr, Some(true), worker_store)
+        }
+    };
+    let (host, nonce) = (short_hostname(), u32::try_from(random() & 0xffff_ffff).unwrap_or(0));
+    let plan = Plan {
+        endpoint,
+        keys,
+        nodes,
+        node_rank,
+        times,
+        local_addr,
+        network,
+        role,
+        entry,
+        version,
+        host,
+        nonce,
+        agent_store: !worker_store,
+    };
+    (plan, is_host)
+}

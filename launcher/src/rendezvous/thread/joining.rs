@@ -1,0 +1,286 @@
+//! On the way into a round: until it is complete, and its members have told each other their ranks.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::{LocalWorldSize, NodeRank};
+
+use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
+use crate::rendezvous::host::Endpoint;
+use crate::rendezvous::round::{Goal, Step, View, is_spare, next};
+use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::{News, Over, Round};
+use crate::spec::rendezvous::RoundTimes;
+use crate::store::client::Client;
+
+use super::book::{by_rank, ranks_of};
+use super::driver::{Driver, Phase, random, wall};
+use super::member::{Membership, Past};
+use super::watch;
+
+/// When people are told for the first time what is waited for, and how often then.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+const LINE: Duration = Duration::from_secs(5);
+
+/// How long a name server may take for the store of a torchrun member.
+const RESOLVE: Duration = Duration::from_secs(2);
+
+/// On the way.
+#[derive(Debug)]
+pub(super) struct Joining {
+    /// Workers of this node.
+    pub(super) workers: LocalWorldSize,
+    /// The round that we were in last.
+    pub(super) before: Option<Past>,
+    /// Then it is given up.
+    pub(super) deadline: Instant,
+    since: Instant,
+    next_line: Instant,
+}
+
+impl Joining {
+    pub(super) fn new(
+        workers: LocalWorldSize,
+        before: Option<Past>,
+        now: Instant,
+        times: &RoundTimes,
+    ) -> Self {
+        Self { workers, before, deadline: now + times.join, since: now, next_line: now + FIRST_LINE }
+    }
+}
+
+impl Driver {
+    /// Goes on with joining; until when there is nothing else to do.
+    pub(super) fn join(&mut self) -> Result<Instant, Trouble> {
+        loop {
+            let now = Instant::now();
+            let (Phase::Joining(joining), Some(me), Some(backend)) =
+                (&mut self.phase, &self.me, &mut self.backend)
+            else {
+                return Ok(now);
+            };
+            if is_spare(backend.state(), &me.node) {
+                joining.deadline = now + me.times.join;
+            }
+            self.memory.saw(backend.state());
+            let view = View {
+                state: backend.state(),
+                sightings: &self.book.sightings,
+                agents: &self.book.agents,
+                ranks: self.book.ranks.as_ref(),
+            };
+            let before = joining.before.as_ref().map(|past| past.number);
+            let goal = Goal::Join { deadline: joining.deadline, before };
+            match next(&view, me, goal, now, wall()) {
+                Step::Write { state, rings } => self.write(&state, rings)?,
+                Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
+                Step::Joined => return self.take_seats(),
+                Step::TimedOut => self.too_few(now),
+                Step::Closed => self.closed(false)?,
+                Step::NotNeeded => self.closed(true)?,
+                Step::Taken { by } => self.taken(&by),
+                // Answers to other goals.
+                Step::Changed(_) | Step::Done => return Ok(now + self.plan.tick()),
+            }
+        }
+    }
+
+    /// Writes the state; afterwards the one that is known is the one that is there.
+    pub(super) fn write(&mut self, state: &State, rings: bool) -> Result<(), Trouble> {
+        let Some(backend) = &mut self.backend else { return Ok(()) };
+        let completes = state.complete && !backend.state().complete;
+        let won = backend.write(state, rings && !completes)?;
+        if won && completes {
+            // Whoever completes the next round may not have been in this one.
+            let ranks = ranks_of(state);
+            backend.tell_ranks(&crate::rendezvous::ranks_text::to_json(&ranks))?;
+            backend.ring()?;
+            self.book.ranked(ranks);
+        }
+        self.meet(std::collections::BTreeMap::new())?;
+        if !won {
+            self.back_off();
+        }
+        Ok(())
+    }
+
+    /// A random pause, so that those who write at the same time do not do so again.
+    fn back_off(&self) {
+        let longest = self.plan.times.cas_backoff.as_secs_f64();
+        if longest > 0.0 {
+            #[expect(clippy::cast_precision_loss, reason = "a random part of one")]
+            let part = (random() >> 11) as f64 / (1_u64 << 53) as f64;
+            std::thread::sleep(Duration::from_secs_f64(longest * part).min(self.plan.tick()));
+        }
+    }
+
+    /// Tells people now and then; when the next time is.
+    fn say_who_is_missing(&mut self, now: Instant) -> Instant {
+        let (Phase::Joining(joining), Some(me), Some(backend)) = (&mut self.phase, &self.me, &self.backend)
+        else {
+            return now;
+        };
+        if now >= joining.next_line {
+            joining.next_line = now + LINE;
+            let left = joining.deadline.saturating_duration_since(now);
+            let waiting = watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), left);
+            self.outlet.tell(News::Waiting(waiting));
+        }
+        joining.next_line
+    }
+
+    fn too_few(&mut self, now: Instant) {
+        let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &self.backend)
+        else {
+            return;
+        };
+        let waiting =
+            watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), Duration::ZERO);
+        let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
+        let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
+        self.over(Over::Failed(RendezvousError::TooFew {
+            here,
+            needed: waiting.min.get(),
+            waited: Duration::from_secs(waited),
+            missing: waiting.missing,
+        }));
+    }
+
+    fn taken(&mut self, by: &Node) {
+        let theirs = self.book.name(by);
+        let ours = self.plan.host.clone();
+        let node_rank = self.plan.node_rank.unwrap_or_default();
+        self.over(Over::Failed(RendezvousError::SameNodeRank { node_rank, ours, theirs }));
+    }
+
+    /// There are no more rounds: why, as far as it was told.
+    fn closed(&mut self, was_spare: bool) -> Result<(), Trouble> {
+        let Some(backend) = &mut self.backend else { return Ok(()) };
+        let last = match &self.phase {
+            Phase::Joining(joining) => joining.before.as_ref().map(|past| past.number),
+            Phase::Idle | Phase::Member(_) => None,
+        };
+        let round = if was_spare { backend.state().round } else { last.unwrap_or(backend.state().round) };
+        let look: Look = backend.look(&Wants { round: Some(round), ..Wants::default() })?;
+        let succeeded = look.end.as_ref().map_or(look.any_succeeded, |end| end.succeeded);
+        let over = if was_spare && succeeded {
+            Over::NotNeeded
+        } else {
+            Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }
+        };
+        self.over(over);
+        Ok(())
+    }
+
+    /// The round is complete: tells the other members what they want to know, and learns what we do.
+    fn take_seats(&mut self) -> Result<Instant, Trouble> {
+        let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
+        else {
+            return Ok(Instant::now());
+        };
+        let (number, nodes) = (backend.state().round, by_rank(backend.state()));
+        let (workers, node) = (joining.workers, me.node.clone());
+        let ranks = ranks_of(backend.state());
+        let Some(mut bell) = backend.lend()? else { return Ok(Instant::now()) };
+        self.book.ranked(ranks);
+        let members: Vec<_> =
+            nodes.iter().map(|node| (node.clone(), self.book.agents.get(node).cloned())).collect();
+        let node_rank = nodes.iter().position(|member| *member == node).unwrap_or_default();
+        let resolve = |host: &str, port: u16| Endpoint { host: host.to_owned(), port }.resolve(RESOLVE);
+        let keys = self.plan.keys.clone();
+        let role = self.plan.role.clone();
+        let plan = Exchange {
+            keys: &keys,
+            round: number,
+            role: &role,
+            workers,
+            node_rank: NodeRank(u32::try_from(node_rank).unwrap_or(u32::MAX)),
+            members: &members,
+            meeting: Meeting::Published { agent_store: self.plan.agent_store },
+            read_timeout: self.plan.times.read,
+            nonce: self.plan.nonce,
+            resolve: &resolve,
+        };
+        let mut memory = std::mem::take(&mut self.memory);
+        let Some(mut workers_store) = self.workers_store.take() else { return Ok(Instant::now()) };
+        let mut trouble = None;
+        let mut between = |_: &mut Client| {
+            self.between(number, &nodes).map_err(|why| {
+                trouble = why;
+                Aborted
+            })
+        };
+        let result = exchange(&mut bell, &plan, &mut workers_store, &mut memory, &mut between);
+        (self.memory, self.workers_store) = (memory, Some(workers_store));
+        if let Some(trouble) = trouble {
+            return Err(trouble);
+        }
+        match result {
+            Ok(round) => {
+                self.give_back(bell);
+                self.joined(round, nodes);
+            }
+            Err(ExchangeError::Aborted) => {
+                self.give_back(bell);
+                self.missed(number, nodes);
+            }
+            Err(ExchangeError::Store(error)) => return Err(error.into()),
+            Err(ExchangeError::Failed(error)) => self.over(Over::Failed(error)),
+        }
+        Ok(Instant::now())
+    }
+
+    fn give_back(&mut self, bell: Client) {
+        if let Some(backend) = &mut self.backend {
+            backend.give_back(bell);
+        }
+    }
+
+    fn joined(&mut self, round: Round, nodes: Vec<Node>) {
+        let own_port = self.greeted.server().map(|store| store.local_addr().port());
+        self.greeted.used(round.node_rank == NodeRank(0) && own_port == Some(round.master.port));
+        self.phase = Phase::Member(Membership::new(round.number, nodes));
+        self.outlet.tell(News::Joined(Box::new(round)));
+    }
+
+    /// The round was over before its workers could start: on to the next.
+    fn missed(&mut self, number: u64, nodes: Vec<Node>) {
+        if let Phase::Joining(joining) = &mut self.phase {
+            joining.before = Some(Past { number, nodes });
+        }
+    }
+
+    /// What goes on while the ranks are exchanged. Breaks where the round cannot come about, with the trouble if it is one.
+    fn between(&mut self, number: u64, nodes: &[Node]) -> Result<(), Option<Trouble>> {
+        if self.obey().is_break() || self.ending.is_some() {
+            return Err(None);
+        }
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.beat().map_err(Some)?;
+        }
+        self.take_gone(now);
+        self.look().map_err(Some)?;
+        self.say_who_is_missing(now);
+        let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Err(None) };
+        let view = View {
+            state: backend.state(),
+            sightings: &self.book.sightings,
+            agents: &self.book.agents,
+            ranks: self.book.ranks.as_ref(),
+        };
+        if let Step::Write { state, rings } = next(&view, me, Goal::Hold, now, wall()) {
+            self.write(&state, rings).map_err(Some)?;
+        }
+        let stands = |state: &State| {
+            state.round == number
+                && state.complete
+                && !state.closed
+                && nodes.iter().all(|node| state.participants.contains(node))
+        };
+        let state = self.backend.as_ref().map(Backend::state);
+        if state.is_some_and(stands) { Ok(()) } else { Err(None) }
+    }
+}

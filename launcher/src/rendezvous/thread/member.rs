@@ -1,0 +1,273 @@
+//! In a round: whether it goes on, while the workers run, while this node's are done and others' are not, and while they
+//! are being stopped.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::c10d::{Look, Trouble};
+use crate::rendezvous::note::why_left;
+use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
+use crate::rendezvous::state::Node;
+use crate::rendezvous::{Change, FailureNote, News, Over};
+
+use super::driver::{Driver, Phase, wall};
+use super::watch::{Verdict, judge};
+
+/// How long a lost node has to be noticed before what has happened here is our own doing.
+const BLAME: Duration = Duration::from_millis(50);
+
+/// A round that is over for this node.
+#[derive(Debug, Clone)]
+pub(super) struct Past {
+    /// Which one.
+    pub(super) number: u64,
+    /// Who was in it, by rank.
+    pub(super) nodes: Vec<Node>,
+}
+
+/// What this node's workers do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// They run.
+    Running,
+    /// They have all succeeded.
+    Succeeded,
+    /// They are being stopped: the agent knows why.
+    Stopping,
+    /// The job is over, and the agent knows it.
+    Over,
+}
+
+/// A round that this node is in.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) number: u64,
+    /// By rank.
+    pub(super) nodes: Vec<Node>,
+    stage: Stage,
+    /// The first failure, where one is known.
+    failure: Option<FailureNote>,
+    /// This node's, which the others are still to be told.
+    untold: Option<FailureNote>,
+    /// That this node's workers have succeeded is still to be told.
+    untold_success: bool,
+    /// The agent wants to know whom to blame, until then.
+    blame: Option<Instant>,
+    /// Who was lost.
+    lost: Option<String>,
+}
+
+impl Membership {
+    pub(super) fn new(number: u64, nodes: Vec<Node>) -> Self {
+        Self {
+            number,
+            nodes,
+            stage: Stage::Running,
+            failure: None,
+            untold: None,
+            untold_success: false,
+            blame: None,
+            lost: None,
+        }
+    }
+
+    pub(super) fn into_past(self) -> Past {
+        Past { number: self.number, nodes: self.nodes }
+    }
+
+    /// A worker of this node has failed.
+    pub(super) fn fails(&mut self, note: FailureNote) {
+        self.stop();
+        self.untold = Some(note);
+    }
+
+    /// All workers of this node have succeeded.
+    pub(super) fn succeeds(&mut self) {
+        if self.stage == Stage::Running {
+            (self.stage, self.untold_success) = (Stage::Succeeded, true);
+        }
+    }
+
+    pub(super) fn asks_for_blame(&mut self, now: Instant) {
+        self.blame = Some(now + BLAME);
+    }
+
+    /// The round is over for this node's workers; whether that is news.
+    pub(super) fn stop(&mut self) -> bool {
+        let runs = matches!(self.stage, Stage::Running | Stage::Succeeded);
+        if runs {
+            self.stage = Stage::Stopping;
+        }
+        runs
+    }
+
+    /// Whether workers may be running.
+    pub(super) fn runs(&self) -> bool {
+        self.stage == Stage::Running
+    }
+
+    /// The first failure of the round, where one is known.
+    pub(super) fn failure(&self) -> Option<&FailureNote> {
+        self.failure.as_ref().or(self.untold.as_ref())
+    }
+}
+
+impl Driver {
+    /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
+    pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
+        self.tell()?;
+        let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &self.backend) else {
+            return Ok(Instant::now());
+        };
+        if membership.stage == Stage::Over {
+            return Ok(Instant::now() + self.plan.tick());
+        }
+        let told = membership.failure();
+        let is_closed = backend.state().closed;
+        match judge(membership.stage, look, is_closed, &membership.nodes, told) {
+            Verdict::Nothing | Verdict::RunOn => {}
+            Verdict::Failed(note) => self.others_failed(note),
+            Verdict::Succeeded => {
+                membership.stage = Stage::Over;
+                self.outlet.tell(News::AllSucceeded);
+                return Ok(Instant::now() + self.plan.tick());
+            }
+            Verdict::Closed(failure) => {
+                self.answer_blame(None);
+                self.over(Over::Closed { failure });
+                return Ok(Instant::now());
+            }
+        }
+        let until = self.keep(look)?;
+        Ok(self.blame_by(until))
+    }
+
+    /// Tells the others what has happened here. What could not be told is told over the next connection.
+    pub(super) fn tell(&mut self) -> Result<(), Trouble> {
+        let (Phase::Member(membership), Some(me), Some(backend)) =
+            (&mut self.phase, &self.me, &mut self.backend)
+        else {
+            return Ok(());
+        };
+        if let Some(note) = &membership.untold {
+            let first = backend.tell_failure(membership.number, note)?;
+            let is_ours = first == *note;
+            membership.untold = None;
+            membership.failure = Some(first.clone());
+            if !is_ours {
+                self.outlet.tell(News::Changed(Change::PeerFailed(first)));
+            }
+        }
+        if membership.untold_success {
+            backend.tell_success(membership.number, &me.node, membership.nodes.len())?;
+            membership.untold_success = false;
+        }
+        Ok(())
+    }
+
+    fn others_failed(&mut self, note: FailureNote) {
+        let Phase::Member(membership) = &mut self.phase else { return };
+        membership.failure = Some(note.clone());
+        if membership.stop() {
+            self.outlet.tell(News::Changed(Change::PeerFailed(note)));
+        }
+    }
+
+    /// Keeps our place in the round, and takes the dead out of it.
+    fn keep(&mut self, look: &Look) -> Result<Instant, Trouble> {
+        loop {
+            let now = Instant::now();
+            let (Phase::Member(membership), Some(me), Some(backend)) = (&self.phase, &self.me, &self.backend)
+            else {
+                return Ok(now);
+            };
+            // Nobody waits for a node that is done.
+            let waited_for = |node: &&Node| !look.done.contains(node);
+            let members: Vec<Node> = membership.nodes.iter().filter(waited_for).cloned().collect();
+            let goal = match membership.stage {
+                Stage::Running | Stage::Succeeded => {
+                    Goal::Stay { round: membership.number, members: &members }
+                }
+                Stage::Stopping | Stage::Over => Goal::Hold,
+            };
+            let view = View {
+                state: backend.state(),
+                sightings: &self.book.sightings,
+                agents: &self.book.agents,
+                ranks: self.book.ranks.as_ref(),
+            };
+            match next(&view, me, goal, now, wall()) {
+                Step::Write { state, rings } => self.write(&state, rings)?,
+                Step::Wait { until } => return Ok(until),
+                Step::Changed(upheaval) => self.upset(&upheaval)?,
+                // Answers to other goals.
+                Step::Joined
+                | Step::TimedOut
+                | Step::Closed
+                | Step::NotNeeded
+                | Step::Done
+                | Step::Taken { .. } => {
+                    return Ok(now + self.plan.tick());
+                }
+            }
+        }
+    }
+
+    /// The round is over: tells the agent why.
+    fn upset(&mut self, upheaval: &Upheaval) -> Result<(), Trouble> {
+        let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
+            return Ok(());
+        };
+        let change = match upheaval {
+            Upheaval::Removed => Change::CutOff { kill_by: Instant::now() },
+            Upheaval::Gone(node) => {
+                let name = self.book.name(node);
+                let why = why_left(&backend.why_left(node)?);
+                membership.lost = Some(name.clone());
+                if why.is_empty() {
+                    Change::PeerLost { node: name }
+                } else {
+                    Change::PeerLeft { node: name, why }
+                }
+            }
+            Upheaval::Rejoins(node) => match backend.failure(membership.number)? {
+                Some(note) => Change::PeerFailed(note),
+                None => Change::NodeWaits { node: self.book.name(node) },
+            },
+            Upheaval::Waits(node) => Change::NodeWaits { node: self.book.name(node) },
+        };
+        if let Change::PeerFailed(note) = &change {
+            membership.failure = Some(note.clone());
+        }
+        membership.stop();
+        let lost = membership.lost.clone();
+        // Whoever asks for whom to blame learns it in one answer.
+        let is_answer = membership.blame.is_some() && lost.is_some();
+        if !is_answer {
+            self.outlet.tell(News::Changed(change));
+        }
+        self.answer_blame(lost);
+        Ok(())
+    }
+
+    /// Answers who is to blame where the time is over; else when it is.
+    fn blame_by(&mut self, until: Instant) -> Instant {
+        let Phase::Member(membership) = &self.phase else { return until };
+        let Some(deadline) = membership.blame else { return until };
+        let is_known = membership.stage != Stage::Running;
+        if is_known || Instant::now() >= deadline {
+            let lost = membership.lost.clone();
+            self.answer_blame(lost);
+            return until;
+        }
+        until.min(deadline)
+    }
+
+    pub(super) fn answer_blame(&mut self, lost: Option<String>) {
+        if let Phase::Member(membership) = &mut self.phase
+            && membership.blame.take().is_some()
+        {
+            self.outlet.tell(News::Blamed(lost));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The end: says how this node goes, and keeps what it hosts for the others for a while.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::Parting;
+use crate::rendezvous::c10d::Trouble;
+use crate::rendezvous::note::ClosingNote;
+use crate::rendezvous::round::{Goal, Step, View, next};
+
+use super::driver::{Driver, Phase, wall};
+
+/// How long the others may take to go: they still write their last words into our store.
+const AFTER_SUCCESS: Duration = Duration::from_secs(5);
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Who stays is to learn that we have left, and why.
+const AFTER_LEAVING: Duration = Duration::from_millis(300);
+/// Between two looks at who is still connected.
+const LOOK: Duration = Duration::from_millis(10);
+
+impl Driver {
+    /// Goes. All is over by `until`.
+    pub(super) fn part(mut self, parting: Parting, until: Instant) {
+        let linger = match &parting {
+            Parting::Close { succeeded: true, .. } => AFTER_SUCCESS,
+            Parting::Close { .. } => AFTER_FAILURE,
+            Parting::Leave { .. } => AFTER_LEAVING,
+        };
+        let deadline = until.min(Instant::now() + self.plan.times.close);
+        if let Err(error) = self.say_farewell(&parting, deadline) {
+            tracing::debug!(%error, "the rendezvous store was not told how this node goes");
+        }
+        // Ours are no connections of others.
+        self.backend = None;
+        self.linger(until.min(Instant::now() + linger));
+    }
+
+    fn say_farewell(&mut self, parting: &Parting, deadline: Instant) -> Result<(), Trouble> {
+        self.tell()?;
+        let first = match &self.phase {
+            Phase::Member(membership) => membership.failure().cloned(),
+            Phase::Idle | Phase::Joining(_) => None,
+        };
+        let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
+        let goal = match parting {
+            Parting::Close { succeeded, failure } if !self.is_out => {
+                let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
+                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
+                Goal::Close
+            }
+            // What has failed for this node alone goes on for the others.
+            Parting::Close { .. } => Goal::Leave,
+            Parting::Leave { why } => {
+                backend.tell_left(&me.node, why)?;
+                Goal::Leave
+            }
+        };
+        loop {
+            let now = Instant::now();
+            let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Ok(()) };
+            let view = View {
+                state: backend.state(),
+                sightings: &self.book.sightings,
+                agents: &self.book.agents,
+                ranks: self.book.ranks.as_ref(),
+            };
+            match next(&view, me, goal, now, wall()) {
+                Step::Write { state, rings } if now < deadline => self.write(&state, rings)?,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Keeps the stores until all others have gone, or the time is over.
+    fn linger(&self, until: Instant) {
+        while self.has_guests() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn has_guests(&self) -> bool {
+        let _ = (&self.store, self.greeted.server());
+        false
+    }
+}

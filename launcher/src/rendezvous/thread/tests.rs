@@ -1,0 +1,394 @@
+//! Several agents' rendezvous in one process, over one store. Nothing sleeps: every test waits for news.
+
+use std::ffi::OsStr;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, RunId, WorldSize};
+
+use super::*;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::{Change, FailureNote, Over, Round, Waiting};
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
+use crate::store::StoreServer;
+use crate::store::client::{Client, ClientSettings};
+
+mod faults;
+mod strangers;
+
+/// Longer than anything here takes, on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A job of agents of this process.
+#[derive(Clone)]
+struct Job {
+    run_id: RunId,
+    host: String,
+    port: u16,
+    is_host: Option<bool>,
+    nodes: NodeRange,
+    node_rank: Option<NodeRank>,
+    times: RoundTimes,
+    program: &'static str,
+}
+
+fn range(min: u32, max: u32) -> NodeRange {
+    NodeRange { min: NodeCount::new(min).unwrap(), max: NodeCount::new(max).unwrap() }
+}
+
+impl Job {
+    /// With a store of the test's own.
+    fn at(store: &StoreServer, min: u32, max: u32) -> Self {
+        Self {
+            run_id: RunId("job".to_owned()),
+            host: "127.0.0.1".to_owned(),
+            port: store.local_addr().port(),
+            is_host: Some(false),
+            nodes: range(min, max),
+            node_rank: None,
+            times: RoundTimes { last_call: Duration::from_millis(300), ..RoundTimes::default() },
+            program: "train.py",
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        Setup {
+            spec: RendezvousSpec::C10d {
+                run_id: self.run_id.clone(),
+                host: self.host.clone(),
+                port: self.port,
+                local_addr: None,
+                worker_store: false,
+                nodes: self.nodes,
+                is_host: self.is_host,
+                node_rank: self.node_rank,
+                times: self.times,
+            },
+            network: NetworkSpec::default(),
+            role: "default".to_owned(),
+            workers: LocalWorldSize::ONE,
+            entry: Entry::new([OsStr::new(self.program)]),
+            version: "1.2.3".to_owned(),
+        }
+    }
+
+    /// An agent that does not want anything yet.
+    fn open(&self) -> Agent {
+        Agent { rendezvous: Rendezvous::open(self.setup()).unwrap(), workers: LocalWorldSize::ONE }
+    }
+
+    /// An agent that wants to take part.
+    fn agent(&self) -> Agent {
+        let agent = self.open();
+        agent.join();
+        agent
+    }
+
+    /// As many agents, in a complete round.
+    fn round(&self, count: usize) -> Vec<Agent> {
+        let agents: Vec<_> = (0..count).map(|_| self.agent()).collect();
+        for agent in &agents {
+            assert_eq!(agent.joined().nodes.get() as usize, count);
+        }
+        agents
+    }
+}
+
+struct Agent {
+    rendezvous: Rendezvous,
+    workers: LocalWorldSize,
+}
+
+impl Agent {
+    fn join(&self) {
+        self.rendezvous.wish(Wish::Join { workers: self.workers });
+    }
+
+    /// The next news that are no mere words.
+    fn news(&self) -> News {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Note(_) | News::Waiting(_)) => {}
+                Some(news) => return news,
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    fn waiting(&self) -> Waiting {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Waiting(waiting)) => return waiting,
+                Some(News::Note(_)) => {}
+                Some(news) => panic!("{news:?}"),
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    fn note(&self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Note(note)) => return note,
+                Some(news) => panic!("{news:?}"),
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "no news");
+        let mut fds = [PollFd::new(self.rendezvous.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
+    }
+
+    fn joined(&self) -> Round {
+        match self.news() {
+            News::Joined(round) => *round,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    fn changed(&self) -> Change {
+        match self.news() {
+            News::Changed(change) => change,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    fn over(&self) -> Over {
+        match self.news() {
+            News::Over(over) => over,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    fn failed(&self) -> RendezvousError {
+        match self.over() {
+            Over::Failed(error) => error,
+            over => panic!("{over:?}"),
+        }
+    }
+
+    fn succeed(&self) {
+        self.rendezvous.wish(Wish::Succeeded);
+    }
+
+    fn fail(&self, note: &FailureNote) {
+        self.rendezvous.wish(Wish::Failed(note.clone()));
+    }
+
+    fn close(self, succeeded: bool, failure: Option<FailureNote>) {
+        self.rendezvous.end(Parting::Close { succeeded, failure }, PATIENCE);
+    }
+
+    fn leave(self, why: &str) {
+        self.rendezvous.end(Parting::Leave { why: why.to_owned() }, PATIENCE);
+    }
+}
+
+fn store() -> StoreServer {
+    StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+}
+
+fn client(store: &StoreServer) -> Client {
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    Client::connect(&[store.local_addr()], settings, Instant::now() + PATIENCE).unwrap()
+}
+
+fn note(rank: u32) -> FailureNote {
+    FailureNote {
+        node_rank: NodeRank(rank),
+        host: "th1".to_owned(),
+        rank: Rank(rank),
+        local_rank: LocalRank(0),
+        pid: 7,
+        ended: "exit code 7".to_owned(),
+        message: None,
+    }
+}
+
+#[test]
+fn two_and_four_nodes_form_a_round() {
+    for count in [2, 4] {
+        let store = store();
+        let job = Job::at(&store, count, count);
+        let mut agents: Vec<_> = (0..count).map(|_| job.open()).collect();
+        for (workers, agent) in (1..).zip(&mut agents) {
+            agent.workers = LocalWorldSize::new(workers).unwrap();
+            agent.join();
+        }
+        let rounds: Vec<_> = agents.iter().map(Agent::joined).collect();
+        let world = count * (count + 1) / 2;
+        let mut by_rank: Vec<_> =
+            rounds.iter().zip(1..).map(|(round, workers)| (round.node_rank, workers, round)).collect();
+        by_rank.sort_by_key(|(rank, ..)| *rank);
+        let mut base = 0;
+        for (index, (rank, workers, round)) in by_rank.iter().enumerate() {
+            assert_eq!(rank.index(), index);
+            assert_eq!(
+                (round.number, round.nodes.get(), round.world_size),
+                (0, count, WorldSize::new(world).unwrap())
+            );
+            assert_eq!((round.base_rank, round.base_role_rank), (Rank(base), Rank(base)));
+            assert_eq!(round.master, rounds[0].master);
+            assert_eq!(round.members.len(), count as usize);
+            base += workers;
+        }
+        let greeted: Vec<_> = agents.iter().filter_map(|agent| agent.rendezvous.greeted()).collect();
+        assert_eq!(greeted.len(), 1, "only rank 0 has the workers' store");
+    }
+}
+
+#[test]
+fn given_node_ranks_are_ranks() {
+    let store = store();
+    let job = Job::at(&store, 3, 3);
+    let agents: Vec<_> = [2, 0, 1]
+        .map(|rank| (rank, Job { node_rank: Some(NodeRank(rank)), ..job.clone() }.agent()))
+        .into_iter()
+        .collect();
+    for (rank, agent) in &agents {
+        assert_eq!(agent.joined().node_rank, NodeRank(*rank));
+    }
+}
+
+#[test]
+fn success_of_all_is_success() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].succeed();
+    agents[1].succeed();
+    for agent in &agents {
+        assert!(matches!(agent.news(), News::AllSucceeded));
+    }
+    for agent in agents {
+        agent.close(true, None);
+    }
+}
+
+#[test]
+fn a_failure_is_told_to_all_and_the_next_round_begins() {
+    let store = store();
+    let agents = Job::at(&store, 3, 3).round(3);
+    agents[1].fail(&note(1));
+    for agent in [&agents[0], &agents[2]] {
+        assert_eq!(agent.changed(), Change::PeerFailed(note(1)));
+    }
+    agents.iter().for_each(Agent::join);
+    for agent in &agents {
+        assert_eq!(agent.joined().number, 1);
+    }
+}
+
+#[test]
+fn two_failures_have_one_first_cause() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].fail(&note(0));
+    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)));
+    agents[1].fail(&note(1));
+    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)), "the first one stands");
+    for agent in agents {
+        agent.close(false, Some(note(1)));
+    }
+    let closed = Job::at(&store, 2, 2).agent().over();
+    assert!(matches!(&closed, Over::Closed { failure: Some(first) } if *first == note(0)), "{closed:?}");
+}
+
+#[test]
+fn a_final_failure_ends_everybody_in_every_phase() {
+    let store = store();
+    let job = Job::at(&store, 2, 2);
+    let mut agents = job.round(2);
+    let spare = job.agent();
+    let running = agents.remove(0);
+    agents.remove(0).close(false, Some(note(1)));
+    for agent in [&running, &spare] {
+        let over = agent.over();
+        assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+    }
+    let late = job.agent();
+    assert!(matches!(late.over(), Over::Closed { failure: Some(_) }));
+}
+
+#[test]
+fn ranks_are_kept_over_restarts() {
+    let store = store();
+    let agents: Vec<_> = (0..4).map(|_| Job::at(&store, 4, 4).agent()).collect();
+    let ranks = |agents: &[Agent]| agents.iter().map(|agent| agent.joined().node_rank).collect::<Vec<_>>();
+    let first = ranks(&agents);
+    for _ in 0..3 {
+        agents.iter().rev().for_each(Agent::join);
+        assert_eq!(ranks(&agents), first);
+    }
+}
+
+#[test]
+fn below_the_smallest_number_it_is_waited_and_said_who_is_missing() {
+    let store = store();
+    let mut job = Job::at(&store, 2, 2);
+    job.times.join = Duration::from_secs(4);
+    let mut agents = job.round(2);
+    drop(agents.remove(1));
+    assert!(matches!(agents[0].changed(), Change::PeerLost { .. } | Change::NodeWaits { .. }));
+    agents[0].join();
+    let waiting = agents[0].waiting();
+    assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.is_spare), (1, 1, false));
+    let error = agents[0].failed();
+    assert!(matches!(&error, RendezvousError::TooFew { here: 1, needed: 2, .. }), "{error}");
+}
+
+#[test]
+fn a_second_node_is_let_in() {
+    let store = store();
+    let job = Job::at(&store, 1, 2);
+    let first = job.round(1).remove(0);
+    let second = job.agent();
+    assert!(matches!(first.changed(), Change::NodeWaits { .. }));
+    first.join();
+    let (one, two) = (first.joined(), second.joined());
+    assert_eq!((one.number, one.nodes.get(), one.node_rank), (1, 2, NodeRank(0)));
+    assert_eq!((two.number, two.master), (1, one.master));
+}
+
+#[test]
+fn a_spare_waits_and_takes_over() {
+    let store = store();
+    let job = Job::at(&store, 1, 1);
+    let first = job.round(1).remove(0);
+    let spare = job.agent();
+    assert!(spare.waiting().is_spare);
+    first.leave("SIGTERM");
+    assert_eq!(spare.joined().nodes.get(), 1);
+    spare.close(true, None);
+}
+
+#[test]
+fn a_spare_is_not_needed_when_the_job_has_succeeded() {
+    let store = store();
+    let job = Job::at(&store, 1, 1);
+    let first = job.round(1).remove(0);
+    let spare = job.agent();
+    assert!(spare.waiting().is_spare);
+    first.succeed();
+    assert!(matches!(first.news(), News::AllSucceeded));
+    first.close(true, None);
+    assert!(matches!(spare.over(), Over::NotNeeded));
+}
+
+#[test]
+fn a_node_that_leaves_says_why() {
+    let store = store();
+    let job = Job::at(&store, 1, 2);
+    let mut agents = job.round(2);
+    agents.remove(0).leave("SIGTERM");
+    let change = agents[0].changed();
+    assert!(matches!(&change, Change::PeerLeft { why, .. } if why == "SIGTERM"), "{change:?}");
+    agents[0].join();
+    assert_eq!(agents[0].joined().nodes.get(), 1);
+}

@@ -1,0 +1,134 @@
+//! Nodes and stores that go without a word.
+
+use super::*;
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A job whose first agent hosts the store.
+fn hosted(min: u32, max: u32) -> Job {
+    Job { host: "localhost".to_owned(), port: free_port(), is_host: None, ..Job::at(&store(), min, max) }
+}
+
+#[test]
+fn the_first_agent_hosts() {
+    let job = hosted(2, 2);
+    let agents = job.round(2);
+    agents.iter().for_each(Agent::succeed);
+    for agent in agents.into_iter().rev() {
+        assert!(matches!(agent.news(), News::AllSucceeded));
+        agent.close(true, None);
+    }
+}
+
+#[test]
+fn a_node_that_drops_is_noticed_within_its_lease() {
+    let store = store();
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    drop(agents.remove(1));
+    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    agents[0].join();
+    assert_eq!(agents[0].joined().nodes.get(), 1);
+}
+
+#[test]
+fn the_host_notices_at_once() {
+    let mut job = hosted(1, 2);
+    // Nobody waits for the lease here.
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    drop(agents.remove(1));
+    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    agents[0].join();
+    assert_eq!(agents[0].joined().nodes.get(), 1);
+}
+
+#[test]
+fn a_lost_node_is_to_blame() {
+    let mut job = hosted(1, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[0].news(), News::Blamed(None)));
+    drop(agents.remove(1));
+    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    agents[0].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
+}
+
+#[test]
+fn a_lost_store_is_an_error_that_names_it() {
+    let store = store();
+    let mut job = Job::at(&store, 2, 2);
+    job.times.lease = Duration::from_secs(2);
+    let endpoint = format!("127.0.0.1:{}", job.port);
+    let agents = job.round(2);
+    drop(store);
+    for agent in &agents {
+        let error = agent.failed();
+        assert!(
+            matches!(&error, RendezvousError::StoreLost { endpoint: named, .. } if *named == endpoint),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn another_store_at_the_same_place_is_refused() {
+    let first = store();
+    let addr = first.local_addr();
+    let job = Job::at(&first, 1, 1);
+    let agent = job.round(1).remove(0);
+    drop(first);
+    let _second = StoreServer::bind(addr).unwrap();
+    let error = agent.failed();
+    assert!(matches!(&error, RendezvousError::AnotherStore { .. }), "{error}");
+}
+
+#[test]
+fn nobody_listens() {
+    let mut job = Job::at(&store(), 1, 1);
+    job.times.read = Duration::from_millis(300);
+    let error = job.agent().failed();
+    assert!(matches!(&error, RendezvousError::Unreachable { .. }), "{error}");
+}
+
+#[test]
+fn a_host_name_that_means_nothing() {
+    let mut job = Job::at(&store(), 1, 1);
+    job.host = "no-such-host.invalid".to_owned();
+    job.is_host = None;
+    job.times.read = Duration::from_millis(300);
+    let error = job.agent().failed();
+    assert!(matches!(&error, RendezvousError::NoSuchHost { host, .. } if *host == job.host), "{error}");
+}
+
+#[test]
+fn a_port_of_somebody_else_is_no_store() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut job = Job { is_host: Some(true), ..Job::at(&store(), 1, 1) };
+    job.port = taken.local_addr().unwrap().port();
+    let error = Rendezvous::open(job.setup()).unwrap_err();
+    assert!(error.to_string().contains(&job.port.to_string()), "{error}");
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_refused_at_once() {
+    let mut setup = Job::at(&store(), 1, 1).setup();
+    setup.network.iface = Some("nope0".to_owned());
+    let error = Rendezvous::open(setup).unwrap_err();
+    assert!(error.to_string().contains("`nope0`") && error.to_string().contains("`lo`"), "{error}");
+}
+
+#[test]
+fn the_address_is_said() {
+    let store = store();
+    let note = Job::at(&store, 2, 2).agent().note();
+    assert!(
+        note.contains("`127.0.0.1`") && note.contains("since the endpoint is this machine only"),
+        "{note}"
+    );
+}

@@ -1,0 +1,71 @@
+//! What does not belong into the store, and agents that do not belong into the job.
+
+use super::*;
+use crate::rendezvous::keys::Keys;
+
+fn with_state(text: &[u8]) -> RendezvousError {
+    let store = store();
+    let job = Job::at(&store, 1, 1);
+    client(&store).compare_set(Keys::dynamic(&job.run_id).state(), b"", text).unwrap();
+    job.agent().failed()
+}
+
+#[test]
+fn garbage_instead_of_the_state_is_an_error() {
+    for text in [&b"hello"[..], b"\xff\xfe", b"aGVsbG8=", &[b'A'; 100_000]] {
+        let error = with_state(text);
+        assert!(matches!(&error, RendezvousError::NotAState { .. }), "{error}");
+        assert!(error.to_string().contains("`/torch.rendezvous.job`"), "{error}");
+    }
+}
+
+#[test]
+fn a_pickle_that_runs_code_is_not_obeyed() {
+    // `os.system("touch /tmp/rankrun-was-here")`, protocol 0, as base64.
+    let text = b"Y29zCnN5c3RlbQooUyd0b3VjaCAvdG1wL3JhbmtydW4td2FzLWhlcmUnCnRSLg==";
+    let error = with_state(text);
+    assert!(matches!(&error, RendezvousError::NotAState { .. }), "{error}");
+    assert!(!std::path::Path::new("/tmp/rankrun-was-here").exists());
+}
+
+#[test]
+fn another_program_or_size_is_refused_and_the_job_goes_on() {
+    let store = store();
+    let job = Job::at(&store, 1, 2);
+    let first = job.round(1).remove(0);
+    let other_program = Job { program: "other.py", ..job.clone() };
+    let other_size = Job { nodes: range(1, 3), ..job.clone() };
+    for (stranger, words) in [(other_program, ["`train.py`", "`other.py`"]), (other_size, ["1:2", "1:3"])] {
+        let agent = stranger.agent();
+        let error = agent.failed();
+        assert!(matches!(&error, RendezvousError::Mismatch { .. }), "{error}");
+        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
+        // Whatever it says at its end closes nothing.
+        agent.close(false, None);
+    }
+    first.succeed();
+    assert!(matches!(first.news(), News::AllSucceeded));
+}
+
+#[test]
+fn a_second_agent_of_the_same_node_rank_is_refused() {
+    let store = store();
+    let job = Job { node_rank: Some(NodeRank(0)), ..Job::at(&store, 2, 2) };
+    let first = job.agent();
+    assert_eq!(first.waiting().missing, ["node rank 1"]);
+    let error = job.agent().failed();
+    assert!(matches!(&error, RendezvousError::SameNodeRank { node_rank: NodeRank(0), .. }), "{error}");
+    let second = Job { node_rank: Some(NodeRank(1)), ..job }.agent();
+    assert_eq!((first.joined().node_rank, second.joined().node_rank), (NodeRank(0), NodeRank(1)));
+}
+
+#[test]
+fn two_jobs_share_a_store() {
+    let store = store();
+    let one = Job::at(&store, 2, 2);
+    let other = Job { run_id: RunId("other".to_owned()), ..one.clone() };
+    let agents = [one.agent(), other.agent(), one.agent(), other.agent()];
+    for agent in &agents {
+        assert_eq!(agent.joined().nodes.get(), 2);
+    }
+}

@@ -1,0 +1,151 @@
+//! The store where the workers meet, for the rounds in which this node has rank 0.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rankrun_contract::env::Master;
+
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::exchange::AgentStore;
+use crate::rendezvous::host::{Guests, lacks_family};
+use crate::rendezvous::worker_store::WorkerStore;
+use crate::spec::rendezvous::PortRange;
+use crate::store::{StoreError, StoreServer};
+
+/// The agent's own store, which the agent asks who is there and the thread serves: one listener for the agent's life.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Greeted {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    server: OnceLock<StoreServer>,
+    /// Whether the workers of this round meet there.
+    is_used: AtomicBool,
+}
+
+impl Greeted {
+    /// The numbers in the greetings of this round; nothing where the workers meet elsewhere.
+    pub(super) fn ask(&self) -> Option<BTreeSet<u32>> {
+        let is_used = self.shared.is_used.load(Ordering::Acquire);
+        self.shared.server.get().filter(|_| is_used)?.greeted().ok()
+    }
+
+    /// Whether the workers of the round that begins meet in it.
+    pub(super) fn used(&self, is_used: bool) {
+        self.shared.is_used.store(is_used, Ordering::Release);
+    }
+
+    /// The server, where it was opened.
+    pub(super) fn server(&self) -> Option<&StoreServer> {
+        self.shared.server.get()
+    }
+}
+
+/// Who opens the workers' store.
+#[derive(Debug)]
+pub(super) enum WorkersStore {
+    /// The agent.
+    Agent(AgentHosted),
+    /// Worker rank 0.
+    Worker(WorkerStore),
+}
+
+impl WorkersStore {
+    /// Not open yet.
+    pub(super) fn of_agent(greeted: Greeted, guests: Guests, ports: Option<PortRange>) -> Self {
+        Self::Agent(AgentHosted { greeted, addr: String::new(), guests, ports })
+    }
+
+    /// Not open yet.
+    pub(super) fn of_worker(ports: Option<PortRange>) -> Self {
+        Self::Worker(WorkerStore::new(String::new(), ports))
+    }
+
+    /// What the workers are told as host.
+    pub(super) fn at(&mut self, addr: &str) {
+        match self {
+            Self::Agent(store) => addr.clone_into(&mut store.addr),
+            Self::Worker(store) => addr.clone_into(&mut store.addr),
+        }
+    }
+}
+
+/// A store in the agent.
+#[derive(Debug)]
+pub(super) struct AgentHosted {
+    greeted: Greeted,
+    /// What the workers are told as host.
+    addr: String,
+    guests: Guests,
+    ports: Option<PortRange>,
+}
+
+impl AgentHosted {
+    fn bind(&self) -> Result<StoreServer, RendezvousError> {
+        let (first, second): (IpAddr, IpAddr) = match self.guests {
+            Guests::Others => (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()),
+            Guests::ThisMachine => (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+        };
+        let bound = in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(first, port)));
+        let bound = bound.or_else(|error| match &error {
+            StoreError::Bind { source, .. } if lacks_family(source) => {
+                in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(second, port)))
+            }
+            _ => Err(error),
+        });
+        Ok(bound?)
+    }
+}
+
+/// The first port of the range that can be had, or any.
+fn in_range(
+    ports: Option<PortRange>,
+    mut bind: impl FnMut(u16) -> Result<StoreServer, StoreError>,
+) -> Result<StoreServer, StoreError> {
+    let Some(PortRange { first, last }) = ports else { return bind(0) };
+    let mut result = bind(first);
+    for port in first.saturating_add(1)..=last {
+        if result.is_ok() {
+            break;
+        }
+        result = bind(port);
+    }
+    result
+}
+
+impl AgentStore for AgentHosted {
+    fn open(&mut self) -> Result<Master, RendezvousError> {
+        let server = match self.greeted.shared.server.get() {
+            Some(server) => server,
+            None => {
+                let server = self.bind()?;
+                self.greeted.shared.server.get_or_init(|| server)
+            }
+        };
+        Ok(Master { addr: self.addr.clone(), port: server.local_addr().port(), agent_store: true })
+    }
+
+    fn reset(&mut self) -> Result<(), RendezvousError> {
+        Ok(self.greeted.shared.server.get().map_or(Ok(()), StoreServer::reset)?)
+    }
+}
+
+impl AgentStore for WorkersStore {
+    fn open(&mut self) -> Result<Master, RendezvousError> {
+        match self {
+            Self::Agent(store) => store.open(),
+            Self::Worker(store) => store.open(),
+        }
+    }
+
+    fn reset(&mut self) -> Result<(), RendezvousError> {
+        match self {
+            Self::Agent(store) => store.reset(),
+            Self::Worker(store) => store.reset(),
+        }
+    }
+}
