@@ -43,14 +43,6 @@ pub enum LaunchError {
         /// The resolver's answer.
         source: io::Error,
     },
-    /// `--rdzv-endpoint` of a dynamic rendezvous names another machine.
-    #[error(
-        "the rendezvous endpoint `{host}` is another machine, and jobs of several nodes are not supported yet"
-    )]
-    ForeignEndpoint {
-        /// Its host.
-        host: String,
-    },
     /// The log tree or a stream could not be opened.
     #[error(transparent)]
     Logs(#[from] LogError),
@@ -99,7 +91,6 @@ impl LaunchError {
             Self::Address { .. } => {
                 Some("name this machine, or leave the option out: one node needs no address")
             }
-            Self::ForeignEndpoint { .. } => Some("name this machine, or give `--standalone`"),
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::Spawn { source, .. } => spawn_hint(source),
             Self::TimeLimit { .. } => Some(

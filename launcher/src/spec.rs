@@ -197,10 +197,11 @@ impl RendezvousSpec {
         }
     }
 
-    /// Whether other nodes may take part, and so there is a rendezvous.
+    /// Whether other nodes may take part, and so there is a rendezvous. To an endpoint others may come who are not
+    /// needed: they wait as spares.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.nodes().max > NodeCount::ONE
+        matches!(self, Self::C10d { .. }) || self.nodes().max > NodeCount::ONE
     }
 
     /// Where the workers meet: on the loopback, unless the user named another address.

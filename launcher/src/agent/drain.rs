@@ -67,7 +67,7 @@ impl Agent<'_> {
     }
 
     /// A signal from whichever side, for a time when nothing else can happen.
-    fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
+    pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
         while let Some(number) = self.own_signal()? {
             if self.handled.stops(number) {
                 return Ok(Signal::try_from(number).ok());

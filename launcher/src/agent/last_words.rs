@@ -1,19 +1,24 @@
 //! What is told when the job is over: the report to people, and the error file to whoever started the launcher.
+#![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
 use rankrun_contract::report::{ErrorFile, ErrorReport, MessageForm};
 
 use crate::agent::failure::Failure;
-use crate::agent::message::JobEnd;
+use crate::agent::message::{Ending, JobEnd};
 use crate::agent::workers::Workers;
 use crate::exit_code::ExitStatus;
+use crate::facts::short_hostname;
 use crate::process::Exit;
+use crate::rendezvous::FailureNote;
+use crate::rendezvous::error::RendezvousError;
 use crate::reporter::voice::Voice;
-use crate::reporter::{parent_file, program, summary, torch_log, torch_report};
+use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{LaunchSpec, Persona};
 
 /// What the last words need that the job did not.
@@ -52,6 +57,7 @@ impl LastWords {
             }
             (None, ..) => {}
         }
+        report_others(end, voice);
     }
 
     fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) {
@@ -93,6 +99,36 @@ impl LastWords {
             }
             (Some(_), None, None) | (None, None, _) => {}
         }
+    }
+}
+
+/// How the job ended elsewhere, to people. Every node of the job shows the same first cause.
+fn report_others(end: &JobEnd, voice: &Voice) {
+    let is_own = |note: &FailureNote| {
+        let first = end.failure.as_ref().map(|failure| failure.first);
+        note.host == short_hostname() && first.is_some_and(|first| first.pid.as_raw() == note.pid)
+    };
+    match (&end.first_cause, &end.elsewhere) {
+        (Some(note), _) if is_own(note) => {}
+        (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
+        (None, Some(ending @ Ending::NotNeeded)) => voice.say(&nodes::over(ending)),
+        (None, Some(ending @ Ending::Closed { .. })) => {
+            voice.failure(&nodes::over(ending), Some("its launcher says why"));
+        }
+        (None, Some(Ending::Failed) | None) => {}
+    }
+}
+
+/// What this node died of, where that is what happened elsewhere.
+pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Option<ErrorReport> {
+    // What its own workers died of is told by them.
+    let ending = end.elsewhere.as_ref().filter(|_| end.failure.is_none())?;
+    let now = SystemTime::now();
+    match (failed, &end.first_cause, ending) {
+        (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
+        (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
+        (None, None, Ending::NotNeeded) => None,
+        (None, None, ending) => Some(parent_file::of_text(&nodes::over(ending), now)),
     }
 }
 

@@ -17,6 +17,7 @@ mod left_out;
 pub mod leftovers;
 mod master;
 pub mod message;
+mod others;
 mod phase;
 pub mod policy;
 mod progress;
@@ -38,18 +39,19 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::check::Check;
 use crate::agent::halt::Halts;
 use crate::agent::last_words::LastWords;
 use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::others::Others;
 use crate::agent::progress::ProgressLook;
 use crate::agent::reseat::Words;
 use crate::agent::rules::Rules;
 use crate::agent::state::State;
-use crate::agent::workers::Workers;
+use crate::agent::workers::{Joined, Workers};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::link::{Link, Received, ToAgent, ToGuard};
@@ -130,6 +132,8 @@ enum Interrupted {
 struct Agent<'a> {
     state: State,
     workers: Workers,
+    /// The other nodes, where there may be any.
+    others: Option<Others>,
     voice: &'a Voice,
     link: &'a Link,
     inbox: SignalInbox,
@@ -159,10 +163,13 @@ impl<'a> Agent<'a> {
         let handled = setup.original.handled.clone();
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let words = setup.words.clone();
+        // First, since it leaves nothing behind when the rest fails.
+        let others = Others::open(&setup.spec)?;
         let workers = Workers::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
             workers,
+            others,
             voice,
             link,
             inbox,
@@ -195,6 +202,7 @@ impl<'a> Agent<'a> {
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
             readers.extend(self.check.iter().flat_map(Check::as_fds));
+            readers.extend(self.others.iter().map(Others::as_fd));
             readers.extend(self.progress.iter().map(ProgressLook::as_fd));
             let check_deadline = self.check.as_ref().and_then(Check::deadline);
             wait(&readers, self.state.deadline().into_iter().chain(check_deadline).min())?;
@@ -226,6 +234,9 @@ impl<'a> Agent<'a> {
         if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
             self.progress = None;
             inputs.push_back(seen);
+        }
+        if let Some(others) = &mut self.others {
+            inputs.extend(others.news(self.voice));
         }
         // Whatever else came is met with the deadlines as they are now.
         if let Some(lasted) = self.halts.take() {
@@ -290,18 +301,13 @@ impl<'a> Agent<'a> {
                 return Some(Input::StartFailed { generation, failed: LocalRank(0) });
             }
             Action::Start { generation, restart_count, round } => {
-                let started = self.workers.start(generation, restart_count, round, SystemTime::now());
-                if let Err(failed) = started {
-                    self.voice.error(&failed.error, failed.error.hint());
-                    self.died_of = Some(died_of(&failed.error));
-                    return Some(Input::StartFailed { generation, failed: failed.at });
-                }
-                if let Some(left_out) = self.workers.left_out() {
-                    // Whatever the log level: nothing goes on without it.
-                    self.voice.print(&left_out.hint());
-                }
+                let took = self.others.as_ref().map(Others::took).unwrap_or_default();
+                let joined = round.map(|round| Joined { round: *round, took });
+                return self.start(generation, restart_count, joined);
             }
-            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
+            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {
+                self.speak_to_others(&action);
+            }
             Action::Pass { generation, local_ranks, signal } => {
                 self.workers.pass(generation, &local_ranks, signal);
             }
@@ -322,7 +328,8 @@ impl<'a> Agent<'a> {
                 return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
             }
             Action::LookWhoJoined { generation, local_ranks } => {
-                let missing = self.workers.not_joined(&local_ranks);
+                let greeted = self.others.as_ref().map(Others::greeted);
+                let missing = self.workers.not_joined(&local_ranks, greeted);
                 return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
             }
             Action::CheckDevices { generation } => {
@@ -346,39 +353,57 @@ impl<'a> Agent<'a> {
         None
     }
 
-    fn look_for_progress(&mut self, generation: Generation) -> Option<Input> {
-        let limit = self.workers.spec().restart.progress.as_ref()?;
-        if self.progress.is_some() {
-            // The one before hangs: no second thread is to hang beside it.
-            return Some(Input::ProgressSeen { generation, sight: None });
+    fn start(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        joined: Option<Joined>,
+    ) -> Option<Input> {
+        if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
+            self.voice.error(&failed.error, failed.error.hint());
+            self.died_of = Some(died_of(&failed.error));
+            return Some(Input::StartFailed { generation, failed: failed.at });
         }
-        let look = ProgressLook::start(generation, limit.folder.clone());
-        look.map(|look| self.progress = Some(look)).err()
+        if let Some(left_out) = self.workers.left_out() {
+            // Whatever the log level: nothing goes on without it.
+            self.voice.print(&left_out.hint());
+        }
+        None
     }
 
     /// The workers' last words, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
         // Kills the probes that have not answered.
         self.check = None;
+        let failed = self.others.as_mut().and_then(Others::take_failure);
+        let departure = self.part(end);
         // Before the output is at its end: whoever is left still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();
         let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
-        let died_of = self.died_of.take().or_else(|| late.as_ref().map(died_of)).or_else(|| {
-            let launcher = self.last_words.launcher();
-            end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
-        });
+        let elsewhere = last_words::of_others(end, failed.as_ref());
+        let died_of =
+            self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(died_of)).or_else(|| {
+                let launcher = self.last_words.launcher();
+                end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
+            });
         let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
         self.workers.tell_end(end, raw_error);
         let cut_short = self.drain(end, swept_early).or(swept_early);
         self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
         self.last_words.report(end, &self.workers, self.voice);
+        if let Some(failed) = failed {
+            self.voice.error(&failed, failed.hint());
+        }
         if let Some(late) = late {
             self.voice.error(&late, late.hint());
         }
         // Where the guard is dead nobody waits for our words, and nothing of the job may be there a second later.
         let is_alone = self.link.receive_from_guard() == Received::Closed;
         self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS });
+        if let Some(departure) = departure.filter(|_| !is_alone) {
+            self.wait_for_others(&departure);
+        }
         let persona = self.workers.spec().persona;
         self.workers.close();
         match cut_short {

@@ -14,6 +14,7 @@ use std::thread;
 
 use rankrun_contract::rank::Generation;
 
+use crate::agent::Agent;
 use crate::agent::message::Input;
 use crate::agent::policy::Sight;
 
@@ -23,6 +24,19 @@ const DEEPEST: usize = 4;
 const MOST_FILES: usize = 1_000_000;
 /// A [`Sight`].
 const ANSWER: usize = 8;
+
+impl Agent<'_> {
+    /// Begins a look; the answer at once, where there is none to come.
+    pub(super) fn look_for_progress(&mut self, generation: Generation) -> Option<Input> {
+        let limit = self.workers.spec().restart.progress.as_ref()?;
+        if self.progress.is_some() {
+            // The one before hangs: no second thread is to hang beside it.
+            return Some(Input::ProgressSeen { generation, sight: None });
+        }
+        let look = ProgressLook::start(generation, limit.folder.clone());
+        look.map(|look| self.progress = Some(look)).err()
+    }
+}
 
 /// One look, from the question to the answer.
 pub(super) struct ProgressLook {

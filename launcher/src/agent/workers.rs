@@ -1,6 +1,7 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
 mod look;
+mod witness;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,18 +10,16 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 use rankrun_contract::report::ErrorFile;
 
 use crate::agent::Setup;
-use crate::agent::card::{self, Evidence};
 use crate::agent::events::{self, EventSink};
-use crate::agent::failure::{Failure, Lost, Testimony};
 use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
 use crate::agent::message::{Input, JobEnd, WorkerEnd};
@@ -53,7 +52,8 @@ pub(super) struct Workers {
     placements: Vec<Placement>,
     /// Who sits where from the next generation on, where that is another.
     next_seating: Option<Seating>,
-    meeting: Meeting,
+    /// Where they meet, unless other nodes may take part.
+    meeting: Option<Meeting>,
     children: Children,
     logs: Logs,
     tree: Option<LogTree>,
@@ -71,6 +71,14 @@ pub(super) struct Workers {
     events: Option<EventSink>,
 }
 
+/// A rendezvous with other nodes.
+pub(super) struct Joined {
+    /// What came of it.
+    pub(super) round: Round,
+    /// How long it took.
+    pub(super) took: Duration,
+}
+
 /// Not every worker could be started.
 pub(super) struct StartFailed {
     /// The first that is not there.
@@ -84,7 +92,7 @@ impl Workers {
     pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
         let Setup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
-        let meeting = Meeting::open(&spec.rendezvous)?;
+        let meeting = if spec.rendezvous.is_shared() { None } else { Some(Meeting::open(&spec.rendezvous)?) };
         let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
             TreeOutcome::Made(tree) => Some(tree),
             TreeOutcome::Off => None,
@@ -149,14 +157,14 @@ impl Workers {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        round: Option<Box<Round>>,
+        joined: Option<Joined>,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.sit_down();
         self.started = now;
         self.pids.clear();
         self.error_files.clear();
-        let started = self.start_each(generation, restart_count, round);
+        let started = self.start_each(generation, restart_count, joined);
         if let (Ok(()), Some(events)) = (&started, &self.events) {
             events.started(&self.seats());
         }
@@ -173,20 +181,21 @@ impl Workers {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        round: Option<Box<Round>>,
+        joined: Option<Joined>,
     ) -> Result<(), StartFailed> {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
         let began = Instant::now();
-        let round = match round {
-            Some(round) => *round,
-            None => self.alone(generation).map_err(nobody)?,
+        let number = joined.as_ref().map(|joined| joined.round.number);
+        let Joined { round, took } = match joined {
+            Some(joined) => joined,
+            None => Joined { round: self.alone(generation).map_err(nobody)?, took: began.elapsed() },
         };
         if let Some(events) = &mut self.events {
-            events.joined(restart_count, &round, began.elapsed());
+            events.joined(restart_count, &round, took);
         }
         self.placements = placement::assign(&self.spec.seats, &round);
         self.round = Some(round.clone());
-        self.attempt = self.folders(restart_count).map_err(|error| nobody(error.into()))?;
+        self.attempt = self.folders(restart_count, number).map_err(|error| nobody(error.into()))?;
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
@@ -203,14 +212,23 @@ impl Workers {
 
     /// The round of a job of one node.
     fn alone(&self, generation: Generation) -> Result<Round, LaunchError> {
-        let master = self.meeting.next_generation(generation == Generation(0))?;
+        let meeting = self.meeting.as_ref().expect("a job of one node opens its store at the start");
+        let master = meeting.next_generation(generation == Generation(0))?;
         Ok(Round::alone(self.spec.workers, master))
     }
 
     /// The folders of one generation; a temporary tree that has become unwritable is done without.
-    fn folders(&mut self, restart_count: RestartCount) -> Result<Option<Attempt>, LogError> {
+    fn folders(
+        &mut self,
+        restart_count: RestartCount,
+        round: Option<u64>,
+    ) -> Result<Option<Attempt>, LogError> {
         let Some(tree) = &mut self.tree else { return Ok(None) };
-        match (tree.attempt(restart_count, self.spec.workers), &self.spec.logs.dir) {
+        let attempt = match round {
+            Some(round) => tree.attempt_in(round, restart_count, self.spec.workers),
+            None => tree.attempt(restart_count, self.spec.workers),
+        };
+        match (attempt, &self.spec.logs.dir) {
             (Ok(attempt), _) => Ok(Some(attempt)),
             (Err(error), LogDir::Temporary(_)) => {
                 let cause = error.source().map(ToString::to_string).unwrap_or_default();
@@ -294,41 +312,6 @@ impl Workers {
     /// What becomes readable when the worker that is left out does something.
     pub(super) fn left_out_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.left_out.iter().flat_map(LeftOut::as_fds)
-    }
-
-    /// What is known of a failure of the last generation; after [`Self::drain`].
-    pub(super) fn evidence(&self, failure: &Failure) -> Evidence<'_> {
-        let local_rank = failure.first.local_rank;
-        Evidence {
-            placements: &self.placements,
-            round: self.round.as_ref(),
-            started: self.started,
-            spec: &self.spec,
-            attempt: self.attempt.as_ref(),
-            error_files: &self.error_files,
-            tail: self.logs.tail(WorkerId { generation: failure.generation, local_rank }),
-        }
-    }
-
-    /// What a worker that failed has written about it; kept until the next generation.
-    pub(super) fn testimony(&mut self, exit: &WorkerExit) -> Option<Testimony> {
-        let local_rank = exit.worker.local_rank;
-        let attempt = self.attempt.as_ref().filter(|_| !exit.exit.is_success())?;
-        let (file, written) = card::error_file(&attempt.error_file(local_rank))?;
-        let lost = file.report.lost_rank.map(|rank| self.lost(rank));
-        self.error_files.insert(local_rank, file);
-        Some(Testimony { written, lost })
-    }
-
-    fn lost(&self, rank: Rank) -> Lost {
-        let seat = self.placements.iter().find(|seat| seat.rank == rank);
-        seat.map_or(Lost::Elsewhere(rank), |seat| Lost::Here(seat.local_rank))
-    }
-
-    /// The error file that this worker wrote, and where.
-    pub(super) fn error_file(&self, local_rank: LocalRank) -> Option<(&ErrorFile, PathBuf)> {
-        let path = self.attempt.as_ref()?.error_file(local_rank);
-        Some((self.error_files.get(&local_rank)?, path))
     }
 
     /// The job and its workers, for those who tell of them.

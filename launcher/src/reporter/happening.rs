@@ -83,13 +83,15 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
 /// The worker that this was the end of.
 fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
     match round {
-        Some(round) => format!(
-            "rank {} (local rank {}, pid {}) on node {}",
-            round.base_rank.0.saturating_add(end.local_rank.0),
-            end.local_rank,
-            end.pid,
-            round.node_rank
-        ),
+        Some(round) => {
+            let rank = round.base_rank.0.saturating_add(end.local_rank.0);
+            let own = round.members.iter().find(|member| member.node_rank == round.node_rank);
+            let name = own.map(|member| format!(" ({})", plain(&member.name))).unwrap_or_default();
+            format!(
+                "rank {rank} (local rank {}, pid {}) on node {}{name}",
+                end.local_rank, end.pid, round.node_rank
+            )
+        }
         None => format!("local rank {} (pid {})", end.local_rank, end.pid),
     }
 }

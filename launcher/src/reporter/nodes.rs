@@ -84,6 +84,12 @@ pub fn waiting(waiting: &Waiting) -> String {
     )
 }
 
+/// Something that people want to know of the rendezvous.
+#[must_use]
+pub fn note(text: &str) -> String {
+    plain(text)
+}
+
 /// The first cause, where it is another node's: what every node of the job shows of it.
 #[must_use]
 pub fn first_cause(note: &FailureNote) -> String {

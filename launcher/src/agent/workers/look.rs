@@ -1,10 +1,13 @@
 //! A look at the workers that are alive.
 
+use std::collections::BTreeSet;
+
 use nix::unistd::Pid;
 
 use rankrun_contract::rank::LocalRank;
 
 use super::Workers;
+use crate::agent::master::Meeting;
 use crate::agent::message::NotJoined;
 use crate::agent::stuck::Asleep;
 use crate::process::descendants::{everybody_below, sits_in_the_kernel};
@@ -18,8 +21,14 @@ impl Workers {
     }
 
     /// Who of them has not joined the store in this generation, neither itself nor by a descendant that lives.
-    pub(in crate::agent) fn not_joined(&self, local_ranks: &[LocalRank]) -> Vec<NotJoined> {
-        let Some(greeted) = self.meeting.greeted() else { return Vec::new() };
+    /// `greeted` is who has greeted the workers' store where the rendezvous has it.
+    pub(in crate::agent) fn not_joined(
+        &self,
+        local_ranks: &[LocalRank],
+        greeted: Option<Option<BTreeSet<u32>>>,
+    ) -> Vec<NotJoined> {
+        let of_meeting = || self.meeting.as_ref().and_then(Meeting::greeted);
+        let Some(greeted) = greeted.unwrap_or_else(of_meeting) else { return Vec::new() };
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });

@@ -1,0 +1,258 @@
+//! The agent's side of the rendezvous: its news become inputs of the state, what the state wants becomes wishes.
+//!
+//! The thread behind it exists only in the agent, and only in a job in which other nodes may take part. Nothing here
+//! waits, but for the parting at the very end, which a signal cuts short.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a rendezvous takes")]
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
+
+use rankrun_contract::rank::{LocalWorldSize, NodeCount};
+
+use crate::agent::Agent;
+use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd};
+use crate::error::LaunchError;
+use crate::rendezvous::descriptor::Entry;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::thread::{Rendezvous, Setup};
+use crate::rendezvous::{FailureNote, News, Over, Parting, Round, Wish};
+use crate::reporter::nodes;
+use crate::reporter::voice::Voice;
+use crate::spec::{Entrypoint, LaunchSpec};
+
+/// A wait that is longer says what it waits for.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// The other nodes of the job, as the agent's shell has them.
+#[derive(Debug)]
+pub(super) struct Others {
+    rendezvous: Rendezvous,
+    /// When the agent last wanted to take part.
+    asked: Instant,
+    /// Why the rendezvous failed.
+    failed: Option<RendezvousError>,
+    /// Whether there is more than one node, and so people want to know which is which.
+    is_many: bool,
+}
+
+impl Others {
+    /// Opens what this node has to open for the others; nothing where no other may take part.
+    ///
+    /// # Errors
+    /// The store, or an address for this node, cannot be had.
+    pub(super) fn open(spec: &LaunchSpec) -> Result<Option<Self>, LaunchError> {
+        if !spec.rendezvous.is_shared() {
+            return Ok(None);
+        }
+        let words = words_of(spec);
+        let rendezvous = Rendezvous::open(Setup {
+            spec: spec.rendezvous.clone(),
+            network: spec.network.clone(),
+            role: spec.role.clone(),
+            workers: spec.workers,
+            entry: Entry::new(words.iter().map(OsString::as_os_str)),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })?;
+        let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
+        Ok(Some(Self { rendezvous, asked: Instant::now(), failed: None, is_many }))
+    }
+
+    pub(super) fn join(&mut self, workers: LocalWorldSize) {
+        self.asked = Instant::now();
+        self.rendezvous.wish(Wish::Join { workers });
+    }
+
+    pub(super) fn wish(&self, wish: Wish) {
+        self.rendezvous.wish(wish);
+    }
+
+    /// How long it took to get into the round.
+    pub(super) fn took(&self) -> Duration {
+        self.asked.elapsed()
+    }
+
+    /// Who has greeted the workers' store in this round, where that store is ours.
+    pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
+        self.rendezvous.greeted()
+    }
+
+    /// What has happened, as inputs; what is only for people is told.
+    pub(super) fn news(&mut self, voice: &Voice) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        while let Some(news) = self.rendezvous.receive() {
+            inputs.extend(self.input(news, voice));
+        }
+        inputs
+    }
+
+    fn input(&mut self, news: News, voice: &Voice) -> Option<Input> {
+        Some(match news {
+            News::Joined(round) => {
+                tell_of(&round);
+                Input::Joined(round)
+            }
+            News::Changed(change) => Input::Changed(change),
+            News::Blamed(node) => Input::Blamed(node),
+            News::AllSucceeded => Input::AllSucceeded,
+            News::Waiting(waiting) => {
+                voice.say(&nodes::waiting(&waiting));
+                return None;
+            }
+            News::Note(text) => {
+                if self.is_many {
+                    voice.say(&nodes::note(&text));
+                } else {
+                    tracing::info!("{text}");
+                }
+                return None;
+            }
+            News::Over(Over::NotNeeded) => Input::Over(Ending::NotNeeded),
+            News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
+            News::Over(Over::Failed(error)) => {
+                self.failed.get_or_insert(error);
+                Input::Over(Ending::Failed)
+            }
+        })
+    }
+
+    /// Why the rendezvous failed, if it did.
+    pub(super) const fn take_failure(&mut self) -> Option<RendezvousError> {
+        self.failed.take()
+    }
+
+    /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
+    /// meanwhile.
+    pub(super) fn part(self, farewell: Farewell, parting: Parting) -> io::Result<Departure> {
+        let limit = limit_of(farewell);
+        let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
+        let rendezvous = self.rendezvous;
+        thread::Builder::new().name("parting".to_owned()).spawn(move || {
+            rendezvous.end(parting, limit);
+            drop(done);
+        })?;
+        Ok(Departure { over, until: Instant::now() + limit })
+    }
+}
+
+impl AsFd for Others {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.rendezvous.as_fd()
+    }
+}
+
+/// A parting that is on its way.
+#[derive(Debug)]
+pub(super) struct Departure {
+    /// Its other end is closed when it is over.
+    over: OwnedFd,
+    until: Instant,
+}
+
+impl Agent<'_> {
+    /// Passes on what the state wants of the other nodes.
+    pub(super) fn speak_to_others(&mut self, action: &Action) {
+        let Some(others) = &mut self.others else { return };
+        match action {
+            Action::Join { workers } => others.join(*workers),
+            Action::TellFailure { end } => {
+                self.workers.note_of(end).into_iter().for_each(|note| others.wish(Wish::Failed(note)));
+            }
+            Action::AskBlame => others.wish(Wish::Blame),
+            Action::TellSuccess => others.wish(Wish::Succeeded),
+            _ => {}
+        }
+    }
+
+    /// The other nodes hear of the end while the last output and the last words go out.
+    pub(super) fn part(&mut self, end: &JobEnd) -> Option<Departure> {
+        let others = self.others.take()?;
+        let parting = match end.farewell {
+            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None },
+            Farewell::Failed => Parting::Close { succeeded: false, failure: self.own_failure(end) },
+            Farewell::Left => Parting::Leave { why: why(end) },
+        };
+        let departure = others.part(end.farewell, parting);
+        departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
+    }
+
+    fn own_failure(&self, end: &JobEnd) -> Option<FailureNote> {
+        end.failure.as_ref().and_then(|failure| self.workers.note_of(&failure.first))
+    }
+
+    /// Until the others have what they need of this node, or a signal says that nobody cares.
+    pub(super) fn wait_for_others(&mut self, departure: &Departure) {
+        let mut say_at = Some(Instant::now() + SILENT_WAIT);
+        loop {
+            let now = Instant::now();
+            if now >= departure.until {
+                return;
+            }
+            if say_at.take_if(|at| *at <= now).is_some() {
+                self.voice.say("waiting for the other nodes to end; a signal ends the wait");
+            }
+            let deadline = say_at.into_iter().chain([departure.until]).min();
+            let fds = [departure.over.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
+            if super::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
+                return;
+            }
+            if !matches!(self.next_signal(), Ok(None)) {
+                return;
+            }
+        }
+    }
+}
+
+/// Nobody ever writes to it: it is readable when it is at its end.
+fn is_closed(over: &OwnedFd) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut fds = [PollFd::new(over.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
+const fn limit_of(farewell: Farewell) -> Duration {
+    match farewell {
+        Farewell::Succeeded => Duration::from_secs(7),
+        Farewell::Failed => Duration::from_secs(4),
+        Farewell::Left => Duration::from_secs(2),
+    }
+}
+
+fn why(end: &JobEnd) -> String {
+    match (end.stopped_by, end.time_limit, &end.elsewhere) {
+        (Some(signal), ..) => format!("it was told to stop by {signal}"),
+        (None, Some(_), _) => "its time limit is over".to_owned(),
+        (None, None, Some(_)) => "the job has ended".to_owned(),
+        (None, None, None) => "its workers cannot be ended".to_owned(),
+    }
+}
+
+fn tell_of(round: &Round) {
+    tracing::info!(
+        "round {}: node {} of {}, {} workers from rank {}, the store is {}:{}",
+        round.number,
+        round.node_rank,
+        round.nodes,
+        round.world_size,
+        round.base_rank,
+        round.master.addr,
+        round.master.port
+    );
+}
+
+/// The program and its arguments as they were typed. The interpreter may be another on each node.
+fn words_of(spec: &LaunchSpec) -> Vec<OsString> {
+    let program: Vec<&OsStr> = match &spec.entrypoint {
+        Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => vec![script],
+        Entrypoint::Module { module, .. } => vec![OsStr::new("-m"), module],
+        Entrypoint::Program { name, .. } => vec![name],
+    };
+    program.into_iter().map(OsStr::to_owned).chain(spec.args.iter().cloned()).collect()
+}
