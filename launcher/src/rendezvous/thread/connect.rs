@@ -7,6 +7,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use crate::rendezvous::address::{self, Known, interfaces};
 use crate::rendezvous::c10d::{Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
@@ -112,7 +114,8 @@ impl Driver {
             }
             Trouble::Store(error) => {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
-                self.backend = None;
+                // Kept until there is another: its end would tell the host of the store that we are gone.
+                self.worn = self.backend.take();
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
@@ -169,7 +172,7 @@ impl Driver {
         if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
             backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
         }
-        self.backend = Some(backend);
+        (self.backend, self.worn) = (Some(backend), None);
         Ok(())
     }
 
@@ -289,11 +292,25 @@ impl Driver {
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
     pub(super) fn take_gone(&mut self, now: Instant) {
-        let _ = now;
+        let Some(store) = &self.store else { return };
+        if !is_readable(store.departures()) {
+            return;
+        }
+        for nonce in store.departed().unwrap_or_default() {
+            if let Some(node) = self.book.of_nonce(nonce).cloned() {
+                self.book.sightings.gone(&node);
+                self.next_look = now;
+            }
+        }
     }
 
     /// Readable when connections to our store have gone.
     pub(super) fn gone_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.store.as_ref().map(|store| store.departures())
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -124,6 +124,8 @@ pub(super) struct Driver {
     /// What torchrun's agents believe.
     pub(super) memory: Memory,
     pub(super) backend: Option<Backend>,
+    /// The connections before, which are of no use any more.
+    pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
@@ -150,7 +152,7 @@ impl Driver {
             check(iface, &known).map_err(RendezvousError::Address)?;
         }
         let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
-        let store = host::open(&plan.endpoint, is_host, guests)?.map(Arc::new);
+        let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
         let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
@@ -173,6 +175,7 @@ impl Driver {
             greeted,
             memory: Memory::default(),
             backend: None,
+            worn: None,
             me: None,
             phase: Phase::Idle,
             is_out: false,

@@ -1,7 +1,7 @@
 //! The store where the workers meet, for the rounds in which this node has rank 0.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,10 +9,11 @@ use rankrun_contract::env::Master;
 
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
-use crate::rendezvous::host::{Guests, lacks_family};
+use crate::rendezvous::host::Guests;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
-use crate::store::{StoreError, StoreServer};
+use crate::store::StoreServer;
+use crate::store::listen::Interfaces;
 
 use super::driver::Fixed;
 
@@ -126,35 +127,12 @@ pub(super) struct AgentHosted {
 
 impl AgentHosted {
     fn bind(&self) -> Result<StoreServer, RendezvousError> {
-        let (first, second): (IpAddr, IpAddr) = match self.guests {
-            Guests::Others => (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()),
-            Guests::ThisMachine => (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+        let at = match self.guests {
+            Guests::Others => Interfaces::All,
+            Guests::ThisMachine => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
         };
-        let bound = in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(first, port)));
-        let bound = bound.or_else(|error| match &error {
-            StoreError::Bind { source, .. } if lacks_family(source) => {
-                in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(second, port)))
-            }
-            _ => Err(error),
-        });
-        Ok(bound?)
+        Ok(StoreServer::bind_in(at, 0, self.ports)?)
     }
-}
-
-/// The first port of the range that can be had, or any.
-fn in_range(
-    ports: Option<PortRange>,
-    mut bind: impl FnMut(u16) -> Result<StoreServer, StoreError>,
-) -> Result<StoreServer, StoreError> {
-    let Some(PortRange { first, last }) = ports else { return bind(0) };
-    let mut result = bind(first);
-    for port in first.saturating_add(1)..=last {
-        if result.is_ok() {
-            break;
-        }
-        result = bind(port);
-    }
-    result
 }
 
 impl AgentStore for AgentHosted {
@@ -187,7 +165,7 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.reset(),
             Self::Worker(store) => store.reset(),
-            Self::Shared(shared) => Ok(shared.store.reset()?),
+            Self::Shared(shared) => Ok(shared.store.reset_keeping(&[&shared.prefix], &shared.agents)?),
         }
     }
 }
