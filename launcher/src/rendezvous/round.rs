@@ -165,7 +165,7 @@ impl Look<'_> {
     }
 
     fn is_dead(&self, node: &Node) -> bool {
-        *node != self.me.node && self.view.sightings.is_dead(node, self.now)
+        *node != self.me.node && self.view.sightings.is_dead(node)
     }
 
     fn is_ours(&self, node: &Node) -> bool {
@@ -188,14 +188,13 @@ impl Look<'_> {
 
     fn join(&self, deadline: Instant, before: Option<u64>) -> Step {
         let (state, node) = (self.view.state, &self.me.node);
-        let is_old = state.complete && before.is_some_and(|before| before >= state.round);
+        let is_old = before.is_some_and(|before| before >= state.round) || !self.is_whole();
         let takes_part = state.participants.contains(node);
         if state.complete && takes_part && !is_old {
-            // As it was completed, not as it is now: nobody starts in a smaller world than the others.
             return Step::Joined;
         }
         let mut draft = self.cleaned();
-        let leaves = is_old && takes_part;
+        let leaves = state.complete && takes_part;
         if leaves {
             leave(&mut draft, node, self.min());
         }
@@ -215,6 +214,24 @@ impl Look<'_> {
             self.wait_for_a_seat(&mut draft);
         }
         self.write_or_wait(draft, Some(deadline))
+    }
+
+    /// Whether a complete round is still as it was when it was completed: nobody starts in a smaller world than the others.
+    /// Beside torchrun agents that does not matter: they would wait for us in the exchange that follows until they fail.
+    fn is_whole(&self) -> bool {
+        let participants = &self.view.state.participants;
+        let members: BTreeMap<&Node, i64> = participants.iter().collect();
+        if members.len() < self.min() {
+            return false;
+        }
+        let mut ranks: Vec<i64> = members.values().copied().collect();
+        ranks.sort_unstable();
+        let known = self.view.ranks.filter(|ranks| ranks.round == self.view.state.round);
+        let is_as_known =
+            known.is_none_or(|known| known.of.iter().eq(members.iter().map(|(node, rank)| (*node, rank))));
+        let is_awaited = members.len() < self.max() && !self.view.state.wait_list.is_empty();
+        let is_mixed = members.keys().any(|node| !self.is_ours(node));
+        is_mixed || (is_as_known && !is_awaited && (0..).zip(ranks).all(|(place, rank)| place == rank))
     }
 
     /// Rows 6 to 8.
@@ -366,7 +383,7 @@ impl Look<'_> {
         let rings = differ(self.view.state, &draft);
         let due = self.heartbeat_due();
         if rings || due.is_some_and(|due| due <= self.now) {
-            self.refresh(&mut draft);
+            self.refresh(&mut draft, rings);
             return Step::Write { state: draft, rings };
         }
         let times = &self.me.times;
@@ -381,11 +398,18 @@ impl Look<'_> {
         Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
     }
 
-    /// The heartbeats of all our agents that live: torchrun agents would take them for dead.
-    fn refresh(&self, draft: &mut State) {
+    /// Our own heartbeat, and where nothing else is written those of all our agents, who live: torchrun agents would take
+    /// them for dead.
+    fn refresh(&self, draft: &mut State, rings: bool) {
+        let node = &self.me.node;
+        let is_meant = |other: &&Node| *other == node || (!rings && self.is_ours(other));
+        let meant: Vec<Node> = changes::listed(draft).filter(is_meant).cloned().collect();
         let stamp = self.stamp();
-        let ours: Vec<Node> = changes::listed(draft).filter(|node| self.is_ours(node)).cloned().collect();
-        draft.last_heartbeats.extend(ours.into_iter().map(|node| (node, stamp)));
+        for other in meant {
+            let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
+            // Every one is to be seen as another.
+            draft.last_heartbeats.insert(other, Timestamp(stamp.0.saturating_add(i64::from(same))));
+        }
     }
 
     /// Ours, of which one is due a little before the others, and writes for all.

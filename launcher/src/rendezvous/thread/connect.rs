@@ -12,6 +12,7 @@ use crate::rendezvous::c10d::{Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
+use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, News, Over};
@@ -19,6 +20,7 @@ use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
 use super::driver::{Driver, Phase, random};
+use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
@@ -163,6 +165,9 @@ impl Driver {
                 Ok(me) => self.me = Some(me),
                 Err(error) => self.over(Over::Failed(error)),
             }
+        }
+        if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
+            backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
         }
         self.backend = Some(backend);
         Ok(())

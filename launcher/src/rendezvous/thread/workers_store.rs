@@ -14,6 +14,8 @@ use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
 use crate::store::{StoreError, StoreServer};
 
+use super::driver::Fixed;
+
 /// The agent's own store, which the agent asks who is there and the thread serves: one listener for the agent's life.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Greeted {
@@ -22,7 +24,7 @@ pub(super) struct Greeted {
 
 #[derive(Debug, Default)]
 struct Shared {
-    server: OnceLock<StoreServer>,
+    server: OnceLock<Arc<StoreServer>>,
     /// Whether the workers of this round meet there.
     is_used: AtomicBool,
 }
@@ -41,7 +43,12 @@ impl Greeted {
 
     /// The server, where it was opened.
     pub(super) fn server(&self) -> Option<&StoreServer> {
-        self.shared.server.get()
+        self.shared.server.get().map(Arc::as_ref)
+    }
+
+    /// The workers meet in a store that is open already.
+    pub(super) fn is(&self, store: &Arc<StoreServer>) {
+        self.shared.server.get_or_init(|| Arc::clone(store));
     }
 }
 
@@ -52,6 +59,19 @@ pub(super) enum WorkersStore {
     Agent(AgentHosted),
     /// Worker rank 0.
     Worker(WorkerStore),
+    /// Nobody besides: the workers meet in the rendezvous store, which is ours.
+    Shared(SharedStore),
+}
+
+/// The rendezvous store, where the workers meet in it too.
+#[derive(Debug)]
+pub(super) struct SharedStore {
+    store: Arc<StoreServer>,
+    master: Master,
+    /// Before every key of the agents.
+    prefix: String,
+    /// The numbers in the greetings of the agents.
+    agents: BTreeSet<u32>,
 }
 
 impl WorkersStore {
@@ -65,11 +85,31 @@ impl WorkersStore {
         Self::Worker(WorkerStore::new(String::new(), ports))
     }
 
+    /// Open already.
+    pub(super) fn shared(store: Arc<StoreServer>, fixed: &Fixed) -> Self {
+        let master = Master { port: store.local_addr().port(), ..fixed.master.clone() };
+        Self::Shared(SharedStore {
+            store,
+            master,
+            prefix: format!("/{}/", fixed.run_id),
+            agents: BTreeSet::new(),
+        })
+    }
+
+    /// Whose connections outlive a round.
+    pub(super) fn agents(&mut self, numbers: impl Iterator<Item = u32>) {
+        if let Self::Shared(shared) = self {
+            shared.agents = numbers.collect();
+        }
+    }
+
     /// What the workers are told as host.
     pub(super) fn at(&mut self, addr: &str) {
         match self {
             Self::Agent(store) => addr.clone_into(&mut store.addr),
             Self::Worker(store) => addr.clone_into(&mut store.addr),
+            // Every node was told.
+            Self::Shared(_) => {}
         }
     }
 }
@@ -123,14 +163,14 @@ impl AgentStore for AgentHosted {
             Some(server) => server,
             None => {
                 let server = self.bind()?;
-                self.greeted.shared.server.get_or_init(|| server)
+                self.greeted.shared.server.get_or_init(|| Arc::new(server))
             }
         };
         Ok(Master { addr: self.addr.clone(), port: server.local_addr().port(), agent_store: true })
     }
 
     fn reset(&mut self) -> Result<(), RendezvousError> {
-        Ok(self.greeted.shared.server.get().map_or(Ok(()), StoreServer::reset)?)
+        Ok(self.greeted.server().map_or(Ok(()), StoreServer::reset)?)
     }
 }
 
@@ -139,6 +179,7 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.open(),
             Self::Worker(store) => store.open(),
+            Self::Shared(shared) => Ok(shared.master.clone()),
         }
     }
 
@@ -146,6 +187,7 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.reset(),
             Self::Worker(store) => store.reset(),
+            Self::Shared(shared) => Ok(shared.store.reset()?),
         }
     }
 }
