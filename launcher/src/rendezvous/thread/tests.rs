@@ -1,4 +1,5 @@
 //! Several agents' rendezvous in one process, over one store. Nothing sleeps: every test waits for news.
+#![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
