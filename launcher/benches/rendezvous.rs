@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         row(count, rounds, peer.as_mut().filter(|_| count <= torch));
     }
     let joins: Vec<f64> = (0..rounds * 2).map(|_| newcomer()).collect();
-    println!("\na fresh agent has its ranks in a running job of one {:.1} ms after its start", median(&joins));
+    println!("\na fresh agent has its ranks in a running job of one {:.1} ms after its start", median(joins));
     ExitCode::SUCCESS
 }
 
@@ -78,15 +78,14 @@ fn row(count: u32, rounds: usize, mut peer: Option<&mut Peer>) {
         theirs.extend(peer.as_mut().map(|peer| peer.job(count)));
     }
     let cell = |pick: fn(&Times) -> f64| {
-        let mine: Vec<f64> = ours.iter().map(pick).collect();
-        let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(mine, its)| pick(its) / pick(mine)).collect();
-        let its: Vec<f64> = theirs.iter().map(pick).collect();
-        let beside = if its.is_empty() {
+        let mine = median(ours.iter().map(pick));
+        let beside = if theirs.is_empty() {
             String::new()
         } else {
-            format!(" ({:.0}, {:.0} times)", median(&its), median(&ratios))
+            let ratios = ours.iter().zip(&theirs).map(|(mine, its)| pick(its) / pick(mine));
+            format!(" ({:.0}, {:.0} times)", median(theirs.iter().map(pick)), median(ratios))
         };
-        (format!("{:.1}{beside}", median(&mine)), format!("{:.2}", median(&mine) / f64::from(count)))
+        (format!("{mine:.1}{beside}"), format!("{:.2}", mine / f64::from(count)))
     };
     let ((fresh, fresh_each), (next, next_each)) = (cell(|times| times.fresh), cell(|times| times.next));
     println!("| {count} | {fresh} | {fresh_each} | {next} | {next_each} |");
@@ -105,7 +104,11 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
             is_host: None,
             node_rank: None,
             // Hundreds of agents on a few processors may be late with a sign of life.
-            times: RoundTimes { lease: Duration::from_secs(60), ..RoundTimes::default() },
+            times: RoundTimes {
+                lease: Duration::from_secs(60),
+                last_call: Duration::from_millis(50),
+                ..RoundTimes::default()
+            },
         },
         network: NetworkSpec::default(),
         role: "default".to_owned(),
