@@ -53,7 +53,9 @@ fn main() -> ExitCode {
     let most = u32::try_from(number(1, DEFAULT_MOST as usize)).unwrap();
     let torch = u32::try_from(number(2, DEFAULT_TORCH as usize)).unwrap();
     let mut peer = torchrun().and_then(|path| Peer::start(&path));
-    println!("medians of {rounds}, in milliseconds; what is in brackets is torch's, and how many times ours that is\n");
+    println!(
+        "medians of {rounds}, in milliseconds; what is in brackets is torch's, and how many times ours that is\n"
+    );
     println!("| agents | a fresh job | per agent | the next round | per agent |");
     println!("| ---: | ---: | ---: | ---: | ---: |");
     for count in COUNTS.into_iter().filter(|count| *count <= most) {
@@ -218,12 +220,8 @@ impl Peer {
     fn start(torchrun: &Path) -> Option<Self> {
         let python = torchrun.with_file_name("python");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/rendezvous_torch.py");
-        let mut child = Command::new(python)
-            .arg(script)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .ok()?;
+        let mut child =
+            Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
         let (jobs, times) = (child.stdin.take()?, BufReader::new(child.stdout.take()?));
         Some(Self { child, jobs, times })
     }

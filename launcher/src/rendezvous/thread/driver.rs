@@ -68,6 +68,8 @@ pub(super) struct Driver {
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
+    /// The agent knows that there is nothing to take part in any more.
+    pub(super) is_over: bool,
     /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
     pub(super) is_out: bool,
     pub(super) ending: Option<(Parting, Instant)>,
@@ -116,6 +118,7 @@ impl Driver {
             worn: None,
             me: None,
             phase: Phase::Idle,
+            is_over: false,
             is_out: false,
             ending: None,
             next_look: now,
@@ -157,8 +160,14 @@ impl Driver {
     fn grant(&mut self, wish: Wish) {
         let now = Instant::now();
         self.next_look = now;
-        if self.is_out {
+        if self.is_over {
             return;
+        }
+        if matches!(wish, Wish::Join { .. })
+            && let Err(trouble) = self.tell()
+        {
+            // The round before is over for this node all the same.
+            self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
             (Wish::Join { workers }, phase) => {
@@ -182,13 +191,13 @@ impl Driver {
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
         self.fence(now);
-        if self.is_out {
+        if self.is_over {
             return Ok(now + NEVER);
         }
+        self.take_gone(now);
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        self.take_gone(now);
         if let Some(backend) = &mut self.backend
             && backend.has_rung()?
         {
@@ -297,6 +306,8 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
+        self.answer_blame(None);
+        self.is_over = true;
         self.is_out |= !matches!(over, Over::Closed { .. });
         self.phase = Phase::Idle;
         self.outlet.tell(News::Over(over));
@@ -304,8 +315,9 @@ impl Driver {
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell);
-        let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
+        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over);
+        let gone = self.gone_fd().filter(|_| !self.is_over);
+        let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
             .into_iter()
             .flatten()

@@ -155,6 +155,17 @@ impl Agent {
         }
     }
 
+    /// The same for one that may have heard of others' wishes before it was told its own.
+    fn rejoined(&self) -> Round {
+        loop {
+            match self.news() {
+                News::Joined(round) => return *round,
+                News::Changed(_) => {}
+                news => panic!("{news:?}"),
+            }
+        }
+    }
+
     fn changed(&self) -> Change {
         match self.news() {
             News::Changed(change) => change,
@@ -322,7 +333,7 @@ fn a_final_failure_ends_everybody_in_every_phase() {
 fn ranks_are_kept_over_restarts() {
     let store = store();
     let agents: Vec<_> = (0..4).map(|_| Job::at(&store, 4, 4).agent()).collect();
-    let ranks = |agents: &[Agent]| agents.iter().map(|agent| agent.joined().node_rank).collect::<Vec<_>>();
+    let ranks = |agents: &[Agent]| agents.iter().map(|agent| agent.rejoined().node_rank).collect::<Vec<_>>();
     let first = ranks(&agents);
     for _ in 0..3 {
         agents.iter().rev().for_each(Agent::join);
