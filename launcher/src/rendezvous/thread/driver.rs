@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::LaunchError;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Backend, Introduction, Look, Trouble, Wants};
+use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Guests};
 use crate::rendezvous::round::Me;
@@ -198,10 +198,10 @@ impl Driver {
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        if let Some(backend) = &mut self.backend
-            && backend.has_rung()?
-        {
-            self.next_look = self.next_look.min(now);
+        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Success(round)) => self.all_succeeded(round),
+            None => {}
         }
         self.introduce()?;
         if matches!(self.phase, Phase::Idle) {
@@ -216,8 +216,9 @@ impl Driver {
             let now = Instant::now();
             // What the agent has wished for meanwhile is not put off.
             self.next_look = until.min(now + self.plan.tick());
+            let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen()?;
+                backend.listen(success_of)?;
             }
         }
         Ok(self.next_look.min(self.next_tick))
