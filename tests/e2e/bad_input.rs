@@ -151,6 +151,35 @@ fn an_endpoint_that_is_none() {
     for endpoint in ["tcp://localhost:7", "localhost:x", "localhost:65536", "localhost"] {
         refused(|name| Launch::new(name).args(["--rdzv-endpoint", endpoint]), 1, endpoint);
     }
+    if !only_ours() {
+        return;
+    }
+    // torchrun starts Python for each of these, and says the same; `cli` has more of them.
+    for endpoint in
+        ["localhost:", ":7", "[::1", "[::1]x:7", "local/host:7", "localhost:7,localhost:8", "a b:7"]
+    {
+        let options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint];
+        refused(|name| Launch::new(name).args(options), 1, endpoint);
+    }
+}
+
+#[test]
+fn numbers_of_nodes_and_ranks_that_cannot_be() {
+    if !only_ours() {
+        return;
+    }
+    // torchrun waits for others first.
+    for (options, named) in [
+        (
+            ["--nnodes", "2", "--node-rank", "2"],
+            "`--node-rank` is `2`, and the node ranks of a job of 2 nodes",
+        ),
+        (["--nnodes", "2", "--node-rank", "-1"], "`--node-rank` is `-1`"),
+        (["--nnodes", "2", "--master-port", "0"], "`--master-port` is `0`"),
+        (["--nnodes", "70000", "--node-rank", "1"], "`--nnodes` is `70000`"),
+    ] {
+        refused(|name| Launch::new(name).args(options), 1, named);
+    }
 }
 
 #[test]

@@ -58,6 +58,33 @@ fn a_free_master_port_is_told() {
     }
 }
 
+#[test]
+fn a_store_that_nobody_can_find_is_not_waited_at() {
+    let launch = |name| {
+        // torchrun waits for so long; by itself for ten minutes.
+        let options = ["--standalone", "--nnodes", "2", "--rdzv-conf", "join_timeout=3"];
+        Launch::new(name).args(options)
+    };
+    torchruns(launch, &["alive"]).exits(1).complains("RendezvousTimeoutError").never_says("alive rank=");
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        let outcome = launch(*name).worker(["alive"]).run();
+        outcome.exits(1).complains("`--nnodes` is `2`").complains("hint:").never_says("alive rank=");
+    }
+}
+
+#[test]
+fn an_ipv6_endpoint_needs_brackets() {
+    let launch = |name, endpoint| {
+        let conf = ["--rdzv-conf", "read_timeout=3,join_timeout=3"];
+        Launch::new(name).args(["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]).args(conf)
+    };
+    torchruns(|name| launch(name, "::1"), &["alive"]).exits(1).never_says("alive rank=");
+    if only_ours() {
+        let outcome = launch(Name::Rankrun, "::1").worker(["alive"]).run();
+        outcome.exits(1).complains("stands in brackets, as in `[::1]:29400`").never_says("alive rank=");
+    }
+}
+
 /// The addresses on which somebody listens on the port, as the kernel writes them.
 fn listeners(port: u16) -> BTreeSet<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());

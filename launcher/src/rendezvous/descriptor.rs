@@ -83,13 +83,14 @@ impl Entry {
 pub enum Mismatch {
     /// It speaks another protocol.
     #[error(
-        "this agent is rankrun {ours} (protocol {}), that one {theirs} (protocol {their_protocol})",
-        PROTOCOL
+        "this agent is rankrun {ours} (protocol {our_protocol}), that one {theirs} (protocol {their_protocol})"
     )]
     Protocol {
         /// Our version.
         ours: String,
-        /// The other agent's.
+        /// Our number.
+        our_protocol: u32,
+        /// The other agent's version.
         theirs: String,
         /// The other agent's number.
         their_protocol: u32,
@@ -152,6 +153,7 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
     if theirs.protocol != ours.protocol {
         return Err(Mismatch::Protocol {
             ours: ours.version.clone(),
+            our_protocol: ours.protocol,
             theirs: theirs.version.clone(),
             their_protocol: theirs.protocol,
         });
@@ -175,9 +177,12 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
 /// The first difference that matters.
 pub fn meet(ours: &Descriptor, theirs: &[u8]) -> Result<Descriptor, Mismatch> {
     let theirs = Descriptor::from_json(theirs).map_err(|error| match error {
-        NotADescriptor::Protocol { protocol, version } => {
-            Mismatch::Protocol { ours: ours.version.clone(), theirs: version, their_protocol: protocol }
-        }
+        NotADescriptor::Protocol { protocol, version } => Mismatch::Protocol {
+            ours: ours.version.clone(),
+            our_protocol: ours.protocol,
+            theirs: version,
+            their_protocol: protocol,
+        },
         NotADescriptor::Unreadable => Mismatch::Unreadable { ours: ours.version.clone() },
     })?;
     compare(ours, &theirs)?;

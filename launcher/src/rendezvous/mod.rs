@@ -228,3 +228,6 @@ pub enum Over {
 }
 
 pub mod error;
+
+#[cfg(test)]
+mod simulation;

@@ -142,7 +142,7 @@ pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timest
         Goal::Join { .. } if state.closed => Step::Closed,
         Goal::Join { deadline, before } => look.join(deadline, before),
         Goal::Stay { round, members } => look.stay(round, members),
-        Goal::Hold => look.write_or_wait(look.cleaned(), None),
+        Goal::Hold => look.keep(),
     }
 }
 
@@ -165,7 +165,7 @@ impl Look<'_> {
     }
 
     fn is_dead(&self, node: &Node) -> bool {
-        *node != self.me.node && self.view.sightings.is_dead(node, self.now)
+        *node != self.me.node && self.view.sightings.is_dead(node)
     }
 
     fn is_ours(&self, node: &Node) -> bool {
@@ -188,14 +188,13 @@ impl Look<'_> {
 
     fn join(&self, deadline: Instant, before: Option<u64>) -> Step {
         let (state, node) = (self.view.state, &self.me.node);
-        let is_old = state.complete && before.is_some_and(|before| before >= state.round);
+        let is_old = before.is_some_and(|before| before >= state.round) || !self.is_whole();
         let takes_part = state.participants.contains(node);
         if state.complete && takes_part && !is_old {
-            // As it was completed, not as it is now: nobody starts in a smaller world than the others.
             return Step::Joined;
         }
         let mut draft = self.cleaned();
-        let leaves = is_old && takes_part;
+        let leaves = state.complete && takes_part;
         if leaves {
             leave(&mut draft, node, self.min());
         }
@@ -217,6 +216,24 @@ impl Look<'_> {
         self.write_or_wait(draft, Some(deadline))
     }
 
+    /// Whether a complete round is still as it was when it was completed: nobody starts in a smaller world than the others.
+    /// Beside torchrun agents that does not matter: they would wait for us in the exchange that follows until they fail.
+    fn is_whole(&self) -> bool {
+        let participants = &self.view.state.participants;
+        let members: BTreeMap<&Node, i64> = participants.iter().collect();
+        if members.len() < self.min() {
+            return false;
+        }
+        let mut ranks: Vec<i64> = members.values().copied().collect();
+        ranks.sort_unstable();
+        let known = self.view.ranks.filter(|ranks| ranks.round == self.view.state.round);
+        let is_as_known =
+            known.is_none_or(|known| known.of.iter().eq(members.iter().map(|(node, rank)| (*node, rank))));
+        let is_awaited = members.len() < self.max() && !self.view.state.wait_list.is_empty();
+        let is_mixed = members.keys().any(|node| !self.is_ours(node));
+        is_mixed || (is_as_known && !is_awaited && (0..).zip(ranks).all(|(place, rank)| place == rank))
+    }
+
     /// Rows 6 to 8.
     fn give_up(&self, mut draft: State, deadline: Instant) -> Step {
         let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
@@ -236,7 +253,7 @@ impl Look<'_> {
         if self.view.sightings.has_moved(other) {
             return Some(Step::Taken { by: other.clone() });
         }
-        Some(self.write_or_wait(self.view.state.clone(), Some(deadline)))
+        Some(self.wait(Some(deadline)))
     }
 
     /// The round runs without us (rows 3, 4, 9, 10). Whoever waits already comes first, then the spares in order.
@@ -329,17 +346,31 @@ impl Look<'_> {
     fn stay(&self, round: u64, members: &[Node]) -> Step {
         let (state, node) = (self.view.state, &self.me.node);
         if state.closed {
-            return self.write_or_wait(state.clone(), None);
+            return self.wait(None);
         }
         if state.round != round || !state.complete || !state.participants.contains(node) {
             return Step::Changed(Upheaval::Removed);
         }
+        // What is found is told to all before anything else.
+        let upheaval = if self.is_untidy() { None } else { self.upheaval(members) };
+        upheaval.map_or_else(|| self.keep(), Step::Changed)
+    }
+
+    /// Takes out the dead, and keeps the heartbeats fresh, where there is something to do.
+    fn keep(&self) -> Step {
+        if !self.is_untidy() && !self.is_due() {
+            return self.wait(None);
+        }
         let mut draft = self.cleaned();
         self.seat_the_rest(&mut draft);
-        match self.upheaval(members) {
-            Some(upheaval) if !differ(state, &draft) => Step::Changed(upheaval),
-            _ => self.write_or_wait(draft, None),
-        }
+        self.write_or_wait(draft, None)
+    }
+
+    /// Whether somebody is in a list who does not belong there.
+    fn is_untidy(&self) -> bool {
+        let state = self.view.state;
+        let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
+        !state.closed && (crowds || changes::listed(state).any(|node| self.is_dead(node)))
     }
 
     fn upheaval(&self, members: &[Node]) -> Option<Upheaval> {
@@ -364,11 +395,18 @@ impl Look<'_> {
     /// Writes what has changed, or the heartbeats where they are due.
     fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
         let rings = differ(self.view.state, &draft);
-        let due = self.heartbeat_due();
-        if rings || due.is_some_and(|due| due <= self.now) {
-            self.refresh(&mut draft);
+        if rings || self.is_due() {
+            self.refresh(&mut draft, rings);
             return Step::Write { state: draft, rings };
         }
+        self.wait(deadline)
+    }
+
+    fn is_due(&self) -> bool {
+        self.heartbeat_due().is_some_and(|due| due <= self.now)
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> Step {
         let times = &self.me.times;
         let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.me.node));
         // The deadline itself is still in time.
@@ -376,29 +414,40 @@ impl Look<'_> {
         let last_call = self.view.sightings.deadline_seen(self.view.state);
         let last_call = last_call.and_then(|seen| seen.checked_add(times.last_call));
         let death = self.view.sightings.next_death(self.now);
-        let moments = [due, deadline, last_call, death, Some(self.now + times.keep_alive)];
+        let moments = [self.heartbeat_due(), deadline, last_call, death, Some(self.now + times.keep_alive)];
         let until = moments.into_iter().flatten().filter(|moment| *moment > self.now).min();
         Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
     }
 
-    /// The heartbeats of all our agents that live: torchrun agents would take them for dead.
-    fn refresh(&self, draft: &mut State) {
+    /// Our own heartbeat, and where nothing else is written those of all our agents, who live: torchrun agents would take
+    /// them for dead.
+    fn refresh(&self, draft: &mut State, rings: bool) {
+        let node = &self.me.node;
+        let is_meant = |other: &&Node| *other == node || (!rings && self.is_ours(other));
+        let meant: Vec<Node> = changes::listed(draft).filter(is_meant).cloned().collect();
         let stamp = self.stamp();
-        let ours: Vec<Node> = changes::listed(draft).filter(|node| self.is_ours(node)).cloned().collect();
-        draft.last_heartbeats.extend(ours.into_iter().map(|node| (node, stamp)));
+        for other in meant {
+            let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
+            // Every one is to be seen as another.
+            draft.last_heartbeats.insert(other, Timestamp(stamp.0.saturating_add(i64::from(same))));
+        }
     }
 
     /// Ours, of which one is due a little before the others, and writes for all.
     fn heartbeat_due(&self) -> Option<Instant> {
         let (state, node) = (self.view.state, &self.me.node);
-        let ours = || changes::listed(state).filter(|other| self.is_ours(other));
         if !is_listed(state, node) || state.closed {
             return None;
         }
         let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
-        let place = u32::try_from(ours().filter(|other| *other < node).count()).unwrap_or(u32::MAX);
-        let count = u32::try_from(ours().count()).unwrap_or(u32::MAX).max(1);
         let spread = self.me.times.keep_alive / 5;
-        since.checked_add(self.me.times.keep_alive - spread + spread * place / count)
+        let first = since.checked_add(self.me.times.keep_alive - spread)?;
+        if first > self.now {
+            return Some(first);
+        }
+        let ours = changes::listed(state).filter(|other| self.is_ours(other));
+        let (count, place) =
+            ours.fold((0, 0), |(count, place), other| (count + 1, place + u32::from(other < node)));
+        first.checked_add(spread * place / count.max(1))
     }
 }

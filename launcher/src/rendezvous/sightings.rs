@@ -29,7 +29,7 @@ struct Sign {
     since: Instant,
     /// When it was looked for last.
     looked: Instant,
-    /// It has changed since it was first seen.
+    /// Its beat has gone on since it was first seen.
     has_moved: bool,
     gone: Gone,
     heartbeat: Option<Timestamp>,
@@ -83,7 +83,7 @@ impl Sightings {
     pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> =
             state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list).collect();
-        self.forget_all_but(&listed, state.round, now);
+        self.forget_all_but(&listed, state.round);
         for node in listed {
             self.dead.remove(node);
             let heartbeat = state.last_heartbeats.get(node).copied();
@@ -103,19 +103,19 @@ impl Sightings {
         });
     }
 
-    fn forget_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
+    fn forget_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64) {
         let unlisted = self.signs.keys().filter(|node| !listed.contains(node));
-        let died: Vec<Node> = unlisted.filter(|node| self.is_dead(node, now)).cloned().collect();
+        let died: Vec<Node> = unlisted.filter(|node| self.is_dead(node)).cloned().collect();
         self.dead.extend(died.into_iter().map(|node| (node, round)));
         self.dead.retain(|_, died| *died + 2 > round);
         self.signs.retain(|node, _| listed.contains(node));
     }
 
-    /// Whether a node that is in a list has given no sign of life for too long. False of nodes never seen.
+    /// Whether a node that is in a list had given no sign of life for too long when it was looked for last. False of nodes
+    /// never seen.
     #[must_use]
-    pub fn is_dead(&self, node: &Node, now: Instant) -> bool {
-        let is_over = |sign: &Sign| sign.gone != Gone::No || sign.dies(self).is_some_and(|dies| dies <= now);
-        self.signs.get(node).is_some_and(is_over)
+    pub fn is_dead(&self, node: &Node) -> bool {
+        self.signs.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
     }
 
     /// Whether a node was found dead, and has been in no list since.
@@ -124,17 +124,18 @@ impl Sightings {
         self.dead.contains_key(node)
     }
 
-    /// Whether a node has shown since it was first seen that it lives.
+    /// Whether a rankrun agent has shown since it was first seen that it lives.
     #[must_use]
     pub fn has_moved(&self, node: &Node) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.has_moved)
     }
 
-    /// The earliest moment at which somebody may be found dead who is not yet.
+    /// The earliest moment at which a look may find somebody dead who is not yet.
     #[must_use]
     pub fn next_death(&self, now: Instant) -> Option<Instant> {
+        let limits = (self.lease, self.torch_limit);
         let living = self.signs.values().filter(|sign| sign.gone == Gone::No);
-        living.filter_map(|sign| sign.dies(self)).filter(|dies| *dies > now).min()
+        living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
     }
 
     /// All connections of a node have been ended by itself or its kernel: it is dead at once, until its beat goes on.
@@ -185,9 +186,9 @@ impl Sign {
         }
     }
 
-    /// When it is dead; never where that is beyond what a clock can say.
-    fn dies(&self, sightings: &Sightings) -> Option<Instant> {
-        self.since.checked_add(self.limit((sightings.lease, sightings.torch_limit)))
+    /// Silence counts as long as somebody listens: what was not looked for may be there.
+    fn is_dead(&self, limits: (Duration, Duration)) -> bool {
+        self.gone != Gone::No || self.looked.saturating_duration_since(self.since) >= self.limit(limits)
     }
 
     const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
@@ -218,8 +219,8 @@ impl Sign {
         self.looked = now;
         if life != self.life {
             let is_old_news = self.gone == Gone::JustNow;
-            let is_other_sign = std::mem::discriminant(&life) != std::mem::discriminant(&self.life);
-            self.has_moved |= !is_old_news && !is_other_sign;
+            let is_beat = matches!((self.life, life), (Life::Beat(_), Life::Beat(_)));
+            self.has_moved |= is_beat && !is_old_news;
             (self.life, self.since) = (life, now);
             self.gone = if is_old_news { Gone::Yes } else { Gone::No };
         } else if unseen > interval * 2 {
@@ -230,3 +231,6 @@ impl Sign {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

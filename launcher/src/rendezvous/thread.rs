@@ -4,6 +4,7 @@
 mod book;
 mod connect;
 mod driver;
+mod first;
 mod inbox;
 mod joining;
 mod member;

@@ -156,6 +156,18 @@ impl Memory {
         }
     }
 
+    /// Whether a rank 0 of ours, another agent, is sure to find no place either: then nobody need wait for its word.
+    ///
+    /// # Errors
+    /// There is no place that all torchrun members can agree on.
+    pub fn foresee(&self, rank_zero: &Node, members: &Members) -> Result<(), Refusal> {
+        match self.choose(rank_zero, members) {
+            // Who does not know whose store it is knows too little.
+            Err(refusal) if self.hosts.contains_key(&refusal.believed) => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
     /// Where a torchrun rank 0 has its store that has published nothing in this round although it might have.
     #[must_use]
     pub fn store_of(&self, rank_zero: &Node, round: u64, published: &BTreeMap<u64, Place>) -> Option<Place> {

@@ -11,10 +11,14 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use rankrun_contract::store::keyspace::{KeyspaceError, OVERHEAD};
 use rankrun_contract::store::protocol::{ProtocolError, Reply, ReplyWriter, Request, RequestDecoder};
+
+use super::socket;
 
 /// How much is read or written at once, about.
 pub(super) const PIECE: usize = 64 * 1024;
@@ -29,6 +33,10 @@ const KEPT: usize = 4 * 1024;
 /// popped lives on in the replies alone, where no limit of the keyspace reaches it.
 const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 
+/// After so long without an acknowledgement by the other machine its connection is lost: as long as torch's agents take to
+/// give up a node.
+const SILENCE: Duration = Duration::from_secs(15);
+
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Closed {
@@ -40,6 +48,24 @@ pub(super) enum Closed {
     Protocol(#[from] ProtocolError),
     #[error("the store cannot serve the client's request")]
     Keyspace(#[from] KeyspaceError),
+    #[error("the client has asked for nothing since it connected")]
+    Silent,
+    #[error("the client has begun more than the store can hold")]
+    TooMuch,
+}
+
+impl Closed {
+    /// Whether the client, or the kernel of its machine, has ended the connection: a client that is not reached any
+    /// more may be alive.
+    pub(super) fn is_by_peer(&self) -> bool {
+        match self {
+            Self::ByClient => true,
+            Self::Io(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+            Self::Protocol(_) | Self::Keyspace(_) | Self::Silent | Self::TooMuch => false,
+        }
+    }
 }
 
 /// A reply that is not encoded to its end.
@@ -73,8 +99,12 @@ impl Connection {
     /// Takes over an accepted connection.
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        // A request and its answer are a few bytes each way: waiting to fill a packet would cost 40 ms.
-        stream.set_nodelay(true)?;
+        if stream.peer_addr()?.ip().to_canonical().is_loopback() {
+            // Nobody is silent here without having gone, and who reads late may be held up for long.
+            stream.set_nodelay(true)?;
+        } else {
+            socket::watch(&stream, SILENCE)?;
+        }
         Ok(Self {
             stream,
             decoder: RequestDecoder::new(),
@@ -143,6 +173,11 @@ impl Connection {
             self.unsent -= reply.weight;
             self.replies.pop_front();
         }
+    }
+
+    /// Bytes of requests that are not complete yet, or wait for the client to read.
+    pub(super) fn held(&self) -> u64 {
+        self.decoder.held() + self.incoming.len() as u64
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -231,6 +266,26 @@ fn give_back(buffer: &mut Vec<u8>) {
 }
 
 /// Whether a call failed only for now.
-pub(super) fn is_transient(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Whether accepting failed for the connection, not for the listener.
+pub(super) fn is_of_one_connection(error: &io::Error) -> bool {
+    let aborted = matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::PermissionDenied);
+    // Linux hands errors of the new connection, such as an unreachable network, to `accept`.
+    let network = matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(
+            Errno::ENETDOWN
+                | Errno::EPROTO
+                | Errno::ENOPROTOOPT
+                | Errno::EHOSTDOWN
+                | Errno::ENONET
+                | Errno::EHOSTUNREACH
+                | Errno::EOPNOTSUPP
+                | Errno::ENETUNREACH
+        )
+    );
+    aborted || network || is_transient(error)
 }

@@ -10,6 +10,7 @@
 
 pub mod client;
 mod connection;
+pub mod listen;
 mod server;
 mod socket;
 #[cfg(test)]
@@ -18,12 +19,16 @@ mod tests;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use server::{Command, Server};
+use crate::spec::rendezvous::PortRange;
+
+use listen::Interfaces;
+use server::{Command, Ends, Kept, Limits, Server};
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +40,14 @@ pub enum StoreError {
         addr: SocketAddr,
         /// The system's reason.
         source: io::Error,
+    },
+    /// No port of those that we may listen on is free.
+    #[error("every port from `{first}` to `{last}` is in use")]
+    PortsTaken {
+        /// The lowest.
+        first: u16,
+        /// The highest.
+        last: u16,
     },
     /// The thread or what it waits on cannot be made.
     #[error("cannot start the store's thread")]
@@ -57,6 +70,9 @@ impl StoreError {
     /// What the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
+        if let Self::PortsTaken { .. } = self {
+            return Some("other programs listen on them: a larger `--port-range` has more");
+        }
         let (Self::Bind { source, .. } | Self::Start { source } | Self::Reset { source }) = self else {
             return None;
         };
@@ -78,32 +94,44 @@ pub struct StoreServer {
     local_addr: SocketAddr,
     commands: mpsc::Sender<Command>,
     waker: Arc<EventFd>,
+    departures: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StoreServer {
-    /// Listens on `addr` (port 0: any free one) and serves an empty keyspace from then on.
+    /// Listens on `addr` (port 0: any free one) and serves an empty keyspace from then on. The unspecified address of
+    /// IPv6 is that of IPv4 too.
     ///
     /// The thread inherits the caller's signal mask.
     ///
     /// # Errors
     /// The address cannot be listened on, or the thread cannot be started.
     pub fn bind(addr: SocketAddr) -> Result<Self, StoreError> {
-        let bind_error = |source| StoreError::Bind { addr, source };
-        let start_error = |source| StoreError::Start { source };
-        let listener = TcpListener::bind(addr).map_err(bind_error)?;
-        listener.set_nonblocking(true).map_err(bind_error)?;
-        let local_addr = listener.local_addr().map_err(bind_error)?;
+        Self::start(listen::on(addr)?, Limits::default())
+    }
 
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let waker = Arc::new(EventFd::from_flags(flags).map_err(|errno| start_error(errno.into()))?);
-        let (commands, inbox) = mpsc::channel();
-        let server = Server::new(listener, Arc::clone(&waker), inbox).map_err(start_error)?;
+    /// As [`bind`](Self::bind), on all interfaces or one; port 0 is any free one, of `ports` where these are given.
+    ///
+    /// # Errors
+    /// No such port can be listened on, or the thread cannot be started.
+    pub fn bind_in(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<Self, StoreError> {
+        Self::start(listen::listener(at, port, ports)?, Limits::default())
+    }
+
+    fn start(listener: TcpListener, limits: Limits) -> Result<Self, StoreError> {
+        let error = |source| StoreError::Start { source };
+        let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let event = || event().map(Arc::new).map_err(|errno| error(errno.into()));
+        let (waker, departures) = (event()?, event()?);
+        let local_addr = listener.local_addr().map_err(error)?;
+        let (sender, commands) = mpsc::channel();
+        let ends = Ends { waker: Arc::clone(&waker), commands, departures: Arc::clone(&departures) };
+        let server = Server::new(listener, ends, limits).map_err(error)?;
         let thread = thread::Builder::new()
             .name("rankrun-store".to_owned())
             .spawn(move || server.run())
-            .map_err(start_error)?;
-        Ok(Self { local_addr, commands, waker, thread: Some(thread) })
+            .map_err(error)?;
+        Ok(Self { local_addr, commands: sender, waker, departures, thread: Some(thread) })
     }
 
     /// Where it listens, with the port that was found.
@@ -121,12 +149,19 @@ impl StoreServer {
     /// The old connections cannot be told apart (no descriptor is left to accept them), or the thread has
     /// ended.
     pub fn reset(&self) -> Result<(), StoreError> {
-        let (done, answer) = mpsc::channel();
-        self.send(Command::Reset { done })?;
-        answer
-            .recv()
-            .map_err(|mpsc::RecvError| StoreError::Stopped)?
-            .map_err(|source| StoreError::Reset { source })
+        self.reset_keeping(&[], &BTreeSet::new())
+    }
+
+    /// As [`reset`](Self::reset), but for what outlives a generation: keys that begin with one of the prefixes, and the
+    /// connections that have greeted with one of the numbers, or have used a key with the same first part (up to its
+    /// first `/` after the one that it begins with) as one of the prefixes.
+    ///
+    /// # Errors
+    /// As [`reset`](Self::reset).
+    pub fn reset_keeping(&self, prefixes: &[&str], nonces: &BTreeSet<u32>) -> Result<(), StoreError> {
+        let prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
+        let kept = Kept { prefixes, nonces: nonces.clone() };
+        self.ask(|done| Command::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
     }
 
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
@@ -135,9 +170,46 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn greeted(&self) -> Result<BTreeSet<u32>, StoreError> {
-        let (answer, greeted) = mpsc::channel();
-        self.send(Command::Greeted { answer })?;
-        greeted.recv().map_err(|mpsc::RecvError| StoreError::Stopped)
+        self.ask(Command::Greeted)
+    }
+
+    /// The numbers by which those have greeted who are connected now.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn connected(&self) -> Result<BTreeSet<u32>, StoreError> {
+        self.ask(Command::Connected)
+    }
+
+    /// How many connections are open on which somebody has greeted.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn connections(&self) -> Result<usize, StoreError> {
+        self.ask(Command::Connections)
+    }
+
+    /// Readable when there is something for [`departed`](Self::departed).
+    #[must_use]
+    pub fn departures(&self) -> BorrowedFd<'_> {
+        self.departures.as_fd()
+    }
+
+    /// The numbers whose last connection has closed since this was asked, without those who have come again meanwhile.
+    /// What a reset closes is not among them.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
+        // Cleared before it is asked: whoever departs in between is told now, and it stays readable.
+        let _ = self.departures.read();
+        self.ask(Command::Departed)
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Result<T, StoreError> {
+        let (answer, answered) = mpsc::channel();
+        self.send(command(answer))?;
+        answered.recv().map_err(|mpsc::RecvError| StoreError::Stopped)
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {

@@ -1,34 +1,48 @@
 //! The store's thread: accepts, decodes, feeds the keyspace, replies.
+//!
+//! Strangers cost little: whoever connects and asks for nothing is closed after a while, or sooner where descriptors are
+//! scarce, and whoever begins more than fits is closed first.
+
+#![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
+
+mod register;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::TcpListener;
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;
-use nix::sys::socket::{Backlog, listen};
-use rankrun_contract::store::keyspace::{ClientId, Keyspace};
-use rankrun_contract::store::protocol::{Reply, Request};
+use rankrun_contract::store::keyspace::{ClientId, Keyspace, MAX_BYTES};
+use rankrun_contract::store::protocol::Reply;
 
 use crate::process::reserve::sparingly;
 
-use super::connection::{Closed, Connection, PIECE, is_transient};
+use super::connection::{Closed, Connection, PIECE, is_of_one_connection};
+pub(super) use register::Kept;
+use register::{Identity, Register};
 
 /// What the agent asks of the thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Begin with an empty keyspace and no connections.
+    /// Begin a generation: without the keys and connections of the last, but for what is kept.
     Reset {
+        /// What stays.
+        kept: Kept,
         /// Told when it is done.
         done: mpsc::Sender<io::Result<()>>,
     },
     /// Say who has greeted since the last reset.
-    Greeted {
-        /// Told the numbers of their greetings.
-        answer: mpsc::Sender<BTreeSet<u32>>,
-    },
+    Greeted(mpsc::Sender<BTreeSet<u32>>),
+    /// Say who is connected.
+    Connected(mpsc::Sender<BTreeSet<u32>>),
+    /// Say how many connections have greeted and are open.
+    Connections(mpsc::Sender<usize>),
+    /// Say whose last connection has closed since this was asked the last time.
+    Departed(mpsc::Sender<BTreeSet<u32>>),
     /// End.
     Stop,
 }
@@ -40,22 +54,60 @@ const FIRST_CLIENT: u64 = 2;
 /// Connections accepted before others are served.
 const ACCEPT_BATCH: usize = 128;
 
-/// Greetings remembered: more than a node has workers, and little memory whoever sends them.
-const MAX_GREETED: usize = 1 << 16;
+/// Where descriptors are scarce, those who have been strangers for so long make room for others.
+const CROWDED: Duration = Duration::from_secs(1);
 
 /// When to try again to accept, after few descriptors were left: others of the process may have freed some.
 const ACCEPT_RETRY_MS: u16 = 100;
+
+/// What those who are not clients yet, or not with what they have sent, may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// How long a connection may be without a whole request, where there are more than a few such.
+    pub(super) stranger: Duration,
+    /// So many of them may take their time: a client may be stopped, or come from far away.
+    pub(super) few: usize,
+    /// How many of them there may be.
+    pub(super) strangers: usize,
+    /// Bytes of requests that are not whole, of all connections together.
+    pub(super) held: u64,
+}
+
+impl Default for Limits {
+    /// Far above what a job of thousands of workers does when all come at once; bytes as the keyspace itself.
+    fn default() -> Self {
+        Self { stranger: Duration::from_secs(10), few: 64, strangers: 4096, held: MAX_BYTES }
+    }
+}
+
+/// The ends of the agent's handle: it wakes us and tells us, we tell it who has departed.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) waker: Arc<EventFd>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) departures: Arc<EventFd>,
+}
+
+/// A connection and what is known of it.
+struct Guest {
+    connection: Connection,
+    identity: Identity,
+    /// Its part of what all hold.
+    held: u64,
+}
 
 pub(super) struct Server {
     epoll: Epoll,
     listener: TcpListener,
     /// Too few descriptors were left for the next connection.
     accept_paused: bool,
-    waker: Arc<EventFd>,
-    commands: mpsc::Receiver<Command>,
+    ends: Ends,
+    limits: Limits,
     keyspace: Keyspace,
-    connections: HashMap<ClientId, Connection>,
-    greeted: BTreeSet<u32>,
+    guests: HashMap<ClientId, Guest>,
+    register: Register,
+    /// Bytes of requests that are not whole, of all guests.
+    held: u64,
     next_client: u64,
     piece: Box<[u8]>,
     replies: Vec<(ClientId, Reply)>,
@@ -64,25 +116,21 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(
-        listener: TcpListener,
-        waker: Arc<EventFd>,
-        commands: mpsc::Receiver<Command>,
-    ) -> io::Result<Self> {
-        // The standard library's backlog would drop connections of a large job that all come at once.
-        listen(&listener, Backlog::MAXALLOWABLE)?;
+    /// For a listener that blocks nobody.
+    pub(super) fn new(listener: TcpListener, ends: Ends, limits: Limits) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(&*waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKER))?;
+        epoll.add(&*ends.waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKER))?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         Ok(Self {
             epoll,
             listener,
             accept_paused: false,
-            waker,
-            commands,
+            ends,
+            limits,
             keyspace: Keyspace::default(),
-            connections: HashMap::new(),
-            greeted: BTreeSet::new(),
+            guests: HashMap::new(),
+            register: Register::default(),
+            held: 0,
             next_client: FIRST_CLIENT,
             piece: vec![0; PIECE].into_boxed_slice(),
             replies: Vec::new(),
@@ -94,8 +142,7 @@ impl Server {
     pub(super) fn run(mut self) {
         let mut events = [EpollEvent::empty(); 256];
         loop {
-            let timeout = if self.accept_paused { ACCEPT_RETRY_MS.into() } else { EpollTimeout::NONE };
-            let ready = match self.epoll.wait(&mut events, timeout) {
+            let ready = match self.epoll.wait(&mut events, self.timeout()) {
                 Ok(ready) => ready,
                 Err(Errno::EINTR) => continue,
                 Err(errno) => {
@@ -114,28 +161,68 @@ impl Server {
             if self.accept_paused {
                 self.accept();
             }
+            self.dismiss_strangers();
         }
+    }
+
+    /// How long nothing has to be done of our own accord.
+    fn timeout(&self) -> EpollTimeout {
+        if self.accept_paused {
+            return ACCEPT_RETRY_MS.into();
+        }
+        let oldest = self.register.oldest_stranger().filter(|_| self.register.strangers() > self.limits.few);
+        let Some((_, since)) = oldest else { return EpollTimeout::NONE };
+        let left = (since + self.limits.stranger).saturating_duration_since(Instant::now());
+        // Rounded up: a millisecond too late is better than a spin.
+        u16::try_from(left.as_millis() + 1).unwrap_or(u16::MAX).into()
+    }
+
+    fn dismiss_strangers(&mut self) {
+        while self.register.strangers() > self.limits.few
+            && let Some((client, since)) = self.register.oldest_stranger()
+            && (self.register.strangers() > self.limits.strangers || since.elapsed() >= self.limits.stranger)
+        {
+            self.close(client, &Closed::Silent);
+        }
+    }
+
+    /// Closes one who has only connected and has had time for more; whether there was one.
+    fn make_room(&mut self) -> bool {
+        let Some((client, since)) = self.register.oldest_stranger() else { return false };
+        let is_old = since.elapsed() >= CROWDED;
+        if is_old {
+            self.close(client, &Closed::Silent);
+        }
+        is_old
     }
 
     fn obey(&mut self) -> std::ops::ControlFlow<()> {
         // Only clears the counter: what it counts is in the channel.
-        let _ = self.waker.read();
-        while let Ok(command) = self.commands.try_recv() {
+        let _ = self.ends.waker.read();
+        while let Ok(command) = self.ends.commands.try_recv() {
+            // Who asked and did not wait needs no answer.
             match command {
                 Command::Stop => return std::ops::ControlFlow::Break(()),
-                // Who asked and did not wait needs no answer.
-                Command::Reset { done } => drop(done.send(self.reset())),
-                Command::Greeted { answer } => drop(answer.send(self.greeted.clone())),
+                Command::Reset { kept, done } => drop(done.send(self.reset(&kept))),
+                Command::Greeted(answer) => drop(answer.send(self.register.greeted())),
+                Command::Connected(answer) => drop(answer.send(self.register.connected())),
+                Command::Connections(answer) => drop(answer.send(self.register.connections())),
+                Command::Departed(answer) => drop(answer.send(self.register.take_departed())),
             }
         }
         std::ops::ControlFlow::Continue(())
     }
 
     /// Connections are closed first: that frees the descriptors with which the backlog is emptied.
-    fn reset(&mut self) -> io::Result<()> {
-        self.connections.clear();
-        self.keyspace = Keyspace::default();
-        self.greeted.clear();
+    fn reset(&mut self, kept: &Kept) -> io::Result<()> {
+        let old = self.guests.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
+        for client in old.map(|(client, _)| *client).collect::<Vec<_>>() {
+            if let Some(guest) = self.remove(client) {
+                self.register.dismiss(client, &guest.identity);
+            }
+        }
+        self.keyspace.retain(|key| kept.key(key));
+        self.register.next_generation();
         loop {
             match self.listener.accept() {
                 Ok(old) => drop(old),
@@ -158,6 +245,7 @@ impl Server {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.pause_accept(false),
                 Err(error) if is_of_one_connection(&error) => {}
+                Err(_) if self.make_room() => {}
                 Err(error) => {
                     if !self.accept_paused {
                         tracing::warn!(%error, "the store cannot accept connections for now");
@@ -184,7 +272,8 @@ impl Server {
     fn admit(&mut self, client: ClientId, stream: std::net::TcpStream) -> io::Result<()> {
         let connection = Connection::new(stream)?;
         self.epoll.add(&connection, EpollEvent::new(EpollFlags::EPOLLIN, client.0))?;
-        self.connections.insert(client, connection);
+        self.register.admit(client, Instant::now());
+        self.guests.insert(client, Guest { connection, identity: Identity::default(), held: 0 });
         Ok(())
     }
 
@@ -192,6 +281,7 @@ impl Server {
         if let Err(reason) = self.exchange(client, ready) {
             self.close(client, &reason);
         }
+        self.shed();
         // Those who were woken wait in a call: they come before the next client.
         let mut woken = std::mem::take(&mut self.woken);
         for (client, reply) in woken.drain(..) {
@@ -205,17 +295,13 @@ impl Server {
     /// Everything that one client's readiness makes possible, up to one piece of input.
     fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), Closed> {
         // A client that was closed by an event before this one is not there any more.
-        let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
+        let Some(Guest { connection, identity, held }) = self.guests.get_mut(&client) else { return Ok(()) };
         connection.flush()?;
         let mut readable = ready != EpollFlags::EPOLLOUT;
         loop {
             let mut requests = connection.requests();
             while let Some(request) = requests.next()? {
-                if let Request::Ping { nonce } = request
-                    && self.greeted.len() < MAX_GREETED
-                {
-                    self.greeted.insert(nonce);
-                }
+                self.register.note(client, identity, &request);
                 let handled = self.keyspace.handle(client, request, &mut self.replies);
                 // Also after a failure: a request may wake others before the part of it that fails.
                 for (to, reply) in self.replies.drain(..) {
@@ -238,11 +324,22 @@ impl Server {
         if connection.has_ended() {
             self.keyspace.disconnect(client);
         }
+        let before = std::mem::replace(held, connection.held());
+        self.held = self.held - before + *held;
         self.settle(client)
     }
 
+    /// Closes whoever has begun most, until what all have begun fits.
+    fn shed(&mut self) {
+        while self.held > self.limits.held
+            && let Some((client, _)) = self.guests.iter().max_by_key(|(_, guest)| guest.held)
+        {
+            self.close(*client, &Closed::TooMuch);
+        }
+    }
+
     fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), Closed> {
-        let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
+        let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         connection.reply(reply);
         connection.flush()?;
         self.settle(client)
@@ -250,7 +347,7 @@ impl Server {
 
     /// Waits for what the connection needs next, if anything.
     fn settle(&mut self, client: ClientId) -> Result<(), Closed> {
-        let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
+        let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         if connection.has_ended() && !connection.has_output() {
             return Err(Closed::ByClient);
         }
@@ -271,34 +368,24 @@ impl Server {
                 "the store closes a connection"
             ),
         }
-        self.keyspace.disconnect(client);
-        if let Some(mut connection) = self.connections.remove(&client) {
-            // What was answered before the request that ends the connection is still the client's, if the
-            // socket takes it.
-            let _ = connection.flush();
-            // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it
-            // does, the set reports it.
-            let _ = self.epoll.delete(&connection);
+        let Some(mut guest) = self.remove(client) else { return };
+        // What was answered before the request that ends the connection is still the client's, if the socket takes it.
+        let _ = guest.connection.flush();
+        if !reason.is_by_peer() {
+            self.register.dismiss(client, &guest.identity);
+        } else if self.register.leave(client, &guest.identity) {
+            // The only failure is a counter at its maximum, and then who listens knows already.
+            let _ = self.ends.departures.write(1);
         }
     }
-}
 
-/// Whether accepting failed for the connection, not for the listener.
-fn is_of_one_connection(error: &io::Error) -> bool {
-    let aborted = matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::PermissionDenied);
-    // Linux hands errors of the new connection, such as an unreachable network, to `accept`.
-    let network = matches!(
-        error.raw_os_error().map(Errno::from_raw),
-        Some(
-            Errno::ENETDOWN
-                | Errno::EPROTO
-                | Errno::ENOPROTOOPT
-                | Errno::EHOSTDOWN
-                | Errno::ENONET
-                | Errno::EHOSTUNREACH
-                | Errno::EOPNOTSUPP
-                | Errno::ENETUNREACH
-        )
-    );
-    aborted || network || is_transient(error)
+    fn remove(&mut self, client: ClientId) -> Option<Guest> {
+        self.keyspace.disconnect(client);
+        let guest = self.guests.remove(&client)?;
+        self.held -= guest.held;
+        // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
+        // reports it.
+        let _ = self.epoll.delete(&guest.connection);
+        Some(guest)
+    }
 }

@@ -23,3 +23,29 @@ pub(super) fn watch(stream: &TcpStream, silence: Duration) -> nix::Result<()> {
     let silence = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
     setsockopt(stream, sockopt::TcpUserTimeout, &silence)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::socket::getsockopt;
+
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_is_given_up_after_the_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        for (silence, millis, between) in
+            [(15_000, 15_000, 5), (200, 200, 1), (0, 1, 1), (3_600_000, 3_600_000, 60)]
+        {
+            watch(&stream, Duration::from_millis(silence)).unwrap();
+            assert_eq!(getsockopt(&stream, sockopt::TcpUserTimeout).unwrap(), millis);
+            assert_eq!(getsockopt(&stream, sockopt::TcpKeepIdle).unwrap(), between);
+            assert_eq!(getsockopt(&stream, sockopt::TcpKeepInterval).unwrap(), between);
+            assert_eq!(getsockopt(&stream, sockopt::TcpKeepCount).unwrap(), QUESTIONS);
+            assert!(getsockopt(&stream, sockopt::KeepAlive).unwrap());
+            assert!(stream.nodelay().unwrap());
+        }
+    }
+}

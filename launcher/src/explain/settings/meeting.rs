@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT};
+
 use super::{Setting, Source, Sources, setting};
-use crate::explain::nodes::nodes_of;
-use crate::explain::port;
+use crate::explain::nodes::{is_agreed_on, nodes_of};
+use crate::explain::{Pending, Value, port};
 use crate::spec::rendezvous::RoundTimes;
 use crate::spec::{LaunchSpec, RendezvousSpec, StoreHost};
 
@@ -55,10 +57,18 @@ impl Sources<'_> {
             StoreHost::Agent => "agent",
             StoreHost::Worker => "rank 0",
         };
+        let place = |name, variable, value, source| {
+            let is_agreed = is_agreed_on(self.spec, variable);
+            Setting {
+                name,
+                value: Some(if is_agreed { Value::AtLaunch(Pending::Agreed) } else { value }),
+                source,
+            }
+        };
         [
             setting("rendezvous", Some(kind.to_owned()), said),
-            setting("master-addr", Some(store.addr.to_owned()), self.address()),
-            Setting { name: "master-port", value: Some(port(store.port)), source: self.port() },
+            place("master-addr", MASTER_ADDR, Value::Known(store.addr.into()), self.address()),
+            place("master-port", MASTER_PORT, port(store.port), self.port()),
             setting("store", Some(opened_by.to_owned()), self.store_host()),
         ]
     }

@@ -51,6 +51,8 @@ fn what_the_nodes_agree_on_is_said_so() {
     }
     let interface = variable(&dynamic, "GLOO_SOCKET_IFNAME");
     assert_eq!((interface.value, interface.source), (known("eth0"), option("--iface")));
+    let agreed = (Some(AGREED), Source::Default);
+    assert_eq!(said(&dynamic, &["master-addr", "master-port"]), [agreed.clone(), agreed]);
     assert_eq!((&dynamic.store.host, &dynamic.store.port), (&AGREED, &AGREED));
     let same = explained(&DYNAMIC.replace("2:4", "2"), &[]);
     assert_eq!(variable(&same, "GROUP_WORLD_SIZE").value, known("2"));

@@ -83,6 +83,10 @@ pub(super) fn agree(
         empty(plan, talk, &place)?;
         (place, Refresh::No, Some(&rank_zero.0))
     } else {
+        if rank_zero.1.is_some() {
+            let foreseen = memory.foresee(&rank_zero.0, plan.members);
+            foreseen.map_err(|refusal| moved(plan, &refusal, &name(plan.members, 0)))?;
+        }
         let host = rank_zero.1.is_none().then_some(&rank_zero.0);
         (read(plan, talk, &keys)?, Refresh::No, host)
     };

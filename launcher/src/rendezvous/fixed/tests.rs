@@ -1,1 +1,330 @@
+//! Several agents as threads, over a real store on the loopback.
+#![expect(clippy::disallowed_methods, reason = "the limits of waits are by the real clock")]
 
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use super::*;
+use crate::rendezvous::Launcher;
+use crate::rendezvous::descriptor::{Entry, PROTOCOL};
+use crate::rendezvous::exchange::Aborted;
+use crate::rendezvous::roles::{Assigned, RoleInfo, assign};
+use crate::spec::rendezvous::NodeRange;
+use crate::store::StoreServer;
+use crate::store::client::ClientSettings;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const WALL: Timestamp = Timestamp(1_700_000_000_000_000);
+
+fn serve() -> StoreServer {
+    StoreServer::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap()
+}
+
+fn connect(store: &StoreServer) -> Client {
+    let settings = ClientSettings { nonce: 1, answer: LIMIT };
+    Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
+}
+
+fn keys() -> (Keys, RoundKeys) {
+    let run_id = RunId("job".to_owned());
+    (Keys::fixed(&run_id), RoundKeys::first_of_static(&run_id))
+}
+
+/// One agent of ours.
+#[derive(Clone)]
+struct Agent {
+    run_id: RunId,
+    node: Node,
+    descriptor: Descriptor,
+    master: Master,
+    nodes: NodeCount,
+    timeout: Duration,
+    lease: Duration,
+}
+
+impl Agent {
+    fn new(rank: u32, nodes: u32) -> Self {
+        let Entry { text: entrypoint, digest } = Entry::new(["train.py".as_ref()]);
+        let nodes = NodeCount::new(nodes).unwrap();
+        let host = format!("th{rank}");
+        Self {
+            run_id: RunId("job".to_owned()),
+            node: Node { addr: host.clone(), pid: 1, local_id: 0 },
+            descriptor: Descriptor {
+                protocol: PROTOCOL,
+                version: "0.1.0".to_owned(),
+                host,
+                nodes: NodeRange { min: nodes, max: nodes },
+                node_rank: Some(NodeRank(rank)),
+                workers: LocalWorldSize::new(rank + 1).unwrap(),
+                entrypoint,
+                digest,
+                nonce: rank,
+            },
+            master: Master { addr: "th0".to_owned(), port: 29500, agent_store: true },
+            nodes,
+            timeout: LIMIT,
+            lease: LIMIT,
+        }
+    }
+
+    /// Another process on another host, with the same node rank.
+    fn other_process(&self, host: &str) -> Self {
+        let mut other = self.clone();
+        other.node = Node { addr: host.to_owned(), pid: 2, local_id: 0 };
+        other.descriptor.host = host.to_owned();
+        other
+    }
+
+    fn join(&self, store: &StoreServer, between: &mut Between<'_>) -> Result<FirstRound, ExchangeError> {
+        let setup = Setup {
+            run_id: &self.run_id,
+            node: &self.node,
+            descriptor: &self.descriptor,
+            node_rank: self.descriptor.node_rank.unwrap(),
+            nodes: self.nodes,
+            role: "default",
+            workers: self.descriptor.workers,
+            master: &self.master,
+            timeout: self.timeout,
+            lease: self.lease,
+            wall: WALL,
+        };
+        first_round(&mut connect(store), &setup, between)
+    }
+}
+
+fn join_all(agents: &[Agent], store: &StoreServer) -> Vec<Result<FirstRound, ExchangeError>> {
+    thread::scope(|scope| {
+        let joins: Vec<_> =
+            agents.iter().map(|agent| scope.spawn(|| agent.join(store, &mut |_| Ok(())))).collect();
+        joins.into_iter().map(|join| join.join().unwrap()).collect()
+    })
+}
+
+/// What a torchrun agent does, as far as others see it.
+fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> Assigned {
+    let (_, keys) = keys();
+    let mut client = connect(store);
+    client.add("init/", 1).unwrap();
+    let text = format!(r#"{{"role": "default", "rank": {rank}, "local_world_size": 1}}"#);
+    client.set(&keys.role_info(NodeRank(rank)), text.as_bytes()).unwrap();
+    if rank == 0 {
+        let names: Vec<String> = (0..nodes).map(|rank| keys.role_info(NodeRank(rank))).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert!(client.wait(&names, Instant::now() + LIMIT).unwrap());
+        let texts = client.multi_get(&names).unwrap();
+        let infos: Vec<RoleInfo> = (0..)
+            .zip(&texts)
+            .map(|(rank, text)| RoleInfo::from_json(text, NodeRank(rank)).unwrap())
+            .collect();
+        for (rank, one) in (0..).zip(assign(&infos).unwrap()) {
+            client.set(&keys.assigned_ranks(NodeRank(rank)), &one.to_json()).unwrap();
+        }
+    }
+    let own = keys.assigned_ranks(NodeRank(rank));
+    assert!(client.wait(&[&own], Instant::now() + LIMIT).unwrap());
+    Assigned::from_json(&client.get(&own).unwrap(), LocalWorldSize::ONE).unwrap()
+}
+
+fn failure(result: Result<FirstRound, ExchangeError>) -> String {
+    match result.unwrap_err() {
+        ExchangeError::Failed(error) => {
+            assert!(error.hint().is_some(), "{error}");
+            error.to_string()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn agents_of_ours_alone_go_on_with_the_same_state() {
+    let store = serve();
+    let agents = [2, 0, 1].map(|rank| Agent::new(rank, 3));
+    let mut states = Vec::new();
+    for (agent, joined) in agents.iter().zip(join_all(&agents, &store)) {
+        let Ok(FirstRound::Alone { round, state }) = joined else { panic!("{joined:?}") };
+        let rank = agent.descriptor.node_rank.unwrap().0;
+        assert_eq!((round.number, round.node_rank.0, round.nodes.get()), (0, rank, 3));
+        // One, two and three workers.
+        assert_eq!((round.base_rank.0, round.world_size.get()), ([0, 1, 3][rank as usize], 6));
+        assert_eq!(round.master, agent.master);
+        assert_eq!(
+            round.members.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(),
+            ["th0", "th1", "th2"]
+        );
+        assert!(state.complete && !state.closed && state.round == 0);
+        assert_eq!(state.participants.rank(&agent.node), Some(rank.into()));
+        assert_eq!(state.last_heartbeats.get(&agent.node), Some(&WALL));
+        states.push(state);
+    }
+    assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{states:?}");
+    let mut client = connect(&store);
+    let text = client.get(keys().0.state()).unwrap();
+    assert_eq!(pickle::decode(&text).as_ref(), Ok(&states[0]));
+    assert_eq!(client.get("init/").unwrap(), b"3");
+}
+
+#[test]
+fn with_torchrun_there_is_one_round() {
+    for theirs in [0, 1] {
+        let store = serve();
+        let agent = Agent::new(1 - theirs, 2);
+        thread::scope(|scope| {
+            let assigned = scope.spawn(|| torchrun(&store, (theirs, 2)));
+            let joined = agent.join(&store, &mut |_| Ok(()));
+            let Ok(FirstRound::Mixed(round)) = joined else { panic!("{joined:?}") };
+            assert_eq!(round.members[theirs as usize].launcher, Launcher::Torchrun);
+            assert_eq!(round.members[theirs as usize].name, format!("node rank {theirs}"));
+            assert_eq!(round.world_size, assigned.join().unwrap().world_size);
+        });
+        assert_eq!(connect(&store).get("init/").unwrap(), b"2");
+        assert!(!connect(&store).check(&[&keys().0.alone()]).unwrap());
+    }
+}
+
+#[test]
+fn who_is_missing_is_named() {
+    let store = serve();
+    for rank in [0, 2] {
+        let agent = Agent { timeout: Duration::from_millis(20), ..Agent::new(rank, 5) };
+        // The other has been here, and its claim and its part stay.
+        let missing = if rank == 0 {
+            "node rank 1, node rank 2, node rank 3, node rank 4"
+        } else {
+            "node rank 1, node rank 3, node rank 4"
+        };
+        assert_eq!(
+            failure(agent.join(&store, &mut |_| Ok(()))),
+            format!("only {} of 5 nodes came within 20ms: {missing} missing", if rank == 0 { 1 } else { 2 })
+        );
+    }
+    let (here, missing) =
+        roll_call(&mut connect(&store), &RunId("job".to_owned()), NodeCount::new(5).unwrap()).unwrap();
+    assert_eq!(here, ["th0", "th2"]);
+    assert_eq!(missing, [NodeRank(1), NodeRank(3), NodeRank(4)]);
+}
+
+/// An agent that waits for others, and says when it does; it is alive as long as the test lets it be.
+fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &mpsc::Receiver<()>) {
+    let beat = keys().0.beat(&agent.node);
+    let result = agent.join(store, &mut |client| {
+        client.add(&beat, 1).unwrap();
+        let _ = waiting.send(());
+        match end.try_recv() {
+            Err(mpsc::TryRecvError::Empty) => Ok(()),
+            _ => Err(Aborted),
+        }
+    });
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+}
+
+#[test]
+fn two_agents_with_the_same_node_rank_are_refused_with_both_hosts() {
+    let store = serve();
+    let first = Agent::new(1, 2);
+    let (waiting, is_waiting) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        let (first, store) = (&first, &store);
+        scope.spawn(move || waits(first, store, &waiting, &ended));
+        is_waiting.recv().unwrap();
+        let error = failure(first.other_process("th9").join(store, &mut |_| Ok(())));
+        assert_eq!(error, "node rank 1 is given twice: to this agent on `th9`, and to the one on `th1`");
+        drop(end);
+    });
+}
+
+#[test]
+fn a_rank_that_torchrun_has_is_refused() {
+    let store = serve();
+    let text = r#"{"role": "default", "rank": 1, "local_world_size": 1}"#;
+    let mut client = connect(&store);
+    client.set(&keys().1.role_info(NodeRank(1)), text.as_bytes()).unwrap();
+    assert!(client.check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
+    let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
+    assert_eq!(
+        error,
+        "node rank 1 is given twice: to this agent on `th1`, and to the one on `another node, which runs torchrun`"
+    );
+}
+
+#[test]
+fn an_agent_that_does_not_belong_to_the_job_refuses_itself() {
+    let store = serve();
+    let (waiting, is_waiting) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    let first = Agent::new(0, 2);
+    let mut nodes = Agent::new(1, 3);
+    nodes.nodes = NodeCount::new(3).unwrap();
+    let mut program = Agent::new(1, 2);
+    let Entry { text, digest } = Entry::new(["eval.py".as_ref()]);
+    (program.descriptor.entrypoint, program.descriptor.digest) = (text, digest);
+    let mut protocol = Agent::new(1, 2);
+    (protocol.descriptor.protocol, protocol.descriptor.version) = (2, "0.9.0".to_owned());
+    thread::scope(|scope| {
+        let (first, store) = (&first, &store);
+        scope.spawn(move || waits(first, store, &waiting, &ended));
+        is_waiting.recv().unwrap();
+        for (agent, words) in [
+            (nodes, "this agent was started with `--nnodes 3`, that one with `--nnodes 2`"),
+            (program, "this agent runs `eval.py`, that one `train.py`"),
+            (protocol, "this agent is rankrun 0.9.0 (protocol 2), that one 0.1.0 (protocol 1)"),
+        ] {
+            let error = failure(agent.join(store, &mut |_| Ok(())));
+            assert_eq!(error, format!("this agent and the one on `th0` are not of one job: {words}"));
+        }
+        // None of them has left anything.
+        assert!(!connect(store).check(&[&keys().0.claim(NodeRank(1))]).unwrap());
+        drop(end);
+    });
+}
+
+#[test]
+fn a_dead_agents_rank_is_taken_over() {
+    let store = serve();
+    let run = |agents: &[Agent]| -> Vec<FirstRound> {
+        join_all(agents, &store).into_iter().map(Result::unwrap).collect()
+    };
+    run(&[Agent::new(0, 2), Agent::new(1, 2)]);
+    // It gives no sign of life.
+    let lease = Duration::from_millis(20);
+    let next = Agent { lease, ..Agent::new(1, 2).other_process("th7") };
+    assert_eq!(run(std::slice::from_ref(&next)), [FirstRound::Running]);
+    // This one said that it leaves: nobody waits for its lease.
+    let mut client = connect(&store);
+    client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
+    let last = Agent::new(1, 2).other_process("th8");
+    assert_eq!(last.join(&store, &mut |_| Err(Aborted)).unwrap(), FirstRound::Running);
+    let (here, _) = roll_call(&mut client, &last.run_id, last.nodes).unwrap();
+    assert_eq!(here, ["th0", "th8"]);
+}
+
+#[test]
+fn an_agent_that_died_after_its_part_is_replaced_in_the_next_round() {
+    let store = serve();
+    let dead = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
+    failure(dead.join(&store, &mut |_| Ok(())));
+    let next = Agent { lease: Duration::from_millis(20), ..Agent::new(1, 2).other_process("th7") };
+    // Rank 0 finds the part of the dead one, and all claims: it begins with it.
+    let joined = Agent::new(0, 2).join(&store, &mut |_| Ok(()));
+    let Ok(FirstRound::Alone { state, .. }) = joined else { panic!("{joined:?}") };
+    assert!(state.participants.contains(&dead.node));
+    assert_eq!(next.join(&store, &mut |_| Ok(())).unwrap(), FirstRound::Running);
+}
+
+#[test]
+fn a_claim_that_nobody_can_read_is_not_taken_over() {
+    let store = serve();
+    let mut client = connect(&store);
+    let key = keys().0.claim(NodeRank(1));
+    for text in [&b"\xff"[..], b"{}", b"[[[["] {
+        client.set(&key, text).unwrap();
+        assert!(client.check(&[&key]).unwrap());
+        let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
+        let words = "this agent is rankrun 0.1.0, and what that one says of itself cannot be read";
+        assert_eq!(error, format!("this agent and the one on `another node` are not of one job: {words}"));
+    }
+}

@@ -7,11 +7,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use crate::rendezvous::address::{self, Known, interfaces};
-use crate::rendezvous::c10d::{Backend, Trouble};
+use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
+use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, News, Over};
@@ -19,6 +22,7 @@ use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
 use super::driver::{Driver, Phase, random};
+use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
@@ -110,7 +114,13 @@ impl Driver {
             }
             Trouble::Store(error) => {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
-                self.backend = None;
+                // What has arrived before the end still counts.
+                if let Some(Ok(Some(Awaited::Success(round)))) = self.backend.as_mut().map(Backend::has_rung)
+                {
+                    self.all_succeeded(round);
+                }
+                // Kept until there is another: its end would tell the host of the store that we are gone.
+                self.worn = self.backend.take();
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
@@ -164,7 +174,10 @@ impl Driver {
                 Err(error) => self.over(Over::Failed(error)),
             }
         }
-        self.backend = Some(backend);
+        if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
+            backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+        }
+        (self.backend, self.worn) = (Some(backend), None);
         Ok(())
     }
 
@@ -284,11 +297,25 @@ impl Driver {
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
     pub(super) fn take_gone(&mut self, now: Instant) {
-        let _ = now;
+        let Some(store) = &self.store else { return };
+        if !is_readable(store.departures()) {
+            return;
+        }
+        for nonce in store.departed().unwrap_or_default() {
+            if let Some(node) = self.book.of_nonce(nonce).cloned() {
+                self.book.sightings.gone(&node);
+                self.next_look = now;
+            }
+        }
     }
 
     /// Readable when connections to our store have gone.
     pub(super) fn gone_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.store.as_ref().map(|store| store.departures())
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -7,15 +7,17 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun_contract::rank::{LocalWorldSize, NodeRank};
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
+use crate::rendezvous::c10d::{Awaited, Backend, Look, Trouble, Wants};
 use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Endpoint, Guests};
@@ -23,7 +25,7 @@ use crate::rendezvous::keys::Keys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::rendezvous::torch_peer::Memory;
-use crate::rendezvous::{News, Over, Parting, Wish};
+use crate::rendezvous::{News, Over, Parting, Round, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::store::StoreServer;
@@ -31,6 +33,7 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
+use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
@@ -60,6 +63,17 @@ pub(super) struct Plan {
     pub(super) nonce: u32,
     /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
     pub(super) agent_store: bool,
+    /// Where every node was told at its start which rank it has.
+    pub(super) fixed: Option<Fixed>,
+}
+
+/// What the nodes of a job with given ranks know from the start.
+#[derive(Debug, Clone)]
+pub(super) struct Fixed {
+    pub(super) run_id: RunId,
+    pub(super) node_rank: NodeRank,
+    /// Where the workers meet: in the one store.
+    pub(super) master: Master,
 }
 
 impl Plan {
@@ -101,13 +115,17 @@ pub(super) struct Driver {
     pub(super) plan: Plan,
     pub(super) outlet: Outlet,
     /// The rendezvous store, where it is ours.
-    pub(super) store: Option<StoreServer>,
+    pub(super) store: Option<Arc<StoreServer>>,
+    /// How far a job with given ranks has come.
+    pub(super) begun: Begun,
     /// The workers' store, but while it is lent to an exchange.
     pub(super) workers_store: Option<WorkersStore>,
     pub(super) greeted: Greeted,
     /// What torchrun's agents believe.
     pub(super) memory: Memory,
     pub(super) backend: Option<Backend>,
+    /// The connections before, which are of no use any more.
+    pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
@@ -134,10 +152,13 @@ impl Driver {
             check(iface, &known).map_err(RendezvousError::Address)?;
         }
         let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
-        let store = host::open(&plan.endpoint, is_host, guests)?;
+        let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
-        let workers_store = if plan.agent_store {
+        let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
+            greeted.is(store);
+            WorkersStore::shared(Arc::clone(store), fixed)
+        } else if plan.agent_store {
             WorkersStore::of_agent(greeted.clone(), guests, ports)
         } else {
             WorkersStore::of_worker(ports)
@@ -149,10 +170,12 @@ impl Driver {
             plan,
             outlet,
             store,
+            begun: Begun::NotYet,
             workers_store: Some(workers_store),
             greeted,
             memory: Memory::default(),
             backend: None,
+            worn: None,
             me: None,
             phase: Phase::Idle,
             is_out: false,
@@ -164,7 +187,7 @@ impl Driver {
 
     /// Where a store of ours listens.
     pub(super) fn own_store(&self) -> Option<SocketAddr> {
-        self.store.as_ref().map(StoreServer::local_addr)
+        self.store.as_ref().map(|store| store.local_addr())
     }
 
     /// Until the agent goes.
@@ -228,10 +251,10 @@ impl Driver {
             return Ok(self.reach(now));
         }
         self.take_gone(now);
-        if let Some(backend) = &mut self.backend
-            && backend.has_rung()?
-        {
-            self.next_look = self.next_look.min(now);
+        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Success(round)) => self.all_succeeded(round),
+            None => {}
         }
         self.introduce()?;
         if matches!(self.phase, Phase::Idle) {
@@ -246,8 +269,9 @@ impl Driver {
             let now = Instant::now();
             // What the agent has wished for meanwhile is not put off.
             self.next_look = until.min(now + self.plan.tick());
+            let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen()?;
+                backend.listen(success_of)?;
             }
         }
         Ok(self.next_look.min(self.next_tick))
@@ -286,7 +310,15 @@ impl Driver {
         let now = Instant::now();
         match &self.phase {
             Phase::Idle => Ok(now + NEVER),
-            Phase::Joining(_) => self.join(),
+            Phase::Joining(_) => match &self.begun {
+                Begun::NotYet if self.plan.fixed.is_some() => self.begin(),
+                Begun::Mixed(round) => {
+                    let round = Round::clone(round);
+                    self.starts(round, Vec::new());
+                    Ok(now)
+                }
+                Begun::NotYet | Begun::Alone => self.join(),
+            },
             Phase::Member(_) => self.watch(&look),
         }
     }
@@ -364,9 +396,27 @@ pub(super) fn random() -> u64 {
 /// What was asked for, and whether this node was told to host.
 fn plan(setup: Setup) -> (Plan, Option<bool>) {
     let Setup { spec, network, role, workers: _, entry, version } = setup;
-    let (endpoint, keys, nodes, node_rank, times, local_addr, is_host, worker_store) = match spec {
+    let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
+    let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
+    let mut plan = Plan {
+        endpoint: standalone(),
+        keys: Keys::dynamic(spec.run_id()),
+        nodes: NodeRange::ONE,
+        node_rank: None,
+        times: RoundTimes::default(),
+        local_addr: None,
+        network,
+        role,
+        entry,
+        version,
+        host: short_hostname(),
+        nonce,
+        agent_store: true,
+        fixed: None,
+    };
+    let is_host = match spec {
         RendezvousSpec::C10d {
-            run_id,
+            run_id: _,
             host,
             port,
             local_addr,
@@ -376,36 +426,24 @@ fn plan(setup: Setup) -> (Plan, Option<bool>) {
             node_rank,
             times,
         } => {
-            let keys = Keys::dynamic(&run_id);
-            (Endpoint { host, port }, keys, nodes, node_rank, times, local_addr, is_host, worker_store)
+            plan.endpoint = Endpoint { host, port };
+            (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
+            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+            is_host
         }
         RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
-            let range = NodeRange { min: nodes, max: nodes };
-            let is_host = Some(node_rank == NodeRank(0));
-            let endpoint = Endpoint { host: addr, port };
-            (endpoint, Keys::fixed(&run_id), range, Some(node_rank), times, local_addr, is_host, false)
+            plan.endpoint = Endpoint { host: addr.clone(), port };
+            plan.keys = Keys::fixed(&run_id);
+            (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
+            (plan.local_addr, plan.times) = (local_addr, times);
+            let master = Master { addr, port, agent_store: true };
+            plan.fixed = Some(Fixed { run_id, node_rank, master });
+            Some(node_rank == NodeRank(0))
         }
-        RendezvousSpec::Standalone { run_id, local_addr, worker_store } => {
-            let endpoint = Endpoint { host: "localhost".to_owned(), port: 0 };
-            let (keys, times) = (Keys::dynamic(&run_id), RoundTimes::default());
-            (endpoint, keys, NodeRange::ONE, None, times, local_addr, Some(true), worker_store)
+        RendezvousSpec::Standalone { run_id: _, local_addr, worker_store } => {
+            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+            Some(true)
         }
-    };
-    let (host, nonce) = (short_hostname(), u32::try_from(random() & 0xffff_ffff).unwrap_or(0));
-    let plan = Plan {
-        endpoint,
-        keys,
-        nodes,
-        node_rank,
-        times,
-        local_addr,
-        network,
-        role,
-        entry,
-        version,
-        host,
-        nonce,
-        agent_store: !worker_store,
     };
     (plan, is_host)
 }

@@ -11,6 +11,7 @@ use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
 use super::driver::{Driver, Phase, wall};
+use super::first::Begun;
 use super::watch::{Verdict, judge};
 
 /// How long a lost node has to be noticed before what has happened here is our own doing.
@@ -44,6 +45,8 @@ pub(super) struct Membership {
     pub(super) number: u64,
     /// By rank.
     pub(super) nodes: Vec<Node>,
+    /// How many there are, also where nobody knows who they are.
+    size: usize,
     stage: Stage,
     /// The first failure, where one is known.
     failure: Option<FailureNote>,
@@ -58,10 +61,11 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn new(number: u64, nodes: Vec<Node>) -> Self {
+    pub(super) fn new(number: u64, nodes: Vec<Node>, size: usize) -> Self {
         Self {
             number,
             nodes,
+            size,
             stage: Stage::Running,
             failure: None,
             untold: None,
@@ -123,13 +127,15 @@ impl Driver {
             return Ok(Instant::now() + self.plan.tick());
         }
         let told = membership.failure();
-        let is_closed = backend.state().closed;
+        let is_mixed = matches!(self.begun, Begun::Mixed(_));
+        // Beside torchrun's agents there is no state, but ours still say how the job ends.
+        let is_closed = if is_mixed { look.end.is_some() } else { backend.state().closed };
         match judge(membership.stage, look, is_closed, &membership.nodes, told) {
             Verdict::Nothing | Verdict::RunOn => {}
             Verdict::Failed(note) => self.others_failed(note),
             Verdict::Succeeded => {
-                membership.stage = Stage::Over;
-                self.outlet.tell(News::AllSucceeded);
+                let round = membership.number;
+                self.all_succeeded(round);
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
@@ -138,7 +144,7 @@ impl Driver {
                 return Ok(Instant::now());
             }
         }
-        let until = self.keep(look)?;
+        let until = if is_mixed { Instant::now() + self.plan.tick() } else { self.keep(look)? };
         Ok(self.blame_by(until))
     }
 
@@ -149,6 +155,10 @@ impl Driver {
         else {
             return Ok(());
         };
+        if matches!(self.begun, Begun::Mixed(_)) {
+            // A restart is each node's own.
+            membership.failure = membership.untold.take().or(membership.failure.take());
+        }
         if let Some(note) = &membership.untold {
             let first = backend.tell_failure(membership.number, note)?;
             let is_ours = first == *note;
@@ -159,10 +169,29 @@ impl Driver {
             }
         }
         if membership.untold_success {
-            backend.tell_success(membership.number, &me.node, membership.nodes.len())?;
+            backend.tell_success(membership.number, &me.node, membership.size)?;
             membership.untold_success = false;
         }
         Ok(())
+    }
+
+    /// The round whose success is to be listened for: a torchrun agent may host the store, and goes without waiting for us.
+    pub(super) fn awaited_success(&self) -> Option<u64> {
+        let Phase::Member(membership) = &self.phase else { return None };
+        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
+        let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
+        (waits && membership.nodes.iter().any(is_torchs)).then_some(membership.number)
+    }
+
+    /// The workers of all nodes of a round have succeeded.
+    pub(super) fn all_succeeded(&mut self, round: u64) {
+        if let Phase::Member(membership) = &mut self.phase
+            && membership.stage == Stage::Succeeded
+            && membership.number == round
+        {
+            membership.stage = Stage::Over;
+            self.outlet.tell(News::AllSucceeded);
+        }
     }
 
     fn others_failed(&mut self, note: FailureNote) {

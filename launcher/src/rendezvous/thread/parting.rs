@@ -31,7 +31,7 @@ impl Driver {
             tracing::debug!(%error, "the rendezvous store was not told how this node goes");
         }
         // Ours are no connections of others.
-        self.backend = None;
+        (self.backend, self.worn) = (None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
@@ -79,7 +79,7 @@ impl Driver {
     }
 
     fn has_guests(&self) -> bool {
-        let _ = (&self.store, self.greeted.server());
-        false
+        let stores = self.store.as_deref().into_iter().chain(self.greeted.server());
+        stores.into_iter().any(|store| store.connections().is_ok_and(|count| count > 0))
     }
 }

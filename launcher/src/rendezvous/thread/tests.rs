@@ -14,6 +14,7 @@ use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
 mod faults;
+mod given;
 mod strangers;
 
 /// Longer than anything here takes, on any machine.

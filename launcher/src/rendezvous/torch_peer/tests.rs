@@ -1,1 +1,188 @@
+use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
+use super::*;
+use crate::rendezvous::descriptor::PROTOCOL;
+use crate::rendezvous::state::Participants;
+use crate::spec::rendezvous::NodeRange;
+
+fn node(name: &str) -> Node {
+    Node { addr: name.to_owned(), pid: 1, local_id: 0 }
+}
+
+fn descriptor(host: &str) -> Descriptor {
+    Descriptor {
+        protocol: PROTOCOL,
+        version: "0.1.0".to_owned(),
+        host: host.to_owned(),
+        nodes: NodeRange { min: NodeCount::ONE, max: NodeCount::new(4).unwrap() },
+        node_rank: None,
+        workers: LocalWorldSize::ONE,
+        entrypoint: "train.py".to_owned(),
+        digest: String::new(),
+        nonce: 7,
+    }
+}
+
+/// Members by name: a capital is of torchrun.
+fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
+    let member = |name: &str| {
+        let is_ours = name.chars().all(char::is_lowercase);
+        (node(name), is_ours.then(|| descriptor(name)))
+    };
+    names.split(' ').map(member).collect()
+}
+
+fn place(host: &str) -> Place {
+    Place { addr: host.to_owned(), port: 29500 }
+}
+
+fn complete(round: u64, names: &str) -> State {
+    let participants: Participants = names.split(' ').map(node).zip(0..).collect();
+    State { round, complete: true, participants, ..State::default() }
+}
+
+/// What an agent knows that was in these rounds, each with the place where its workers met.
+fn after(rounds: &[(&str, &str)]) -> Memory {
+    let mut memory = Memory::default();
+    for (names, at) in rounds {
+        memory.met(&members(names), &place(at), None);
+    }
+    memory
+}
+
+#[test]
+fn an_address_is_read_only_if_it_is_one() {
+    assert_eq!(Place::parse(b"th1", b"29500"), Some(place("th1")));
+    assert_eq!(Place::parse(b"fe80::1", b"1").unwrap().to_string(), "[fe80::1]:1");
+    let bad: [(&[u8], &[u8]); 9] = [
+        (b"", b"29500"),
+        (b"th1\n", b"29500"),
+        (b"th1\0", b"29500"),
+        (b"\xff", b"29500"),
+        (&[b'x'; 256], b"29500"),
+        (b"th1", b""),
+        (b"th1", b"0"),
+        (b"th1", b"65536"),
+        (b"th1", b"+5"),
+    ];
+    for (addr, port) in bad {
+        assert_eq!(Place::parse(addr, port), None, "{addr:?} {port:?}");
+    }
+}
+
+#[test]
+fn where_the_workers_meet_whose_rank_zero_is_ours() {
+    let stay = |at: &str| Ok(Choice::Stay(place(at)));
+    let refuse = |peer: &str, at: &str| Err(Refusal { peer: node(peer), believed: place(at) });
+    let cases = [
+        // Nobody of torchrun: wherever we are.
+        (vec![("a b", "a")], "b a", Ok(Choice::Own)),
+        // Newcomers of torchrun read what we publish.
+        (vec![("a b", "a")], "b T", Ok(Choice::Own)),
+        (vec![("a T", "a")], "a T", Ok(Choice::Own)),
+        (vec![("a T", "a")], "a b T U", Ok(Choice::Own)),
+        // Rank 0 has moved, and the store where torchrun's member meets is still there: ours, then its own.
+        (vec![("a T", "a")], "b a T", stay("a")),
+        (vec![("T a", "T")], "a T", stay("T")),
+        (vec![("T U a", "T")], "a T U", stay("T")),
+        // The store has gone with its node.
+        (vec![("a b T", "a")], "b T", refuse("T", "a")),
+        (vec![("T U a", "T")], "a U", refuse("U", "T")),
+        // The node came back, and its store did not.
+        (vec![("T U a", "T"), ("a T", "a")], "a U T", refuse("T", "a")),
+        // All who knew the old place are gone.
+        (vec![("T a", "T")], "a U", Ok(Choice::Own)),
+    ];
+    for (rounds, now, expected) in cases {
+        let members = members(now);
+        let choice = after(&rounds).choose(&members[0].0, &members);
+        assert_eq!(choice, expected, "{rounds:?} then {now}");
+    }
+}
+
+#[test]
+fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
+    let cases = [
+        (vec![], "a T U", "a", None),
+        (vec![("a T", "a")], "a T U", "a", None),
+        (vec![("T a", "T")], "T a U", "T", None),
+        // It has opened a store of its own, being rank 0 for the first time.
+        (vec![("a T", "a")], "T a", "T", None),
+        (vec![("a T U", "a")], "T a U", "T", Some("U")),
+        (vec![("T a", "T")], "U T a", "U", Some("T")),
+        (vec![("a b T", "a")], "b T", "b", Some("T")),
+    ];
+    for (rounds, now, at, refused) in cases {
+        let refusal = after(&rounds).check(&members(now), &place(at));
+        assert_eq!(refusal.err().map(|refusal| refusal.peer), refused.map(node), "{rounds:?} then {now}");
+    }
+}
+
+#[test]
+fn the_past_of_others_is_learned_from_what_they_published() {
+    // Torchrun alone in rounds 0 and 2; this agent sees round 2 before it joins round 3.
+    let mut memory = Memory::default();
+    memory.saw(&complete(2, "T U"));
+    let published = BTreeMap::from([(0, place("T")), (3, place("x"))]);
+    let now = members("a T U V");
+    assert!(memory.needs_history(3, &now));
+    memory.learn_history(3, &published);
+    assert!(!memory.needs_history(3, &now));
+    assert_eq!(memory.choose(&node("a"), &now), Ok(Choice::Stay(place("T"))));
+    // Without the one that has the store.
+    let now = members("a U V");
+    let refusal = Refusal { peer: node("U"), believed: place("T") };
+    assert_eq!(memory.choose(&node("a"), &now), Err(refusal));
+    assert_eq!(memory.choose(&node("a"), &members("a V")), Ok(Choice::Own));
+}
+
+#[test]
+fn a_round_that_did_not_come_to_an_address_taught_nobody() {
+    let mut memory = Memory::default();
+    memory.saw(&complete(1, "T U"));
+    memory.learn_history(2, &BTreeMap::new());
+    assert_eq!(memory.choose(&node("a"), &members("a T U")), Ok(Choice::Own));
+}
+
+#[test]
+fn states_that_are_not_complete_and_rounds_to_come_say_nothing() {
+    let mut memory = Memory::default();
+    memory.saw(&State { complete: false, ..complete(0, "T") });
+    memory.saw(&complete(1, "a T"));
+    assert!(!memory.needs_history(1, &members("a T")));
+    assert!(!memory.needs_history(0, &members("a T")));
+    assert!(memory.needs_history(2, &members("a T")));
+}
+
+#[test]
+fn only_so_many_rounds_are_remembered() {
+    let mut memory = Memory::default();
+    (0..1000).for_each(|round| memory.saw(&complete(round, "T")));
+    assert_eq!(memory.seen.len(), MAX_SEEN);
+    assert!(memory.seen.contains_key(&999));
+}
+
+#[test]
+fn the_store_of_a_torchrun_rank_zero_is_found() {
+    let published = BTreeMap::from([
+        (0, place("T")),
+        (1, place("U")),
+        (2, Place { port: 1, ..place("T") }),
+        (3, Place { port: 2, ..place("T") }),
+    ]);
+    let memory = after(&[("T a", "T")]);
+    assert_eq!(memory.store_of(&node("T"), 5, &published), Some(place("T")));
+    let stranger = Memory::default();
+    // The newest before this round that has its address.
+    assert_eq!(stranger.store_of(&node("T"), 3, &published), Some(Place { port: 1, ..place("T") }));
+    assert_eq!(stranger.store_of(&node("U"), 3, &published), Some(place("U")));
+    assert_eq!(stranger.store_of(&node("V"), 3, &published), None);
+    assert_eq!(stranger.store_of(&node("T"), 0, &published), None);
+}
+
+#[test]
+fn one_rankrun_member_acts_for_a_torchrun_rank_zero() {
+    assert_eq!(deputy(&members("T U a b")), Some(2));
+    assert_eq!(deputy(&members("a T b")), None);
+    assert_eq!(deputy(&members("T U")), None);
+}

@@ -3,6 +3,8 @@
 mod abuse;
 mod conformance;
 mod life;
+mod presence;
+mod strangers;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -31,6 +33,13 @@ impl Client {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self { stream, unread: Vec::new() }
+    }
+
+    /// One that has greeted with this number.
+    fn greeted(server: &StoreServer, nonce: u32) -> Self {
+        let mut client = Self::new(server);
+        assert_eq!(client.ask(Request::Ping { nonce }), Reply::Pong(nonce));
+        client
     }
 
     fn new(server: &StoreServer) -> Self {

@@ -160,6 +160,16 @@ impl Keyspace {
         self.waiters.forget(client);
     }
 
+    /// Removes every key and queue that is not to be kept. Nobody is woken, and who waits goes on to wait.
+    pub fn retain(&mut self, mut keeps: impl FnMut(&[u8]) -> bool) {
+        self.values.retain(|key, _| keeps(key));
+        self.queues.retain(|key, _| keeps(key));
+        let of = |length: usize| length as u64 + OVERHEAD;
+        let values: u64 = self.values.iter().map(|(key, value)| of(key.len() + value.len())).sum();
+        let queued = self.queues.iter().flat_map(|(key, queue)| queue.iter().map(move |value| (key, value)));
+        self.used = values + queued.map(|(key, value)| of(key.len() + value.len())).sum::<u64>();
+    }
+
     fn get(&self, key: &[u8]) -> Value {
         self.values.get(key).cloned().unwrap_or_default()
     }

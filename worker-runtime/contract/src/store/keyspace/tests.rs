@@ -395,6 +395,24 @@ fn what_does_not_fit_is_refused_and_the_rest_stays() {
     assert_eq!(store.ask(A, pop("q")), [(A, popped(1, "1"))]);
 }
 
+#[test]
+fn what_is_retained_goes_on_and_the_rest_is_gone() {
+    let mut store = Store::default();
+    for request in [set("/job/a", "1"), set("/other/a", "22"), push("/job/q", "3"), push("/other/q", "44")] {
+        assert_eq!(store.ask(A, request), nothing());
+    }
+    assert_eq!(store.ask(B, wait(&["/job/late", "/other/a"])), nothing());
+    store.keyspace.retain(|key| key.starts_with(b"/job/"));
+    assert_eq!((store.get("/job/a"), store.get("/other/a")), ("1".to_owned(), String::new()));
+    assert_eq!(store.ask(A, queue_len("/job/q")), [(A, Reply::Number(1))]);
+    assert_eq!(store.ask(A, queue_len("/other/q")), [(A, Reply::Number(0))]);
+    assert_eq!(store.keyspace.used, 2 * OVERHEAD + 6 + 1 + 6 + 1);
+    // It was there when the wait began: what counts is that a key has been there.
+    assert_eq!(store.ask(A, set("/job/late", "")), [(B, Reply::Arrived)]);
+    store.keyspace.retain(|_| false);
+    assert_eq!((store.keyspace.used, store.get("/job/a")), (0, String::new()));
+}
+
 fn requests() -> impl Strategy<Value = Request> {
     let key = || prop_oneof![Just("a"), Just("b"), Just("c")];
     prop_oneof![

@@ -3,6 +3,9 @@
 use super::request::{Request, code};
 use super::{Budget, Field, HANDSHAKE, Input, ProtocolError, admit_count};
 
+/// What an element costs beside its bytes.
+const ELEMENT: usize = size_of::<Vec<u8>>();
+
 /// Reads the bytes of one connection, beginning with the handshake.
 ///
 /// It keeps the elements of a request that is not complete yet: at most
@@ -25,6 +28,13 @@ impl RequestDecoder {
     #[must_use]
     pub const fn new() -> Self {
         Self { greeting: Some(0), partial: None }
+    }
+
+    /// What is kept of a request that is not complete yet, in bytes.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        let of = |partial: &Partial| partial.budget.used + (partial.elements.capacity() * ELEMENT) as u64;
+        self.partial.as_ref().map_or(0, of)
     }
 
     /// Reads from `bytes`, which must begin where the last call stopped, up to the end of the next request.

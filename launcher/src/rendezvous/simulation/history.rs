@@ -1,0 +1,222 @@
+//! A history: what a job is like and what happens to it, as a list of choices that can be replayed and shortened.
+//!
+//! Every list is a history: a choice that means nothing where it stands (nobody is left who could crash) does nothing.
+
+use crate::rendezvous::round::Me;
+use crate::rendezvous::state::Node;
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
+
+use std::time::Duration;
+
+use rankrun_contract::rank::{NodeCount, NodeRank};
+
+/// So many machines there are at most. An agent is meant by the number of its machine, its seat.
+pub(super) const MOST: usize = 8;
+pub(super) const LEASE: u64 = 5_000;
+pub(super) const JOIN: u64 = 25_000;
+
+/// Numbers that look random and come again with the same seed (splitmix64).
+#[derive(Debug, Clone)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn below(&mut self, limit: u32) -> u32 {
+        u32::try_from(self.next() % u64::from(limit.max(1))).expect("less than `limit`")
+    }
+
+    pub(super) fn one_in(&mut self, count: u32) -> bool {
+        self.below(count) == 0
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(u32::try_from(from.len()).expect("a short list")) as usize]
+    }
+}
+
+/// One life of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct History {
+    pub(super) setup: Setup,
+    pub(super) events: Vec<Event>,
+    /// For what the network does.
+    pub(super) seed: u64,
+}
+
+/// What was asked for, and what the machines and the network are like. Times are in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Setup {
+    /// So many are started at the beginning.
+    pub(super) nodes: u32,
+    pub(super) min: u32,
+    pub(super) max: u32,
+    pub(super) last_call: u32,
+    /// A message takes up to so long.
+    pub(super) delay: u32,
+    /// When each is started at first.
+    pub(super) boots: [u32; MOST],
+    /// How long the workers of each take to stop.
+    pub(super) stops: [u32; MOST],
+    /// How wrong each clock is, in seconds.
+    pub(super) offsets: [i32; MOST],
+    pub(super) given: Given,
+    /// Seat 0 has the store, and is told whose connections end.
+    pub(super) hosts: bool,
+    /// These seats run torchrun, one bit each.
+    pub(super) torch: u8,
+}
+
+/// Which node ranks were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    None,
+    /// Against the order of the names.
+    Backwards,
+    /// The first two have the same.
+    Twice,
+}
+
+/// A choice, so long after the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) after: u32,
+    pub(super) seat: usize,
+    pub(super) what: What,
+}
+
+/// What happens to an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// It is gone in an instant, with its workers.
+    Crash,
+    /// Where none runs, another one is started.
+    Boot,
+    /// No message gets through from or to it for so long.
+    Cut(u32),
+    /// One of its workers fails.
+    Fails,
+    /// It gets a signal.
+    Leaves,
+    /// It ends the job for all.
+    Closes,
+    /// Of all messages of all agents, one in a few is lost for so long.
+    Loses(u32),
+}
+
+impl Event {
+    fn random(random: &mut Random) -> Self {
+        let after = random.pick(&[0, 0, 3, 40, 700, 2_500, 6_000]);
+        let seat = random.below(u32::try_from(MOST).expect("few")) as usize;
+        let what = match random.below(24) {
+            0..5 => What::Crash,
+            5..10 => What::Boot,
+            10..13 => What::Cut(random.pick(&[500, 2_000, 4_500, 6_000, 9_000])),
+            13..18 => What::Fails,
+            18..21 => What::Leaves,
+            21 => What::Closes,
+            _ => What::Loses(random.pick(&[500, 3_000, 8_000])),
+        };
+        Self { after, seat, what }
+    }
+}
+
+impl Setup {
+    fn random(random: &mut Random) -> Self {
+        let max = 1 + random.below(5);
+        let min = if random.one_in(3) { max } else { 1 + random.below(max) };
+        let nodes = (min + random.below(4)).min(8);
+        let spread = random.pick(&[0, 30, 400, 3_000]);
+        let stop = random.pick(&[0, 5, 300, 4_000]);
+        let skew = random.pick(&[0, 0, 20, 3_600]);
+        let mut each = |most: u32| std::array::from_fn(|_| random.below(most + 1));
+        let (boots, stops, skews) = (each(spread), each(stop), each(2 * skew));
+        Self {
+            nodes,
+            min,
+            max,
+            last_call: random.pick(&[200, 1_500, 3_000]),
+            delay: random.pick(&[0, 1, 30, 250]),
+            boots,
+            stops,
+            offsets: skews
+                .map(|it: u32| i32::try_from(it).expect("small") - i32::try_from(skew).expect("small")),
+            given: random.pick(&[Given::None, Given::None, Given::Backwards, Given::Twice]),
+            hosts: random.one_in(2),
+            torch: 0,
+        }
+    }
+
+    /// The agent that is started on a seat as the so-manieth one.
+    pub(super) fn me(&self, seat: usize, life: u32) -> Me {
+        let count = |number| NodeCount::new(number).expect("not zero");
+        let place = u32::try_from(seat).expect("few");
+        let node_rank = match self.given {
+            Given::None => None,
+            Given::Backwards => Some(100 - place),
+            Given::Twice => Some(place.max(1)),
+        };
+        Me {
+            node: Node { addr: format!("n{seat}"), pid: i64::from(life), local_id: 0 },
+            nodes: NodeRange { min: count(self.min), max: count(self.max) },
+            node_rank: node_rank.map(NodeRank),
+            times: RoundTimes {
+                join: Duration::from_millis(JOIN),
+                last_call: Duration::from_millis(u64::from(self.last_call)),
+                lease: Duration::from_millis(LEASE),
+                ..RoundTimes::default()
+            },
+        }
+    }
+
+    pub(super) const fn is_torch(&self, seat: usize) -> bool {
+        self.torch & (1 << seat) != 0
+    }
+}
+
+impl History {
+    /// The one that belongs to this seed.
+    pub(super) fn random(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let setup = Setup::random(&mut random);
+        let length = random.below(9);
+        let events = (0..length).map(|_| Event::random(&mut random)).collect();
+        Self { setup, events, seed }
+    }
+
+    /// All that are simpler by one step, those first that are so by much.
+    pub(super) fn simpler(&self) -> Vec<Self> {
+        let length = self.events.len();
+        let without = |from: usize, count: usize| {
+            let mut events = self.events.clone();
+            events.drain(from..(from + count).min(length));
+            Self { events, ..self.clone() }
+        };
+        let halves = (length > 3).then(|| [without(0, length / 2), without(length / 2, length)]);
+        let shorter = (0..length).map(|at| without(at, 1));
+        let setup = &self.setup;
+        let plainer = [
+            Setup { nodes: setup.nodes - 1, ..*setup },
+            Setup { delay: 0, ..*setup },
+            Setup { delay: setup.delay.min(1), ..*setup },
+            Setup { boots: [0; MOST], ..*setup },
+            Setup { stops: [0; MOST], ..*setup },
+            Setup { offsets: [0; MOST], ..*setup },
+            Setup { given: Given::None, ..*setup },
+            Setup { hosts: false, ..*setup },
+            Setup { torch: setup.torch & setup.torch.wrapping_sub(1), ..*setup },
+        ];
+        let plainer = plainer.into_iter().filter(|plainer| plainer != setup && plainer.nodes > 0);
+        let plainer = plainer.map(|setup| Self { setup, ..self.clone() });
+        halves.into_iter().flatten().chain(shorter).chain(plainer).collect()
+    }
+}

@@ -1,0 +1,259 @@
+//! What must hold in every history, with numbers to quote.
+
+use std::collections::BTreeMap;
+
+use super::agent::{Agent, Phase, Why};
+use super::history::{Given, LEASE, MOST};
+use super::world::{TICK, World};
+use crate::rendezvous::state::{Node, State};
+
+/// An invariant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Invariant {
+    pub(super) number: &'static str,
+    pub(super) words: &'static str,
+}
+
+/// All of them.
+pub(super) const INVARIANTS: [Invariant; 13] = [
+    Invariant { number: "R1", words: "One round comes after the other, and only one has living workers" },
+    Invariant { number: "R2", words: "No round has fewer members than min or more than max" },
+    Invariant {
+        number: "R3",
+        words: "The ranks of a round are exactly 0..n, and all members know the same ones",
+    },
+    Invariant { number: "R4", words: "Nobody runs after the rendezvous is closed" },
+    Invariant {
+        number: "R5",
+        words: "When the faults are over, a round is complete and stays so, with all for whom there is a seat, or all have ended",
+    },
+    Invariant { number: "R6", words: "A dead agent is in no list a lease and two looks later" },
+    Invariant { number: "R7", words: "Leaving is not closing, and who has left is in no list" },
+    Invariant { number: "R8", words: "Who was in the round before keeps its rank, unless ranks were given" },
+    Invariant { number: "R9", words: "Clocks that are wrong change nothing" },
+    Invariant {
+        number: "R10",
+        words: "A node that was cut off runs no workers when the next round is complete",
+    },
+    Invariant { number: "R11", words: "Nobody starts the same round twice" },
+    Invariant { number: "R12", words: "The heartbeats of rankrun agents that live are fresh" },
+    Invariant { number: "R13", words: "Nobody is refused for the node rank of an agent that is dead" },
+];
+
+/// What is broken, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) invariant: Invariant,
+    pub(super) why: String,
+}
+
+impl Broken {
+    pub(super) fn new(number: &str, why: String) -> Self {
+        let invariant = INVARIANTS.into_iter().find(|it| it.number == number);
+        Self { invariant: invariant.expect("it has a number"), why }
+    }
+}
+
+/// What has been so far, as far as the invariants ask for it.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    /// Members and ranks as they were when a round was complete.
+    rounds: BTreeMap<u64, BTreeMap<Node, i64>>,
+    pub(super) crashed: BTreeMap<Node, u64>,
+    pub(super) may_close: bool,
+    closed: Option<u64>,
+    /// How many writes were news.
+    pub(super) rings: u64,
+    /// How many writes came too late.
+    pub(super) lost_writes: u64,
+    /// The network was as it should be from then on.
+    pub(super) disturbed: u64,
+}
+
+/// Breaks an invariant unless something holds.
+macro_rules! hold {
+    ($number:literal, $condition:expr, $($words:tt)+) => {
+        if !$condition {
+            return Err(Broken::new($number, format!($($words)+)));
+        }
+    };
+}
+
+fn ranks(state: &State) -> BTreeMap<Node, i64> {
+    state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect()
+}
+
+fn is_listed(state: &State, node: &Node) -> bool {
+    let mut listed = state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list);
+    listed.any(|other| other == node)
+}
+
+impl World<'_> {
+    fn living(&self) -> impl Iterator<Item = (usize, &Agent)> {
+        let agents = self.agents.iter().enumerate();
+        agents.filter_map(|(seat, agent)| Some((seat, agent.as_ref().filter(|agent| agent.lives())?)))
+    }
+
+    /// Before a write.
+    pub(super) fn judge_write(&mut self, new: &State) -> Result<(), Broken> {
+        let old = &self.store.state;
+        let count = new.participants.len();
+        hold!("R4", new.closed || !old.closed, "it is open again");
+        hold!("R7", old.closed || !new.closed || self.book.may_close, "nobody wanted to close it");
+        let is_next = new.round == old.round + 1;
+        hold!("R1", new.round == old.round || is_next, "round {} after {}", new.round, old.round);
+        hold!("R1", !is_next || old.complete, "round {} was never complete", old.round);
+        hold!("R2", count <= self.setup.max as usize, "{count} take part");
+        if old.complete && !is_next {
+            let same = new.complete && ranks(new).iter().all(|it| ranks(old).get(it.0) == Some(it.1));
+            hold!("R3", same, "round {} was complete, and has changed", old.round);
+        }
+        if new.closed && !old.closed {
+            self.book.closed = Some(self.now);
+        }
+        if new.complete && (!old.complete || is_next) { self.judge_completion(new) } else { Ok(()) }
+    }
+
+    fn judge_completion(&mut self, new: &State) -> Result<(), Broken> {
+        let (round, count) = (new.round, new.participants.len());
+        hold!("R2", count >= self.setup.min as usize, "{count} take part");
+        hold!("R4", !new.closed, "round {round} is complete, and closed");
+        let ranks = ranks(new);
+        let mut sorted: Vec<i64> = ranks.values().copied().collect();
+        sorted.sort_unstable();
+        let is_whole = (0..).zip(&sorted).all(|(place, rank)| place == *rank);
+        hold!("R3", is_whole, "round {round} has the ranks {sorted:?}");
+        self.judge_kept(&ranks)?;
+        self.judge_workers(round)?;
+        self.book.rounds.insert(round, ranks);
+        Ok(())
+    }
+
+    fn judge_kept(&self, ranks: &BTreeMap<Node, i64>) -> Result<(), Broken> {
+        let last = self.book.rounds.last_key_value();
+        let Some((_, last)) = last.filter(|_| self.setup.given == Given::None && self.setup.torch == 0)
+        else {
+            return Ok(());
+        };
+        for (node, old) in last {
+            let new = ranks.get(node).filter(|_| usize::try_from(*old).is_ok_and(|old| old < ranks.len()));
+            hold!("R8", new.is_none_or(|new| new == old), "{node} had rank {old} and has {new:?}");
+        }
+        Ok(())
+    }
+
+    /// Nobody has workers of another round than this.
+    fn judge_workers(&self, round: u64) -> Result<(), Broken> {
+        for (seat, agent) in self.living().filter(|(seat, _)| !self.setup.is_torch(*seat)) {
+            let Some((other, until)) = agent.workers(u64::from(self.setup.stops[seat])) else { continue };
+            let is_over = other == round || until <= self.now;
+            let is_disturbed = self.book.disturbed + 2 * LEASE > self.now && self.book.disturbed > 0;
+            hold!("R10", is_over || !is_disturbed, "n{seat} runs round {other}, and {round} is complete");
+            hold!("R1", is_over, "n{seat} runs round {other}, and {round} is complete");
+        }
+        Ok(())
+    }
+
+    /// Before the workers of an agent start.
+    pub(super) fn judge_start(&self, seat: usize) -> Result<(), Broken> {
+        let Some(agent) = &self.agents[seat] else { return Ok(()) };
+        if self.setup.is_torch(seat) {
+            return Ok(());
+        }
+        let (state, node) = (&agent.known, &agent.me.node);
+        let (round, count) = (state.round, state.participants.len());
+        hold!("R2", count >= self.setup.min as usize, "{node} starts in a world of {count}");
+        hold!("R4", !state.closed, "{node} starts round {round}, and knows that it is closed");
+        hold!("R11", agent.before.is_none_or(|before| before < round), "{node} starts round {round}");
+        let known = ranks(state);
+        let all = self.book.rounds.get(&round);
+        let is_whole = self.setup.torch != 0 || all == Some(&known);
+        hold!("R3", is_whole, "{node} takes {known:?} for the members of round {round}, {all:?}");
+        self.judge_workers(round)
+    }
+
+    /// After a look of an agent.
+    pub(super) fn judge_look(&self, seat: usize) -> Result<(), Broken> {
+        let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.lives()) else { return Ok(()) };
+        let slack = 4 * u64::from(self.setup.delay) + 2 * TICK + 100;
+        let saw_all = |since: u64| agent.clear_since <= since && self.book.disturbed <= since;
+        let cleans = !agent.known.closed && !matches!(agent.phase, Phase::Parting { .. });
+        let limit = if self.setup.torch == 0 { LEASE } else { 15_000 };
+        for (node, crashed) in self.book.crashed.iter().filter(|_| cleans) {
+            let is_due = saw_all(*crashed) && self.now > crashed + limit + slack;
+            let is_there = is_due && is_listed(&agent.known, node);
+            hold!("R6", !is_there, "{} sees {node}, which died at {crashed} ms", agent.me.node);
+        }
+        if let Some(closed) = self.book.closed.filter(|closed| saw_all(*closed)) {
+            let stop = u64::from(self.setup.stops[seat]);
+            let runs = agent.workers(stop).is_some_and(|(_, until)| until > self.now);
+            let runs = runs && self.now > closed + slack + stop;
+            hold!("R4", !runs, "{} runs, and it was closed at {closed} ms", agent.me.node);
+        }
+        Ok(())
+    }
+
+    /// Somebody is refused for the node rank of this one.
+    pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
+        let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
+        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + slack < self.now);
+        hold!("R13", !died, "{by} is dead");
+        Ok(())
+    }
+
+    /// An agent says that it has left.
+    pub(super) fn judge_left(&self, seat: usize) -> Result<(), Broken> {
+        let Some(agent) = &self.agents[seat] else { return Ok(()) };
+        let is_there = !self.store.state.closed && is_listed(&self.store.state, &agent.me.node);
+        hold!("R7", !is_there, "{} says that it has left, and is there", agent.me.node);
+        Ok(())
+    }
+
+    /// Whether it could stay as it is.
+    pub(super) fn is_well(&self) -> bool {
+        let state = &self.store.state;
+        if state.closed {
+            return self.living().all(|(seat, _)| self.setup.is_torch(seat));
+        }
+        let living = self.living().count();
+        if living < self.setup.min as usize {
+            return living == 0;
+        }
+        let is_seated = |agent: &Agent| match &agent.phase {
+            Phase::Running { round, .. } => {
+                *round == state.round && state.participants.contains(&agent.me.node)
+            }
+            Phase::Joining { .. } => state.redundancy_list.contains(&agent.me.node),
+            _ => false,
+        };
+        state.complete
+            && state.wait_list.is_empty()
+            && state.participants.len() == living.min(self.setup.max as usize)
+            && self.living().all(|(_, agent)| is_seated(agent))
+    }
+
+    /// When all is over.
+    pub(super) fn judge_end(&self, is_well: bool) -> Result<(), Broken> {
+        let ends = || {
+            let each =
+                self.agents.iter().flatten().map(|agent| format!("{}: {:?}", agent.me.node, agent.phase));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        hold!("R5", is_well, "after {} ms: {}", self.now, ends());
+        let reasons = self.agents.iter().flatten().filter_map(|agent| match agent.phase {
+            Phase::Ended(why) => Some(why),
+            _ => None,
+        });
+        let is_open = |why: Why| !matches!(why, Why::Closed | Why::NotNeeded | Why::HasClosed);
+        let agrees = self.store.state.closed || reasons.clone().all(is_open);
+        hold!("R5", agrees, "it is not closed, and {}", ends());
+        let is_calm = self.book.disturbed == 0 || self.book.disturbed + 10_000 < self.now;
+        let is_right = is_calm && self.setup.offsets == [0; MOST] && !self.store.state.closed;
+        for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
+            let beat = self.store.state.last_heartbeats.get(&agent.me.node);
+            let is_fresh = beat.is_some_and(|beat| beat.0 + 8_000_000 > self.wall(seat).0);
+            hold!("R12", is_fresh, "{} was seen at {beat:?}", agent.me.node);
+        }
+        Ok(())
+    }
+}

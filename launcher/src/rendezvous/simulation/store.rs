@@ -1,0 +1,69 @@
+//! The store that all agents share, in memory, and what goes over the network between it and them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::rendezvous::ranks::Ranks;
+use crate::rendezvous::state::{Node, State};
+
+/// What is in the store.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    pub(super) state: Rc<State>,
+    /// Counts the writes: two states are the same if they have the same.
+    pub(super) version: u64,
+    pub(super) beats: Rc<BTreeMap<Node, i64>>,
+    pub(super) ranks: Option<Rc<Ranks>>,
+}
+
+/// What an agent asks for.
+#[derive(Debug, Clone)]
+pub(super) enum Request {
+    /// A look at the state, and where a beat is due also at the beats.
+    Look { beat: bool },
+    /// A write in place of the state of this version.
+    Write { state: Rc<State>, expected: u64, rings: bool },
+}
+
+/// What it gets.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) state: Rc<State>,
+    pub(super) version: u64,
+    pub(super) beats: Option<Rc<BTreeMap<Node, i64>>>,
+    pub(super) ranks: Option<Rc<Ranks>>,
+}
+
+impl Store {
+    /// Whether the write of this version is still one.
+    pub(super) const fn accepts(&self, expected: u64) -> bool {
+        self.version == expected
+    }
+
+    pub(super) fn write(&mut self, state: Rc<State>) {
+        let completes = state.complete && (!self.state.complete || self.state.round != state.round);
+        if completes {
+            let of = state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect();
+            self.ranks = Some(Rc::new(Ranks { round: state.round, of }));
+        }
+        self.state = state;
+        self.version += 1;
+    }
+
+    pub(super) fn beat(&mut self, node: &Node) {
+        let beats = Rc::make_mut(&mut self.beats);
+        match beats.get_mut(node) {
+            Some(count) => *count += 1,
+            None => drop(beats.insert(node.clone(), 1)),
+        }
+    }
+
+    pub(super) fn answer(&self, with_beats: bool) -> Answer {
+        Answer {
+            state: Rc::clone(&self.state),
+            version: self.version,
+            beats: with_beats.then(|| Rc::clone(&self.beats)),
+            ranks: self.ranks.clone(),
+        }
+    }
+}

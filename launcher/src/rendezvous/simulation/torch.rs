@@ -1,0 +1,171 @@
+//! A torchrun agent as its table says (contract 5.5, 5.7, 5.8): it ages the others by wall clocks, looks once a second, and
+//! knows nothing of beats and bells.
+
+use crate::rendezvous::round::Me;
+use crate::rendezvous::state::{Node, State, Timestamp};
+
+/// What it remembers between two looks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Times {
+    /// It has left the round before.
+    pub(super) has_left: bool,
+}
+
+/// What it does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Move {
+    Write(State),
+    /// It sleeps for a second, and looks again.
+    Sleep,
+    Finish,
+    TimedOut,
+    Closed,
+}
+
+/// What it is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Time that is left until the deadline, in milliseconds.
+    Join {
+        left: i64,
+    },
+    Run,
+    Close,
+}
+
+fn micros(duration: std::time::Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("a short time")
+}
+
+/// What it takes for the state.
+pub(super) fn cleaned(state: &State, me: &Me, wall: Timestamp) -> State {
+    let mut local = state.clone();
+    let limit = wall.0 - micros(me.times.keep_alive) * i64::from(me.times.keep_alive_attempts);
+    let dead = state.last_heartbeats.iter().filter(|(_, at)| at.0 < limit).map(|(node, _)| node);
+    let mut took_part = false;
+    for node in dead {
+        local.last_heartbeats.remove(node);
+        took_part |= local.participants.remove(node);
+        local.wait_list.remove(node);
+        local.redundancy_list.remove(node);
+    }
+    if took_part {
+        after_removal(&mut local, me);
+    }
+    local
+}
+
+fn after_removal(state: &mut State, me: &Me) {
+    if state.complete {
+        if state.participants.is_empty() {
+            state.complete = false;
+            state.round += 1;
+        }
+    } else if state.participants.len() < me.nodes.min.get() as usize {
+        state.deadline = None;
+    }
+}
+
+/// The move of this agent in a state that it has cleaned.
+pub(super) fn next(local: &State, me: &Me, task: Task, times: &mut Times, wall: Timestamp) -> Move {
+    let node = &me.node;
+    match task {
+        Task::Close if local.closed => Move::Finish,
+        Task::Close => Move::Write(State { closed: true, ..local.clone() }),
+        Task::Run if is_due(local, me, wall) => keep_alive(local.clone(), node, wall),
+        Task::Run => Move::Sleep,
+        Task::Join { left } => {
+            if !times.has_left && local.participants.contains(node) {
+                let mut draft = local.clone();
+                draft.participants.remove(node);
+                draft.last_heartbeats.remove(node);
+                after_removal(&mut draft, me);
+                return Move::Write(draft);
+            }
+            times.has_left = true;
+            join(local, me, left, wall)
+        }
+    }
+}
+
+fn is_due(local: &State, me: &Me, wall: Timestamp) -> bool {
+    local.last_heartbeats.get(&me.node).is_some_and(|at| at.0 <= wall.0 - micros(me.times.keep_alive))
+}
+
+fn keep_alive(mut draft: State, node: &Node, wall: Timestamp) -> Move {
+    draft.last_heartbeats.insert(node.clone(), wall);
+    Move::Write(draft)
+}
+
+fn join(local: &State, me: &Me, left: i64, wall: Timestamp) -> Move {
+    let node = &me.node;
+    let (min, max) = (me.nodes.min.get() as usize, me.nodes.max.get() as usize);
+    let count = local.participants.len();
+    let mut draft = local.clone();
+    if local.closed {
+        return Move::Closed;
+    }
+    if local.redundancy_list.contains(node) {
+        if count == max {
+            return if is_due(local, me, wall) { keep_alive(draft, node, wall) } else { Move::Sleep };
+        }
+        draft.redundancy_list.remove(node);
+        draft.last_heartbeats.remove(node);
+        return Move::Write(draft);
+    }
+    let takes_part = local.participants.contains(node);
+    if local.complete && takes_part {
+        return Move::Finish;
+    }
+    if left < 0 {
+        if left >= -5_000 && takes_part {
+            draft.participants.remove(node);
+            draft.last_heartbeats.remove(node);
+            after_removal(&mut draft, me);
+            return Move::Write(draft);
+        }
+        if left >= -5_000 && draft.wait_list.remove(node) {
+            draft.last_heartbeats.remove(node);
+            return Move::Write(draft);
+        }
+        return Move::TimedOut;
+    }
+    let waits = local.wait_list.contains(node);
+    match (local.complete, takes_part) {
+        (true, _) if count < max && !waits => {
+            draft.wait_list.insert(node.clone());
+            keep_alive(draft, node, wall)
+        }
+        (true, _) if count >= max && !waits => {
+            draft.redundancy_list.insert(node.clone());
+            keep_alive(draft, node, wall)
+        }
+        (false, true) if (min..=max).contains(&count) && local.deadline.is_some_and(|at| at < wall) => {
+            complete(&mut draft);
+            Move::Write(draft)
+        }
+        (false, false) => {
+            draft.wait_list.remove(node);
+            draft.participants.insert(node.clone(), 0);
+            if draft.participants.len() == min {
+                draft.deadline = Some(Timestamp(wall.0 + micros(me.times.last_call)));
+            }
+            if draft.participants.len() == max {
+                complete(&mut draft);
+            }
+            keep_alive(draft, node, wall)
+        }
+        _ if is_due(local, me, wall) => keep_alive(draft, node, wall),
+        _ => Move::Sleep,
+    }
+}
+
+fn complete(draft: &mut State) {
+    let mut sorted: Vec<Node> = draft.participants.nodes().cloned().collect();
+    sorted.sort();
+    for (rank, node) in (0..).zip(sorted) {
+        draft.participants.insert(node, rank);
+    }
+    draft.complete = true;
+    draft.deadline = None;
+}

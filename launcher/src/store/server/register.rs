@@ -1,0 +1,171 @@
+//! Who is connected to a store, and who has only opened a connection. Takes `now`; holds no socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use rankrun_contract::store::keyspace::ClientId;
+use rankrun_contract::store::protocol::Request;
+
+/// Greetings remembered: more than a node has workers, and little memory whoever sends them.
+const MAX_GREETED: usize = 1 << 16;
+/// First parts of keys remembered of a connection: a client of a job has one or two.
+const MAX_ROOTS: usize = 8;
+/// Longest first part that is told from others, in bytes.
+const MAX_ROOT: usize = 64;
+
+/// What a connection has said of itself.
+#[derive(Debug, Default)]
+pub(super) struct Identity {
+    /// It has sent a whole request.
+    known: bool,
+    /// The number in its first greeting.
+    nonce: Option<u32>,
+    /// The first parts of the keys that it has named.
+    roots: Vec<Box<[u8]>>,
+}
+
+/// What stays when a generation begins.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Kept {
+    /// Keys that begin with one of these, and the connections that have used such keys.
+    pub(in crate::store) prefixes: Vec<Vec<u8>>,
+    /// Connections that have greeted with one of these.
+    pub(in crate::store) nonces: BTreeSet<u32>,
+}
+
+impl Kept {
+    pub(super) fn key(&self, key: &[u8]) -> bool {
+        self.prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    pub(super) fn connection(&self, identity: &Identity) -> bool {
+        let greeted = identity.nonce.is_some_and(|nonce| self.nonces.contains(&nonce));
+        greeted
+            || self.prefixes.iter().any(|prefix| identity.roots.iter().any(|known| **known == *root(prefix)))
+    }
+}
+
+/// The first part of a key: up to its first `/`, the one at the beginning left out.
+fn root(key: &[u8]) -> &[u8] {
+    let key = key.strip_prefix(b"/").unwrap_or(key);
+    let end = key.iter().position(|byte| *byte == b'/').unwrap_or(key.len());
+    &key[..end.min(MAX_ROOT)]
+}
+
+fn keys(request: &Request) -> Vec<&[u8]> {
+    match request {
+        Request::Set { key, .. }
+        | Request::CompareSet { key, .. }
+        | Request::Get { key }
+        | Request::Add { key, .. }
+        | Request::DeleteKey { key }
+        | Request::Append { key, .. }
+        | Request::QueuePush { key, .. }
+        | Request::QueuePop { key }
+        | Request::QueueLen { key }
+        | Request::Barrier { key, .. } => vec![key],
+        Request::Check { keys } | Request::Wait { keys } | Request::MultiGet { keys } => {
+            keys.iter().map(Vec::as_slice).collect()
+        }
+        Request::MultiSet { pairs } => pairs.iter().map(|(key, _)| key.as_slice()).collect(),
+        Request::GetNumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => Vec::new(),
+    }
+}
+
+/// All connections, by what they have said.
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    /// Numbers of greetings since the last reset, also of those who have gone.
+    greeted: BTreeSet<u32>,
+    /// Open connections for each number.
+    open: BTreeMap<u32, usize>,
+    /// Numbers whose last connection has closed since somebody asked.
+    departed: BTreeSet<u32>,
+    /// Connections without a whole request, and since when. The oldest has the lowest number.
+    strangers: BTreeMap<ClientId, Instant>,
+}
+
+impl Register {
+    pub(super) fn admit(&mut self, client: ClientId, now: Instant) {
+        self.strangers.insert(client, now);
+    }
+
+    /// A connection has sent a request.
+    pub(super) fn note(&mut self, client: ClientId, identity: &mut Identity, request: &Request) {
+        if !std::mem::replace(&mut identity.known, true) {
+            self.strangers.remove(&client);
+        }
+        if let Request::Ping { nonce } = *request {
+            if self.greeted.len() < MAX_GREETED {
+                self.greeted.insert(nonce);
+            }
+            if identity.nonce.is_none() {
+                identity.nonce = Some(nonce);
+                *self.open.entry(nonce).or_default() += 1;
+                // It is back before anybody has heard that it had gone.
+                self.departed.remove(&nonce);
+            }
+        }
+        for key in keys(request) {
+            let root = root(key);
+            if identity.roots.len() < MAX_ROOTS && identity.roots.iter().all(|known| **known != *root) {
+                identity.roots.push(root.into());
+            }
+        }
+    }
+
+    /// A connection has closed; whether it was the last one of its number.
+    pub(super) fn leave(&mut self, client: ClientId, identity: &Identity) -> bool {
+        self.strangers.remove(&client);
+        let Some(nonce) = identity.nonce else { return false };
+        let open = self.open.get_mut(&nonce).map_or(0, |open| {
+            *open -= 1;
+            *open
+        });
+        if open > 0 {
+            return false;
+        }
+        self.open.remove(&nonce);
+        self.departed.len() < MAX_GREETED && self.departed.insert(nonce)
+    }
+
+    /// We have closed a connection ourselves, since its generation is over: nobody has departed.
+    pub(super) fn dismiss(&mut self, client: ClientId, identity: &Identity) {
+        if self.leave(client, identity)
+            && let Some(nonce) = identity.nonce
+        {
+            self.departed.remove(&nonce);
+        }
+    }
+
+    pub(super) fn next_generation(&mut self) {
+        self.greeted.clear();
+    }
+
+    pub(super) fn greeted(&self) -> BTreeSet<u32> {
+        self.greeted.clone()
+    }
+
+    pub(super) fn connected(&self) -> BTreeSet<u32> {
+        self.open.keys().copied().collect()
+    }
+
+    /// How many open connections have greeted.
+    pub(super) fn connections(&self) -> usize {
+        self.open.values().sum()
+    }
+
+    pub(super) fn take_departed(&mut self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.departed)
+    }
+
+    /// How many connections have not sent a whole request.
+    pub(super) fn strangers(&self) -> usize {
+        self.strangers.len()
+    }
+
+    /// The connection that has been without a whole request for the longest time, and since when.
+    pub(super) fn oldest_stranger(&self) -> Option<(ClientId, Instant)> {
+        self.strangers.first_key_value().map(|(client, since)| (*client, *since))
+    }
+}
