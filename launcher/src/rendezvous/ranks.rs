@@ -67,3 +67,6 @@ fn as_before<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a
     let mut seatless = seatless.into_iter().map(|(_, node)| node);
     seats.into_iter().filter_map(|seat| seat.or_else(|| seatless.next())).collect()
 }
+
+#[cfg(test)]
+mod tests;

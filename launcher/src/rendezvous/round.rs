@@ -142,7 +142,7 @@ pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timest
         Goal::Join { .. } if state.closed => Step::Closed,
         Goal::Join { deadline, before } => look.join(deadline, before),
         Goal::Stay { round, members } => look.stay(round, members),
-        Goal::Hold => look.write_or_wait(look.cleaned(), None),
+        Goal::Hold => look.keep(),
     }
 }
 
@@ -253,7 +253,7 @@ impl Look<'_> {
         if self.view.sightings.has_moved(other) {
             return Some(Step::Taken { by: other.clone() });
         }
-        Some(self.write_or_wait(self.view.state.clone(), Some(deadline)))
+        Some(self.wait(Some(deadline)))
     }
 
     /// The round runs without us (rows 3, 4, 9, 10). Whoever waits already comes first, then the spares in order.
@@ -346,17 +346,31 @@ impl Look<'_> {
     fn stay(&self, round: u64, members: &[Node]) -> Step {
         let (state, node) = (self.view.state, &self.me.node);
         if state.closed {
-            return self.write_or_wait(state.clone(), None);
+            return self.wait(None);
         }
         if state.round != round || !state.complete || !state.participants.contains(node) {
             return Step::Changed(Upheaval::Removed);
         }
+        // What is found is told to all before anything else.
+        let upheaval = if self.is_untidy() { None } else { self.upheaval(members) };
+        upheaval.map_or_else(|| self.keep(), Step::Changed)
+    }
+
+    /// Takes out the dead, and keeps the heartbeats fresh, where there is something to do.
+    fn keep(&self) -> Step {
+        if !self.is_untidy() && !self.is_due() {
+            return self.wait(None);
+        }
         let mut draft = self.cleaned();
         self.seat_the_rest(&mut draft);
-        match self.upheaval(members) {
-            Some(upheaval) if !differ(state, &draft) => Step::Changed(upheaval),
-            _ => self.write_or_wait(draft, None),
-        }
+        self.write_or_wait(draft, None)
+    }
+
+    /// Whether somebody is in a list who does not belong there.
+    fn is_untidy(&self) -> bool {
+        let state = self.view.state;
+        let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
+        !state.closed && (crowds || changes::listed(state).any(|node| self.is_dead(node)))
     }
 
     fn upheaval(&self, members: &[Node]) -> Option<Upheaval> {
@@ -381,11 +395,18 @@ impl Look<'_> {
     /// Writes what has changed, or the heartbeats where they are due.
     fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
         let rings = differ(self.view.state, &draft);
-        let due = self.heartbeat_due();
-        if rings || due.is_some_and(|due| due <= self.now) {
+        if rings || self.is_due() {
             self.refresh(&mut draft, rings);
             return Step::Write { state: draft, rings };
         }
+        self.wait(deadline)
+    }
+
+    fn is_due(&self) -> bool {
+        self.heartbeat_due().is_some_and(|due| due <= self.now)
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> Step {
         let times = &self.me.times;
         let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.me.node));
         // The deadline itself is still in time.
@@ -393,7 +414,7 @@ impl Look<'_> {
         let last_call = self.view.sightings.deadline_seen(self.view.state);
         let last_call = last_call.and_then(|seen| seen.checked_add(times.last_call));
         let death = self.view.sightings.next_death(self.now);
-        let moments = [due, deadline, last_call, death, Some(self.now + times.keep_alive)];
+        let moments = [self.heartbeat_due(), deadline, last_call, death, Some(self.now + times.keep_alive)];
         let until = moments.into_iter().flatten().filter(|moment| *moment > self.now).min();
         Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
     }
@@ -415,14 +436,18 @@ impl Look<'_> {
     /// Ours, of which one is due a little before the others, and writes for all.
     fn heartbeat_due(&self) -> Option<Instant> {
         let (state, node) = (self.view.state, &self.me.node);
-        let ours = || changes::listed(state).filter(|other| self.is_ours(other));
         if !is_listed(state, node) || state.closed {
             return None;
         }
         let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
-        let place = u32::try_from(ours().filter(|other| *other < node).count()).unwrap_or(u32::MAX);
-        let count = u32::try_from(ours().count()).unwrap_or(u32::MAX).max(1);
         let spread = self.me.times.keep_alive / 5;
-        since.checked_add(self.me.times.keep_alive - spread + spread * place / count)
+        let first = since.checked_add(self.me.times.keep_alive - spread)?;
+        if first > self.now {
+            return Some(first);
+        }
+        let ours = changes::listed(state).filter(|other| self.is_ours(other));
+        let (count, place) =
+            ours.fold((0, 0), |(count, place), other| (count + 1, place + u32::from(other < node)));
+        first.checked_add(spread * place / count.max(1))
     }
 }

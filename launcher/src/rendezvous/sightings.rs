@@ -231,3 +231,6 @@ impl Sign {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

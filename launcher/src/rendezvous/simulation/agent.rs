@@ -32,6 +32,8 @@ pub(super) struct Agent {
     pub(super) clear_since: u64,
     /// The next moment at which it wakes by itself, so that only one is under way.
     pub(super) wakes: u64,
+    /// Its lease means nothing to it.
+    pub(super) outlives: bool,
     /// A torchrun agent's own times.
     pub(super) torch: super::torch::Times,
 }
@@ -87,6 +89,7 @@ impl Agent {
             beaten: now,
             clear_since: now,
             wakes: 0,
+            outlives: false,
             torch: super::torch::Times::default(),
         }
     }
@@ -97,8 +100,9 @@ impl Agent {
 
     /// Of which round its workers are, and until when they live at most if it hears nothing more.
     pub(super) fn workers(&self, stop: u64) -> Option<(u64, u64)> {
-        let limit = self.beaten + LEASE;
+        let limit = if self.outlives { u64::MAX } else { self.beaten + LEASE };
         match self.phase {
+            Phase::Running { round, .. } if self.outlives => Some((round, limit)),
             Phase::Running { round, .. } => Some((round, (self.beaten + CUT_OFF + stop).min(limit))),
             Phase::Stopping { round, until, .. } => Some((round, until.min(limit))),
             Phase::Joining { .. } | Phase::Parting { .. } | Phase::Ended(_) => None,
@@ -108,6 +112,9 @@ impl Agent {
     /// Stops its workers where it has been cut off for too long; the lease is the limit, whatever comes later.
     pub(super) fn mind_the_lease(&mut self, now: u64, stop: u64) {
         let limit = self.beaten + LEASE;
+        if self.outlives {
+            return;
+        }
         match &mut self.phase {
             Phase::Running { round, .. } if now >= self.beaten + CUT_OFF => {
                 let until = (self.beaten + CUT_OFF + stop).min(limit);

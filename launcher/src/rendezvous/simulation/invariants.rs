@@ -195,7 +195,8 @@ impl World<'_> {
 
     /// Somebody is refused for the node rank of this one.
     pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
-        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + TICK < self.now);
+        let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
+        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + slack < self.now);
         hold!("R13", !died, "{by} is dead");
         Ok(())
     }
@@ -246,7 +247,8 @@ impl World<'_> {
         let is_open = |why: Why| !matches!(why, Why::Closed | Why::NotNeeded | Why::HasClosed);
         let agrees = self.store.state.closed || reasons.clone().all(is_open);
         hold!("R5", agrees, "it is not closed, and {}", ends());
-        let is_right = (0..MOST).all(|seat| self.setup.offsets[seat] == 0) && !self.store.state.closed;
+        let is_calm = self.book.disturbed == 0 || self.book.disturbed + 10_000 < self.now;
+        let is_right = is_calm && self.setup.offsets == [0; MOST] && !self.store.state.closed;
         for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
             let beat = self.store.state.last_heartbeats.get(&agent.me.node);
             let is_fresh = beat.is_some_and(|beat| beat.0 + 8_000_000 > self.wall(seat).0);

@@ -18,11 +18,14 @@ mod world;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use history::History;
-use mutants::Machine;
+use invariants::INVARIANTS;
+use mutants::{FAULTS, Fault, Machine};
 use report::{Failing, Seeds, search, shortest, told};
 
 const HISTORIES: u64 = 20_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
+/// At most; the search ends when it has found one.
+const HISTORIES_OF_A_MUTANT: u64 = 10_000;
 const THREADS: u64 = 2;
 
 /// Another one each time, and printed.
@@ -58,4 +61,39 @@ fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {
 fn the_round_logic_holds_its_invariants_in_every_history() {
     let count = std::env::var("COUNT").ok().and_then(|it| it.parse().ok());
     hold_in_all(count.unwrap_or(if is_soak() { SOAK_HISTORIES } else { HISTORIES }), History::random);
+}
+
+/// The first of many histories that breaks something with this fault, shortened.
+fn find(fault: Fault) -> Option<Failing> {
+    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough: 1 };
+    shortest(search(seeds, Machine::with(fault), History::random))
+}
+
+#[test]
+fn every_mutant_breaks_its_invariant_and_is_found() {
+    for (fault, numbers) in FAULTS {
+        let failing = find(fault).unwrap_or_else(|| panic!("{fault:?} is found by nobody"));
+        let number = failing.broken.invariant.number;
+        println!("{fault:?} breaks {number} in {} events", failing.history.events.len());
+        assert!(numbers.contains(&number), "{fault:?}: {}", told(&failing, Machine::with(fault)));
+    }
+}
+
+#[test]
+fn every_invariant_has_a_mutant() {
+    for invariant in &INVARIANTS {
+        assert!(FAULTS.iter().any(|(_, numbers)| numbers.contains(&invariant.number)), "{invariant:?}");
+    }
+}
+
+#[test]
+fn a_failing_history_is_told_with_its_seed_and_without_what_it_does_not_need() {
+    let fault = Fault::ClosesWhenItLeaves;
+    let failing = find(fault).unwrap();
+    assert_eq!(failing.history.events.len(), 1, "somebody leaves, and nothing else is needed");
+    let text = told(&failing, Machine::with(fault));
+    assert!(text.starts_with("invariant R7: Leaving is not closing"), "{text}");
+    assert!(text.contains(&format!("RANKRUN_SEED={}", failing.seed)), "{text}");
+    assert!(text.contains("Leaves of n") && text.contains("writes [round"), "{text}");
+    assert_eq!(History::random(failing.seed), History::random(failing.seed));
 }

@@ -1,12 +1,100 @@
-//! stub
-use crate::rendezvous::round::{Goal, Me, Step, View, next};
-use crate::rendezvous::state::Timestamp;
-use std::time::Instant;
+//! Round logic with a fault in what it sees, wants or says, and agents with one.
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::NodeCount;
+
+use super::torch;
+use crate::rendezvous::round::{Goal, Me, Step, Upheaval, View, next};
+use crate::rendezvous::sightings::Sightings;
+use crate::rendezvous::state::{Node, Participants, State, Timestamp};
 
 /// What the virtual agents ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Machine {}
+pub(super) struct Machine {
+    fault: Option<Fault>,
+}
+
+/// What can be wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It forgets in which round it was.
+    RejoinsTheOld,
+    SkipsARound,
+    /// A third of the lease is enough for it.
+    IsImpatient,
+    /// Its workers run on when it is cut off.
+    OutlivesItsLease,
+    ForgetsMin,
+    ForgetsMax,
+    /// It starts in a world that has shrunk.
+    StartsInTheRest,
+    RanksFromOne,
+    /// It gives the ranks of a complete round anew.
+    RanksAgain,
+    SortsRanks,
+    IgnoresTheEnd,
+    IgnoresTheDead,
+    ClosesWhenItLeaves,
+    LeavesWithoutAWord,
+    /// Though others have gone on without it.
+    StaysWhenRemoved,
+    IgnoresTheLost,
+    IgnoresWhoWaits,
+    NeverTurnsTheRound,
+    NeverEndsTheLastCall,
+    /// As a spare it never takes a free seat.
+    StaysASpare,
+    /// It waits for a seat also where there is none.
+    Disturbs,
+    NeverTimesOut,
+    BelievesClocks,
+    /// It holds heartbeats against its own clock.
+    RefreshesByTheClock,
+    NeverRefreshes,
+    RefusesForTheDead,
+}
+
+/// All of them, with the invariants by which each is found.
+pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
+    (Fault::RejoinsTheOld, &["R11"]),
+    (Fault::SkipsARound, &["R1"]),
+    (Fault::IsImpatient, &["R1", "R10"]),
+    (Fault::OutlivesItsLease, &["R10"]),
+    (Fault::ForgetsMin, &["R2"]),
+    (Fault::ForgetsMax, &["R2"]),
+    (Fault::StartsInTheRest, &["R2", "R3"]),
+    (Fault::RanksFromOne, &["R3"]),
+    (Fault::RanksAgain, &["R3"]),
+    (Fault::SortsRanks, &["R8"]),
+    (Fault::IgnoresTheEnd, &["R4", "R5"]),
+    (Fault::IgnoresTheDead, &["R6"]),
+    (Fault::ClosesWhenItLeaves, &["R7"]),
+    (Fault::LeavesWithoutAWord, &["R7"]),
+    (Fault::StaysWhenRemoved, &["R5"]),
+    (Fault::IgnoresTheLost, &["R5"]),
+    (Fault::IgnoresWhoWaits, &["R5"]),
+    (Fault::NeverTurnsTheRound, &["R5"]),
+    (Fault::NeverEndsTheLastCall, &["R5"]),
+    (Fault::StaysASpare, &["R5"]),
+    (Fault::Disturbs, &["R5"]),
+    (Fault::NeverTimesOut, &["R5"]),
+    (Fault::BelievesClocks, &["R9"]),
+    (Fault::RefreshesByTheClock, &["R9"]),
+    (Fault::NeverRefreshes, &["R12"]),
+    (Fault::RefusesForTheDead, &["R13"]),
+];
+
 impl Machine {
+    pub(super) const fn with(fault: Fault) -> Self {
+        Self { fault: Some(fault) }
+    }
+
+    /// What belongs to the agent around the round logic.
+    pub(super) fn has(self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
     pub(super) fn next(
         self,
         view: &View<'_>,
@@ -15,6 +103,118 @@ impl Machine {
         now: Instant,
         wall: Timestamp,
     ) -> Step {
-        next(view, me, goal, now, wall)
+        let Some(fault) = self.fault else { return next(view, me, goal, now, wall) };
+        let nobody = Sightings::new(&me.times);
+        let is_blind = fault == Fault::IgnoresTheDead
+            || (fault == Fault::NeverEndsTheLastCall && matches!(goal, Goal::Join { .. }));
+        let sightings = if is_blind { &nobody } else { view.sightings };
+        let ranks = view.ranks.filter(|_| fault != Fault::SortsRanks);
+        let seen = misread(fault, view.state, me, wall);
+        let view = View { state: &seen, sightings, agents: view.agents, ranks };
+        if let Some(step) = mistake(fault, &view, me, goal, wall) {
+            return step;
+        }
+        let step = next(&view, &misled(fault, me, goal), misdirected(fault, goal, now), now, wall);
+        misspeak(fault, &view, me, goal, step).unwrap_or(Step::Wait { until: now + Duration::from_secs(1) })
     }
+}
+
+fn misread(fault: Fault, state: &State, me: &Me, wall: Timestamp) -> State {
+    match fault {
+        Fault::BelievesClocks => torch::cleaned(state, me, wall),
+        Fault::IgnoresTheEnd => State { closed: false, ..state.clone() },
+        _ => state.clone(),
+    }
+}
+
+/// What it says without thinking.
+fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timestamp) -> Option<Step> {
+    let (state, node) = (view.state, &me.node);
+    let is_member = state.complete && state.participants.contains(node);
+    match (fault, goal) {
+        (Fault::StartsInTheRest, Goal::Join { before, .. }) if is_member && before != Some(state.round) => {
+            Some(Step::Joined)
+        }
+        (Fault::RefusesForTheDead, Goal::Join { before: None, .. }) if !state.closed => {
+            let has_mine = |other: &&Node| {
+                let given = view.agents.get(*other).and_then(|agent| agent.node_rank);
+                *other != node && given.is_some() && given == me.node_rank
+            };
+            let other = state.participants.nodes().find(has_mine)?;
+            (!state.participants.contains(node)).then(|| Step::Taken { by: other.clone() })
+        }
+        (Fault::RefreshesByTheClock, Goal::Stay { .. }) => {
+            let beat = state.last_heartbeats.get(node)?;
+            let is_old = beat.0 + 3_000_000 < wall.0;
+            let mut state = state.clone();
+            state.last_heartbeats.insert(node.clone(), wall);
+            is_old.then_some(Step::Write { state, rings: false })
+        }
+        _ => None,
+    }
+}
+
+fn misled(fault: Fault, me: &Me, goal: Goal<'_>) -> Me {
+    let mut me = me.clone();
+    match fault {
+        Fault::ForgetsMin => me.nodes.min = NodeCount::ONE,
+        Fault::ForgetsMax if matches!(goal, Goal::Join { .. }) => {
+            me.nodes.max = NodeCount::new(me.nodes.max.get() + 1).expect("not zero");
+        }
+        _ => {}
+    }
+    me
+}
+
+fn misdirected(fault: Fault, goal: Goal<'_>, now: Instant) -> Goal<'_> {
+    match (fault, goal) {
+        (Fault::RejoinsTheOld, Goal::Join { deadline, .. }) => Goal::Join { deadline, before: None },
+        (Fault::ClosesWhenItLeaves, Goal::Leave) => Goal::Close,
+        (Fault::NeverTimesOut, Goal::Join { before, .. }) => {
+            Goal::Join { deadline: now + Duration::from_secs(600), before }
+        }
+        (_, goal) => goal,
+    }
+}
+
+/// What it says instead; nothing where it would rather wait.
+fn misspeak(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, step: Step) -> Option<Step> {
+    let (old, node) = (view.state, &me.node);
+    Some(match (fault, step) {
+        (Fault::LeavesWithoutAWord, Step::Write { .. }) if goal == Goal::Leave => Step::Done,
+        (Fault::StaysWhenRemoved, Step::Changed(Upheaval::Removed))
+        | (Fault::IgnoresTheLost, Step::Changed(Upheaval::Gone(_)))
+        | (Fault::IgnoresWhoWaits, Step::Changed(Upheaval::Waits(_))) => return None,
+        (Fault::NeverRefreshes, Step::Write { rings: false, .. }) => return None,
+        (Fault::StaysASpare, Step::Write { state, .. })
+            if old.redundancy_list.contains(node) && !state.redundancy_list.contains(node) =>
+        {
+            return None;
+        }
+        (_, Step::Write { state, rings }) => Step::Write { state: miswritten(fault, old, state, me), rings },
+        (_, step) => step,
+    })
+}
+
+fn miswritten(fault: Fault, old: &State, mut new: State, me: &Me) -> State {
+    let is_next = new.round > old.round;
+    match fault {
+        Fault::SkipsARound => new.round += u64::from(is_next),
+        Fault::NeverTurnsTheRound if is_next => {
+            new.participants = Participants::default();
+            (new.round, new.complete, new.deadline) = (old.round, true, None);
+        }
+        Fault::RanksFromOne if new.complete && !old.complete => {
+            new.participants = new.participants.iter().map(|(node, rank)| (node.clone(), rank + 1)).collect();
+        }
+        Fault::RanksAgain if new.complete && old.complete && !is_next => {
+            let nodes: Vec<Node> = new.participants.nodes().cloned().collect();
+            new.participants = nodes.into_iter().zip(0..).collect();
+        }
+        Fault::Disturbs if new.redundancy_list.remove(&me.node) => {
+            new.wait_list.insert(me.node.clone());
+        }
+        _ => {}
+    }
+    new
 }

@@ -12,7 +12,7 @@ pub(super) struct Store {
     pub(super) state: Rc<State>,
     /// Counts the writes: two states are the same if they have the same.
     pub(super) version: u64,
-    pub(super) beats: BTreeMap<Node, i64>,
+    pub(super) beats: Rc<BTreeMap<Node, i64>>,
     pub(super) ranks: Option<Rc<Ranks>>,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Request {
 pub(super) struct Answer {
     pub(super) state: Rc<State>,
     pub(super) version: u64,
-    pub(super) beats: Option<BTreeMap<Node, i64>>,
+    pub(super) beats: Option<Rc<BTreeMap<Node, i64>>>,
     pub(super) ranks: Option<Rc<Ranks>>,
 }
 
@@ -51,9 +51,10 @@ impl Store {
     }
 
     pub(super) fn beat(&mut self, node: &Node) {
-        match self.beats.get_mut(node) {
+        let beats = Rc::make_mut(&mut self.beats);
+        match beats.get_mut(node) {
             Some(count) => *count += 1,
-            None => drop(self.beats.insert(node.clone(), 1)),
+            None => drop(beats.insert(node.clone(), 1)),
         }
     }
 
@@ -61,7 +62,7 @@ impl Store {
         Answer {
             state: Rc::clone(&self.state),
             version: self.version,
-            beats: with_beats.then(|| self.beats.clone()),
+            beats: with_beats.then(|| Rc::clone(&self.beats)),
             ranks: self.ranks.clone(),
         }
     }

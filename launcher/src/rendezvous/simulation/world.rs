@@ -12,12 +12,14 @@ use rankrun_contract::rank::LocalWorldSize;
 use super::agent::{Agent, Phase, Then, Why};
 use super::history::{History, JOIN, LEASE, MOST, Random, Setup, What};
 use super::invariants::{Book, Broken};
-use super::mutants::Machine;
+use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
 use super::torch::{self, Move, Task};
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::round::{Step, View, is_spare};
+use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::spec::rendezvous::RoundTimes;
 
 /// Between two beats of an agent.
 pub(super) const TICK: u64 = LEASE / 5;
@@ -55,14 +57,17 @@ pub(super) struct World<'a> {
 #[derive(Debug)]
 enum Happening {
     Chosen(What, usize),
-    Arrives { node: Node, seat: usize, id: u64, request: Request },
-    Answered { node: Node, seat: usize, id: u64, answer: Answer, sent: Option<u64> },
-    TimesOut { node: Node, seat: usize, id: u64 },
+    Arrives { who: Who, id: u64, request: Request },
+    Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
+    TimesOut { who: Who, id: u64 },
     Rings { seat: usize },
-    Ticks { node: Node, seat: usize },
-    Wakes { node: Node, seat: usize },
+    Ticks { who: Who },
+    Wakes { who: Who },
     Gone(Node),
 }
+
+/// A life of an agent: its seat, and which one there.
+type Who = (usize, u32);
 
 /// Where the virtual clock starts.
 fn origin() -> Instant {
@@ -137,8 +142,9 @@ impl World<'_> {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
             self.now = moment;
             let happening = self.happenings[id].take().expect("everything happens once");
+            let is_news = matches!(happening, Happening::Answered { .. });
             self.happen(happening)?;
-            if self.now <= quiet {
+            if self.now <= quiet || !is_news {
                 continue;
             }
             let news = self.book.rings;
@@ -158,21 +164,21 @@ impl World<'_> {
     fn happen(&mut self, happening: Happening) -> Result<(), Broken> {
         match happening {
             Happening::Chosen(what, seat) => self.choose(what, seat),
-            Happening::Arrives { node, seat, id, request } => self.arrive(node, seat, id, request),
-            Happening::Answered { node, seat, id, answer, sent } => {
-                if self.is_cut(seat) {
+            Happening::Arrives { who, id, request } => self.arrive(who, id, request),
+            Happening::Answered { who, id, answer, sent } => {
+                if self.is_cut(who.0) {
                     return Ok(());
                 }
-                self.answered((&node, seat, id), answer, sent)
+                self.answered(who, id, answer, sent)
             }
-            Happening::TimesOut { node, seat, id } => {
+            Happening::TimesOut { who, id } => {
                 let now = self.now;
-                let Some(agent) = self.agent(&node, seat).filter(|agent| agent.pending == Some(id)) else {
+                let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
                     return Ok(());
                 };
                 agent.pending = None;
                 agent.clear_since = now;
-                self.ask(seat, Request::Look { beat: true });
+                self.ask(who.0, Request::Look { beat: true });
                 Ok(())
             }
             Happening::Rings { seat } => {
@@ -182,14 +188,14 @@ impl World<'_> {
                 self.look(seat, false);
                 Ok(())
             }
-            Happening::Ticks { node, seat } => {
-                if self.agent(&node, seat).is_some() {
-                    self.later(self.now + TICK, Happening::Ticks { node, seat });
-                    self.look(seat, true);
+            Happening::Ticks { who } => {
+                if self.agent(who).is_some() {
+                    self.later(self.now + TICK, Happening::Ticks { who });
+                    self.look(who.0, true);
                 }
                 Ok(())
             }
-            Happening::Wakes { node, seat } => self.wake(&node, seat),
+            Happening::Wakes { who } => self.wake(who),
             Happening::Gone(node) => {
                 let host = self.agents[0].as_mut().filter(|host| host.lives());
                 let Some(host) = host else { return Ok(()) };
@@ -200,9 +206,14 @@ impl World<'_> {
         }
     }
 
-    /// The agent of this name, as long as it lives.
-    fn agent(&mut self, node: &Node, seat: usize) -> Option<&mut Agent> {
-        self.agents[seat].as_mut().filter(|agent| agent.me.node == *node && agent.lives())
+    /// The agent of this life, as long as it lives.
+    fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
+        let is_it = self.lives[seat] == life;
+        self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
+    }
+
+    const fn who(&self, seat: usize) -> Who {
+        (seat, self.lives[seat])
     }
 
     const fn is_cut(&self, seat: usize) -> bool {
@@ -260,7 +271,6 @@ impl World<'_> {
     fn boot(&mut self, seat: usize) {
         self.lives[seat] += 1;
         let me = self.setup.me(seat, self.lives[seat]);
-        let node = me.node.clone();
         let is_torch = self.setup.is_torch(seat);
         if !is_torch {
             let descriptor = Descriptor {
@@ -274,11 +284,18 @@ impl World<'_> {
                 digest: String::new(),
                 nonce: 0,
             };
-            self.descriptors.insert(node.clone(), descriptor);
+            self.descriptors.insert(me.node.clone(), descriptor);
         }
         self.cut_until[seat] = 0;
-        self.agents[seat] = Some(Agent::new(me, self.now, self.now + JOIN));
-        self.later(self.now + TICK, Happening::Ticks { node, seat });
+        let mut agent = Agent::new(me, self.now, self.now + JOIN);
+        if self.machine.has(Fault::IsImpatient) {
+            let lease = agent.me.times.lease / 3;
+            agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
+        }
+        agent.outlives = self.machine.has(Fault::OutlivesItsLease);
+        self.agents[seat] = Some(agent);
+        let who = self.who(seat);
+        self.later(self.now + TICK, Happening::Ticks { who });
         self.ask(seat, Request::Look { beat: true });
     }
 
@@ -309,21 +326,25 @@ impl World<'_> {
         let Some(agent) = &mut self.agents[seat] else { return };
         (agent.pending, agent.rung) = (Some(id), false);
         agent.owes_beat &= !matches!(request, Request::Look { beat: true });
-        let node = agent.me.node.clone();
-        self.later(self.now + TIMEOUT, Happening::TimesOut { node: node.clone(), seat, id });
+        let who = self.who(seat);
+        self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
         if !self.is_lost(seat) {
             let arrives = self.now + self.delay();
-            self.later(arrives, Happening::Arrives { node, seat, id, request });
+            self.later(arrives, Happening::Arrives { who, id, request });
         }
     }
 
-    fn arrive(&mut self, node: Node, seat: usize, id: u64, request: Request) -> Result<(), Broken> {
+    fn arrive(&mut self, who: Who, id: u64, request: Request) -> Result<(), Broken> {
+        let seat = who.0;
         if self.is_cut(seat) {
             return Ok(());
         }
         let is_beat = matches!(request, Request::Look { beat: true });
         match request {
-            Request::Look { .. } if is_beat && !self.setup.is_torch(seat) => self.store.beat(&node),
+            Request::Look { .. } if is_beat && !self.setup.is_torch(seat) => {
+                let node = self.setup.me(seat, who.1).node;
+                self.store.beat(&node);
+            }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
                 self.judge_write(&state)?;
                 self.store.write(state);
@@ -344,21 +365,17 @@ impl World<'_> {
             let sent = is_beat.then_some(self.now.saturating_sub(u64::from(self.setup.delay)));
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
-            self.later(answered, Happening::Answered { node, seat, id, answer, sent });
+            self.later(answered, Happening::Answered { who, id, answer, sent });
         }
         Ok(())
     }
 
-    fn answered(
-        &mut self,
-        (node, seat, id): (&Node, usize, u64),
-        answer: Answer,
-        sent: Option<u64>,
-    ) -> Result<(), Broken> {
+    fn answered(&mut self, who: Who, id: u64, answer: Answer, sent: Option<u64>) -> Result<(), Broken> {
+        let seat = who.0;
         let (now, stop) = (self.now, u64::from(self.setup.stops[seat]));
         let is_torch = self.setup.is_torch(seat);
         let wall = self.wall(seat);
-        let Some(agent) = self.agent(node, seat).filter(|agent| agent.pending == Some(id)) else {
+        let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
             return Ok(());
         };
         agent.pending = None;
@@ -372,7 +389,7 @@ impl World<'_> {
         agent.known = answer.state;
         agent.version = answer.version;
         agent.learn(answer.ranks);
-        agent.see(answer.beats.as_ref(), at(now));
+        agent.see(answer.beats.as_deref(), at(now));
         self.wait_for_workers(seat);
         self.judge_look(seat)?;
         self.act(seat)?;
@@ -396,15 +413,16 @@ impl World<'_> {
         let Some(agent) = &mut self.agents[seat] else { return };
         if agent.wakes < now || agent.wakes > moment || agent.wakes == now && moment > now {
             agent.wakes = moment;
-            let node = agent.me.node.clone();
-            self.later(moment, Happening::Wakes { node, seat });
+            let who = self.who(seat);
+            self.later(moment, Happening::Wakes { who });
         }
     }
 
-    fn wake(&mut self, node: &Node, seat: usize) -> Result<(), Broken> {
+    fn wake(&mut self, who: Who) -> Result<(), Broken> {
+        let seat = who.0;
         let (now, stop) = (self.now, u64::from(self.setup.stops[seat]));
         let is_torch = self.setup.is_torch(seat);
-        let Some(agent) = self.agent(node, seat) else { return Ok(()) };
+        let Some(agent) = self.agent(who) else { return Ok(()) };
         if !is_torch {
             agent.mind_the_lease(now, stop);
         }

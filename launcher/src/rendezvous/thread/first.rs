@@ -60,7 +60,6 @@ impl Driver {
             timeout: self.plan.times.join,
             lease: self.plan.times.lease,
             wall: wall(),
-            encode: crate::rendezvous::pickle::encode,
         };
         let mut trouble = None;
         let mut meanwhile = |_: &mut Client| {

@@ -1,0 +1,103 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
+
+use super::{Ranks, assign};
+use crate::rendezvous::descriptor::Descriptor;
+use crate::rendezvous::state::Node;
+use crate::spec::rendezvous::NodeRange;
+
+fn node(name: &str) -> Node {
+    Node { addr: name.to_owned(), pid: 1, local_id: 0 }
+}
+
+fn nodes(names: &str) -> Vec<Node> {
+    names.split(' ').map(node).collect()
+}
+
+pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
+    Descriptor {
+        protocol: 1,
+        version: "0.1.0".to_owned(),
+        host: "host".to_owned(),
+        nodes: NodeRange { min: NodeCount::ONE, max: NodeCount::new(9).unwrap() },
+        node_rank: node_rank.map(NodeRank),
+        workers: LocalWorldSize::ONE,
+        entrypoint: "train.py".to_owned(),
+        digest: String::new(),
+        nonce: 0,
+    }
+}
+
+fn agents(given: &[(&str, Option<u32>)]) -> BTreeMap<Node, Descriptor> {
+    given.iter().map(|(name, rank)| (node(name), descriptor(*rank))).collect()
+}
+
+fn ours(names: &str) -> BTreeMap<Node, Descriptor> {
+    nodes(names).into_iter().map(|node| (node, descriptor(None))).collect()
+}
+
+fn before(names: &str) -> Ranks {
+    Ranks { round: 0, of: nodes(names).into_iter().zip(0..).collect() }
+}
+
+/// Names in the order of the ranks.
+fn order(names: &str, agents: &BTreeMap<Node, Descriptor>, before: Option<&Ranks>) -> String {
+    let participants = assign(&nodes(names), agents, before);
+    assert_eq!(participants.nodes().cloned().collect::<Vec<_>>(), nodes(names), "the order of joining stays");
+    let mut ranked: Vec<(i64, &str)> =
+        participants.iter().map(|(node, rank)| (rank, node.addr.as_str())).collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn newcomers_are_sorted_as_torch_sorts_them() {
+    assert_eq!(order("node2 node10 a", &ours("a node10 node2"), None), "a node10 node2");
+}
+
+#[test]
+fn given_node_ranks_are_honoured_where_everybody_has_one_of_his_own() {
+    assert_eq!(order("a b c", &agents(&[("a", Some(7)), ("b", Some(0)), ("c", Some(3))]), None), "b c a");
+    let same = agents(&[("a", Some(1)), ("b", Some(0)), ("c", Some(1))]);
+    assert_eq!(order("a b c", &same, None), "a b c");
+    assert_eq!(order("a b c", &agents(&[("a", Some(1)), ("b", Some(0)), ("c", None)]), None), "a b c");
+}
+
+#[test]
+fn ranks_of_the_round_before_are_kept_and_gaps_are_filled() {
+    let old = before("d c b a");
+    assert_eq!(order("a b c d", &ours("a b c d"), Some(&old)), "d c b a");
+    assert_eq!(order("a b c", &ours("a b c"), Some(&old)), "a c b", "rank 0 is free, and a had the last");
+    assert_eq!(
+        order("a b d e", &ours("a b d e"), Some(&old)),
+        "d e b a",
+        "the newcomer takes the place of c"
+    );
+    assert_eq!(order("x d c y", &ours("c d x y"), Some(&old)), "d c x y");
+}
+
+#[test]
+fn beside_torchrun_agents_only_rank_0_stays() {
+    let old = before("d c b a");
+    assert_eq!(order("a b c d", &ours("a b c"), Some(&old)), "d a b c");
+    assert_eq!(order("a b c", &ours("a b"), Some(&old)), "a b c", "who had rank 0 is not there any more");
+    assert_eq!(order("b a", &BTreeMap::new(), None), "a b");
+}
+
+proptest! {
+    #[test]
+    fn ranks_are_exactly_those_below_their_number(
+        names in proptest::collection::btree_set("[a-e][0-9]{0,2}", 1..9),
+        ours in proptest::collection::vec((any::<bool>(), proptest::option::of(0..9_u32)), 9),
+        old in proptest::collection::btree_map("[a-e][0-9]{0,2}", -3..12_i64, 0..9),
+    ) {
+        let participants: Vec<Node> = names.iter().map(|name| node(name)).collect();
+        let known = participants.iter().zip(ours).filter(|(_, (is_ours, _))| *is_ours);
+        let agents = known.map(|(node, (_, rank))| (node.clone(), descriptor(rank))).collect();
+        let old = Ranks { round: 3, of: old.into_iter().map(|(name, rank)| (node(&name), rank)).collect() };
+        let ranks: BTreeSet<i64> = assign(&participants, &agents, Some(&old)).iter().map(|(_, rank)| rank).collect();
+        prop_assert_eq!(ranks, (0..).take(participants.len()).collect());
+    }
+}
