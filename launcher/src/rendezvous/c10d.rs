@@ -49,13 +49,23 @@ pub struct Backend {
     calls: Client,
     /// Lent out during an exchange of ranks.
     bell: Option<Client>,
-    /// The version that the bell waits for.
-    armed: Option<i64>,
+    /// What the bell waits for.
+    armed: Option<Awaited>,
     /// torch's keys of the only round, where there is only one.
     only: Option<RoundKeys>,
     version: i64,
     text: Vec<u8>,
     state: State,
+}
+
+/// What to listen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// The ring of this version.
+    Ring(i64),
+    /// That the workers of all nodes of this round have succeeded. A torchrun agent that hosts the store is gone a moment
+    /// later: who looks then finds nobody.
+    Success(u64),
 }
 
 /// What to look for beside the state.
@@ -173,7 +183,7 @@ impl Backend {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
-            let torch = self.only.clone().unwrap_or_else(|| keys.round(round));
+            let torch = self.torch_keys(round);
             names.extend([keys.failure(round), torch.last_member(), torch.num_members()]);
             names.extend(wants.done.iter().map(|node| keys.done(round, node)));
         }
@@ -247,36 +257,43 @@ impl Backend {
         Ok(())
     }
 
-    /// Listens for the first ring after the last look.
+    /// Listens for the first ring after the last look, or for the success of the round that is named.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn listen(&mut self) -> Result<(), ClientError> {
+    pub fn listen(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
         let Some(bell) = &mut self.bell else { return Ok(()) };
-        let next = self.version.wrapping_add(1);
+        let next = success_of.map_or(Awaited::Ring(self.version.wrapping_add(1)), Awaited::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
                 bell.end_wait(true)?;
             }
-            bell.begin_wait(&[&self.keys.bell(next)])?;
+            let key = match next {
+                Awaited::Ring(version) => self.keys.bell(version),
+                Awaited::Success(round) => self.torch_keys(round).last_member(),
+            };
+            let Some(bell) = &mut self.bell else { return Ok(()) };
+            bell.begin_wait(&[&key])?;
             self.armed = Some(next);
         }
         Ok(())
     }
 
-    /// Whether the bell has rung since [`Self::listen`].
+    /// What has come since [`Self::listen`] of what it listens for.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn has_rung(&mut self) -> Result<bool, ClientError> {
-        let rang = match &mut self.bell {
-            Some(bell) if self.armed.is_some() => bell.end_wait(false)?,
-            _ => false,
-        };
-        if rang {
-            self.armed = None;
+    pub fn has_rung(&mut self) -> Result<Option<Awaited>, ClientError> {
+        let (Some(bell), Some(awaited)) = (&mut self.bell, self.armed) else { return Ok(None) };
+        if !bell.end_wait(false)? {
+            return Ok(None);
         }
-        Ok(rang)
+        self.armed = None;
+        Ok(Some(awaited))
+    }
+
+    fn torch_keys(&self, round: u64) -> RoundKeys {
+        self.only.clone().unwrap_or_else(|| self.keys.round(round))
     }
 
     /// Readable when the bell rings.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::rendezvous::address::{self, Known, interfaces};
-use crate::rendezvous::c10d::{Backend, Trouble};
+use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
@@ -114,6 +114,11 @@ impl Driver {
             }
             Trouble::Store(error) => {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
+                // What has arrived before the end still counts.
+                if let Some(Ok(Some(Awaited::Success(round)))) = self.backend.as_mut().map(Backend::has_rung)
+                {
+                    self.all_succeeded(round);
+                }
                 // Kept until there is another: its end would tell the host of the store that we are gone.
                 self.worn = self.backend.take();
                 self.bond.since = now;

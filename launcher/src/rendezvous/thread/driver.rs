@@ -17,7 +17,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
+use crate::rendezvous::c10d::{Awaited, Backend, Look, Trouble, Wants};
 use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Endpoint, Guests};
@@ -251,10 +251,10 @@ impl Driver {
             return Ok(self.reach(now));
         }
         self.take_gone(now);
-        if let Some(backend) = &mut self.backend
-            && backend.has_rung()?
-        {
-            self.next_look = self.next_look.min(now);
+        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Success(round)) => self.all_succeeded(round),
+            None => {}
         }
         self.introduce()?;
         if matches!(self.phase, Phase::Idle) {
@@ -269,8 +269,9 @@ impl Driver {
             let now = Instant::now();
             // What the agent has wished for meanwhile is not put off.
             self.next_look = until.min(now + self.plan.tick());
+            let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen()?;
+                backend.listen(success_of)?;
             }
         }
         Ok(self.next_look.min(self.next_tick))

@@ -134,8 +134,8 @@ impl Driver {
             Verdict::Nothing | Verdict::RunOn => {}
             Verdict::Failed(note) => self.others_failed(note),
             Verdict::Succeeded => {
-                membership.stage = Stage::Over;
-                self.outlet.tell(News::AllSucceeded);
+                let round = membership.number;
+                self.all_succeeded(round);
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
@@ -173,6 +173,25 @@ impl Driver {
             membership.untold_success = false;
         }
         Ok(())
+    }
+
+    /// The round whose success is to be listened for: a torchrun agent may host the store, and goes without waiting for us.
+    pub(super) fn awaited_success(&self) -> Option<u64> {
+        let Phase::Member(membership) = &self.phase else { return None };
+        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
+        let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
+        (waits && membership.nodes.iter().any(is_torchs)).then_some(membership.number)
+    }
+
+    /// The workers of all nodes of a round have succeeded.
+    pub(super) fn all_succeeded(&mut self, round: u64) {
+        if let Phase::Member(membership) = &mut self.phase
+            && membership.stage == Stage::Succeeded
+            && membership.number == round
+        {
+            membership.stage = Stage::Over;
+            self.outlet.tell(News::AllSucceeded);
+        }
     }
 
     fn others_failed(&mut self, note: FailureNote) {
