@@ -288,10 +288,13 @@ impl World<'_> {
         }
         self.cut_until[seat] = 0;
         let mut agent = Agent::new(me, self.now, self.now + JOIN);
-        if self.machine.has(Fault::IsImpatient) {
-            let lease = agent.me.times.lease / 3;
-            agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
-        }
+        let lease = agent.me.times.lease;
+        let lease = match self.machine {
+            machine if machine.has(Fault::IsImpatient) => lease * 3 / 5,
+            machine if machine.has(Fault::IgnoresTheDead) => lease * 100,
+            _ => lease,
+        };
+        agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
         let who = self.who(seat);

@@ -11,23 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun_contract::env::Master;
-use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 
 use crate::error::LaunchError;
-use crate::facts::short_hostname;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
-use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{self, Endpoint, Guests};
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::host::{self, Guests};
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::rendezvous::torch_peer::Memory;
 use crate::rendezvous::{News, Over, Parting, Round, Wish};
-use crate::spec::RendezvousSpec;
-use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::store::StoreServer;
 
 use super::Setup;
@@ -37,66 +30,11 @@ use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
+use super::plan::Plan;
 use super::workers_store::{Greeted, WorkersStore};
 
-/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
-const POLL: Duration = Duration::from_secs(1);
-/// Signs of life are given, and looked for, as often as this part of the lease.
-const BEATS_IN_LEASE: u32 = 5;
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
-
-/// What does not change.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) endpoint: Endpoint,
-    pub(super) keys: Keys,
-    pub(super) nodes: NodeRange,
-    pub(super) node_rank: Option<NodeRank>,
-    pub(super) times: RoundTimes,
-    pub(super) local_addr: Option<String>,
-    pub(super) network: NetworkSpec,
-    pub(super) role: String,
-    pub(super) entry: Entry,
-    pub(super) version: String,
-    pub(super) host: String,
-    pub(super) nonce: u32,
-    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
-    pub(super) agent_store: bool,
-    /// Where every node was told at its start which rank it has.
-    pub(super) fixed: Option<Fixed>,
-}
-
-/// What the nodes of a job with given ranks know from the start.
-#[derive(Debug, Clone)]
-pub(super) struct Fixed {
-    pub(super) run_id: RunId,
-    pub(super) node_rank: NodeRank,
-    /// Where the workers meet: in the one store.
-    pub(super) master: Master,
-}
-
-impl Plan {
-    /// Between two signs of life.
-    pub(super) fn tick(&self) -> Duration {
-        POLL.min(self.times.lease / BEATS_IN_LEASE)
-    }
-
-    /// What this agent says of itself.
-    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
-        Descriptor {
-            protocol: PROTOCOL,
-            version: self.version.clone(),
-            host: self.host.clone(),
-            nodes: self.nodes,
-            node_rank: self.node_rank,
-            workers,
-            entrypoint: self.entry.text.clone(),
-            digest: self.entry.digest.clone(),
-            nonce: self.nonce,
-        }
-    }
-}
 
 /// What the agent wants of us at the moment.
 #[derive(Debug)]
@@ -130,6 +68,8 @@ pub(super) struct Driver {
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
+    /// The agent knows that there is nothing to take part in any more.
+    pub(super) is_over: bool,
     /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
     pub(super) is_out: bool,
     pub(super) ending: Option<(Parting, Instant)>,
@@ -145,7 +85,7 @@ impl Driver {
     /// # Errors
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
-        let (plan, is_host) = plan(setup);
+        let (plan, is_host) = Plan::of(setup);
         if let Some(iface) = &plan.network.iface {
             let known = interfaces()
                 .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
@@ -178,6 +118,7 @@ impl Driver {
             worn: None,
             me: None,
             phase: Phase::Idle,
+            is_over: false,
             is_out: false,
             ending: None,
             next_look: now,
@@ -219,8 +160,14 @@ impl Driver {
     fn grant(&mut self, wish: Wish) {
         let now = Instant::now();
         self.next_look = now;
-        if self.is_out {
+        if self.is_over {
             return;
+        }
+        if matches!(wish, Wish::Join { .. })
+            && let Err(trouble) = self.tell()
+        {
+            // The round before is over for this node all the same.
+            self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
             (Wish::Join { workers }, phase) => {
@@ -244,17 +191,17 @@ impl Driver {
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
         self.fence(now);
-        if self.is_out {
+        if self.is_over {
             return Ok(now + NEVER);
         }
+        self.take_gone(now);
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        self.take_gone(now);
-        if let Some(backend) = &mut self.backend
-            && backend.has_rung()?
-        {
-            self.next_look = self.next_look.min(now);
+        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Success(round)) => self.all_succeeded(round),
+            None => {}
         }
         self.introduce()?;
         if matches!(self.phase, Phase::Idle) {
@@ -269,8 +216,9 @@ impl Driver {
             let now = Instant::now();
             // What the agent has wished for meanwhile is not put off.
             self.next_look = until.min(now + self.plan.tick());
+            let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen()?;
+                backend.listen(success_of)?;
             }
         }
         Ok(self.next_look.min(self.next_tick))
@@ -344,7 +292,7 @@ impl Driver {
         let unknown = self.book.unknown(backend.state());
         if !unknown.is_empty() {
             let introductions = backend.introductions(&unknown)?;
-            for (node, (text, beat)) in unknown.into_iter().zip(introductions) {
+            for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
                 match self.book.introduced(node.clone(), &text) {
                     Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
                     Err(mismatch) => self.differs(&node, mismatch),
@@ -359,6 +307,8 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
+        self.answer_blame(None);
+        self.is_over = true;
         self.is_out |= !matches!(over, Over::Closed { .. });
         self.phase = Phase::Idle;
         self.outlet.tell(News::Over(over));
@@ -366,8 +316,9 @@ impl Driver {
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell);
-        let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
+        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over);
+        let gone = self.gone_fd().filter(|_| !self.is_over);
+        let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
             .into_iter()
             .flatten()
@@ -390,59 +341,4 @@ pub(super) fn wall() -> Timestamp {
 /// A number that nobody else has.
 pub(super) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1
-}
-
-/// What was asked for, and whether this node was told to host.
-fn plan(setup: Setup) -> (Plan, Option<bool>) {
-    let Setup { spec, network, role, workers: _, entry, version } = setup;
-    let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
-    let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
-    let mut plan = Plan {
-        endpoint: standalone(),
-        keys: Keys::dynamic(spec.run_id()),
-        nodes: NodeRange::ONE,
-        node_rank: None,
-        times: RoundTimes::default(),
-        local_addr: None,
-        network,
-        role,
-        entry,
-        version,
-        host: short_hostname(),
-        nonce,
-        agent_store: true,
-        fixed: None,
-    };
-    let is_host = match spec {
-        RendezvousSpec::C10d {
-            run_id: _,
-            host,
-            port,
-            local_addr,
-            worker_store,
-            nodes,
-            is_host,
-            node_rank,
-            times,
-        } => {
-            plan.endpoint = Endpoint { host, port };
-            (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
-            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
-            is_host
-        }
-        RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
-            plan.endpoint = Endpoint { host: addr.clone(), port };
-            plan.keys = Keys::fixed(&run_id);
-            (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
-            (plan.local_addr, plan.times) = (local_addr, times);
-            let master = Master { addr, port, agent_store: true };
-            plan.fixed = Some(Fixed { run_id, node_rank, master });
-            Some(node_rank == NodeRank(0))
-        }
-        RendezvousSpec::Standalone { run_id: _, local_addr, worker_store } => {
-            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
-            Some(true)
-        }
-    };
-    (plan, is_host)
 }
