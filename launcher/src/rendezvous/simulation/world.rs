@@ -500,6 +500,11 @@ impl World<'_> {
                 self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
+            // Others may have gone on without it: it has to hear again that it is in.
+            Step::Joined if agent.is_cut_off(now) => {
+                self.look(seat, true);
+                return Ok(());
+            }
             Step::Joined => return self.start(seat),
             Step::Changed(_) => {
                 agent.stop(now, u64::from(self.setup.stops[seat]), Then::Join);
