@@ -354,8 +354,9 @@ impl World<'_> {
             }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
                 self.judge_write(&state)?;
+                let is_news = rings || (self.setup.is_torch(seat) && is_news(&self.store.state, &state));
                 self.store.write(state);
-                self.book.rings += u64::from(rings || self.setup.is_torch(seat));
+                self.book.rings += u64::from(is_news);
                 let others = (0..MOST).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
@@ -621,6 +622,12 @@ impl World<'_> {
             self.transcript.as_mut().expect("it is there").push(line);
         }
     }
+}
+
+/// Whether a torchrun agent has changed more than heartbeats.
+fn is_news(old: &State, new: &State) -> bool {
+    let last_heartbeats = &old.last_heartbeats;
+    *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
 }
 
 fn moved(step: &Move) -> String {
