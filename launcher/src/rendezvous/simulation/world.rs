@@ -158,7 +158,9 @@ impl World<'_> {
                 calm = Some((self.now, news));
             }
             let is_calm = calm.is_some_and(|(since, _)| self.now >= since + CALM);
-            if is_calm || self.now > quiet + PATIENCE {
+            // It takes long until a torchrun agent is known to be dead.
+            let patience = PATIENCE * if self.setup.torch == 0 { 1 } else { 2 };
+            if is_calm || self.now > quiet + patience {
                 return self.judge_end(is_calm);
             }
         }
