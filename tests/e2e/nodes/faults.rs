@@ -65,10 +65,11 @@ fn a_host_is_cut_off_and_healed() {
     });
 }
 
-/// Longer than a lease would be too late: a short cut changes nothing but a little time.
+/// The others look for it until the join timeout is over: nobody tells them that it will not come back.
 #[test]
 fn the_store_loses_its_host() {
-    each("store's host lost", "1:3", &[], |mut team| {
+    let times = ["--rdzv-conf", "join_timeout=8,read_timeout=8"];
+    each("store's host lost", "1:3", &times, |mut team| {
         team.fleet.crash(1);
         let _ = team.take(1).wait();
         for host in [2, 3] {
