@@ -213,6 +213,7 @@ impl Look<'_> {
         } else {
             self.wait_for_a_seat(&mut draft);
         }
+        self.seat_the_rest(&mut draft);
         self.write_or_wait(draft, Some(deadline))
     }
 
@@ -451,3 +452,6 @@ impl Look<'_> {
         first.checked_add(spread * place / count.max(1))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -193,6 +193,20 @@ impl History {
         Self { setup, events, seed }
     }
 
+    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. Seat 0 has a rankrun agent
+    /// that stays: torchrun agents alone restart again and again when one waits for a full round.
+    pub(super) fn mixed(seed: u64) -> Self {
+        let mut history = Self::random(seed);
+        let mut random = Random::new(!seed);
+        let torch = 2 * (1 + random.below(127));
+        let (torch, offsets) = (u8::try_from(torch).expect("seven bits"), [0; MOST]);
+        history.setup = Setup { torch, offsets, given: Given::None, ..history.setup };
+        history
+            .events
+            .retain(|event| event.seat != 0 && !matches!(event.what, What::Cut(_) | What::Loses(_)));
+        history
+    }
+
     /// All that are simpler by one step, those first that are so by much.
     pub(super) fn simpler(&self) -> Vec<Self> {
         let length = self.events.len();

@@ -75,7 +75,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R9"]),
+    (Fault::BelievesClocks, &["R1", "R9"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
@@ -124,7 +124,9 @@ fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timesta
     let (state, node) = (view.state, &me.node);
     let is_member = state.complete && state.participants.contains(node);
     match (fault, goal) {
-        (Fault::StartsInTheRest, Goal::Join { before, .. }) if is_member && before != Some(state.round) => {
+        (Fault::StartsInTheRest, Goal::Join { before, .. })
+            if is_member && !state.closed && before != Some(state.round) =>
+        {
             Some(Step::Joined)
         }
         (Fault::RefusesForTheDead, Goal::Join { before: None, .. }) if !state.closed => {

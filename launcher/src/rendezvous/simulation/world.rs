@@ -43,6 +43,8 @@ pub(super) struct World<'a> {
     descriptors: BTreeMap<Node, Descriptor>,
     cut_until: [u64; MOST],
     losing_until: u64,
+    /// All faults are over by then.
+    pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
@@ -95,6 +97,7 @@ pub(super) fn live(
         descriptors: BTreeMap::new(),
         cut_until: [0; MOST],
         losing_until: 0,
+        quiet: 0,
         now: 0,
         queue: BinaryHeap::new(),
         happenings: Vec::new(),
@@ -103,8 +106,8 @@ pub(super) fn live(
         trace: 0,
         transcript,
     };
-    let last = world.plan(history);
-    world.run(last)?;
+    world.quiet = world.plan(history);
+    world.run()?;
     Ok(world.trace)
 }
 
@@ -136,7 +139,8 @@ impl World<'_> {
         self.queue.push(Reverse((moment, id as u64, id)));
     }
 
-    fn run(&mut self, quiet: u64) -> Result<(), Broken> {
+    fn run(&mut self) -> Result<(), Broken> {
+        let quiet = self.quiet;
         let mut calm = None;
         for _ in 0..MOST_TURNS {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
@@ -502,7 +506,10 @@ impl World<'_> {
                 self.wait_for_workers(seat);
                 return self.act(seat);
             }
-            Step::TimedOut => Why::TimedOut,
+            Step::TimedOut => {
+                self.judge_timeout()?;
+                Why::TimedOut
+            }
             Step::Closed => Why::Closed,
             Step::NotNeeded => Why::NotNeeded,
             Step::Taken { ref by } => {
@@ -534,6 +541,11 @@ impl World<'_> {
         let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.pending.is_none()) else {
             return Ok(());
         };
+        if let Phase::Joining { deadline } = &mut agent.phase
+            && is_spare(&agent.known, &agent.me.node)
+        {
+            *deadline = now + JOIN;
+        }
         let task = match &agent.phase {
             Phase::Joining { deadline } => {
                 let left = i64::try_from(*deadline).expect("small") - i64::try_from(now).expect("small");

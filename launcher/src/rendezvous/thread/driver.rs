@@ -24,7 +24,7 @@ use crate::rendezvous::{News, Over, Parting, Round, Wish};
 use crate::store::StoreServer;
 
 use super::Setup;
-use super::book::Book;
+use super::book::{Book, listed};
 use super::connect::Bond;
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
@@ -33,6 +33,10 @@ use super::member::Membership;
 use super::plan::Plan;
 use super::workers_store::{Greeted, WorkersStore};
 
+/// What a look costs for each node that is in the state; all do it.
+const LOOK_COST: Duration = Duration::from_nanos(1_500);
+/// At most so long nobody looks.
+const LONGEST_QUIET: Duration = Duration::from_millis(100);
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
 
@@ -77,6 +81,8 @@ pub(super) struct Driver {
     pub(super) next_look: Instant,
     /// When to give, and to look for, signs of life.
     pub(super) next_tick: Instant,
+    /// The next look is for those too.
+    pub(super) counts_beats: bool,
 }
 
 impl Driver {
@@ -123,6 +129,7 @@ impl Driver {
             ending: None,
             next_look: now,
             next_tick: now,
+            counts_beats: true,
         })
     }
 
@@ -199,7 +206,7 @@ impl Driver {
             return Ok(self.reach(now));
         }
         match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
-            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now + self.quiet()),
             Some(Awaited::Success(round)) => self.all_succeeded(round),
             None => {}
         }
@@ -224,6 +231,27 @@ impl Driver {
         Ok(self.next_look.min(self.next_tick))
     }
 
+    /// How long to let others change the state before it is worth a look, where nothing depends on it but to know when
+    /// all are there: if everybody looked at every step of everybody, a large job would do nothing else.
+    fn quiet(&self) -> Duration {
+        let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Duration::ZERO };
+        let state = backend.state();
+        let waits = match &self.phase {
+            Phase::Joining(_) => {
+                state.wait_list.contains(&me.node)
+                    || (!state.complete && state.participants.contains(&me.node))
+            }
+            Phase::Member(membership) => membership.is_stopping(),
+            Phase::Idle => true,
+        };
+        let nodes = u64::try_from(listed(state).count()).unwrap_or(u64::MAX);
+        if waits {
+            (LOOK_COST * u32::try_from(nodes * nodes).unwrap_or(u32::MAX)).min(LONGEST_QUIET)
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// Says who we are before anybody can see us in a list, and again when it has changed.
     fn introduce(&mut self) -> Result<(), Trouble> {
         let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
@@ -244,7 +272,7 @@ impl Driver {
     /// One sign of life.
     pub(super) fn beat(&mut self) -> Result<(), Trouble> {
         let sent = Instant::now();
-        self.next_tick = sent + self.plan.tick();
+        (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
             backend.beat(&me.node)?;
             self.bond.acknowledged(sent);
@@ -273,7 +301,8 @@ impl Driver {
     /// Looks at the store, and takes note of everybody who is there.
     pub(super) fn look(&mut self) -> Result<Look, Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(Look::default()) };
-        let beats = self.book.rankrun(backend.state());
+        let beats = if self.counts_beats { self.book.rankrun(backend.state()) } else { Vec::new() };
+        self.counts_beats = false;
         let (round, done) = match &self.phase {
             Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
