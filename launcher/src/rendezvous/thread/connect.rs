@@ -21,7 +21,7 @@ use crate::rendezvous::{Change, News, Over};
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
-use super::driver::{Driver, Phase, random};
+use super::driver::{Driver, Phase, Standing, random};
 use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
@@ -146,10 +146,10 @@ impl Driver {
         if let Some(error) = self.gives_up(now) {
             match &self.phase {
                 // Nobody needs the store any more.
-                Phase::Member(membership) if membership.is_over() => self.is_over = true,
+                Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
                 _ => self.over(Over::Failed(error)),
             }
-        } else if !self.is_over && now >= self.bond.next_line {
+        } else if !self.is_over() && now >= self.bond.next_line {
             self.bond.next_line = now + LINE;
             let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
             let line = format!(
@@ -169,7 +169,7 @@ impl Driver {
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
-        if self.is_over {
+        if self.is_over() {
             return Ok(());
         }
         if self.me.is_none() {
@@ -257,7 +257,7 @@ impl Driver {
 
     /// Why it is not tried any longer.
     fn gives_up(&mut self, now: Instant) -> Option<RendezvousError> {
-        if self.is_over {
+        if self.is_over() {
             return None;
         }
         let endpoint = self.plan.endpoint.to_string();

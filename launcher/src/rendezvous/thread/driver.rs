@@ -51,6 +51,17 @@ pub(super) enum Phase {
     Member(Membership),
 }
 
+/// Whether there is something to take part in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// There is.
+    In,
+    /// The job is over, and the agent knows it.
+    Over,
+    /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
+    Out,
+}
+
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Driver {
@@ -72,10 +83,7 @@ pub(super) struct Driver {
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
-    /// The agent knows that there is nothing to take part in any more.
-    pub(super) is_over: bool,
-    /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
-    pub(super) is_out: bool,
+    pub(super) standing: Standing,
     pub(super) ending: Option<(Parting, Instant)>,
     /// When to look at the store.
     pub(super) next_look: Instant,
@@ -124,13 +132,17 @@ impl Driver {
             worn: None,
             me: None,
             phase: Phase::Idle,
-            is_over: false,
-            is_out: false,
+            standing: Standing::In,
             ending: None,
             next_look: now,
             next_tick: now,
             counts_beats: true,
         })
+    }
+
+    /// Whether the agent knows that there is nothing to take part in any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.standing != Standing::In
     }
 
     /// Where a store of ours listens.
@@ -167,7 +179,7 @@ impl Driver {
     fn grant(&mut self, wish: Wish) {
         let now = Instant::now();
         self.next_look = now;
-        if self.is_over {
+        if self.is_over() {
             return;
         }
         if matches!(wish, Wish::Join { .. })
@@ -198,7 +210,7 @@ impl Driver {
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
         self.fence(now);
-        if self.is_over {
+        if self.is_over() {
             return Ok(now + NEVER);
         }
         self.take_gone(now);
@@ -337,16 +349,15 @@ impl Driver {
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
         self.answer_blame(None);
-        self.is_over = true;
-        self.is_out |= !matches!(over, Over::Closed { .. });
+        self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         self.outlet.tell(News::Over(over));
     }
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over);
-        let gone = self.gone_fd().filter(|_| !self.is_over);
+        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over());
+        let gone = self.gone_fd().filter(|_| !self.is_over());
         let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
             .into_iter()

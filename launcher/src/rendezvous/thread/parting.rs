@@ -8,7 +8,7 @@ use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::round::{Goal, Step, View, next};
 
-use super::driver::{Driver, Phase, wall};
+use super::driver::{Driver, Phase, Standing, wall};
 
 /// How long the others may take to go: they still write their last words into our store.
 const AFTER_SUCCESS: Duration = Duration::from_secs(5);
@@ -27,7 +27,10 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
-        while self.backend.is_none() && !self.is_over && !self.bond.is_refused() && Instant::now() < deadline
+        while self.backend.is_none()
+            && !self.is_over()
+            && !self.bond.is_refused()
+            && Instant::now() < deadline
         {
             let next = self.reach(Instant::now());
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -48,7 +51,7 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure } if !self.is_out => {
+            Parting::Close { succeeded, failure } if self.standing != Standing::Out => {
                 let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
                 backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
                 Goal::Close
