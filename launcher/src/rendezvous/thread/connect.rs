@@ -278,7 +278,7 @@ impl Driver {
     }
 
     fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
-        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let waited = Duration::from_secs(waited.as_secs().max(1));
         let has_joined = self.bond.identity.is_some();
         match self.bond.failure.take() {
             Some(Failure::Name(source)) => {
