@@ -29,7 +29,7 @@ struct Sign {
     since: Instant,
     /// When it was looked for last.
     looked: Instant,
-    /// Its beat has gone on since it was first seen.
+    /// Its beat has gone on while it was looked for.
     has_moved: bool,
     gone: Gone,
     heartbeat: Option<Timestamp>,
@@ -220,7 +220,9 @@ impl Sign {
         if life != self.life {
             let is_old_news = self.gone == Gone::JustNow;
             let is_beat = matches!((self.life, life), (Life::Beat(_), Life::Beat(_)));
-            self.has_moved |= is_beat && !is_old_news;
+            // What happened while nobody looked may be long ago.
+            let is_fresh = unseen <= interval * 2;
+            self.has_moved = is_beat && !is_old_news && (self.has_moved || is_fresh);
             (self.life, self.since) = (life, now);
             self.gone = if is_old_news { Gone::Yes } else { Gone::No };
         } else if unseen > interval * 2 {

@@ -9,6 +9,7 @@ mod inbox;
 mod joining;
 mod member;
 mod parting;
+mod plan;
 #[cfg(test)]
 mod tests;
 mod watch;

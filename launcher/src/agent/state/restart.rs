@@ -209,6 +209,9 @@ impl State {
     /// Somebody is still there who should not be: there is no restart, but a rule may say what the failure means.
     pub(super) fn end_without_restart(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
         let Some(failure) = failure else { return vec![self.finish_failed(None)] };
+        if let Some(end) = self.cannot_go_on_for_others(&failure) {
+            return vec![end];
+        }
         match self.decide(now, &failure) {
             Decision::Restart { .. } => vec![self.finish_failed(Some(failure))],
             decision => self.carry_out(now, decision, failure),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::agent::{Agent, Phase, Why};
-use super::history::{Given, LEASE, MOST};
+use super::history::{Given, JOIN, LEASE, MOST};
 use super::world::{TICK, World};
 use crate::rendezvous::state::{Node, State};
 
@@ -190,6 +190,19 @@ impl World<'_> {
             let runs = runs && self.now > closed + slack + stop;
             hold!("R4", !runs, "{} runs, and it was closed at {closed} ms", agent.me.node);
         }
+        Ok(())
+    }
+
+    /// An agent gives up.
+    pub(super) fn judge_timeout(&self) -> Result<(), Broken> {
+        let is_long = self.now > self.quiet + JOIN * 3 / 5;
+        let here = self.living().count();
+        let needed = self.setup.min as usize;
+        hold!(
+            "R5",
+            !is_long || self.setup.torch != 0 || here < needed,
+            "somebody gives up, and {here} of {needed} are there"
+        );
         Ok(())
     }
 

@@ -6,7 +6,6 @@ use rankrun_contract::rank::NodeCount;
 
 use super::torch;
 use crate::rendezvous::round::{Goal, Me, Step, Upheaval, View, next};
-use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, Participants, State, Timestamp};
 
 /// What the virtual agents ask.
@@ -21,7 +20,7 @@ pub(super) enum Fault {
     /// It forgets in which round it was.
     RejoinsTheOld,
     SkipsARound,
-    /// A third of the lease is enough for it.
+    /// Less than the lease is enough for it.
     IsImpatient,
     /// Its workers run on when it is cut off.
     OutlivesItsLease,
@@ -37,8 +36,6 @@ pub(super) enum Fault {
     IgnoresTheDead,
     ClosesWhenItLeaves,
     LeavesWithoutAWord,
-    /// Though others have gone on without it.
-    StaysWhenRemoved,
     IgnoresTheLost,
     IgnoresWhoWaits,
     NeverTurnsTheRound,
@@ -56,7 +53,7 @@ pub(super) enum Fault {
 }
 
 /// All of them, with the invariants by which each is found.
-pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
+pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::RejoinsTheOld, &["R11"]),
     (Fault::SkipsARound, &["R1"]),
     (Fault::IsImpatient, &["R1", "R10"]),
@@ -68,10 +65,9 @@ pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::RanksAgain, &["R3"]),
     (Fault::SortsRanks, &["R8"]),
     (Fault::IgnoresTheEnd, &["R4", "R5"]),
-    (Fault::IgnoresTheDead, &["R6"]),
+    (Fault::IgnoresTheDead, &["R5", "R6"]),
     (Fault::ClosesWhenItLeaves, &["R7"]),
     (Fault::LeavesWithoutAWord, &["R7"]),
-    (Fault::StaysWhenRemoved, &["R5"]),
     (Fault::IgnoresTheLost, &["R5"]),
     (Fault::IgnoresWhoWaits, &["R5"]),
     (Fault::NeverTurnsTheRound, &["R5"]),
@@ -79,7 +75,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R9"]),
+    (Fault::BelievesClocks, &["R1", "R9"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
@@ -104,13 +100,9 @@ impl Machine {
         wall: Timestamp,
     ) -> Step {
         let Some(fault) = self.fault else { return next(view, me, goal, now, wall) };
-        let nobody = Sightings::new(&me.times);
-        let is_blind = fault == Fault::IgnoresTheDead
-            || (fault == Fault::NeverEndsTheLastCall && matches!(goal, Goal::Join { .. }));
-        let sightings = if is_blind { &nobody } else { view.sightings };
         let ranks = view.ranks.filter(|_| fault != Fault::SortsRanks);
         let seen = misread(fault, view.state, me, wall);
-        let view = View { state: &seen, sightings, agents: view.agents, ranks };
+        let view = View { state: &seen, sightings: view.sightings, agents: view.agents, ranks };
         if let Some(step) = mistake(fault, &view, me, goal, wall) {
             return step;
         }
@@ -132,7 +124,9 @@ fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timesta
     let (state, node) = (view.state, &me.node);
     let is_member = state.complete && state.participants.contains(node);
     match (fault, goal) {
-        (Fault::StartsInTheRest, Goal::Join { before, .. }) if is_member && before != Some(state.round) => {
+        (Fault::StartsInTheRest, Goal::Join { before, .. })
+            if is_member && !state.closed && before != Some(state.round) =>
+        {
             Some(Step::Joined)
         }
         (Fault::RefusesForTheDead, Goal::Join { before: None, .. }) if !state.closed => {
@@ -157,6 +151,7 @@ fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timesta
 fn misled(fault: Fault, me: &Me, goal: Goal<'_>) -> Me {
     let mut me = me.clone();
     match fault {
+        Fault::NeverEndsTheLastCall => me.times.last_call = Duration::from_secs(600),
         Fault::ForgetsMin => me.nodes.min = NodeCount::ONE,
         Fault::ForgetsMax if matches!(goal, Goal::Join { .. }) => {
             me.nodes.max = NodeCount::new(me.nodes.max.get() + 1).expect("not zero");
@@ -182,8 +177,7 @@ fn misspeak(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, step: Step) 
     let (old, node) = (view.state, &me.node);
     Some(match (fault, step) {
         (Fault::LeavesWithoutAWord, Step::Write { .. }) if goal == Goal::Leave => Step::Done,
-        (Fault::StaysWhenRemoved, Step::Changed(Upheaval::Removed))
-        | (Fault::IgnoresTheLost, Step::Changed(Upheaval::Gone(_)))
+        (Fault::IgnoresTheLost, Step::Changed(Upheaval::Gone(_)))
         | (Fault::IgnoresWhoWaits, Step::Changed(Upheaval::Waits(_))) => return None,
         (Fault::NeverRefreshes, Step::Write { rings: false, .. }) => return None,
         (Fault::StaysASpare, Step::Write { state, .. })

@@ -7,6 +7,9 @@ use super::invariants::Broken;
 use super::mutants::Machine;
 use super::world::live;
 
+/// What happened is told in so many lines.
+const MOST_LINES: usize = 150;
+
 /// A history that breaks something.
 #[derive(Debug)]
 pub(super) struct Failing {
@@ -89,6 +92,8 @@ pub(super) fn told(failing: &Failing, machine: Machine) -> String {
     let mut transcript = Vec::new();
     // It fails as it did before.
     let _ = live(history, machine, Some(&mut transcript));
+    transcript.retain(|line| !line.ends_with(": waits") && !line.ends_with(": Sleep"));
+    transcript.truncate(MOST_LINES);
     let _ = writeln!(text, "\nwhat happened:\n{}", transcript.join("\n"));
     text
 }

@@ -43,6 +43,8 @@ pub(super) struct World<'a> {
     descriptors: BTreeMap<Node, Descriptor>,
     cut_until: [u64; MOST],
     losing_until: u64,
+    /// All faults are over by then.
+    pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
@@ -95,6 +97,7 @@ pub(super) fn live(
         descriptors: BTreeMap::new(),
         cut_until: [0; MOST],
         losing_until: 0,
+        quiet: 0,
         now: 0,
         queue: BinaryHeap::new(),
         happenings: Vec::new(),
@@ -103,8 +106,8 @@ pub(super) fn live(
         trace: 0,
         transcript,
     };
-    let last = world.plan(history);
-    world.run(last)?;
+    world.quiet = world.plan(history);
+    world.run()?;
     Ok(world.trace)
 }
 
@@ -136,7 +139,8 @@ impl World<'_> {
         self.queue.push(Reverse((moment, id as u64, id)));
     }
 
-    fn run(&mut self, quiet: u64) -> Result<(), Broken> {
+    fn run(&mut self) -> Result<(), Broken> {
+        let quiet = self.quiet;
         let mut calm = None;
         for _ in 0..MOST_TURNS {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
@@ -154,7 +158,9 @@ impl World<'_> {
                 calm = Some((self.now, news));
             }
             let is_calm = calm.is_some_and(|(since, _)| self.now >= since + CALM);
-            if is_calm || self.now > quiet + PATIENCE {
+            // It takes long until a torchrun agent is known to be dead.
+            let patience = PATIENCE * if self.setup.torch == 0 { 1 } else { 2 };
+            if is_calm || self.now > quiet + patience {
                 return self.judge_end(is_calm);
             }
         }
@@ -288,10 +294,13 @@ impl World<'_> {
         }
         self.cut_until[seat] = 0;
         let mut agent = Agent::new(me, self.now, self.now + JOIN);
-        if self.machine.has(Fault::IsImpatient) {
-            let lease = agent.me.times.lease / 3;
-            agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
-        }
+        let lease = agent.me.times.lease;
+        let lease = match self.machine {
+            machine if machine.has(Fault::IsImpatient) => lease * 3 / 5,
+            machine if machine.has(Fault::IgnoresTheDead) => lease * 100,
+            _ => lease,
+        };
+        agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
         let who = self.who(seat);
@@ -347,8 +356,9 @@ impl World<'_> {
             }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
                 self.judge_write(&state)?;
+                let is_news = rings || (self.setup.is_torch(seat) && is_news(&self.store.state, &state));
                 self.store.write(state);
-                self.book.rings += u64::from(rings || self.setup.is_torch(seat));
+                self.book.rings += u64::from(is_news);
                 let others = (0..MOST).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
@@ -493,13 +503,21 @@ impl World<'_> {
                 self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
+            // Others may have gone on without it: it has to hear again that it is in.
+            Step::Joined if agent.is_cut_off(now) => {
+                self.look(seat, true);
+                return Ok(());
+            }
             Step::Joined => return self.start(seat),
             Step::Changed(_) => {
                 agent.stop(now, u64::from(self.setup.stops[seat]), Then::Join);
                 self.wait_for_workers(seat);
                 return self.act(seat);
             }
-            Step::TimedOut => Why::TimedOut,
+            Step::TimedOut => {
+                self.judge_timeout()?;
+                Why::TimedOut
+            }
             Step::Closed => Why::Closed,
             Step::NotNeeded => Why::NotNeeded,
             Step::Taken { ref by } => {
@@ -531,6 +549,11 @@ impl World<'_> {
         let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.pending.is_none()) else {
             return Ok(());
         };
+        if let Phase::Joining { deadline } = &mut agent.phase
+            && is_spare(&agent.known, &agent.me.node)
+        {
+            *deadline = now + JOIN;
+        }
         let task = match &agent.phase {
             Phase::Joining { deadline } => {
                 let left = i64::try_from(*deadline).expect("small") - i64::try_from(now).expect("small");
@@ -601,6 +624,12 @@ impl World<'_> {
             self.transcript.as_mut().expect("it is there").push(line);
         }
     }
+}
+
+/// Whether a torchrun agent has changed more than heartbeats.
+fn is_news(old: &State, new: &State) -> bool {
+    let last_heartbeats = &old.last_heartbeats;
+    *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
 }
 
 fn moved(step: &Move) -> String {

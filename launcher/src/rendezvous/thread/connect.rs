@@ -72,7 +72,7 @@ impl Bond {
     }
 
     /// Whether what answers at the endpoint is a machine without a store.
-    fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         matches!(&self.failure, Some(Failure::Store(ClientError::Io(error)))
             if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset))
     }
@@ -98,9 +98,8 @@ impl Driver {
         let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
         if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
             && now >= acknowledged + fence_after
-            && membership.runs()
+            && membership.is_cut_off()
         {
-            membership.stop();
             self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
         }
     }
@@ -132,6 +131,8 @@ impl Driver {
 
     /// Tries to connect; when to try again.
     pub(super) fn reach(&mut self, now: Instant) -> Instant {
+        // Whoever fails while the store is not reached fails of that.
+        self.answer_blame(Some(self.plan.endpoint.host.clone()));
         match self.connect(now) {
             Ok(()) => {
                 self.bond.failure = None;
@@ -143,8 +144,12 @@ impl Driver {
         }
         let now = Instant::now();
         if let Some(error) = self.gives_up(now) {
-            self.over(Over::Failed(error));
-        } else if !self.is_out && now >= self.bond.next_line {
+            match &self.phase {
+                // Nobody needs the store any more.
+                Phase::Member(membership) if membership.is_over() => self.is_over = true,
+                _ => self.over(Over::Failed(error)),
+            }
+        } else if !self.is_over && now >= self.bond.next_line {
             self.bond.next_line = now + LINE;
             let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
             let line = format!(
@@ -164,7 +169,7 @@ impl Driver {
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
-        if self.is_out {
+        if self.is_over {
             return Ok(());
         }
         if self.me.is_none() {
@@ -252,7 +257,7 @@ impl Driver {
 
     /// Why it is not tried any longer.
     fn gives_up(&mut self, now: Instant) -> Option<RendezvousError> {
-        if self.is_out {
+        if self.is_over {
             return None;
         }
         let endpoint = self.plan.endpoint.to_string();
@@ -273,7 +278,7 @@ impl Driver {
     }
 
     fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
-        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let waited = Duration::from_secs(waited.as_secs().max(1));
         let has_joined = self.bond.identity.is_some();
         match self.bond.failure.take() {
             Some(Failure::Name(source)) => {

@@ -11,92 +11,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun_contract::env::Master;
-use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 
 use crate::error::LaunchError;
-use crate::facts::short_hostname;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Awaited, Backend, Look, Trouble, Wants};
-use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{self, Endpoint, Guests};
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::host::{self, Guests};
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::rendezvous::torch_peer::Memory;
 use crate::rendezvous::{News, Over, Parting, Round, Wish};
-use crate::spec::RendezvousSpec;
-use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::store::StoreServer;
 
 use super::Setup;
-use super::book::Book;
+use super::book::{Book, listed};
 use super::connect::Bond;
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
+use super::plan::Plan;
 use super::workers_store::{Greeted, WorkersStore};
 
-/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
-const POLL: Duration = Duration::from_secs(1);
-/// Signs of life are given, and looked for, as often as this part of the lease.
-const BEATS_IN_LEASE: u32 = 5;
+/// What a look costs for each node that is in the state; all do it.
+const LOOK_COST: Duration = Duration::from_nanos(1_500);
+/// At most so long nobody looks.
+const LONGEST_QUIET: Duration = Duration::from_millis(100);
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
-
-/// What does not change.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) endpoint: Endpoint,
-    pub(super) keys: Keys,
-    pub(super) nodes: NodeRange,
-    pub(super) node_rank: Option<NodeRank>,
-    pub(super) times: RoundTimes,
-    pub(super) local_addr: Option<String>,
-    pub(super) network: NetworkSpec,
-    pub(super) role: String,
-    pub(super) entry: Entry,
-    pub(super) version: String,
-    pub(super) host: String,
-    pub(super) nonce: u32,
-    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
-    pub(super) agent_store: bool,
-    /// Where every node was told at its start which rank it has.
-    pub(super) fixed: Option<Fixed>,
-}
-
-/// What the nodes of a job with given ranks know from the start.
-#[derive(Debug, Clone)]
-pub(super) struct Fixed {
-    pub(super) run_id: RunId,
-    pub(super) node_rank: NodeRank,
-    /// Where the workers meet: in the one store.
-    pub(super) master: Master,
-}
-
-impl Plan {
-    /// Between two signs of life.
-    pub(super) fn tick(&self) -> Duration {
-        POLL.min(self.times.lease / BEATS_IN_LEASE)
-    }
-
-    /// What this agent says of itself.
-    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
-        Descriptor {
-            protocol: PROTOCOL,
-            version: self.version.clone(),
-            host: self.host.clone(),
-            nodes: self.nodes,
-            node_rank: self.node_rank,
-            workers,
-            entrypoint: self.entry.text.clone(),
-            digest: self.entry.digest.clone(),
-            nonce: self.nonce,
-        }
-    }
-}
 
 /// What the agent wants of us at the moment.
 #[derive(Debug)]
@@ -130,6 +72,8 @@ pub(super) struct Driver {
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
+    /// The agent knows that there is nothing to take part in any more.
+    pub(super) is_over: bool,
     /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
     pub(super) is_out: bool,
     pub(super) ending: Option<(Parting, Instant)>,
@@ -137,6 +81,8 @@ pub(super) struct Driver {
     pub(super) next_look: Instant,
     /// When to give, and to look for, signs of life.
     pub(super) next_tick: Instant,
+    /// The next look is for those too.
+    pub(super) counts_beats: bool,
 }
 
 impl Driver {
@@ -145,7 +91,7 @@ impl Driver {
     /// # Errors
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
-        let (plan, is_host) = plan(setup);
+        let (plan, is_host) = Plan::of(setup);
         if let Some(iface) = &plan.network.iface {
             let known = interfaces()
                 .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
@@ -178,10 +124,12 @@ impl Driver {
             worn: None,
             me: None,
             phase: Phase::Idle,
+            is_over: false,
             is_out: false,
             ending: None,
             next_look: now,
             next_tick: now,
+            counts_beats: true,
         })
     }
 
@@ -219,8 +167,14 @@ impl Driver {
     fn grant(&mut self, wish: Wish) {
         let now = Instant::now();
         self.next_look = now;
-        if self.is_out {
+        if self.is_over {
             return;
+        }
+        if matches!(wish, Wish::Join { .. })
+            && let Err(trouble) = self.tell()
+        {
+            // The round before is over for this node all the same.
+            self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
             (Wish::Join { workers }, phase) => {
@@ -244,15 +198,15 @@ impl Driver {
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
         self.fence(now);
-        if self.is_out {
+        if self.is_over {
             return Ok(now + NEVER);
         }
+        self.take_gone(now);
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        self.take_gone(now);
         match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
-            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now + self.quiet()),
             Some(Awaited::Success(round)) => self.all_succeeded(round),
             None => {}
         }
@@ -277,6 +231,27 @@ impl Driver {
         Ok(self.next_look.min(self.next_tick))
     }
 
+    /// How long to let others change the state before it is worth a look, where nothing depends on it but to know when
+    /// all are there: if everybody looked at every step of everybody, a large job would do nothing else.
+    fn quiet(&self) -> Duration {
+        let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Duration::ZERO };
+        let state = backend.state();
+        let waits = match &self.phase {
+            Phase::Joining(_) => {
+                state.wait_list.contains(&me.node)
+                    || (!state.complete && state.participants.contains(&me.node))
+            }
+            Phase::Member(membership) => membership.is_stopping(),
+            Phase::Idle => true,
+        };
+        let nodes = u64::try_from(listed(state).count()).unwrap_or(u64::MAX);
+        if waits {
+            (LOOK_COST * u32::try_from(nodes * nodes).unwrap_or(u32::MAX)).min(LONGEST_QUIET)
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// Says who we are before anybody can see us in a list, and again when it has changed.
     fn introduce(&mut self) -> Result<(), Trouble> {
         let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
@@ -297,7 +272,7 @@ impl Driver {
     /// One sign of life.
     pub(super) fn beat(&mut self) -> Result<(), Trouble> {
         let sent = Instant::now();
-        self.next_tick = sent + self.plan.tick();
+        (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
             backend.beat(&me.node)?;
             self.bond.acknowledged(sent);
@@ -326,7 +301,8 @@ impl Driver {
     /// Looks at the store, and takes note of everybody who is there.
     pub(super) fn look(&mut self) -> Result<Look, Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(Look::default()) };
-        let beats = self.book.rankrun(backend.state());
+        let beats = if self.counts_beats { self.book.rankrun(backend.state()) } else { Vec::new() };
+        self.counts_beats = false;
         let (round, done) = match &self.phase {
             Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
@@ -345,7 +321,7 @@ impl Driver {
         let unknown = self.book.unknown(backend.state());
         if !unknown.is_empty() {
             let introductions = backend.introductions(&unknown)?;
-            for (node, (text, beat)) in unknown.into_iter().zip(introductions) {
+            for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
                 match self.book.introduced(node.clone(), &text) {
                     Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
                     Err(mismatch) => self.differs(&node, mismatch),
@@ -360,6 +336,8 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
+        self.answer_blame(None);
+        self.is_over = true;
         self.is_out |= !matches!(over, Over::Closed { .. });
         self.phase = Phase::Idle;
         self.outlet.tell(News::Over(over));
@@ -367,8 +345,9 @@ impl Driver {
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell);
-        let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
+        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over);
+        let gone = self.gone_fd().filter(|_| !self.is_over);
+        let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
             .into_iter()
             .flatten()
@@ -391,59 +370,4 @@ pub(super) fn wall() -> Timestamp {
 /// A number that nobody else has.
 pub(super) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1
-}
-
-/// What was asked for, and whether this node was told to host.
-fn plan(setup: Setup) -> (Plan, Option<bool>) {
-    let Setup { spec, network, role, workers: _, entry, version } = setup;
-    let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
-    let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
-    let mut plan = Plan {
-        endpoint: standalone(),
-        keys: Keys::dynamic(spec.run_id()),
-        nodes: NodeRange::ONE,
-        node_rank: None,
-        times: RoundTimes::default(),
-        local_addr: None,
-        network,
-        role,
-        entry,
-        version,
-        host: short_hostname(),
-        nonce,
-        agent_store: true,
-        fixed: None,
-    };
-    let is_host = match spec {
-        RendezvousSpec::C10d {
-            run_id: _,
-            host,
-            port,
-            local_addr,
-            worker_store,
-            nodes,
-            is_host,
-            node_rank,
-            times,
-        } => {
-            plan.endpoint = Endpoint { host, port };
-            (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
-            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
-            is_host
-        }
-        RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
-            plan.endpoint = Endpoint { host: addr.clone(), port };
-            plan.keys = Keys::fixed(&run_id);
-            (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
-            (plan.local_addr, plan.times) = (local_addr, times);
-            let master = Master { addr, port, agent_store: true };
-            plan.fixed = Some(Fixed { run_id, node_rank, master });
-            Some(node_rank == NodeRank(0))
-        }
-        RendezvousSpec::Standalone { run_id: _, local_addr, worker_store } => {
-            (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
-            Some(true)
-        }
-    };
-    (plan, is_host)
 }

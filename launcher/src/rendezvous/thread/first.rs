@@ -15,8 +15,9 @@ use crate::rendezvous::{News, Over, Round, Waiting};
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
-use super::driver::{Driver, Fixed, Phase, wall};
+use super::driver::{Driver, Phase, wall};
 use super::member::Membership;
+use super::plan::Fixed;
 
 /// How far a job with given ranks has come.
 #[derive(Debug, Clone)]

@@ -10,6 +10,7 @@ use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
+use super::book::listed;
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
 use super::watch::{Verdict, judge};
@@ -58,6 +59,8 @@ pub(super) struct Membership {
     blame: Option<Instant>,
     /// Who was lost.
     lost: Option<String>,
+    /// The agent knows that this node is cut off.
+    is_cut_off: bool,
 }
 
 impl Membership {
@@ -72,6 +75,7 @@ impl Membership {
             untold_success: false,
             blame: None,
             lost: None,
+            is_cut_off: false,
         }
     }
 
@@ -105,9 +109,23 @@ impl Membership {
         runs
     }
 
-    /// Whether workers may be running.
-    pub(super) fn runs(&self) -> bool {
-        self.stage == Stage::Running
+    /// This node is cut off; whether that is news, and there may be workers that must not outlive it.
+    pub(super) fn is_cut_off(&mut self) -> bool {
+        let may_have_workers = matches!(self.stage, Stage::Running | Stage::Stopping);
+        if may_have_workers {
+            self.stage = Stage::Stopping;
+        }
+        may_have_workers && !std::mem::replace(&mut self.is_cut_off, true)
+    }
+
+    /// Whether the workers are being stopped.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stage == Stage::Stopping && self.blame.is_none()
+    }
+
+    /// Whether the agent knows that all workers have succeeded.
+    pub(super) fn is_over(&self) -> bool {
+        self.stage == Stage::Over
     }
 
     /// The first failure of the round, where one is known.
@@ -119,7 +137,12 @@ impl Membership {
 impl Driver {
     /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
     pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
+        let tells_success = matches!(&self.phase, Phase::Member(membership) if membership.untold_success);
         self.tell()?;
+        if tells_success {
+            // The look is older, and ours may have been the last success that was missing.
+            return Ok(Instant::now());
+        }
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &self.backend) else {
             return Ok(Instant::now());
         };
@@ -180,7 +203,8 @@ impl Driver {
         let Phase::Member(membership) = &self.phase else { return None };
         let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
         let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
-        (waits && membership.nodes.iter().any(is_torchs)).then_some(membership.number)
+        let is_mixed = || matches!(self.begun, Begun::Mixed(_));
+        (waits && (is_mixed() || membership.nodes.iter().any(is_torchs))).then_some(membership.number)
     }
 
     /// The workers of all nodes of a round have succeeded.
@@ -279,19 +303,22 @@ impl Driver {
         Ok(())
     }
 
-    /// Answers who is to blame where the time is over; else when it is.
+    /// Answers who is to blame where that is known or the time is over; else when it is.
     fn blame_by(&mut self, until: Instant) -> Instant {
-        let Phase::Member(membership) = &self.phase else { return until };
+        let (Phase::Member(membership), Some(backend)) = (&self.phase, &self.backend) else { return until };
         let Some(deadline) = membership.blame else { return until };
-        let is_known = membership.stage != Stage::Running;
-        if is_known || Instant::now() >= deadline {
-            let lost = membership.lost.clone();
-            self.answer_blame(lost);
-            return until;
+        // A node that fails before it notices who was lost has told its own failure.
+        let has_gone = |node: &&Node| !listed(backend.state()).any(|other| other == *node);
+        let gone = membership.nodes.iter().find(has_gone).map(|node| self.book.name(node));
+        let lost = membership.lost.clone().or(gone);
+        if lost.is_none() && Instant::now() < deadline {
+            return until.min(deadline);
         }
-        until.min(deadline)
+        self.answer_blame(lost);
+        until
     }
 
+    /// Answers, where it was asked.
     pub(super) fn answer_blame(&mut self, lost: Option<String>) {
         if let Phase::Member(membership) = &mut self.phase
             && membership.blame.take().is_some()

@@ -27,6 +27,11 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
+        while self.backend.is_none() && !self.is_over && !self.bond.is_refused() && Instant::now() < deadline
+        {
+            let next = self.reach(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
         if let Err(error) = self.say_farewell(&parting, deadline) {
             tracing::debug!(%error, "the rendezvous store was not told how this node goes");
         }

@@ -15,7 +15,7 @@ use crate::spec::rendezvous::PortRange;
 use crate::store::StoreServer;
 use crate::store::listen::Interfaces;
 
-use super::driver::Fixed;
+use super::plan::Fixed;
 
 /// The agent's own store, which the agent asks who is there and the thread serves: one listener for the agent's life.
 #[derive(Debug, Clone, Default)]

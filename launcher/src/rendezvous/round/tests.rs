@@ -1,0 +1,354 @@
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
+
+use super::{Goal, Me, Step, Upheaval, View, next};
+use crate::rendezvous::descriptor::Descriptor;
+use crate::rendezvous::ranks::Ranks;
+use crate::rendezvous::sightings::Sightings;
+use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
+
+fn node(name: &str) -> Node {
+    Node { addr: name.to_owned(), pid: 1, local_id: 0 }
+}
+
+fn nodes(names: &str) -> Vec<Node> {
+    names.split_whitespace().map(node).collect()
+}
+
+fn descriptor(node_rank: Option<u32>) -> Descriptor {
+    let nodes = NodeRange { min: NodeCount::ONE, max: NodeCount::ONE };
+    Descriptor {
+        protocol: 1,
+        version: String::new(),
+        host: String::new(),
+        nodes,
+        node_rank: node_rank.map(NodeRank),
+        workers: LocalWorldSize::ONE,
+        entrypoint: String::new(),
+        digest: String::new(),
+        nonce: 0,
+    }
+}
+
+/// What one agent sees, `m`, of `2:3` nodes; `t` and `u` are torchrun agents.
+struct Stage {
+    me: Me,
+    state: State,
+    sightings: Sightings,
+    agents: BTreeMap<Node, Descriptor>,
+    ranks: Option<Ranks>,
+    origin: Instant,
+}
+
+const WALL: Timestamp = Timestamp(1_700_000_000_000_000);
+const DEADLINE: f64 = 600.0;
+
+impl Stage {
+    fn new() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+        let origin = Instant::now();
+        let count = |number| NodeCount::new(number).unwrap();
+        let times = RoundTimes::default();
+        let nodes_asked = NodeRange { min: count(2), max: count(3) };
+        let me = Me { node: node("m"), nodes: nodes_asked, node_rank: None, times };
+        let agents = nodes("a b c m z").into_iter().map(|node| (node, descriptor(None))).collect();
+        let sightings = Sightings::new(&times);
+        Self { me, state: State::default(), sightings, agents, ranks: None, origin }
+    }
+
+    /// Members by rank, who waits, and spares.
+    fn with(lists: [&str; 3]) -> Self {
+        let mut stage = Self::new();
+        stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
+        stage.state.wait_list.extend(nodes(lists[1]));
+        stage.state.redundancy_list.extend(nodes(lists[2]));
+        let listed: Vec<Node> = super::changes::listed(&stage.state).cloned().collect();
+        stage.state.last_heartbeats.extend(listed.into_iter().map(|node| (node, WALL)));
+        stage
+    }
+
+    fn complete(mut self, round: u64) -> Self {
+        (self.state.round, self.state.complete) = (round, true);
+        self
+    }
+
+    fn at(&self, seconds: f64) -> Instant {
+        self.origin + Duration::from_secs_f64(seconds)
+    }
+
+    /// A look at which all of ours have beaten.
+    fn look(&mut self, seconds: f64) {
+        let count = (seconds * 1_000.0) as i64;
+        let beats = self.agents.keys().map(|node| (node.clone(), count)).collect();
+        self.sightings.saw(&self.state, &beats, self.at(seconds));
+    }
+
+    fn next(&mut self, goal: Goal<'_>, seconds: f64) -> Step {
+        self.look(seconds);
+        let view = View {
+            state: &self.state,
+            sightings: &self.sightings,
+            agents: &self.agents,
+            ranks: self.ranks.as_ref(),
+        };
+        let wall = Timestamp(WALL.0 + (seconds * 1e6) as i64);
+        next(&view, &self.me, goal, self.at(seconds), wall)
+    }
+
+    fn join(&mut self, before: Option<u64>, seconds: f64) -> Step {
+        let deadline = self.at(DEADLINE);
+        self.next(Goal::Join { deadline, before }, seconds)
+    }
+}
+
+/// A written state in one line: round, flags, members with ranks, who waits, spares.
+fn told(step: Step) -> String {
+    let Step::Write { state, rings } = step else { return format!("{step:?}") };
+    let names = |nodes: &mut dyn Iterator<Item = &Node>| {
+        nodes.map(|node| node.addr.clone()).collect::<Vec<_>>().join(" ")
+    };
+    let members: Vec<_> =
+        state.participants.iter().map(|(node, rank)| format!("{}{rank}", node.addr)).collect();
+    let flags =
+        [(state.complete, "complete "), (state.deadline.is_some(), "last call "), (state.closed, "closed ")];
+    let flags: String = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, word)| word).collect();
+    format!(
+        "{}{} {flags}[{}] [{}] [{}]",
+        if rings { "" } else { "(quietly) " },
+        state.round,
+        members.join(" "),
+        names(&mut state.wait_list.iter()),
+        names(&mut state.redundancy_list.iter()),
+    )
+}
+
+fn waits(step: &Step) -> bool {
+    matches!(step, Step::Wait { .. })
+}
+
+#[test]
+fn rows_1_and_2_a_closed_rendezvous_takes_nobody() {
+    let mut stage = Stage::with(["a b c", "", "m"]).complete(0);
+    stage.state.closed = true;
+    assert_eq!(stage.join(None, 0.0), Step::NotNeeded);
+    stage.state.redundancy_list.clear();
+    assert_eq!(stage.join(None, 0.0), Step::Closed);
+}
+
+#[test]
+fn rows_3_and_4_a_spare_waits_for_a_seat_without_end() {
+    let mut stage = Stage::with(["a b c", "", "m"]).complete(0);
+    assert!(waits(&stage.join(None, 0.0)) && waits(&stage.join(None, 3.0)));
+    assert_eq!(
+        told(stage.join(None, 700.0)),
+        "(quietly) 0 complete [a0 b1 c2] [] [m]",
+        "its time is not limited"
+    );
+    stage.state.participants.remove(&node("b"));
+    assert_eq!(told(stage.join(None, 1.0)), "0 complete [a0 c2] [m] []");
+    stage.state.redundancy_list.insert(node("a0"));
+    assert!(waits(&stage.join(None, 1.0)), "another spare comes first");
+}
+
+#[test]
+fn row_5_a_complete_round_is_joined_as_it_was_completed() {
+    let mut stage = Stage::with(["a m", "", ""]).complete(4);
+    assert_eq!(stage.join(Some(3), 0.0), Step::Joined);
+    stage.state.participants.insert(node("m"), 2);
+    assert_eq!(told(stage.join(Some(3), 0.0)), "4 complete [a0] [m] []", "who had rank 1 is gone already");
+    let mut stage = Stage::with(["m", "", ""]).complete(4);
+    let step = stage.join(None, 0.0);
+    assert_eq!(told(step), "5 [m0] [] []", "it was never so small, and the others have left");
+    let mut stage = Stage::with(["a m", "z", ""]).complete(4);
+    assert_eq!(told(stage.join(None, 0.0)), "4 complete [a0] [m z] []", "it would be over at once");
+    let mut stage = Stage::with(["t m", "z", ""]).complete(4);
+    assert_eq!(stage.join(None, 0.0), Step::Joined, "a torchrun agent waits for all in the exchange");
+}
+
+#[test]
+fn the_old_membership_is_left_and_the_next_round_waited_for_in_one_write() {
+    let mut stage = Stage::with(["a b m", "", ""]).complete(4);
+    assert_eq!(told(stage.join(Some(4), 0.0)), "4 complete [a0 b1] [m] []");
+}
+
+#[test]
+fn the_last_one_turns_the_round_enters_all_and_completes_it() {
+    let mut stage = Stage::with(["m", "a b", ""]).complete(4);
+    stage.ranks = Some(Ranks { round: 4, of: nodes("m b a").into_iter().zip(0..).collect() });
+    let step = stage.join(Some(4), 0.0);
+    assert_eq!(told(step), "5 complete [m0 b1 a2] [] []", "all have kept their ranks");
+    let mut stage = Stage::with(["m", "a t", ""]).complete(4);
+    assert_eq!(told(stage.join(Some(4), 0.0)), "5 complete [a0 t2 m1] [] []", "torch's order");
+}
+
+#[test]
+fn who_was_in_the_round_before_comes_before_newcomers_and_these_become_spares() {
+    let mut stage = Stage::with(["m", "a b z", ""]).complete(4);
+    stage.ranks = Some(Ranks { round: 4, of: nodes("m z b").into_iter().zip(0..).collect() });
+    assert_eq!(told(stage.join(Some(4), 0.0)), "5 complete [m0 z1 b2] [] [a]");
+}
+
+#[test]
+fn rows_6_to_8_whoever_is_out_of_time_takes_itself_out_first() {
+    let mut stage = Stage::with(["m a", "", ""]);
+    stage.state.deadline = Some(WALL);
+    assert_eq!(told(stage.join(None, 601.0)), "0 [a1] [] []", "and below min there is no last call");
+    stage.state.participants.remove(&node("m"));
+    assert_eq!(stage.join(None, 601.0), Step::TimedOut);
+    let mut stage = Stage::with(["a b", "m", ""]).complete(0);
+    assert_eq!(told(stage.join(None, 604.0)), "0 complete [a0 b1] [] []");
+    assert_eq!(stage.join(None, 605.5), Step::TimedOut, "whatever is left of it is found dead");
+}
+
+#[test]
+fn rows_9_and_10_a_round_that_runs_is_waited_for_where_there_is_a_seat() {
+    let mut stage = Stage::with(["a b", "", ""]).complete(0);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1] [m] []");
+    let mut stage = Stage::with(["a b", "m", ""]).complete(0);
+    assert!(waits(&stage.join(None, 0.0)));
+    let mut stage = Stage::with(["a b c", "", ""]).complete(0);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1 c2] [] [m]");
+    let mut stage = Stage::with(["a b c", "m", ""]).complete(0);
+    assert_eq!(
+        told(stage.join(None, 0.0)),
+        "0 complete [a0 b1 c2] [] [m]",
+        "it would disturb torchrun agents"
+    );
+    let mut stage = Stage::with(["a b", "z", ""]).complete(0);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1] [z] [m]", "the seat is z's");
+}
+
+#[test]
+fn row_11_the_last_call_is_over_when_it_was_seen_for_long_enough_whatever_any_clock_says() {
+    for skew in [-3_600_000_000, 0, 3_600_000_000] {
+        let mut stage = Stage::with(["a m", "", ""]);
+        stage.state.deadline = Some(Timestamp(WALL.0 + skew));
+        assert!(waits(&stage.join(None, 0.0)));
+        (1..30).for_each(|second| stage.look(f64::from(second)));
+        assert_eq!(told(stage.join(None, 29.9)), "(quietly) 0 last call [a0 m1] [] []");
+        assert_eq!(told(stage.join(None, 30.0)), "0 complete [a0 m1] [] []");
+    }
+}
+
+#[test]
+fn row_12_the_smallest_number_begins_a_last_call_and_the_largest_completes() {
+    let mut stage = Stage::new();
+    assert_eq!(told(stage.join(None, 0.0)), "0 [m0] [] []");
+    let mut stage = Stage::with(["z", "", ""]);
+    let step = stage.join(None, 0.0);
+    let Step::Write { state, .. } = &step else { panic!("{step:?}") };
+    assert_eq!(state.deadline, Some(Timestamp(WALL.0 + 30_000_000)));
+    assert_eq!(told(step), "0 last call [z0 m0] [] []");
+    let mut stage = Stage::with(["z t", "", ""]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [z2 t1 m0] [] []");
+    let mut stage = Stage::with(["z", "a b", ""]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [z2 a0 b1] [] [m]", "both waited before");
+}
+
+#[test]
+fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
+    let ranks = |names| Some(Ranks { round: 0, of: nodes(names).into_iter().zip(0..).collect() });
+    let mut stage = Stage::with(["m", "a", ""]).complete(0);
+    stage.ranks = ranks("a m b");
+    assert_eq!(told(stage.join(Some(0), 0.0)), "1 complete [a0 m1] [] []", "b is in no list, and was ours");
+    stage.ranks = ranks("a m t");
+    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []", "t may be on its way");
+    stage.ranks = None;
+    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []");
+}
+
+#[test]
+fn the_dead_are_taken_out_with_torchs_after_effects() {
+    let mut stage = Stage::with(["a b m", "", ""]).complete(3);
+    let members = nodes("a b m");
+    let goal = Goal::Stay { round: 3, members: &members };
+    stage.look(0.0);
+    stage.sightings.gone(&node("b"));
+    assert_eq!(told(stage.next(goal, 0.1)), "3 complete [a0 m2] [] []");
+    stage.state.participants.remove(&node("b"));
+    assert_eq!(stage.next(goal, 0.2), Step::Changed(Upheaval::Gone(node("b"))));
+    let mut stage = Stage::with(["a m", "", ""]);
+    stage.state.deadline = Some(WALL);
+    stage.look(0.0);
+    stage.sightings.gone(&node("a"));
+    assert_eq!(told(stage.join(None, 0.1)), "0 [m1] [] []", "below min there is no last call");
+    let mut stage = Stage::with(["a", "m", ""]).complete(3);
+    stage.look(0.0);
+    stage.sightings.gone(&node("a"));
+    assert_eq!(told(stage.join(Some(3), 0.1)), "4 [m0] [] []", "nobody is left");
+}
+
+#[test]
+fn a_member_is_told_what_ends_its_round_and_only_that() {
+    let members = nodes("a b m");
+    let goal = Goal::Stay { round: 3, members: &members };
+    let stay = |lists: [&str; 3]| {
+        let mut stage = Stage::with(lists).complete(3);
+        stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
+        stage.next(goal, 0.0)
+    };
+    assert!(waits(&stay(["a b m", "", "z t"])));
+    assert_eq!(stay(["a b", "", ""]), Step::Changed(Upheaval::Removed));
+    assert_eq!(stay(["a m", "", ""]), Step::Changed(Upheaval::Gone(node("b"))));
+    assert_eq!(stay(["a m", "b", ""]), Step::Changed(Upheaval::Rejoins(node("b"))));
+    assert_eq!(stay(["m", "b", ""]), Step::Changed(Upheaval::Gone(node("a"))), "what is worse comes first");
+    assert_eq!(told(stay(["a b m", "t", "z"])), "3 complete [a0 b1 m2] [] [t z]", "there is no seat");
+    let pair = nodes("a m");
+    let goal = Goal::Stay { round: 3, members: &pair };
+    let mut stage = Stage::with(["a m", "t", ""]).complete(3);
+    assert_eq!(stage.next(goal, 0.0), Step::Changed(Upheaval::Waits(node("t"))));
+    assert!(waits(&stage.next(Goal::Hold, 0.0)), "it keeps its place while its workers stop");
+    stage.state.closed = true;
+    assert!(waits(&stage.next(goal, 0.0)), "what a closed rendezvous means is not said here");
+}
+
+#[test]
+fn leaving_is_not_closing() {
+    let mut stage = Stage::with(["a m", "b", "z"]).complete(3);
+    assert_eq!(told(stage.next(Goal::Leave, 0.0)), "3 complete [a0] [b] [z]");
+    stage.state.participants.remove(&node("m"));
+    assert_eq!(stage.next(Goal::Leave, 0.0), Step::Done);
+    let mut stage = Stage::with(["m", "", ""]).complete(3);
+    assert_eq!(told(stage.next(Goal::Leave, 0.0)), "4 [] [] []");
+    assert_eq!(told(stage.next(Goal::Close, 0.0)), "3 complete closed [m0] [] []");
+    stage.state.closed = true;
+    assert_eq!(stage.next(Goal::Close, 0.0), Step::Done);
+    assert_eq!(stage.next(Goal::Leave, 0.0), Step::Done);
+}
+
+#[test]
+fn heartbeats_of_ours_are_written_by_one_for_all_and_by_a_clock_that_torchrun_agents_believe() {
+    let members = nodes("a m t");
+    let goal = Goal::Stay { round: 0, members: &members };
+    let mut stage = Stage::with(["a m t", "", ""]).complete(0);
+    let ahead = Timestamp(WALL.0 + 20_000_000);
+    stage.state.last_heartbeats.insert(node("t"), ahead);
+    stage.look(0.0);
+    assert!(waits(&stage.next(goal, 4.4)), "a is due before");
+    let step = stage.next(goal, 4.5);
+    let Step::Write { state, rings: false } = step else { panic!("{step:?}") };
+    let now = Timestamp(ahead.0 + 4_500_000);
+    assert_eq!(
+        state.last_heartbeats,
+        BTreeMap::from([(node("a"), now), (node("m"), now), (node("t"), ahead)])
+    );
+}
+
+#[test]
+fn two_agents_with_one_node_rank_the_newcomer_goes_if_the_other_lives() {
+    let mut stage = Stage::with(["a", "", ""]);
+    stage.me.node_rank = Some(NodeRank(1));
+    stage.agents.insert(node("a"), descriptor(Some(1)));
+    assert!(waits(&stage.join(None, 0.0)), "it may be dead");
+    assert_eq!(stage.join(None, 1.0), Step::Taken { by: node("a") });
+    stage.sightings.gone(&node("a"));
+    let beats = BTreeMap::from([(node("a"), 1_000)]);
+    stage.sightings.saw(&stage.state, &beats, stage.at(1.0));
+    let deadline = stage.at(DEADLINE);
+    let view = View { state: &stage.state, sightings: &stage.sightings, agents: &stage.agents, ranks: None };
+    let step = next(&view, &stage.me, Goal::Join { deadline, before: None }, stage.at(1.0), WALL);
+    assert_eq!(told(step), "0 [m0] [] []");
+}
