@@ -41,8 +41,8 @@ fn another_number_of_nodes() {
 fn another_entrypoint() {
     if only_ours() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
-        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").worker(["seat", "print=other"]);
-        refused(right, wrong, &["seat sum", "seat print=other", "th1"]);
+        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").shell("echo seat rank=");
+        refused(right, wrong, &["`worker`", "`sh`", "th1"]);
     }
 }
 
