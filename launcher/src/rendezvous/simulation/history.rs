@@ -193,18 +193,19 @@ impl History {
         Self { setup, events, seed }
     }
 
-    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. There are never more nodes
-    /// than seats: torchrun agents that run restart again and again when others wait for a full round.
+    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. On seat 0 a rankrun agent
+    /// stays, since torchrun agents alone never notice that one is gone; and there are never more nodes than seats, since
+    /// they restart again and again when others wait for a full round.
     pub(super) fn mixed(seed: u64) -> Self {
         let mut history = Self::random(seed);
         let mut random = Random::new(!seed);
         let nodes = 2 + random.below(4);
-        let torch = u8::try_from(1 + random.below((1 << nodes) - 1)).expect("few bits");
+        let torch = u8::try_from(2 + 2 * random.below((1 << (nodes - 1)) - 1)).expect("few bits");
         let min = 1 + random.below(nodes);
         let (offsets, given) = ([0; MOST], Given::None);
         history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
         let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_));
-        history.events.retain(|event| event.seat < nodes as usize && is_borne(event.what));
+        history.events.retain(|event| (1..nodes as usize).contains(&event.seat) && is_borne(event.what));
         history
     }
 
