@@ -276,15 +276,23 @@ impl Look<'_> {
         if draft.participants.len() < self.min() {
             return;
         }
-        if draft.deadline.is_none() {
-            let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
-            draft.deadline = Some(Timestamp(self.stamp().0.saturating_add(last_call)));
+        let is_old = draft.deadline.is_some();
+        if !is_old {
+            draft.deadline = Some(self.new_deadline());
         }
         let is_full = draft.participants.len() == self.max();
-        let is_over = || draft.deadline == self.view.state.deadline && self.last_call_is_over();
+        let is_over = || is_old && self.last_call_is_over();
         if draft.participants.len() <= self.max() && (is_full || self.is_nobody_missing(draft) || is_over()) {
             self.complete(draft);
         }
+    }
+
+    /// Of a last call that begins now; never the same as one before, whose time may be over.
+    fn new_deadline(&self) -> Timestamp {
+        let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
+        let deadline = Timestamp(self.stamp().0.saturating_add(last_call));
+        let same = self.view.state.deadline == Some(deadline);
+        Timestamp(deadline.0.saturating_add(i64::from(same)))
     }
 
     /// Everybody who waits, who is a spare, and this node, as long as there are seats: first who was in the round before.

@@ -57,6 +57,7 @@ pub(super) enum Question {
 
 /// The record of one generation.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that come in any order and combination")]
 pub(super) struct Life {
     pub(super) began: Option<Instant>,
     /// Ended by a signal that may be about to reach the launcher too: nothing may come of it at first.
@@ -199,22 +200,8 @@ impl Book {
                 }
                 self.life.ends.push(*end);
             }
-            Input::Halted { lasted } => {
-                self.woke_at = Some(now);
-                if let Some(asked_at) = &mut self.asked_at {
-                    *asked_at += *lasted;
-                }
-                self.life.was_halted(*lasted);
-            }
-            Input::StopRequested { signal, .. } => {
-                self.wish.get_or_insert(*signal);
-                // It never gives more time than they have.
-                let kill_by = now + self.setup.grace_of(Cause::User);
-                self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
-                if self.starts > 0 {
-                    self.life.because(Cause::User, now);
-                }
-            }
+            Input::Halted { lasted } => self.halted(*lasted, now),
+            Input::StopRequested { signal, .. } => self.wished(*signal, now),
             Input::DevicesChecked { checkup, .. } if self.answered(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
@@ -241,6 +228,24 @@ impl Book {
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
             | Input::DeadlinePassed => {}
+        }
+    }
+
+    fn halted(&mut self, lasted: Duration, now: Instant) {
+        self.woke_at = Some(now);
+        if let Some(asked_at) = &mut self.asked_at {
+            *asked_at += lasted;
+        }
+        self.life.was_halted(lasted);
+    }
+
+    fn wished(&mut self, signal: Signal, now: Instant) {
+        self.wish.get_or_insert(signal);
+        // It never gives more time than they have.
+        let kill_by = now + self.setup.grace_of(Cause::User);
+        self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
+        if self.starts > 0 {
+            self.life.because(Cause::User, now);
         }
     }
 

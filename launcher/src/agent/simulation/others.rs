@@ -199,8 +199,14 @@ impl Turn<'_> {
     /// The workers of this node ended for what another one did.
     pub(super) fn is_others(&self) -> bool {
         let life = &self.book.life;
-        let is_theirs = matches!(self.cause(), Some(Cause::Others | Cause::Over));
-        self.setup.others && (is_theirs || life.has_peer_failed || life.is_blamed_elsewhere)
+        self.setup.others
+            && match self.cause() {
+                Some(Cause::Others | Cause::Over) => true,
+                Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
+                    life.has_peer_failed || life.is_blamed_elsewhere
+                }
+                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => false,
+            }
     }
 
     /// All start again by the restart policy.

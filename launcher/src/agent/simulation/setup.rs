@@ -22,6 +22,7 @@ const GENERATIONS: usize = 4;
 
 /// What was asked for, and what the node is like. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is chosen by chance, apart from the others")]
 pub(super) struct Setup {
     pub(super) persona: Persona,
     pub(super) workers: u32,

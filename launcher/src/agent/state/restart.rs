@@ -247,6 +247,7 @@ impl State {
         let time_limit = limit.map(|limit| limit.limit);
         let farewell = self.farewell(failure.as_ref());
         let (elsewhere, first_cause) = self.ended_elsewhere();
+        let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
         Action::Finish(JobEnd { status, failure, stopped_by, time_limit, farewell, elsewhere, first_cause })
     }

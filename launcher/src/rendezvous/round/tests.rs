@@ -255,9 +255,9 @@ fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
     stage.ranks = ranks("a m b");
     assert_eq!(told(stage.join(Some(0), 0.0)), "1 complete [a0 m1] [] []", "b is in no list, and was ours");
     stage.ranks = ranks("a m t");
-    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [m0 a0] [] []", "t may be on its way");
+    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []", "t may be on its way");
     stage.ranks = None;
-    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [m0 a0] [] []");
+    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []");
 }
 
 #[test]

@@ -98,6 +98,11 @@ impl Agent {
         !matches!(self.phase, Phase::Ended(_))
     }
 
+    /// Whether its last beat was too long ago.
+    pub(super) const fn is_cut_off(&self, now: u64) -> bool {
+        now >= self.beaten + CUT_OFF
+    }
+
     /// Of which round its workers are, and until when they live at most if it hears nothing more.
     pub(super) fn workers(&self, stop: u64) -> Option<(u64, u64)> {
         let limit = if self.outlives { u64::MAX } else { self.beaten + LEASE };

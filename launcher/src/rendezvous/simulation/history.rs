@@ -193,17 +193,18 @@ impl History {
         Self { setup, events, seed }
     }
 
-    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. Seat 0 has a rankrun agent
-    /// that stays: torchrun agents alone restart again and again when one waits for a full round.
+    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. There are never more nodes
+    /// than seats: torchrun agents that run restart again and again when others wait for a full round.
     pub(super) fn mixed(seed: u64) -> Self {
         let mut history = Self::random(seed);
         let mut random = Random::new(!seed);
-        let torch = 2 * (1 + random.below(127));
-        let (torch, offsets) = (u8::try_from(torch).expect("seven bits"), [0; MOST]);
-        history.setup = Setup { torch, offsets, given: Given::None, ..history.setup };
-        history
-            .events
-            .retain(|event| event.seat != 0 && !matches!(event.what, What::Cut(_) | What::Loses(_)));
+        let nodes = 2 + random.below(4);
+        let torch = u8::try_from(1 + random.below((1 << nodes) - 1)).expect("few bits");
+        let min = 1 + random.below(nodes);
+        let (offsets, given) = ([0; MOST], Given::None);
+        history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
+        let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_));
+        history.events.retain(|event| event.seat < nodes as usize && is_borne(event.what));
         history
     }
 

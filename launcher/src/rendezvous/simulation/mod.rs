@@ -22,11 +22,11 @@ use invariants::INVARIANTS;
 use mutants::{FAULTS, Fault, Machine};
 use report::{Failing, Seeds, search, shortest, told};
 
-const HISTORIES: u64 = 20_000;
-const MIXED_HISTORIES: u64 = 3_000;
+const HISTORIES: u64 = 16_000;
+const MIXED_HISTORIES: u64 = 2_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
 /// At most; the search ends when it has found one.
-const HISTORIES_OF_A_MUTANT: u64 = 10_000;
+const HISTORIES_OF_A_MUTANT: u64 = 5_000;
 const THREADS: u64 = 2;
 
 /// Another one each time, and printed.

@@ -65,7 +65,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::RanksAgain, &["R3"]),
     (Fault::SortsRanks, &["R8"]),
     (Fault::IgnoresTheEnd, &["R4", "R5"]),
-    (Fault::IgnoresTheDead, &["R6"]),
+    (Fault::IgnoresTheDead, &["R5", "R6"]),
     (Fault::ClosesWhenItLeaves, &["R7"]),
     (Fault::LeavesWithoutAWord, &["R7"]),
     (Fault::IgnoresTheLost, &["R5"]),

@@ -92,7 +92,7 @@ pub(super) fn told(failing: &Failing, machine: Machine) -> String {
     let mut transcript = Vec::new();
     // It fails as it did before.
     let _ = live(history, machine, Some(&mut transcript));
-    transcript.retain(|line| !line.ends_with(": waits"));
+    transcript.retain(|line| !line.ends_with(": waits") && !line.ends_with(": Sleep"));
     transcript.truncate(MOST_LINES);
     let _ = writeln!(text, "\nwhat happened:\n{}", transcript.join("\n"));
     text

@@ -158,7 +158,9 @@ impl World<'_> {
                 calm = Some((self.now, news));
             }
             let is_calm = calm.is_some_and(|(since, _)| self.now >= since + CALM);
-            if is_calm || self.now > quiet + PATIENCE {
+            // It takes long until a torchrun agent is known to be dead.
+            let patience = PATIENCE * if self.setup.torch == 0 { 1 } else { 2 };
+            if is_calm || self.now > quiet + patience {
                 return self.judge_end(is_calm);
             }
         }
@@ -354,8 +356,9 @@ impl World<'_> {
             }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
                 self.judge_write(&state)?;
+                let is_news = rings || (self.setup.is_torch(seat) && is_news(&self.store.state, &state));
                 self.store.write(state);
-                self.book.rings += u64::from(rings || self.setup.is_torch(seat));
+                self.book.rings += u64::from(is_news);
                 let others = (0..MOST).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
@@ -500,6 +503,11 @@ impl World<'_> {
                 self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
+            // Others may have gone on without it: it has to hear again that it is in.
+            Step::Joined if agent.is_cut_off(now) => {
+                self.look(seat, true);
+                return Ok(());
+            }
             Step::Joined => return self.start(seat),
             Step::Changed(_) => {
                 agent.stop(now, u64::from(self.setup.stops[seat]), Then::Join);
@@ -616,6 +624,12 @@ impl World<'_> {
             self.transcript.as_mut().expect("it is there").push(line);
         }
     }
+}
+
+/// Whether a torchrun agent has changed more than heartbeats.
+fn is_news(old: &State, new: &State) -> bool {
+    let last_heartbeats = &old.last_heartbeats;
+    *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
 }
 
 fn moved(step: &Move) -> String {

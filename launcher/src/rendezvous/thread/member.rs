@@ -137,7 +137,12 @@ impl Membership {
 impl Driver {
     /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
     pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
+        let tells_success = matches!(&self.phase, Phase::Member(membership) if membership.untold_success);
         self.tell()?;
+        if tells_success {
+            // The look is older, and ours may have been the last success that was missing.
+            return Ok(Instant::now());
+        }
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &self.backend) else {
             return Ok(Instant::now());
         };
