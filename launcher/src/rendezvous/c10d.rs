@@ -7,6 +7,8 @@
 
 mod tell;
 
+pub use tell::FirstBy;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -92,8 +94,8 @@ pub struct Look {
     pub failure: Option<FailureNote>,
     /// Whether the workers of all nodes of the round have succeeded.
     pub all_succeeded: bool,
-    /// Whether those of any have.
-    pub any_succeeded: bool,
+    /// How many nodes have said so in torch's way.
+    pub successes: usize,
     /// Those of [`Wants::done`] whose workers have.
     pub done: Vec<Node>,
     /// The ranks of the round before, as they were written.
@@ -201,7 +203,7 @@ impl Backend {
         if wants.round.is_some() {
             look.failure = FailureNote::from_json(&next());
             look.all_succeeded = !next().is_empty();
-            look.any_succeeded = number(&next()).is_some_and(|members| members > 0);
+            look.successes = number(&next()).and_then(|nodes| usize::try_from(nodes).ok()).unwrap_or(0);
             look.done = wants.done.iter().filter(|_| !next().is_empty()).cloned().collect();
         }
         look.beats = wants.beats.iter().filter_map(|node| Some((node.clone(), number(&next())?))).collect();

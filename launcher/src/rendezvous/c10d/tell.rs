@@ -15,6 +15,15 @@ pub struct Introduction {
     pub beat: Option<i64>,
 }
 
+/// Who told the first failure of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstBy {
+    /// This node.
+    Us,
+    /// Another one, which was faster.
+    Another,
+}
+
 impl Backend {
     /// One more sign of life.
     ///
@@ -46,14 +55,21 @@ impl Backend {
         self.beat(node)
     }
 
-    /// Tells the failure that ends a round; the first that was told, which may be another node's.
+    /// Tells the failure that ends a round. What stands there afterwards, and by whom.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_failure(&mut self, round: u64, note: &FailureNote) -> Result<FailureNote, ClientError> {
-        let first = self.calls.compare_set(&self.keys.failure(round), b"", &note.to_json())?;
+    pub fn tell_failure(
+        &mut self,
+        round: u64,
+        note: &FailureNote,
+    ) -> Result<(FailureNote, FirstBy), ClientError> {
+        let ours = note.to_json();
+        let found = self.calls.compare_set(&self.keys.failure(round), b"", &ours)?;
         self.ring()?;
-        Ok(FailureNote::from_json(&first).unwrap_or_else(|| note.clone()))
+        // By the bytes: what is read of them is made fit for a terminal, and need not be what was meant to be said.
+        let by = if found == ours { FirstBy::Us } else { FirstBy::Another };
+        Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
 
     /// Says how the job ends, unless that was said.

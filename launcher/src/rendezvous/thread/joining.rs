@@ -171,7 +171,7 @@ impl Driver {
         };
         let round = if was_spare { backend.state().round } else { last.unwrap_or(backend.state().round) };
         let look: Look = backend.look(&Wants { round: Some(round), ..Wants::default() })?;
-        let succeeded = look.end.as_ref().map_or(look.any_succeeded, |end| end.succeeded);
+        let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
         let over = if was_spare && succeeded {
             Over::NotNeeded
         } else {

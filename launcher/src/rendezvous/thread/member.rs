@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::c10d::{Look, Trouble};
+use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
 use crate::rendezvous::note::why_left;
 use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
@@ -13,7 +13,7 @@ use crate::rendezvous::{Change, FailureNote, News, Over};
 use super::book::listed;
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
-use super::watch::{Verdict, judge};
+use super::watch::{Known, Verdict, judge};
 
 /// How long a lost node has to be noticed before what has happened here is our own doing.
 const BLAME: Duration = Duration::from_millis(50);
@@ -143,17 +143,24 @@ impl Driver {
             // The look is older, and ours may have been the last success that was missing.
             return Ok(Instant::now());
         }
-        let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &self.backend) else {
+        let (Phase::Member(membership), Some(me), Some(backend)) = (&mut self.phase, &self.me, &self.backend)
+        else {
             return Ok(Instant::now());
         };
         if membership.stage == Stage::Over {
             return Ok(Instant::now() + self.plan.tick());
         }
         let told = membership.failure();
+        let is_gone = |node: &Node| {
+            !listed(backend.state()).any(|other| other == node) || self.book.sightings.is_dead(node)
+        };
+        let awaited = membership.nodes.iter().filter(|node| **node != me.node && !look.done.contains(node));
+        let all_gone = { awaited }.all(is_gone);
         let is_mixed = matches!(self.begun, Begun::Mixed(_));
         // Beside torchrun's agents there is no state, but ours still say how the job ends.
         let is_closed = if is_mixed { look.end.is_some() } else { backend.state().closed };
-        match judge(membership.stage, look, is_closed, &membership.nodes, told) {
+        let (stage, nodes) = (membership.stage, membership.nodes.as_slice());
+        match judge(&Known { stage, nodes, told, is_closed, all_gone }, look) {
             Verdict::Nothing | Verdict::RunOn => {}
             Verdict::Failed(note) => self.others_failed(note),
             Verdict::Succeeded => {
@@ -183,11 +190,10 @@ impl Driver {
             membership.failure = membership.untold.take().or(membership.failure.take());
         }
         if let Some(note) = &membership.untold {
-            let first = backend.tell_failure(membership.number, note)?;
-            let is_ours = first == *note;
+            let (first, by) = backend.tell_failure(membership.number, note)?;
             membership.untold = None;
             membership.failure = Some(first.clone());
-            if !is_ours {
+            if by == FirstBy::Another {
                 self.outlet.tell(News::Changed(Change::PeerFailed(first)));
             }
         }

@@ -284,6 +284,18 @@ fn success_of_all_is_success() {
     }
 }
 
+/// What others read of a note is made fit for a terminal; whose it is is told by what was written.
+#[test]
+fn whoever_tells_a_failure_first_knows_that_it_is_its_own() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
+    agents[1].fail(&FailureNote { message: Some(message), ..note(1) });
+    assert!(matches!(agents[0].changed(), Change::PeerFailed(told) if told.rank == Rank(1)));
+    agents[1].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[1].news(), News::Blamed(None)));
+}
+
 #[test]
 fn a_failure_is_told_to_all_and_the_next_round_begins() {
     let store = store();

@@ -27,14 +27,24 @@ pub(super) enum Verdict {
     RunOn,
 }
 
-/// Judges a look. `told` is the failure of the round that is known already.
-pub(super) fn judge(
-    stage: Stage,
-    look: &Look,
-    is_closed: bool,
-    nodes: &[Node],
-    told: Option<&FailureNote>,
-) -> Verdict {
+/// What is known of the round beside a look.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known<'a> {
+    /// What this node's workers do.
+    pub(super) stage: Stage,
+    /// Its members.
+    pub(super) nodes: &'a [Node],
+    /// Its failure, where one is known already.
+    pub(super) told: Option<&'a FailureNote>,
+    /// There are no more rounds.
+    pub(super) is_closed: bool,
+    /// Nobody who is not known to have succeeded is there any more.
+    pub(super) all_gone: bool,
+}
+
+/// Judges a look.
+pub(super) fn judge(known: &Known<'_>, look: &Look) -> Verdict {
+    let Known { stage, nodes, told, is_closed, all_gone } = *known;
     let is_done = look.all_succeeded || (!nodes.is_empty() && look.done.len() == nodes.len());
     if stage == Stage::Succeeded && is_done {
         return Verdict::Succeeded;
@@ -44,14 +54,23 @@ pub(super) fn judge(
         return match &look.end {
             Some(end) if end.succeeded && stage == Stage::Succeeded => Verdict::Succeeded,
             Some(end) => Verdict::Closed(end.failure.clone().or_else(failure)),
-            // Only torchrun's agents close without a word. One that has failed ends the job for all (contract 5.8).
-            None if look.any_succeeded && stage != Stage::Stopping => Verdict::RunOn,
+            None if may_go_on(stage, look, all_gone) => Verdict::RunOn,
             None => Verdict::Closed(failure()),
         };
     }
     match &look.failure {
         Some(failure) if told != Some(failure) => Verdict::Failed(failure.clone()),
         _ => Verdict::Nothing,
+    }
+}
+
+/// Only torchrun's agents close without a word: one that has failed for good, or one that has succeeded and has waited long
+/// enough for the others (contract 3.8, 5.8). Which of both is not said, but those that succeed are counted.
+fn may_go_on(stage: Stage, look: &Look, all_gone: bool) -> bool {
+    match stage {
+        Stage::Running => look.successes > look.done.len(),
+        Stage::Succeeded => look.failure.is_none() && !all_gone,
+        Stage::Stopping | Stage::Over => false,
     }
 }
 
@@ -116,7 +135,8 @@ mod tests {
     }
 
     fn judged(stage: Stage, look: &Look, is_closed: bool) -> Verdict {
-        judge(stage, look, is_closed, &[node("a"), node("b")], None)
+        let nodes = [node("a"), node("b")];
+        judge(&Known { stage, nodes: &nodes, told: None, is_closed, all_gone: false }, look)
     }
 
     #[test]
@@ -124,7 +144,9 @@ mod tests {
         let look = Look { failure: Some(note(3)), ..Look::default() };
         for stage in [Stage::Running, Stage::Succeeded] {
             assert_eq!(judged(stage, &look, false), Verdict::Failed(note(3)));
-            assert_eq!(judge(stage, &look, false, &[], Some(&note(3))), Verdict::Nothing);
+            let told = note(3);
+            let known = Known { stage, nodes: &[], told: Some(&told), is_closed: false, all_gone: false };
+            assert_eq!(judge(&known, &look), Verdict::Nothing);
         }
     }
 
@@ -153,8 +175,30 @@ mod tests {
     fn a_torchrun_agent_closes_without_a_word() {
         let silent = Look::default();
         assert_eq!(judged(Stage::Running, &silent, true), Verdict::Closed(None));
-        let one_succeeded = Look { any_succeeded: true, ..Look::default() };
+        let one_succeeded = Look { successes: 1, ..Look::default() };
         assert_eq!(judged(Stage::Running, &one_succeeded, true), Verdict::RunOn);
         assert_eq!(judged(Stage::Stopping, &one_succeeded, true), Verdict::Closed(None));
+        let ours = Look { done: vec![node("a")], ..one_succeeded };
+        assert_eq!(
+            judged(Stage::Running, &ours, true),
+            Verdict::Closed(None),
+            "only one of ours has succeeded"
+        );
+    }
+
+    #[test]
+    fn who_has_succeeded_waits_for_those_who_live_after_a_torchrun_agent_has_closed() {
+        let nodes = [node("a"), node("b")];
+        let look = Look { done: vec![node("a")], successes: 1, ..Look::default() };
+        let judged = |all_gone, look: &Look| {
+            judge(
+                &Known { stage: Stage::Succeeded, nodes: &nodes, told: None, is_closed: true, all_gone },
+                look,
+            )
+        };
+        assert_eq!(judged(false, &look), Verdict::RunOn);
+        assert_eq!(judged(true, &look), Verdict::Closed(None));
+        let failed = Look { failure: Some(note(3)), ..look };
+        assert_eq!(judged(false, &failed), Verdict::Closed(Some(note(3))));
     }
 }
