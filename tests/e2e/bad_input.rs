@@ -107,10 +107,11 @@ fn a_port_in_use() {
     let port = taken.local_addr().expect("a bound socket has an address").port().to_string();
     refused(|name| Launch::new(name).args(["--master-port", &port]), 1, &port);
     if only_ours() {
-        // torchrun takes whoever listens there for another agent's store, and waits for its answer.
+        // Unless it is told that it hosts the store, whoever listens there is taken for another agent's store.
         let endpoint = format!("localhost:{port}");
-        let options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint];
-        refused(|name| Launch::new(name).args(options), 1, &port);
+        let host = ["--rdzv-conf", "is_host=1"];
+        let options = [&["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint][..], &host].concat();
+        refused(|name| Launch::new(name).args(options.clone()), 1, &port);
     }
 }
 

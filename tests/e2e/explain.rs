@@ -1,6 +1,7 @@
 //! `rankrun explain`: it starts nothing, and what it says is what a launch does.
 #![expect(clippy::disallowed_methods, reason = "the scripts that it prints are run by a shell")]
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -52,11 +53,18 @@ fn it_starts_nothing_and_makes_nothing() {
     let (logs, touched) = (scratch.at("logs"), scratch.at("touched"));
     let calls = if cfg!(target_arch = "x86_64") { "mkdir," } else { "" };
     let calls = format!("{calls}clone,clone3,mkdirat,socket");
-    for form in ["--json", "--script=1", "run"] {
+    // Of other nodes it asks none, and no resolver.
+    let nodes =
+        "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=node0.invalid:7 --iface=eth0 --port-range=5-6";
+    let nodes: Vec<&str> = nodes.split(' ').collect();
+    for (form, nodes) in
+        [("--json", &[][..]), ("--script=1", &[]), ("run", &[]), ("--json", &nodes), ("run", &nodes)]
+    {
         let wrapper = fixture("seccomp-exec").into_os_string();
         let launch = launch(&scratch, Name::Rankrun).under([wrapper, "KILL".into(), calls.clone().into()]);
         let launch =
             launch.args(["explain", form, "--nproc-per-node", "2", "--tee", "3", "--log-dir", &logs]);
+        let launch = launch.args(nodes.iter().copied());
         let outcome = launch.worker([format!("touch={touched}")]).run();
         outcome.exits(0).says("RANKRUN_JOB");
         assert_eq!(outcome.err(), "", "{outcome}");
@@ -68,15 +76,22 @@ fn it_starts_nothing_and_makes_nothing() {
     }
 }
 
-/// Compares each worker's whole environment with the explanation's.
+/// The ranks of a node's workers that have told their environment, in order.
+fn ranks_told(real: &Outcome) -> BTreeSet<usize> {
+    let rank = |line: &str| line.strip_prefix("env")?.split(' ').next()?.parse().ok();
+    real.out_lines().iter().filter_map(|line| rank(line)).collect()
+}
+
+/// Compares a worker's whole environment with the explanation's.
 #[track_caller]
-fn assert_environment(explained: &Value, real: &Outcome, rank: usize) {
+fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
+    let rank = ranks_told(real).into_iter().nth(local_rank);
+    let rank = rank.unwrap_or_else(|| panic!("local rank {local_rank} said nothing\n{real}"));
     let prefix = format!("env{rank} ");
     let mut lines: Vec<String> =
         real.out_lines().iter().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect();
     lines.retain(|line| !line.starts_with("RANKRUN_E2E_MARK="));
-    assert!(!lines.is_empty(), "rank {rank} said nothing\n{real}");
-    let entries = explained["ranks"][rank]["environment"].as_array().expect("a list");
+    let entries = explained["ranks"][local_rank]["environment"].as_array().expect("a list");
     let entries: Vec<&Value> = entries.iter().filter(|entry| entry["name"] != "RANKRUN_E2E_MARK").collect();
     assert_eq!(lines.len(), entries.len(), "{lines:#?}\n{entries:#?}");
     for (line, entry) in lines.iter().zip(entries) {
@@ -86,6 +101,7 @@ fn assert_environment(explained: &Value, real: &Outcome, rank: usize) {
         let fits = match (explained["at_launch"].as_str(), text_of(explained)) {
             (Some("free_port"), _) => value.parse::<u16>().is_ok_and(|port| port > 0),
             (Some("run_id" | "mark"), _) => value.split('-').map(str::len).eq([8, 4, 4, 4, 12]),
+            (Some("agreed_by_the_nodes"), _) => !value.is_empty(),
             (Some("path"), _) => matches(explained["pattern"].as_str().expect("a pattern"), value),
             (_, text) => text.as_deref() == Some(value),
         };
@@ -126,6 +142,35 @@ fn its_environment_is_the_workers() {
             (0..ranks).for_each(|rank| assert_environment(&explained, &real, rank));
             for warning in explained["warnings"].as_array().expect("a list") {
                 real.complains(warning.as_str().expect("a text"));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_agreed_by_the_nodes_is_known_before() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for name in [Name::Rankrun, Name::Torchrun] {
+        let endpoint = format!("--rdzv-endpoint=localhost:{}", free_port());
+        let fixed = ["--nnodes=2", "--nproc-per-node=2", &endpoint];
+        let dynamic = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=7", &endpoint];
+        for options in [&fixed[..], &dynamic] {
+            let ranks =
+                if options.len() == 3 { [Some("--node-rank=0"), Some("--node-rank=1")] } else { [None; 2] };
+            let with = |launch: Launch, rank: Option<&'static str>| {
+                launch.args(options.iter().copied().chain(rank)).worker(["env"])
+            };
+            let explained =
+                ranks.map(|rank| json(&with(explanation(&scratch, &["--json"], name), rank).run()));
+            let jobs = ranks.map(|rank| with(launch(&scratch, name), rank).start());
+            for (explained, job) in explained.iter().zip(jobs) {
+                let real = job.wait();
+                real.exits(0);
+                let workers = explained["ranks"].as_array().expect("a list").len();
+                (0..workers).for_each(|local_rank| assert_environment(explained, &real, local_rank));
             }
         }
     }

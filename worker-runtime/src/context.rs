@@ -117,10 +117,13 @@ impl WorkerContext {
         ProcessGroup::join(self, options)
     }
 
-    /// Which life of the workers this is: a store may outlive one.
+    /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts
+    /// its own generations, and all have the same round.
     pub(crate) fn life(&self) -> u32 {
         let Some(env) = &self.env else { return 0 };
-        env.rankrun.as_ref().map_or(env.restart_count.0, |rankrun| rankrun.generation.0)
+        let Some(rankrun) = &env.rankrun else { return env.restart_count.0 };
+        let round = rankrun.round.map(|round| u32::try_from(round).unwrap_or(u32::MAX));
+        round.unwrap_or(rankrun.generation.0)
     }
 
     /// Whether ranks are on other machines.

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
+use crate::rendezvous::exchange::AgentStore as _;
+use crate::rendezvous::worker_store::WorkerStore;
+use crate::spec::rendezvous::PortRange;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
+use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
 
 /// The workers' store of a job of one node.
@@ -28,22 +32,19 @@ enum StoreOwner {
     },
     /// Worker rank 0 opens the store, on a port that was free a moment ago, another one for each generation
     /// (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
-    Worker {
-        /// What the workers are told as host.
-        addr: String,
-    },
+    Worker(WorkerStore),
 }
 
 impl Meeting {
-    /// Opens what the job needs, where no other node takes part.
+    /// Opens what the job needs, where no other node takes part; a free port is one of these.
     ///
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
-    pub(super) fn open(rendezvous: &RendezvousSpec) -> Result<Self, LaunchError> {
+    pub(super) fn open(rendezvous: &RendezvousSpec, ports: Option<PortRange>) -> Result<Self, LaunchError> {
         let StorePlan { addr, port, host } = rendezvous.store();
         let workers = match host {
-            StoreHost::Worker => StoreOwner::Worker { addr: addr.to_owned() },
-            StoreHost::Agent => StoreOwner::agent_store(addr, port)?,
+            StoreHost::Worker => StoreOwner::Worker(WorkerStore::new(addr.to_owned(), ports)),
+            StoreHost::Agent => StoreOwner::agent_store(addr, port, ports)?,
         };
         Ok(Self { workers })
     }
@@ -52,19 +53,15 @@ impl Meeting {
     ///
     /// # Errors
     /// The store is gone, or no port is free.
-    pub(super) fn next_generation(&self, first: bool) -> Result<Master, LaunchError> {
-        match &self.workers {
+    pub(super) fn next_generation(&mut self, first: bool) -> Result<Master, LaunchError> {
+        match &mut self.workers {
             StoreOwner::Agent { store, master } => {
                 if !first {
                     store.reset()?;
                 }
                 Ok(master.clone())
             }
-            StoreOwner::Worker { addr } => {
-                let port =
-                    free_port().map_err(|source| LaunchError::Setup { what: "find a free port", source })?;
-                Ok(Master { addr: addr.clone(), port, agent_store: false })
-            }
+            StoreOwner::Worker(store) => Ok(store.open()?),
         }
     }
 }
@@ -75,24 +72,28 @@ impl Meeting {
     pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
         match &self.workers {
             StoreOwner::Agent { store, .. } => store.greeted().ok(),
-            StoreOwner::Worker { .. } => None,
+            StoreOwner::Worker(_) => None,
         }
     }
 }
 
 impl StoreOwner {
-    fn agent_store(addr: &str, port: u16) -> Result<Self, LaunchError> {
-        let store = bind_first(addr, &resolve(addr, port)?)?;
+    fn agent_store(addr: &str, port: u16, ports: Option<PortRange>) -> Result<Self, LaunchError> {
+        let store = bind_first(addr, &resolve(addr, port)?, ports)?;
         let master = Master { addr: addr.to_owned(), port: store.local_addr().port(), agent_store: true };
         Ok(Self::Agent { store, master })
     }
 }
 
 /// Listens on the first address that this machine has.
-fn bind_first(host: &str, addresses: &[SocketAddr]) -> Result<StoreServer, LaunchError> {
+fn bind_first(
+    host: &str,
+    addresses: &[SocketAddr],
+    ports: Option<PortRange>,
+) -> Result<StoreServer, LaunchError> {
     let mut refusal = None;
     for address in addresses {
-        match StoreServer::bind(*address) {
+        match StoreServer::bind_in(Interfaces::One(address.ip()), address.port(), ports) {
             Ok(store) => return Ok(store),
             Err(StoreError::Bind { addr, source }) if is_of_another_machine(&source) => {
                 refusal = refusal.or(Some(StoreError::Bind { addr, source }));
@@ -130,13 +131,9 @@ fn loopback(port: u16) -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
 }
 
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
 
     use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 
@@ -162,7 +159,7 @@ mod tests {
 
     #[test]
     fn one_store_serves_all_generations() {
-        let meeting = Meeting::open(&alone(false)).unwrap();
+        let mut meeting = Meeting::open(&alone(false), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         assert_eq!((master.addr.as_str(), master.agent_store), (LOOPBACK, true));
         TcpStream::connect((LOOPBACK, master.port)).unwrap();
@@ -171,10 +168,29 @@ mod tests {
 
     #[test]
     fn workers_may_open_theirs_themselves() {
-        let meeting = Meeting::open(&alone(true)).unwrap();
+        let mut meeting = Meeting::open(&alone(true), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         assert!(!master.agent_store);
         TcpListener::bind((LOOPBACK, master.port)).unwrap();
+    }
+
+    #[test]
+    fn a_free_port_is_one_of_those_that_are_allowed() {
+        // A range that another process may use meanwhile: then it is the next one's turn.
+        let taken = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let first = taken.local_addr().unwrap().port().min(u16::MAX - 50);
+        let ports = PortRange { first, last: first + 50 };
+        for worker_store in [false, true] {
+            let mut meeting = Meeting::open(&alone(worker_store), Some(ports)).unwrap();
+            let port = meeting.next_generation(true).unwrap().port;
+            assert!((first..=first + 50).contains(&port), "{port} of {ports}");
+        }
+        let none =
+            PortRange { first: taken.local_addr().unwrap().port(), last: taken.local_addr().unwrap().port() };
+        let error = Meeting::open(&alone(false), Some(none)).unwrap_err();
+        assert!(error.hint().is_some() && error.to_string().contains(&none.first.to_string()), "{error}");
+        let given = Meeting::open(&fixed(LOOPBACK, 0), Some(none));
+        assert!(given.is_err(), "port 0 is a free one");
     }
 
     #[test]
@@ -184,7 +200,7 @@ mod tests {
             println!("skipped: `{name}` has no address here");
             return;
         }
-        let meeting = Meeting::open(&fixed(&name, 0)).unwrap();
+        let mut meeting = Meeting::open(&fixed(&name, 0), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         TcpStream::connect((name.as_str(), master.port)).unwrap();
     }
@@ -194,7 +210,7 @@ mod tests {
         let taken = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         for host in ["localhost", LOOPBACK] {
-            let error = Meeting::open(&fixed(host, port)).unwrap_err();
+            let error = Meeting::open(&fixed(host, port), None).unwrap_err();
             assert_eq!(error.to_string(), format!("cannot listen on `{LOOPBACK}:{port}`"));
         }
     }

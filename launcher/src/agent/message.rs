@@ -287,5 +287,5 @@ pub struct JobEnd {
     /// How the job had ended elsewhere, where it had.
     pub elsewhere: Option<Ending>,
     /// The failure of another node that was its first cause, where that was told.
-    pub first_cause: Option<FailureNote>,
+    pub first_cause: Option<Box<FailureNote>>,
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,13 +52,12 @@ impl Others {
         if !spec.rendezvous.is_shared() {
             return Ok(None);
         }
-        let words = words_of(spec);
         let rendezvous = Rendezvous::open(Setup {
             spec: spec.rendezvous.clone(),
             network: spec.network.clone(),
             role: spec.role.clone(),
             workers: spec.workers,
-            entry: Entry::new(words.iter().map(OsString::as_os_str)),
+            entry: Entry::new([name_of(&spec.entrypoint).as_os_str()]),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })?;
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
@@ -247,12 +247,12 @@ fn tell_of(round: &Round) {
     );
 }
 
-/// The program and its arguments as they were typed. The interpreter may be another on each node.
-fn words_of(spec: &LaunchSpec) -> Vec<OsString> {
-    let program: Vec<&OsStr> = match &spec.entrypoint {
-        Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => vec![script],
-        Entrypoint::Module { module, .. } => vec![OsStr::new("-m"), module],
-        Entrypoint::Program { name, .. } => vec![name],
-    };
-    program.into_iter().map(OsStr::to_owned).chain(spec.args.iter().cloned()).collect()
+/// What is run, without the folder that it is in and without its arguments: both may be others on each node.
+fn name_of(entrypoint: &Entrypoint) -> OsString {
+    let file_name = |word: &OsStr| Path::new(word).file_name().unwrap_or(word).to_owned();
+    match entrypoint {
+        Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => file_name(script),
+        Entrypoint::Module { module, .. } => module.clone(),
+        Entrypoint::Program { name, .. } => file_name(name),
+    }
 }

@@ -181,7 +181,11 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     let actions = job.handle(at(4), Input::Over(Ending::Closed { failure: None }));
     let end = end(&actions).unwrap();
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
-    assert_eq!(end.first_cause, Some(note()), "invariant 5: who closed did not say, and it was known before");
+    assert_eq!(
+        end.first_cause.as_deref(),
+        Some(&note()),
+        "invariant 5: who closed did not say, and it was known before"
+    );
     assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "somebody else has closed");
 
     let mut job = running(0, &at);
@@ -293,7 +297,7 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
     let closed = || Input::Over(Ending::Closed { failure: Some(note()) });
     let status = |actions: &[Action]| {
         let end = end(actions).unwrap();
-        assert_eq!((end.first_cause.clone(), end.farewell), (Some(note()), Farewell::Left));
+        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), Farewell::Left));
         end.status
     };
     let mut job = node(0, Persona::Rankrun);

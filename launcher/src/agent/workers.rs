@@ -92,7 +92,9 @@ impl Workers {
     pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
         let Setup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
-        let meeting = if spec.rendezvous.is_shared() { None } else { Some(Meeting::open(&spec.rendezvous)?) };
+        let is_alone = !spec.rendezvous.is_shared();
+        let meeting =
+            if is_alone { Some(Meeting::open(&spec.rendezvous, spec.network.ports)?) } else { None };
         let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
             TreeOutcome::Made(tree) => Some(tree),
             TreeOutcome::Off => None,
@@ -211,8 +213,8 @@ impl Workers {
     }
 
     /// The round of a job of one node.
-    fn alone(&self, generation: Generation) -> Result<Round, LaunchError> {
-        let meeting = self.meeting.as_ref().expect("a job of one node opens its store at the start");
+    fn alone(&mut self, generation: Generation) -> Result<Round, LaunchError> {
+        let meeting = self.meeting.as_mut().expect("a job of one node opens its store at the start");
         let master = meeting.next_generation(generation == Generation(0))?;
         Ok(Round::alone(self.spec.workers, master))
     }

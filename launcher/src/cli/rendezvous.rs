@@ -99,7 +99,8 @@ pub(super) fn resolve_rendezvous(
                 local_addr: if is_many { local_addr(settings)? } else { None },
                 nodes,
                 node_rank,
-                times: resolve_times(settings, conf)?,
+                // One time for everything: for the nodes to come, and for what each of them tells.
+                times: resolve_times(settings, conf).map(|times| RoundTimes { read: times.join, ..times })?,
             })
         }
     }

@@ -5,17 +5,21 @@
 //! number. An observer takes the version and everything else in one request, which the store answers at one moment, and
 //! then waits for the key of the next version. So no ring between look and wait is lost.
 
+mod tell;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::rendezvous::FailureNote;
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::keys::{Keys, RoundKeys};
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::pickle::{self, NotAState};
 use crate::rendezvous::state::{Node, State};
 use crate::store::client::{Client, ClientError, ClientSettings};
+
+pub use tell::Introduction;
 
 /// torch's text for "there is no state yet" (contract 5.2).
 const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
@@ -49,11 +53,23 @@ pub struct Backend {
     calls: Client,
     /// Lent out during an exchange of ranks.
     bell: Option<Client>,
-    /// The version that the bell waits for.
-    armed: Option<i64>,
+    /// What the bell waits for.
+    armed: Option<Awaited>,
+    /// torch's keys of the only round, where there is only one.
+    only: Option<RoundKeys>,
     version: i64,
     text: Vec<u8>,
     state: State,
+}
+
+/// What to listen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// The ring of this version.
+    Ring(i64),
+    /// That the workers of all nodes of this round have succeeded. A torchrun agent that hosts the store is gone a moment
+    /// later: who looks then finds nobody.
+    Success(u64),
 }
 
 /// What to look for beside the state.
@@ -105,6 +121,7 @@ impl Backend {
             calls,
             bell: Some(bell),
             armed: None,
+            only: None,
             version: 0,
             text: SENTINEL.to_vec(),
             state: State::default(),
@@ -152,6 +169,16 @@ impl Backend {
         &self.keys
     }
 
+    /// There is one round, with these keys of torch's.
+    pub fn use_round(&mut self, only: RoundKeys) {
+        self.only = Some(only);
+    }
+
+    /// The connection for requests.
+    pub const fn calls(&mut self) -> &mut Client {
+        &mut self.calls
+    }
+
     /// Looks at the store, in one request.
     ///
     /// # Errors
@@ -160,7 +187,7 @@ impl Backend {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
-            let torch = keys.round(round);
+            let torch = self.torch_keys(round);
             names.extend([keys.failure(round), torch.last_member(), torch.num_members()]);
             names.extend(wants.done.iter().map(|node| keys.done(round, node)));
         }
@@ -234,36 +261,43 @@ impl Backend {
         Ok(())
     }
 
-    /// Listens for the first ring after the last look.
+    /// Listens for the first ring after the last look, or for the success of the round that is named.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn listen(&mut self) -> Result<(), ClientError> {
+    pub fn listen(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
         let Some(bell) = &mut self.bell else { return Ok(()) };
-        let next = self.version.wrapping_add(1);
+        let next = success_of.map_or(Awaited::Ring(self.version.wrapping_add(1)), Awaited::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
                 bell.end_wait(true)?;
             }
-            bell.begin_wait(&[&self.keys.bell(next)])?;
+            let key = match next {
+                Awaited::Ring(version) => self.keys.bell(version),
+                Awaited::Success(round) => self.torch_keys(round).last_member(),
+            };
+            let Some(bell) = &mut self.bell else { return Ok(()) };
+            bell.begin_wait(&[&key])?;
             self.armed = Some(next);
         }
         Ok(())
     }
 
-    /// Whether the bell has rung since [`Self::listen`].
+    /// What has come since [`Self::listen`] of what it listens for.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn has_rung(&mut self) -> Result<bool, ClientError> {
-        let rang = match &mut self.bell {
-            Some(bell) if self.armed.is_some() => bell.end_wait(false)?,
-            _ => false,
-        };
-        if rang {
-            self.armed = None;
+    pub fn has_rung(&mut self) -> Result<Option<Awaited>, ClientError> {
+        let (Some(bell), Some(awaited)) = (&mut self.bell, self.armed) else { return Ok(None) };
+        if !bell.end_wait(false)? {
+            return Ok(None);
         }
-        Ok(rang)
+        self.armed = None;
+        Ok(Some(awaited))
+    }
+
+    fn torch_keys(&self, round: u64) -> RoundKeys {
+        self.only.clone().unwrap_or_else(|| self.keys.round(round))
     }
 
     /// Readable when the bell rings.
@@ -288,104 +322,6 @@ impl Backend {
     /// Takes back what was lent.
     pub fn give_back(&mut self, bell: Client) {
         self.bell = Some(bell);
-    }
-
-    /// One more sign of life.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn beat(&mut self, node: &Node) -> Result<(), ClientError> {
-        self.calls.add(&self.keys.beat(node), 1).map(drop)
-    }
-
-    /// What nodes say of themselves, empty where they say nothing, and their counters.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<(Vec<u8>, Option<i64>)>, ClientError> {
-        let names: Vec<String> =
-            nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.beat(node)]).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.calls.multi_get(&names)?.into_iter();
-        let pair = |_| (values.next().unwrap_or_default(), number(&values.next().unwrap_or_default()));
-        Ok(nodes.iter().map(pair).collect())
-    }
-
-    /// Says who we are.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.agent(node), descriptor)?;
-        self.beat(node)
-    }
-
-    /// Tells the failure that ends a round; the first that was told, which may be another node's.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn tell_failure(&mut self, round: u64, note: &FailureNote) -> Result<FailureNote, ClientError> {
-        let first = self.calls.compare_set(&self.keys.failure(round), b"", &note.to_json())?;
-        self.ring()?;
-        Ok(FailureNote::from_json(&first).unwrap_or_else(|| note.clone()))
-    }
-
-    /// Says how the job ends, unless that was said.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn tell_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
-        self.calls.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
-    }
-
-    /// Says why this node leaves.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn tell_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.left(node), why.as_bytes())
-    }
-
-    /// What nodes have said about why they left.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
-        self.calls.get(&self.keys.left(node))
-    }
-
-    /// The first failure of a round, where one was told.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
-        Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
-    }
-
-    /// Says that all workers of this node have succeeded, in torch's way and in ours.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn tell_success(&mut self, round: u64, node: &Node, nodes: usize) -> Result<(), ClientError> {
-        let torch = self.keys.round(round);
-        // Told before over a connection that was lost: who is counted twice ends the round for the others too early.
-        if self.calls.compare_set(&self.keys.done(round, node), b"", b"1")? == b"2" {
-            return self.ring();
-        }
-        let members = self.calls.add(&torch.num_members(), 1)?;
-        if usize::try_from(members).is_ok_and(|members| members >= nodes) {
-            self.calls.set(&torch.last_member(), b"<val_ignored>")?;
-        }
-        self.calls.set(&self.keys.done(round, node), b"2")?;
-        self.ring()
-    }
-
-    /// Keeps the ranks of a round for whoever completes the next one.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn tell_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.ranks(), ranks)
     }
 }
 

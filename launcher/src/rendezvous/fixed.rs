@@ -19,6 +19,7 @@ use super::descriptor::{Descriptor, meet};
 use super::error::RendezvousError;
 use super::exchange::{Between, ExchangeError, Seats, Talk, Told, round};
 use super::keys::{Keys, RoundKeys};
+use super::pickle;
 use super::state::{Node, State, Timestamp};
 use crate::store::client::{Client, ClientError};
 
@@ -52,8 +53,6 @@ pub struct Setup<'a> {
     pub lease: Duration,
     /// The time of day, for torch's heartbeats in the shared state.
     pub wall: Timestamp,
-    /// The text of a shared state.
-    pub encode: fn(&State) -> Vec<u8>,
 }
 
 /// How a static job begins on this node.
@@ -212,7 +211,7 @@ impl Job<'_> {
         let Some(claims) = self.claims(talk)?.into_iter().collect::<Option<Vec<_>>>() else { return Ok(()) };
         let nodes = claims.iter().map(|claim| &claim.node);
         let state = alone::state(nodes.clone(), self.setup.wall);
-        talk.store.set(self.keys.state(), &(self.setup.encode)(&state))?;
+        talk.store.set(self.keys.state(), &pickle::encode(&state))?;
         talk.store.set(&self.keys.alone(), &alone::to_json(nodes, self.setup.wall))?;
         Ok(())
     }

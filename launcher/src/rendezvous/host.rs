@@ -13,6 +13,8 @@ use nix::errno::Errno;
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::interfaces;
+use crate::spec::rendezvous::PortRange;
+use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
 
 /// How long a resolver may take for the guess who hosts.
@@ -114,19 +116,20 @@ pub enum Guests {
     Others,
 }
 
-/// Opens the store where it is this node's to open; nothing where another one hosts it.
+/// Opens the store where it is this node's to open; nothing where another one hosts it. A free port is one of `ports`,
+/// where these are given.
 ///
 /// # Errors
 /// The port cannot be had: in use by somebody else where this node was told to host, or not ours to open.
 pub fn open(
     endpoint: &Endpoint,
     is_host: Option<bool>,
-    guests: Guests,
+    (guests, ports): (Guests, Option<PortRange>),
 ) -> Result<Option<StoreServer>, LaunchError> {
     if !is_host.unwrap_or_else(|| guess(endpoint)) {
         return Ok(None);
     }
-    match bind(endpoint, guests) {
+    match bind(endpoint, guests, ports) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine was first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
@@ -134,31 +137,18 @@ pub fn open(
     }
 }
 
-fn bind(endpoint: &Endpoint, guests: Guests) -> Result<StoreServer, StoreError> {
+fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
     let wants_ipv6 = endpoint.address().is_some_and(|address| address.is_ipv6());
-    let (first, second): (IpAddr, IpAddr) = match guests {
-        // IPv4 comes over the same listener.
-        Guests::Others => (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()),
-        Guests::ThisMachine if wants_ipv6 => (Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()),
-        Guests::ThisMachine => (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+    let at = match guests {
+        Guests::Others => Interfaces::All,
+        Guests::ThisMachine if wants_ipv6 => Interfaces::One(Ipv6Addr::LOCALHOST.into()),
+        Guests::ThisMachine => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
     };
-    StoreServer::bind(SocketAddr::new(first, endpoint.port)).or_else(|error| match &error {
-        StoreError::Bind { source, .. } if lacks_family(source) => {
-            StoreServer::bind(SocketAddr::new(second, endpoint.port))
-        }
-        _ => Err(error),
-    })
+    StoreServer::bind_in(at, endpoint.port, ports)
 }
 
 fn is_in_use(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EADDRINUSE as i32)
-}
-
-/// Whether the kernel, or this network namespace, has no addresses of that kind.
-pub(super) fn lacks_family(error: &io::Error) -> bool {
-    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
-        .map(|errno| Some(errno as i32))
-        .contains(&error.raw_os_error())
 }
 
 /// Where we connect to a store of our own: at its endpoint, so that our end of the connection is an address that others
@@ -204,24 +194,24 @@ mod tests {
 
     #[test]
     fn the_first_to_bind_hosts_and_the_second_is_its_client() {
-        let first = open(&at("localhost", 0), None, Guests::Others).unwrap().unwrap();
+        let first = open(&at("localhost", 0), None, (Guests::Others, None)).unwrap().unwrap();
         let port = first.local_addr().port();
-        assert!(open(&at("localhost", port), None, Guests::Others).unwrap().is_none());
-        let error = open(&at("localhost", port), Some(true), Guests::Others).unwrap_err();
+        assert!(open(&at("localhost", port), None, (Guests::Others, None)).unwrap().is_none());
+        let error = open(&at("localhost", port), Some(true), (Guests::Others, None)).unwrap_err();
         assert!(error.to_string().ends_with(&format!(":{port}`")), "{error}");
         assert!(error.hint().is_some());
     }
 
     #[test]
     fn whoever_is_told_not_to_host_does_not() {
-        assert!(open(&at("localhost", 0), Some(false), Guests::Others).unwrap().is_none());
+        assert!(open(&at("localhost", 0), Some(false), (Guests::Others, None)).unwrap().is_none());
     }
 
     #[test]
     fn one_node_listens_on_the_loopback_only() {
-        let store = open(&at("localhost", 0), None, Guests::ThisMachine).unwrap().unwrap();
+        let store = open(&at("localhost", 0), None, (Guests::ThisMachine, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_loopback());
-        let store = open(&at("localhost", 0), None, Guests::Others).unwrap().unwrap();
+        let store = open(&at("localhost", 0), None, (Guests::Others, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_unspecified());
         TcpStream::connect(("127.0.0.1", store.local_addr().port())).unwrap();
     }
@@ -230,7 +220,7 @@ mod tests {
     fn a_foreign_listener_is_no_store_of_ours() {
         let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(open(&at("localhost", port), None, Guests::Others).unwrap().is_none());
+        assert!(open(&at("localhost", port), None, (Guests::Others, None)).unwrap().is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! torch's shared rendezvous state (contract 5.4): what all agents of a job read and change by compare-and-set. Pure.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 /// One agent: torch's `_NodeDesc`. Ordered as torch orders: by address as text, then pid, then counter.
@@ -105,6 +105,11 @@ impl Participants {
 impl FromIterator<(Node, i64)> for Participants {
     /// As [`insert`](Self::insert) one by one, without a look at all for each.
     fn from_iter<T: IntoIterator<Item = (Node, i64)>>(pairs: T) -> Self {
+        let pairs: Vec<(Node, i64)> = pairs.into_iter().collect();
+        let distinct: HashSet<&Node> = pairs.iter().map(|(node, _)| node).collect();
+        if distinct.len() == pairs.len() {
+            return Self(pairs);
+        }
         let mut places: HashMap<Node, usize> = HashMap::new();
         let mut participants: Vec<(Node, i64)> = Vec::new();
         for (node, rank) in pairs {

@@ -4,10 +4,12 @@
 mod book;
 mod connect;
 mod driver;
+mod first;
 mod inbox;
 mod joining;
 mod member;
 mod parting;
+mod plan;
 #[cfg(test)]
 mod tests;
 mod watch;

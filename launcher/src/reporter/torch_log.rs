@@ -157,19 +157,9 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
         | Happening::Settling => of_nodes(happening, group),
-        Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => local_ranks
-            .iter()
-            .filter_map(|rank| group.pids.get(rank))
-            .map(|pid| LogLine {
-                level: Level::Warning,
-                source: Source::torch(PROCESSES, 1047),
-                text: format!(
-                    "Unable to shutdown process {pid} via {}, forcefully exiting via {}",
-                    *told as i32,
-                    libc::SIGKILL
-                ),
-            })
-            .collect(),
+        Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => {
+            killing(local_ranks, *told, group)
+        }
         Happening::Killing { local_ranks, because: Impatience::SecondSignal } => {
             closing(local_ranks, Signal::SIGKILL, group)
         }
@@ -195,6 +185,19 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
         }
     }
+}
+
+fn killing(local_ranks: &[LocalRank], told: Signal, group: Group<'_>) -> Vec<LogLine> {
+    let line = |pid: &Pid| LogLine {
+        level: Level::Warning,
+        source: Source::torch(PROCESSES, 1047),
+        text: format!(
+            "Unable to shutdown process {pid} via {}, forcefully exiting via {}",
+            told as i32,
+            libc::SIGKILL
+        ),
+    };
+    local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(line).collect()
 }
 
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.

@@ -57,15 +57,18 @@ impl Client {
         deadline: Instant,
     ) -> Result<Self, ClientError> {
         let mut pause = PAUSES.0;
-        let mut failure = None;
+        let mut failure: Option<ClientError> = None;
         loop {
+            let mut told = None;
             for address in addresses {
                 match Self::try_connect(*address, &settings, deadline) {
                     Ok(client) => return Ok(client),
-                    // A try that ran out of time says less than one that did not.
-                    Err(error) if error.is_timeout() && failure.is_some() => {}
-                    Err(error) => failure = Some(error),
+                    Err(error) => told = Some(error.or_better(told)),
                 }
+            }
+            // A round that ran out of time says less than one that did not.
+            if failure.is_none() || told.as_ref().is_some_and(|told| told.says() > 0) {
+                failure = told;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || addresses.is_empty() {
@@ -339,11 +342,27 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    fn is_timeout(&self) -> bool {
+    /// How much a failed try to connect says about what is there; 0 is that it took too long.
+    fn says(&self) -> u8 {
         match self {
-            Self::Silent { .. } => true,
-            Self::Io(error) => error.kind() == io::ErrorKind::TimedOut,
-            Self::NoStore | Self::Limit => false,
+            Self::NoStore => 3,
+            // Of a machine that is there; others may be of an address that nobody has.
+            Self::Io(error) => match error.kind() {
+                io::ErrorKind::TimedOut => 0,
+                io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::UnexpectedEof => 2,
+                _ => 1,
+            },
+            Self::Silent { .. } | Self::Limit => 0,
+        }
+    }
+
+    /// Whichever says more, the one before if both say as much.
+    fn or_better(self, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if before.says() >= self.says() => before,
+            _ => self,
         }
     }
 }

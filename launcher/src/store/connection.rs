@@ -54,6 +54,20 @@ pub(super) enum Closed {
     TooMuch,
 }
 
+impl Closed {
+    /// Whether the client, or the kernel of its machine, has ended the connection: a client that is not reached any
+    /// more may be alive.
+    pub(super) fn is_by_peer(&self) -> bool {
+        match self {
+            Self::ByClient => true,
+            Self::Io(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+            Self::Protocol(_) | Self::Keyspace(_) | Self::Silent | Self::TooMuch => false,
+        }
+    }
+}
+
 /// A reply that is not encoded to its end.
 #[derive(Debug)]
 struct Unsent {

@@ -371,7 +371,9 @@ impl Server {
         let Some(mut guest) = self.remove(client) else { return };
         // What was answered before the request that ends the connection is still the client's, if the socket takes it.
         let _ = guest.connection.flush();
-        if self.register.leave(client, &guest.identity) {
+        if !reason.is_by_peer() {
+            self.register.dismiss(client, &guest.identity);
+        } else if self.register.leave(client, &guest.identity) {
             // The only failure is a counter at its maximum, and then who listens knows already.
             let _ = self.ends.departures.write(1);
         }

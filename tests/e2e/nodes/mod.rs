@@ -93,9 +93,9 @@ impl Team {
     /// Starts an agent on a host.
     #[track_caller]
     fn begin(&mut self, host: usize) {
-        let launch = c10d(Name::Rankrun, ENDPOINT, &self.nodes).args(self.options.clone());
+        let launch = c10d(Name::Rankrun, ENDPOINT, &self.nodes).args(["--lease", LEASE]);
         let steps = ["seat", "reduce=3", "sum", &self.gate.step(), "reduce=3", "print=finished"];
-        let launch = launch.args(["--lease", LEASE]).worker(steps);
+        let launch = launch.args(self.options.clone()).worker(steps);
         self.jobs[host] = Some(self.fleet.on(host, launch).start());
     }
 
@@ -128,8 +128,21 @@ impl Team {
 
     /// Lets all workers of these hosts go on; every agent must end well, and nothing may be left on any host.
     #[track_caller]
-    fn finishes(mut self, hosts: &[usize]) {
+    fn finishes(self, hosts: &[usize]) {
         self.gate.open(hosts.len());
+        self.ends_well(hosts);
+    }
+
+    /// As [`Team::finishes`], where the network may part the nodes again at any time: workers that are started once
+    /// more find the gate open.
+    #[track_caller]
+    fn finishes_in_the_end(self, hosts: &[usize]) {
+        self.gate.open(100 * hosts.len());
+        self.ends_well(hosts);
+    }
+
+    #[track_caller]
+    fn ends_well(mut self, hosts: &[usize]) {
         for host in hosts {
             self.take(*host).wait().exits(0).says("finished").never_says("panicked");
         }

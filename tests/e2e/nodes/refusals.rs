@@ -33,7 +33,7 @@ fn another_number_of_nodes() {
     if only_ours() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
         let wrong = |gate: &Gate| c10d(Name::Rankrun, ENDPOINT, "2:5").worker(["seat", "sum", &gate.step()]);
-        refused(right, wrong, &["`2`", "`2:5`", "th1"]);
+        refused(right, wrong, &["--nnodes 2`", "--nnodes 2:5`", "th1"]);
     }
 }
 
@@ -41,8 +41,8 @@ fn another_number_of_nodes() {
 fn another_entrypoint() {
     if only_ours() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
-        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").worker(["seat", "print=other"]);
-        refused(right, wrong, &["seat sum", "seat print=other", "th1"]);
+        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").shell("echo seat rank=");
+        refused(right, wrong, &["`worker`", "`sh`", "th1"]);
     }
 }
 

@@ -34,7 +34,7 @@ fn a_state_that_is_none_ends_a_running_job_with_one_error() {
     if !only_ours() {
         return;
     }
-    for value in ["no base64 at all", "aGVsbG8=", ""] {
+    for value in ["no base64 at all", "aGVsbG8="] {
         let Some(mut team) = Team::start(2, "2", &[]) else { return };
         poison(value, "th1:29400", |line| drop(team.fleet.run(0, line)));
         for host in [1, 2] {

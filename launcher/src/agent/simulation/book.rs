@@ -8,6 +8,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::budget::Record;
 use super::node::Node;
+use super::others::{Known, LONGEST_BLAME};
 use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
 use crate::spec::Unhealthy;
@@ -41,6 +42,7 @@ pub(super) struct Book {
     pub(super) wish: Option<Signal>,
     pub(super) finished: bool,
     pub(super) record: Record,
+    pub(super) others: Known,
     pub(super) life: Life,
 }
 
@@ -50,10 +52,12 @@ pub(super) enum Question {
     Devices,
     Seats,
     Progress,
+    Blame,
 }
 
 /// The record of one generation.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that come in any order and combination")]
 pub(super) struct Life {
     pub(super) began: Option<Instant>,
     /// Ended by a signal that may be about to reach the launcher too: nothing may come of it at first.
@@ -79,6 +83,16 @@ pub(super) struct Life {
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
+    /// When this node is taken for dead.
+    pub(super) cut_off: Option<Instant>,
+    /// Another node has failed first.
+    pub(super) has_peer_failed: bool,
+    /// The failure was put down to a node that was lost.
+    pub(super) is_blamed_elsewhere: bool,
+    /// The other nodes have heard of the failure.
+    pub(super) is_failure_told: bool,
+    /// When all its workers had succeeded, and those of other nodes had not.
+    pub(super) settled: Option<Instant>,
     /// When the grace is over.
     pub(super) kill_by: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
@@ -109,6 +123,10 @@ pub(super) enum Cause {
     User,
     TimeLimit,
     NotStarted,
+    /// What another node did ends the round.
+    Others,
+    /// What another node did ends the job.
+    Over,
 }
 
 impl Book {
@@ -127,6 +145,7 @@ impl Book {
             wish: None,
             finished: false,
             record: Record::default(),
+            others: Known::default(),
             life: Life::default(),
         }
     }
@@ -181,22 +200,8 @@ impl Book {
                 }
                 self.life.ends.push(*end);
             }
-            Input::Halted { lasted } => {
-                self.woke_at = Some(now);
-                if let Some(asked_at) = &mut self.asked_at {
-                    *asked_at += *lasted;
-                }
-                self.life.was_halted(*lasted);
-            }
-            Input::StopRequested { signal, .. } => {
-                self.wish.get_or_insert(*signal);
-                // It never gives more time than they have.
-                let kill_by = now + self.setup.grace_of(Cause::User);
-                self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
-                if self.starts > 0 {
-                    self.life.because(Cause::User, now);
-                }
-            }
+            Input::Halted { lasted } => self.halted(*lasted, now),
+            Input::StopRequested { signal, .. } => self.wished(*signal, now),
             Input::DevicesChecked { checkup, .. } if self.answered(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
@@ -206,8 +211,15 @@ impl Book {
             }
             Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => self.saw_files(),
             Input::DeadlinePassed if self.look_ends_at().is_some_and(|end| end <= now) => {
-                self.answered(Question::Progress, now);
+                if let Some(open) = self.open {
+                    self.answered(open, now);
+                }
             }
+            Input::Joined(_)
+            | Input::Changed(_)
+            | Input::Blamed(_)
+            | Input::AllSucceeded
+            | Input::Over(_) => self.enter_elsewhere(input, now),
             Input::DevicesChecked { .. }
             | Input::Reseated { .. }
             | Input::ProgressSeen { .. }
@@ -215,17 +227,30 @@ impl Book {
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
             | Input::StartedByHand { .. }
-            | Input::Joined(_)
-            | Input::Changed(_)
-            | Input::Blamed(_)
-            | Input::AllSucceeded
-            | Input::Over(_)
             | Input::DeadlinePassed => {}
         }
     }
 
+    fn halted(&mut self, lasted: Duration, now: Instant) {
+        self.woke_at = Some(now);
+        if let Some(asked_at) = &mut self.asked_at {
+            *asked_at += lasted;
+        }
+        self.life.was_halted(lasted);
+    }
+
+    fn wished(&mut self, signal: Signal, now: Instant) {
+        self.wish.get_or_insert(signal);
+        // It never gives more time than they have.
+        let kill_by = now + self.setup.grace_of(Cause::User);
+        self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
+        if self.starts > 0 {
+            self.life.because(Cause::User, now);
+        }
+    }
+
     /// Whether this is what was asked.
-    fn answered(&mut self, question: Question, now: Instant) -> bool {
+    pub(super) fn answered(&mut self, question: Question, now: Instant) -> bool {
         let is_it = self.open == Some(question);
         if is_it {
             (self.open, self.life.answered) = (None, Some((question, now)));
@@ -237,8 +262,8 @@ impl Book {
     pub(super) fn note(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Start { generation, .. } => {
-                if self.starts > 0 {
-                    self.record.restarted(&self.life, now);
+                if self.starts > 0 && !self.setup.others {
+                    self.record.restarted(&self.life, now, true);
                 }
                 self.starts += 1;
                 self.generation = *generation;
@@ -268,7 +293,13 @@ impl Book {
             Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Say(_) => {}
-            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
+            Action::Join { .. } => self.others.is_joining = true,
+            Action::TellFailure { .. } => self.life.is_failure_told = true,
+            Action::AskBlame => (self.open, self.asked_at) = (Some(Question::Blame), Some(now)),
+            Action::TellSuccess => {
+                self.life.settled = Some(now);
+                self.life.ended.get_or_insert(now);
+            }
             Action::Pass { .. } | Action::Look { .. } => {}
         }
         if let Some(cause) = self.life.found(action) {
@@ -276,11 +307,20 @@ impl Book {
         }
     }
 
+    /// The machine wants this, where it wants to be in the next round; `restarts` where that is a restart of its own.
+    pub(super) fn note_join(&mut self, restarts: bool, now: Instant) {
+        if self.starts > 0 {
+            self.record.restarted(&self.life, now, restarts);
+            self.others.restarts += u32::from(restarts);
+        }
+    }
+
     /// The machine wants all this.
     pub(super) fn close_turn(&mut self) {
         let life = &mut self.life;
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
-            life.kill_by = Some(asked_at + self.setup.grace_of(cause));
+            let kill_by = asked_at + self.setup.grace_of(cause);
+            life.kill_by = Some(life.cut_off.map_or(kill_by, |cut_off| cut_off.min(kill_by)));
         }
     }
 }
@@ -299,7 +339,7 @@ impl Life {
         }
     }
 
-    fn because(&mut self, cause: Cause, now: Instant) {
+    pub(super) fn because(&mut self, cause: Cause, now: Instant) {
         if self.cause.is_some() {
             return;
         }
@@ -317,7 +357,13 @@ impl Life {
             self.halted += lasted;
         }
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
-        let others = [&mut self.asked_at, &mut self.kill_by, &mut self.killed_at, &mut self.joins_from];
+        let others = [
+            &mut self.asked_at,
+            &mut self.kill_by,
+            &mut self.killed_at,
+            &mut self.joins_from,
+            &mut self.cut_off,
+        ];
         for moment in others.into_iter().filter_map(Option::as_mut).chain(suspected) {
             *moment += lasted;
         }
@@ -345,10 +391,14 @@ impl Life {
 }
 
 impl Book {
-    /// From when on nobody waits any more for the look at the job's folder that is going on.
+    /// From when on nobody waits any more for the answer to what was asked.
     pub(super) fn look_ends_at(&self) -> Option<Instant> {
-        let is_looking = self.open == Some(Question::Progress);
-        self.asked_at.filter(|_| is_looking).map(|asked| asked + LONGEST_LOOK)
+        let longest = match self.open? {
+            Question::Progress => LONGEST_LOOK,
+            Question::Blame => LONGEST_BLAME,
+            Question::Devices | Question::Seats => return None,
+        };
+        self.asked_at.map(|asked| asked + longest)
     }
 
     /// When the time limit of the job is over.

@@ -18,10 +18,10 @@ const ROUNDING: Duration = Duration::from_millis(1);
 /// The generations that are over, and what came between them.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// How long each lived before it began to end.
-    lives: Vec<Duration>,
-    /// How long each was there, from its start until the last of it was gone.
-    spans: Vec<Duration>,
+    /// How long each lived before it began to end, and whether a restart came of it.
+    lives: Vec<(Duration, bool)>,
+    /// How long each was there, from its start until the last of it was gone, and the same.
+    spans: Vec<(Duration, bool)>,
     /// What was seen at each look, where it could be seen.
     files: Vec<u64>,
 }
@@ -47,9 +47,10 @@ pub(super) enum Why {
 }
 
 impl Record {
-    pub(super) fn restarted(&mut self, life: &Life, now: Instant) {
-        self.lives.push(life.age());
-        self.spans.push(life.span(now));
+    /// All start again, by a restart or because of other nodes.
+    pub(super) fn restarted(&mut self, life: &Life, now: Instant, counts: bool) {
+        self.lives.push((life.age(), counts));
+        self.spans.push((life.span(now), counts));
     }
 
     pub(super) fn saw(&mut self, files: Option<u32>) {
@@ -58,13 +59,16 @@ impl Record {
 
     /// The restarts since a generation that had lived for long enough, or since the first.
     fn used(&self, policy: &Policy, age: Duration) -> usize {
-        let lives = self.lives.iter().copied().chain([age]);
+        let lives = self.lives.iter().map(|(life, _)| *life).chain([age]);
         let is_healthy = |life: Duration| policy.reset_after.is_some_and(|enough| life >= millis(enough));
         lives
             .enumerate()
             .filter(|(_, life)| is_healthy(*life))
             .last()
-            .map_or(self.lives.len(), |(at, _)| self.lives.len() - at)
+            .map_or(&self.lives[..], |(at, _)| &self.lives[at..])
+            .iter()
+            .filter(|(_, counts)| *counts)
+            .count()
     }
 
     /// Whether one more is within the budget, after a life of such an age that was there for so long. The time in which
@@ -72,12 +76,11 @@ impl Record {
     fn allows(&self, (policy, most): (&Policy, u32), (age, span): (Duration, Duration)) -> bool {
         let before = match policy.window {
             Some(window) => {
-                let since_each = self
-                    .spans
-                    .iter()
-                    .rev()
-                    .scan(span, |since, earlier| Some(std::mem::replace(since, *since + *earlier)));
-                since_each.take_while(|since| *since < millis(window)).count()
+                let since_each = self.spans.iter().rev().scan(span, |since, (earlier, counts)| {
+                    Some((std::mem::replace(since, *since + *earlier), *counts))
+                });
+                let within = since_each.take_while(|(since, _)| *since < millis(window));
+                within.filter(|(_, counts)| *counts).count()
             }
             None => self.used(policy, age),
         };
@@ -117,7 +120,7 @@ impl Turn<'_> {
     /// What is due now, where a generation has failed and nobody of it is left.
     pub(super) fn due(&self) -> Option<Due> {
         let book = self.book;
-        let (local_rank, own) = blamed(self)?;
+        let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
         if matches!(self.cause(), Some(Cause::Stuck(_))) {
             return Some(Due::End(Why::Stuck));
         }
@@ -200,7 +203,8 @@ impl Life {
 
     /// How long it was there; until now, where its last is only just gone.
     fn span(&self, now: Instant) -> Duration {
-        self.began.map_or(Duration::ZERO, |began| self.swept_at.unwrap_or(now) - began)
+        let gone = self.settled.or(self.swept_at).unwrap_or(now);
+        self.began.map_or(Duration::ZERO, |began| gone - began)
     }
 }
 
@@ -221,8 +225,11 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
     let asks = |action: &Action| {
         matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
     };
-    let moves = |action: &Action| matches!(action, Action::Start { .. } | Action::Finish(_)) || asks(action);
-    if book.finished || turn.actions.iter().any(moves) {
+    let moves = |action: &Action| {
+        let is_done = matches!(action, Action::Start { .. } | Action::Join { .. } | Action::Finish(_));
+        is_done || asks(action) || *action == Action::AskBlame
+    };
+    if book.finished || book.others.is_joining || turn.actions.iter().any(moves) {
         return Ok(());
     }
     if let Some(give_up_at) = book.look_ends_at() {
@@ -244,7 +251,11 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
 /// Every restart that the policy grants is made: a machine that never restarts keeps every budget.
 pub(super) fn grants_are_made(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    if turn.book.wish.is_some() || end.failure.is_none() || !turn.given_up().is_empty() {
+    if turn.book.wish.is_some()
+        || turn.book.others.over.is_some()
+        || end.failure.is_none()
+        || !turn.given_up().is_empty()
+    {
         return Ok(());
     }
     let Some(due @ Due::Restart { .. }) = turn.due() else { return Ok(()) };

@@ -34,6 +34,8 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);
             }
+            // What others did first, or did to this node, is not told as a failure of it.
+            Action::Finish(end) if end.failure.is_none() && turn.is_others() => {}
             // A rule may call it so, which is another invariant's business.
             Action::Finish(end) if end.status == ExitStatus::SUCCESS && blamed.is_some() => {}
             Action::Finish(end) => {
@@ -56,7 +58,8 @@ fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
         Released::Stopped => cause == Some(Cause::User),
         Released::NotStarted => cause == Some(Cause::NotStarted),
         Released::TimeLimit => cause == Some(Cause::TimeLimit),
-        Released::Membership | Released::Over => false,
+        Released::Membership => cause == Some(Cause::Others),
+        Released::Over => cause == Some(Cause::Over),
     }
 }
 
@@ -68,7 +71,10 @@ fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> 
         (Some(Cause::Failed(_)), Some(Manner::Ended | Manner::EndedByStop))
             | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
             | (Some(Cause::NotJoined(_)), Some(Manner::NotJoined { .. }))
-            | (Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None, None)
+            | (
+                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None,
+                None
+            )
     );
     must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
     let seen_before =
@@ -100,7 +106,7 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
         Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
             must(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
-        Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => {
+        Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None => {
             Err(format!("{cause:?} was first, and {end:?} is blamed"))
         }
     }

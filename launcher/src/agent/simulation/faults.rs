@@ -90,10 +90,27 @@ pub(super) enum Fault {
     TakesAnothersGrace,
     /// Takes any second wish for an impatient one.
     KillsEarly,
+    /// It does not wait for the other nodes.
+    StartsWithoutARound,
+    /// In a round that is over.
+    StartsInTheOldRound,
+    /// Takes what other nodes did for restarts of its own.
+    CountsWhatOthersDo,
+    RunsOnAlone,
+    KeepsItsFailureToItself,
+    /// Takes its time, although the others take it for dead.
+    OutlivesTheLease,
+    /// Takes the failure of a lost node for its own.
+    TakesTheBlame,
+    DeafWhileJoining,
+    ClosesWhenItLeaves,
+    /// Its own success is everybody's.
+    PraisesAlone,
+    RestartsAfterTheClose,
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 57] = [
+pub(super) const FAULTS: [(Fault, &str); 68] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -151,6 +168,17 @@ pub(super) const FAULTS: [(Fault, &str); 57] = [
     (Fault::ForgetsTheHalt, "window"),
     (Fault::TakesAnothersGrace, "4"),
     (Fault::KillsEarly, "4"),
+    (Fault::StartsWithoutARound, "2"),
+    (Fault::StartsInTheOldRound, "2"),
+    (Fault::CountsWhatOthersDo, "6"),
+    (Fault::RunsOnAlone, "others"),
+    (Fault::KeepsItsFailureToItself, "others"),
+    (Fault::OutlivesTheLease, "4"),
+    (Fault::TakesTheBlame, "6"),
+    (Fault::DeafWhileJoining, "10"),
+    (Fault::ClosesWhenItLeaves, "others"),
+    (Fault::PraisesAlone, "8"),
+    (Fault::RestartsAfterTheClose, "7"),
 ];
 
 /// A machine that was told something else than what is asked for.

@@ -4,6 +4,7 @@
 
 use nix::sys::signal::Signal;
 
+use super::others::Elsewhere;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::process::Exit;
 
@@ -76,6 +77,8 @@ pub(super) enum What {
     Answer { dead: bool, seats: Option<u32> },
     /// A person starts the worker that was left to them.
     StartsByHand,
+    /// Something happens to the other nodes.
+    Elsewhere(Elsewhere),
     /// Something about the generation before comes late.
     Stale(Stale),
 }
@@ -121,7 +124,7 @@ impl Event {
 impl What {
     fn random(random: &mut Random) -> Self {
         let worker = random.below(MOST_WORKERS);
-        match random.below(34) {
+        match random.below(40) {
             0..3 => Self::Wait(random.pick(&[1, 40, 300, 1_100, 2_500])),
             3..10 => Self::NextMoment,
             10..20 => Self::Ends { worker, exit: exit(random), wrote: Wrote::random(random) },
@@ -142,6 +145,7 @@ impl What {
                 code: random.pick(&[None, Some(1)]),
                 launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
             },
+            32..38 => Self::Elsewhere(Elsewhere::random(random)),
             31 => Self::Halts(random.pick(&[40, 600, 20_000])),
             _ => Self::Stale(random.pick(&[
                 Stale::Exited,

@@ -3,11 +3,9 @@
 //!
 //! What the state machine does not own is judged as far as it can be seen from it:
 //!
-//! - 2: there is one node, so a round is over as soon as everything is ready, and its placement is the seats that the
-//!   last look at the devices left.
+//! - 2: where there is one node a round is over as soon as everything is ready, and its placement is the seats that the
+//!   last look at the devices left; where there are others, what the rendezvous says.
 //! - 3: reaping is the shell's; here, that nobody is forgotten and no end counts twice.
-//! - 6: no input of the machine is a change of membership, which a job of one node has not: only what is used of the
-//!   budget is judged, not what a change leaves of it.
 //! - 9: there are no heartbeats yet; here, every other word about an old generation.
 
 use std::time::{Duration, Instant};
@@ -21,6 +19,7 @@ use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
 use super::causes::invariant_5;
 use super::limits::{limits_strike, the_window_is_kept};
 use super::node::{Node, Process};
+use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
 use crate::agent::message::{Action, Happening, Input, JobEnd};
@@ -80,7 +79,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 14] = [
+pub(super) static INVARIANTS: [Invariant; 15] = [
     Invariant {
         number: "1",
         words: "At most one generation has living workers.",
@@ -163,6 +162,13 @@ pub(super) static INVARIANTS: [Invariant; 14] = [
                 (`state/limit.rs`, `state/start.rs`).",
         of: Of::Silence,
         holds: limits_strike,
+    },
+    Invariant {
+        number: "others",
+        words: "What other nodes do ends the round here at once, what fails here is told at once, and leaving is not \
+                closing (`state/rendezvous.rs`).",
+        of: Of::Silence,
+        holds: others_are_heard,
     },
     Invariant {
         number: "granted",
@@ -259,7 +265,11 @@ fn invariant_1(turn: &Turn<'_>) -> Verdict {
 
 fn invariant_2(turn: &Turn<'_>) -> Verdict {
     let asks = |action: &Action| {
-        matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
+        let looks = matches!(
+            action,
+            Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. }
+        );
+        looks || *action == Action::AskBlame
     };
     for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
         must(turn.book.ready, || "a start before anything was ready".to_owned())?;
@@ -267,6 +277,7 @@ fn invariant_2(turn: &Turn<'_>) -> Verdict {
         let has_seats = turn.book.open.is_none() && !turn.actions[..at].iter().any(asks);
         must(has_seats, || "a start while something is being looked at".to_owned())?;
     }
+    starts_are_of_their_rounds(turn)?;
     must(turn.starts().count() <= 1, || "two starts at once".to_owned())
 }
 
@@ -341,28 +352,29 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
 /// Nor before the back-off is over; and what is waited for comes.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
     for (_, _, restart_count) in turn.starts() {
-        let used = RestartCount(turn.book.starts);
+        let used = RestartCount(turn.book.used());
         must(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
-        if used.0 > 0 {
-            budget_is_kept(turn, turn.now)?;
-        }
+    }
+    if turn.restarts() {
+        budget_is_kept(turn, turn.now)?;
     }
     wait_has_an_end(turn)
 }
 
 /// Nor where a rule forbids it, or there was no progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
-    let starts = turn.starts().next().is_some();
+    let (starts, restarts) = (turn.goes_on(), turn.restarts());
     let told = turn.book.wish;
     must(told.is_none() || !starts, || format!("a start after {told:?}"))?;
     let is_late = turn.book.time_is_up_at().is_some_and(|end| end <= turn.now);
     must(!is_late || !starts, || "a start after the time limit".to_owned())?;
-    let due = if starts { turn.due() } else { None };
+    let is_over = turn.book.others.over.is_some();
+    must(!is_over || !starts, || "a start after the job is closed".to_owned())?;
+    let due = if restarts { turn.due() } else { None };
     let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
     must(!is_forbidden, || format!("a start where {due:?}"))?;
-    let is_restart = starts && turn.book.starts > 0;
     let has_looked = matches!(turn.book.life.answered, Some((Question::Progress, _)));
-    let is_unasked = is_restart && turn.setup.policy.progress.is_some() && !has_looked;
+    let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
     must(!is_unasked, || "a restart, and nobody has looked for progress".to_owned())?;
     let is_closed = turn.book.finished;
     must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))

@@ -14,8 +14,7 @@ use crate::agent::message::{Action, Happening, Input};
 pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
-    let restarts = turn.actions.iter().any(|action| matches!(action, Action::Start { .. }));
-    must(held_until.is_none() || !restarts, || {
+    must(held_until.is_none() || !turn.restarts(), || {
         format!("everybody's signal may come until {held_until:?}, and all start again")
     })?;
     let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
@@ -97,7 +96,8 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
     }
     // Who starts while the warning is due or later gets none.
     let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
-    let is_undisturbed = turn.cause().is_none() && book.time_is_up_at().is_some_and(|end| turn.now < end);
+    let runs = turn.cause().is_none() && book.life.settled.is_none();
+    let is_undisturbed = runs && book.time_is_up_at().is_some_and(|end| turn.now < end);
     let is_due = was_there && is_undisturbed && turn.now > book.late_from(warned_at);
     must(!is_due || book.warnings > 0, || "the warning is overdue".to_owned())
 }
@@ -123,7 +123,8 @@ fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
         must(looks == 1 && life.join_looks == 0, || "one look is enough".to_owned())?;
         return must(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
     }
-    let is_running = turn.cause().is_none() && life.suspect.is_none() && turn.finish().is_none();
+    let runs = turn.cause().is_none() && life.settled.is_none();
+    let is_running = runs && life.suspect.is_none() && turn.finish().is_none();
     let is_due = is_running && turn.now > turn.book.late_from(join_by);
     must(!is_due || life.join_looks > 0, || "nobody looks who has joined".to_owned())
 }

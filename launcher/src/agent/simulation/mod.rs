@@ -1,8 +1,8 @@
 //! The state machine on a virtual node, through random histories: exits, signals, time and its limits, workers that sit in
 //! the kernel or do not join, signals that hit everybody, halts of the whole job, the looks at devices and at progress, a
-//! worker that is left to a person, in any order and under any restart policy. After every turn the numbered
-//! invariants of the design document are asked, and for each of them there are machines that break it, which must be
-//! found.
+//! worker that is left to a person, other nodes that fail, go, come and end the job, in any order and under any restart
+//! policy. After every turn the numbered invariants of the design document are asked, and for each of them there are
+//! machines that break it, which must be found.
 //!
 //! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
@@ -16,6 +16,7 @@ mod invariants;
 mod limits;
 mod mutants;
 mod node;
+mod others;
 mod report;
 mod setup;
 mod status;
@@ -55,8 +56,12 @@ fn seed() -> u64 {
 fn the_machine_holds_its_invariants_in_every_history() {
     let soak = std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1");
     let (seed, count) = (seed(), if soak { SOAK_HISTORIES } else { HISTORIES });
-    let seeds =
-        |thread| Seeds { first: seed.wrapping_add(thread), step: THREADS, count: count / THREADS, enough: 8 };
+    let seeds = |thread| Seeds {
+        first: seed.wrapping_add(thread),
+        step: THREADS,
+        count: count / THREADS,
+        enough: 80,
+    };
     let part = |thread| search(seeds(thread), machine, |_| true);
     let failing: Vec<Failing> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();

@@ -10,11 +10,12 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use super::book::WINDOW;
 use super::faults::{Fault, misled};
 use super::setup::{MOST_WORKERS, Setup};
-use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Farewell, Happening, Input, JobEnd, WorkerEnd};
 use crate::agent::phase::{Phase, Step};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
+use crate::rendezvous::Change;
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -100,6 +101,23 @@ impl Mutant {
             (Fault::BlamesTheSuspect, _, input @ Input::StopRequested { .. }) if self.is_undecided() => {
                 vec![Input::DeadlinePassed, input]
             }
+            (_, _, input) => self.mishear_others(input),
+        }
+    }
+
+    /// Of the other nodes.
+    fn mishear_others(&self, input: Input) -> Vec<Input> {
+        let lost = || Input::Changed(Change::PeerLost { node: "th2".to_owned() });
+        match (self.fault, self.doing, input) {
+            (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
+            (Fault::OutlivesTheLease, _, Input::Changed(Change::CutOff { .. })) => vec![lost()],
+            (Fault::TakesTheBlame, _, Input::Blamed(_)) => vec![Input::Blamed(None)],
+            (Fault::DeafWhileJoining, _, Input::StopRequested { .. })
+                if matches!(self.real.phase, Phase::Joining { .. }) =>
+            {
+                Vec::new()
+            }
+            (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
             (_, _, input) => vec![input],
         }
     }
@@ -164,6 +182,7 @@ impl Mutant {
             _ => {}
         }
         self.restart_anyway(input, &mut actions);
+        self.misspeak_to_others(&mut actions);
         actions.iter_mut().for_each(|action| match action {
             Action::Start { restart_count, .. } if self.fault == Fault::ForgetsItsRestarts => {
                 *restart_count = RestartCount(0);
@@ -181,6 +200,31 @@ impl Mutant {
             }
         }
         actions
+    }
+
+    fn misspeak_to_others(&self, actions: &mut Vec<Action>) {
+        match self.fault {
+            Fault::KeepsItsFailureToItself => {
+                actions.retain(|action| !matches!(action, Action::TellFailure { .. }));
+            }
+            Fault::StartsWithoutARound => {
+                let (generation, restart_count) = (self.generation, RestartCount(0));
+                let start = || Action::Start { generation, restart_count, round: None };
+                let joins = actions.iter_mut().filter(|action| matches!(action, Action::Join { .. }));
+                joins.for_each(|join| *join = start());
+            }
+            _ => {}
+        }
+        for action in actions {
+            match (self.fault, action) {
+                (Fault::StartsInTheOldRound, Action::Start { round: Some(round), .. }) => round.number -= 1,
+                (Fault::CountsWhatOthersDo, Action::Start { generation, restart_count, round: Some(_) }) => {
+                    restart_count.0 = generation.0;
+                }
+                (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.farewell = Farewell::Failed,
+                _ => {}
+            }
+        }
     }
 
     fn stop_of_all(&self) -> Action {
@@ -284,6 +328,9 @@ impl Machine for Mutant {
             heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
         if self.fault == Fault::RestartsOverTheSignal && self.is_held(&actions) {
             actions.extend(self.real.handle(now + WINDOW, Input::DeadlinePassed));
+        }
+        if self.fault == Fault::PraisesAlone && actions.contains(&Action::TellSuccess) {
+            actions.extend(self.real.handle(now, Input::AllSucceeded));
         }
         let actions = self.misspeak(&input, actions);
         self.watch(&actions);

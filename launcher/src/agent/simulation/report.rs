@@ -107,6 +107,8 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { start_fails: None, ..*setup },
         Setup { late: 0, ..*setup },
         Setup { early: false, ..*setup },
+        Setup { others: false, ..*setup },
+        Setup { meets: true, ..*setup },
         Setup { workers: without_one(setup), ..*setup },
     ];
     let tempers = (0..setup.tempers.len()).flat_map(move |at| {
@@ -166,6 +168,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         | What::Pass(_)
         | What::Answer { .. }
         | What::StartsByHand
+        | What::Elsewhere(_)
         | What::Stale(_) => Vec::new(),
     };
     let simpler = simpler.into_iter().map(move |what| Event { what, ..event });

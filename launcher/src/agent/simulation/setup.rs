@@ -22,6 +22,7 @@ const GENERATIONS: usize = 4;
 
 /// What was asked for, and what the node is like. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is chosen by chance, apart from the others")]
 pub(super) struct Setup {
     pub(super) persona: Persona,
     pub(super) workers: u32,
@@ -50,6 +51,10 @@ pub(super) struct Setup {
     pub(super) late: u32,
     /// Whether the first event comes before everything is ready.
     pub(super) early: bool,
+    /// Whether other nodes take part.
+    pub(super) others: bool,
+    /// Whether they come at once when they are waited for.
+    pub(super) meets: bool,
     /// Whether what the machine wants to have looked at is answered at once, and all is well.
     pub(super) prompt: bool,
 }
@@ -125,6 +130,8 @@ impl Setup {
         start_fails: None,
         late: 0,
         early: false,
+        others: false,
+        meets: true,
         prompt: true,
     };
 
@@ -161,6 +168,8 @@ impl Setup {
             start_fails: random.one_in(6).then(|| (random.below(3), random.below(workers + 1))),
             late: random.pick(&[0, 0, 1, 60]),
             early: random.one_in(10),
+            others: random.one_in(3),
+            meets: !random.one_in(3),
             prompt: random.one_in(2),
         }
     }
@@ -187,6 +196,7 @@ impl Setup {
             interrupt: self.interrupt,
             unhealthy: self.unhealthy,
             left_out: self.left_out.map(LocalRank),
+            has_rendezvous: self.others,
             ..rules(self.workers, self.max_restarts, self.persona)
         }
     }
@@ -202,7 +212,9 @@ impl Setup {
         millis(
             match cause {
                 Cause::User => signal,
-                Cause::Failed(_) | Cause::Stuck(_) | Cause::NotStarted => failure,
+                Cause::Failed(_) | Cause::Stuck(_) | Cause::NotStarted | Cause::Others | Cause::Over => {
+                    failure
+                }
                 Cause::TimeLimit => time_limit,
                 Cause::NotJoined(_) => start.or(failure),
             }

@@ -7,7 +7,7 @@ use super::budget::{Due, Why};
 use super::invariants::{Turn, Verdict, must};
 use super::setup::{Setup, millis};
 use crate::agent::failure::Manner;
-use crate::agent::message::JobEnd;
+use crate::agent::message::{Ending, Input, JobEnd};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
@@ -32,6 +32,22 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
     let of_limit = if setup.persona == Persona::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
     let plain = plain_status(setup, turn.book.starts > 0, end);
+    let is_up = turn.book.time_is_up_at().is_some_and(|up| up <= turn.now);
+    let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
+    match (&turn.book.others.over, end.stopped_by) {
+        _ if cause == Some(Cause::TimeLimit) => return both(of_limit),
+        (Some(Ending::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
+        (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
+        // A restart is granted, and the others are waited for: only the time ends that.
+        (None, None) if turn.book.others.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
+            return both(of_limit);
+        }
+        (None, None) if turn.is_others() => return or_of_limit(plain),
+        (None, None) if setup.others && cause.is_none() && !turn.book.others.all_succeeded => {
+            return both(of_limit);
+        }
+        _ => {}
+    }
     match (cause, end.stopped_by) {
         (Some(Cause::TimeLimit), _) => both(of_limit),
         (None, None) => both(0),

@@ -15,6 +15,7 @@ use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
+use super::others::{Elsewhere, Rendezvous};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::failure::{Lost, Testimony};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
@@ -31,6 +32,7 @@ struct World<'a, M> {
     machine: M,
     book: Book,
     node: Node,
+    rendezvous: Rendezvous,
     queue: VecDeque<Input>,
     now: Instant,
     /// A signal to stop came through the guard.
@@ -52,6 +54,7 @@ pub(super) fn live(
         machine,
         book: Book::new(setup),
         node: Node::default(),
+        rendezvous: Rendezvous::default(),
         queue: VecDeque::new(),
         now: origin(),
         signalled: false,
@@ -127,6 +130,7 @@ impl<M: Machine> World<'_, M> {
             }
             What::Answer { dead, seats } => self.answer(dead, seats),
             What::StartsByHand => self.start_by_hand(),
+            What::Elsewhere(what) => self.happen_elsewhere(what),
             What::Stale(kind) => self.come_late(kind),
         }
         Ok(())
@@ -169,9 +173,15 @@ impl<M: Machine> World<'_, M> {
                 let sight = self.setup.files_after(generation).map(|files| Sight(files.into()));
                 Input::ProgressSeen { generation, sight }
             }
+            Some(Question::Blame) => Input::Blamed(dead.then(|| "th2".to_owned())),
             None => return,
         };
         self.queue.push_back(input);
+    }
+
+    fn happen_elsewhere(&mut self, what: Elsewhere) {
+        let input = self.rendezvous.happen(what, self.now);
+        self.queue.extend(input);
     }
 
     /// A person can start it from when its place is known until its generation is swept.
@@ -272,7 +282,11 @@ impl<M: Machine> World<'_, M> {
             let actions = self.machine.handle(self.now, input.clone());
             self.tell(shown, &actions);
             self.judge(Some((&input, is_stale, before)), &actions)?;
+            let restarts = self.turn_of(Some((&input, is_stale, before)), &actions).restarts();
             for action in actions {
+                if matches!(action, Action::Join { .. }) {
+                    self.book.note_join(restarts, self.now);
+                }
                 self.book.note(&action, self.now);
                 self.perform(&action);
             }
@@ -297,7 +311,15 @@ impl<M: Machine> World<'_, M> {
         input: Option<(&Input, bool, Option<Instant>)>,
         actions: &[Action],
     ) -> Result<(), Vec<Broken>> {
-        judge(&Turn {
+        judge(&self.turn_of(input, actions))
+    }
+
+    fn turn_of<'b>(
+        &'b self,
+        input: Option<(&'b Input, bool, Option<Instant>)>,
+        actions: &'b [Action],
+    ) -> Turn<'b> {
+        Turn {
             setup: self.setup,
             book: &self.book,
             node: &self.node,
@@ -307,7 +329,7 @@ impl<M: Machine> World<'_, M> {
             deadline_before: input.and_then(|(.., before)| before),
             deadline: self.machine.deadline(),
             actions,
-        })
+        }
     }
 
     /// As the agent's loop does it.
@@ -331,8 +353,21 @@ impl<M: Machine> World<'_, M> {
             Action::CheckDevices { .. } => self.ask(Question::Devices),
             Action::Reseat { .. } => self.ask(Question::Seats),
             Action::LookForProgress { .. } => self.ask(Question::Progress),
-            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {}
-            Action::Pass { .. }
+            Action::Join { .. } => {
+                self.rendezvous.join();
+                if self.setup.meets {
+                    self.happen_elsewhere(Elsewhere::Completes);
+                }
+            }
+            Action::TellSuccess => {
+                self.rendezvous.succeed();
+                if self.setup.meets {
+                    self.happen_elsewhere(Elsewhere::AllSucceed);
+                }
+            }
+            Action::AskBlame => self.ask(Question::Blame),
+            Action::TellFailure { .. }
+            | Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }
             | Action::Say(_)

@@ -172,7 +172,11 @@ impl State {
             }
             Phase::Waiting { failure, .. } => self.ended_by_the_limit(now, Some(failure)),
             Phase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
-            Phase::Settling { .. } => self.ended_by_the_limit(now, None),
+            Phase::Settling { .. } => {
+                self.timer.ended_it = true;
+                self.wants_an_end(now, StopReason::TimeLimit);
+                self.settled_badly()
+            }
             // A stop goes on as it is, and a restart is no more to come of it.
             phase @ (Phase::Starting | Phase::Stopping { .. } | Phase::Finished) => {
                 self.phase = phase;

@@ -144,23 +144,34 @@ impl State {
 
     /// Whose failure it is, as long as a restart may come of it; nothing where this node alone decides.
     pub(super) fn put_down_to_others(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
-        let may_go_on = self.stopped_by.is_none() && !self.timer.is_over() && failure.is_restartable();
         if !self.rules.has_rendezvous {
             return None;
         }
-        if self.others.over.is_some() {
-            // What others have failed of before is no failure of this node.
-            let own = self.others.failed_first.is_none().then(|| failure.clone());
-            return Some(vec![self.finish_failed(own)]);
-        }
-        if !may_go_on {
-            return None;
+        if let Some(end) = self.end_for_others(failure) {
+            return Some(vec![end]);
         }
         if self.others.failed_first.is_some() {
             return Some(self.go_on_with_others(now));
         }
+        let may_go_on = self.stopped_by.is_none() && !self.timer.is_over() && failure.is_restartable();
+        if !may_go_on {
+            return None;
+        }
         self.phase = Phase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
         Some(vec![Action::AskBlame])
+    }
+
+    /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
+    fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
+        self.others.over.as_ref()?;
+        let own = self.others.failed_first.is_none().then(|| failure.clone());
+        Some(self.finish_failed(own))
+    }
+
+    /// Somebody of the generation that has failed so is still there, and others have ended it or the job.
+    pub(super) fn cannot_go_on_for_others(&mut self, failure: &Failure) -> Option<Action> {
+        let theirs = self.others.failed_first.is_some();
+        self.end_for_others(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
     }
 
     /// Whether what failed here is the doing of a node that was lost.
@@ -184,6 +195,12 @@ impl State {
         self.history.generation_is_gone(now);
         self.phase = Phase::Settling { say_at: Some(now + SILENT_WAIT) };
         vec![Action::TellSuccess]
+    }
+
+    /// They have, and yet the job does not end well: what they left behind is no success's.
+    pub(super) fn settled_badly(&mut self) -> Vec<Action> {
+        let swept = Action::KillLeftovers { generation: self.generation };
+        vec![swept, self.finish_failed(None)]
     }
 
     /// And those of all other nodes.
@@ -213,12 +230,10 @@ impl State {
             }
             Phase::Blaming { failure, .. }
             | Phase::Checking { failure, .. }
-            | Phase::Waiting { failure, .. } => {
-                let own = self.others.failed_first.is_none().then_some(failure);
-                vec![self.finish_failed(own)]
-            }
+            | Phase::Waiting { failure, .. } => self.end_for_others(&failure).into_iter().collect(),
             Phase::Joining { failure, .. } => vec![self.finish_failed(failure)],
-            Phase::Starting | Phase::Settling { .. } | Phase::Finished => vec![self.finish_failed(None)],
+            Phase::Settling { .. } => self.settled_badly(),
+            Phase::Starting | Phase::Finished => vec![self.finish_failed(None)],
         }
     }
 

@@ -209,6 +209,9 @@ impl State {
     /// Somebody is still there who should not be: there is no restart, but a rule may say what the failure means.
     pub(super) fn end_without_restart(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
         let Some(failure) = failure else { return vec![self.finish_failed(None)] };
+        if let Some(end) = self.cannot_go_on_for_others(&failure) {
+            return vec![end];
+        }
         match self.decide(now, &failure) {
             Decision::Restart { .. } => vec![self.finish_failed(Some(failure))],
             decision => self.carry_out(now, decision, failure),
@@ -244,6 +247,7 @@ impl State {
         let time_limit = limit.map(|limit| limit.limit);
         let farewell = self.farewell(failure.as_ref());
         let (elsewhere, first_cause) = self.ended_elsewhere();
+        let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
         Action::Finish(JobEnd { status, failure, stopped_by, time_limit, farewell, elsewhere, first_cause })
     }

@@ -55,7 +55,8 @@ impl State {
                 vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
             }
             Phase::Settling { .. } => {
-                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(None)]
+                let said = self.stopping(now, signal, &BTreeSet::new());
+                [said].into_iter().chain(self.settled_badly()).collect()
             }
             phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
                 self.phase = phase;

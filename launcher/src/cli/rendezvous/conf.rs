@@ -116,12 +116,7 @@ impl Conf {
     fn set(&mut self, key: Key, value: &str) -> Result<bool, Problem> {
         let times = &mut self.times;
         match key {
-            Key::Timeout => {
-                times.join = seconds(value)?;
-                // One time for everything: for the nodes to come, and for what each of them tells.
-                times.read = times.join;
-            }
-            Key::Join => times.join = seconds(value)?,
+            Key::Timeout | Key::Join => times.join = seconds(value)?,
             Key::LastCall => times.last_call = seconds(value)?,
             Key::Close => times.close = seconds(value)?,
             Key::Heartbeat => {

@@ -13,8 +13,10 @@ use super::Job;
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
-use crate::rendezvous::state::Node;
+use crate::rendezvous::pickle;
+use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::text::harmless;
+use crate::store::client::ClientError;
 
 /// Longest text that is read at all, in bytes.
 const MAX_JSON: usize = 128 * 1024;
@@ -110,24 +112,73 @@ impl Job<'_> {
         }
     }
 
-    /// Watches the agent of a claim until it has given a sign of life, or none for its lease.
+    /// Watches the agent of a claim until it has given a sign of life, or none for too long.
     fn is_dead(&self, talk: &mut Talk<'_, '_>, claim: &[u8]) -> Result<bool, ExchangeError> {
         // A claim that cannot be read is nobody's to take over.
         let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(false) };
         let (beat, left) = (self.keys.beat(&node), self.keys.left(&node));
         let first = talk.store.get(&beat)?;
-        let deadline = Instant::now() + self.setup.lease;
+        let started = Instant::now();
         loop {
-            if talk.wait_slice(&left, deadline)? {
+            if talk.wait_slice(&left, started + self.setup.lease)? {
                 return Ok(true);
             }
-            if talk.store.get(&beat)? != first {
-                return Ok(false);
+            let values = talk.store.multi_get(&[&beat, self.keys.state()])?;
+            let [beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
+            // Before the first round there is no state.
+            let is_out = pickle::decode(state).is_ok_and(|state| !is_listed(&state, &node));
+            match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
+                Some(is_dead) => return Ok(is_dead),
+                None => talk.pause()?,
             }
-            if deadline.saturating_duration_since(Instant::now()) == Duration::ZERO {
-                return Ok(true);
-            }
-            talk.pause()?;
         }
+    }
+}
+
+/// Whether an agent is dead that was watched for so long; nothing where it is too early to say.
+fn judge(lease: Duration, watched: Duration, gave_a_sign: bool, is_out: bool) -> Option<bool> {
+    // Those who know it better have taken it out of the state; but an agent that has failed is out for a moment too, and
+    // gives two signs in this time.
+    let enough = if is_out { lease * 2 / 5 } else { lease };
+    if gave_a_sign { Some(false) } else { (watched >= enough).then_some(true) }
+}
+
+fn is_listed(state: &State, node: &Node) -> bool {
+    state.participants.contains(node)
+        || state.wait_list.contains(node)
+        || state.redundancy_list.contains(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_dead_after_its_lease_or_sooner_where_others_say_so() {
+        let at = Duration::from_secs;
+        let cases = [
+            (at(0), false, false, None),
+            (at(4), false, false, None),
+            (at(5), false, false, Some(true)),
+            (at(1), false, true, None),
+            (at(2), false, true, Some(true)),
+            (at(1), true, true, Some(false)),
+            (at(9), true, false, Some(false)),
+        ];
+        for (watched, gave_a_sign, is_out, expected) in cases {
+            assert_eq!(
+                judge(at(5), watched, gave_a_sign, is_out),
+                expected,
+                "{watched:?} {gave_a_sign} {is_out}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_claim_of_any_version_names_its_host() {
+        let text = br#"{"host":"th1\u001b","addr":"a","pid":1,"local_id":0,"agent":"{\"protocol\":9}"}"#;
+        assert_eq!(outer(text), ("th1 ".to_owned(), "{\"protocol\":9}".to_owned()));
+        assert_eq!(Claim::from_json(text), None);
+        assert_eq!(outer(b"\xff").0, "another node");
     }
 }

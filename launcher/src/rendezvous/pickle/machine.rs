@@ -249,40 +249,42 @@ impl<'a> Machine<'a> {
         self.push_object(Object::Tuple(items))
     }
 
-    /// The object below the topmost `count` values, which are taken from the stack.
-    fn below(&mut self, count: usize) -> Result<(Vec<Value<'a>>, &mut Object<'a>), NotAState> {
-        let misplaced = self.misplaced();
+    /// Where on the stack the topmost `count` values begin, and the number of the object below them.
+    fn below(&self, count: usize) -> Result<(usize, usize), NotAState> {
         if count >= self.reachable() {
-            return Err(misplaced);
+            return Err(self.misplaced());
         }
-        let items = self.stack.split_off(self.stack.len() - count);
-        let object = self.stack.last().and_then(|value| value.index());
-        Ok((items, object.and_then(|index| self.objects.get_mut(index)).ok_or(misplaced)?))
+        let start = self.stack.len() - count;
+        let object = self.stack[start - 1].index().ok_or(self.misplaced())?;
+        Ok((start, object))
     }
 
     fn set_items(&mut self, count: usize) -> Result<(), NotAState> {
         let misplaced = self.misplaced();
-        let (items, object) = self.below(count)?;
-        let Object::Dict(pairs) = object else { return Err(misplaced) };
-        let (new, rest) = items.as_chunks::<2>();
-        pairs.extend(new.iter().map(|[key, value]| (*key, *value)));
-        let is_full = pairs.len() > super::MAX_NODES;
-        if !rest.is_empty() || !new.iter().all(|[key, _]| shape::is_key(*key, &self.objects)) {
+        let (start, object) = self.below(count)?;
+        let (items, rest) = self.stack[start..].as_chunks::<2>();
+        if !rest.is_empty() || !items.iter().all(|[key, _]| shape::is_key(*key, &self.objects)) {
             return Err(misplaced);
         }
+        let Some(Object::Dict(pairs)) = self.objects.get_mut(object) else { return Err(misplaced) };
+        pairs.extend(items.iter().map(|[key, value]| (*key, *value)));
+        let is_full = pairs.len() > super::MAX_NODES;
+        self.stack.truncate(start);
         if is_full { Err(NotAState::TooMany { what: "nodes" }) } else { Ok(()) }
     }
 
     fn add_items(&mut self) -> Result<(), NotAState> {
         let misplaced = self.misplaced();
         let count = self.above_mark()?;
-        let (items, object) = self.below(count)?;
-        let Object::Set(elements) = object else { return Err(misplaced) };
-        elements.extend(&items);
-        let is_full = elements.len() > super::MAX_NODES;
+        let (start, object) = self.below(count)?;
+        let items = &self.stack[start..];
         if !items.iter().all(|item| shape::is_key(*item, &self.objects)) {
             return Err(misplaced);
         }
+        let Some(Object::Set(elements)) = self.objects.get_mut(object) else { return Err(misplaced) };
+        elements.extend(items);
+        let is_full = elements.len() > super::MAX_NODES;
+        self.stack.truncate(start);
         if is_full { Err(NotAState::TooMany { what: "nodes" }) } else { Ok(()) }
     }
 

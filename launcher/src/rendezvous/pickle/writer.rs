@@ -28,9 +28,9 @@ struct Writer<'a> {
     body: Vec<u8>,
     /// How many objects are remembered.
     remembered: u32,
-    /// Field names and modules.
-    texts: HashMap<&'static str, u32>,
-    classes: HashMap<&'static str, u32>,
+    /// Field names and modules: so few that looking at each is faster than hashing.
+    texts: Vec<(&'static str, u32)>,
+    classes: Vec<(&'static str, u32)>,
     nodes: HashMap<&'a Node, u32>,
     utc: Option<u32>,
 }
@@ -73,24 +73,24 @@ impl<'a> Writer<'a> {
 
     /// A text that is written once.
     fn name(&mut self, name: &'static str) {
-        match self.texts.get(name) {
-            Some(number) => self.recall(*number),
+        match find(&self.texts, name) {
+            Some(number) => self.recall(number),
             None => {
                 let number = self.text(name);
-                self.texts.insert(name, number);
+                self.texts.push((name, number));
             }
         }
     }
 
     fn class(&mut self, module: &'static str, name: &'static str) {
-        if let Some(number) = self.classes.get(name) {
-            return self.recall(*number);
+        if let Some(number) = find(&self.classes, name) {
+            return self.recall(number);
         }
         self.name(module);
         self.text(name);
         self.put(opcode::STACK_GLOBAL);
         let number = self.remember();
-        self.classes.insert(name, number);
+        self.classes.push((name, number));
     }
 
     fn truth(&mut self, truth: bool) {
@@ -241,4 +241,8 @@ impl<'a> Writer<'a> {
         self.put(opcode::REDUCE);
         self.remember()
     }
+}
+
+fn find(remembered: &[(&str, u32)], name: &str) -> Option<u32> {
+    remembered.iter().find(|(other, _)| *other == name).map(|(_, number)| *number)
 }

@@ -1,5 +1,7 @@
 //! What torch's agents do to the shared state, one change each (contract 5.4, 5.5). Pure.
 
+use std::collections::BTreeSet;
+
 use crate::rendezvous::state::{Node, State};
 
 /// All nodes of all lists.
@@ -51,7 +53,9 @@ pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node)
         participants_went(state, min);
     }
     let mut heartbeats = std::mem::take(&mut state.last_heartbeats);
-    heartbeats.retain(|node, _| is_listed(state, node));
+    // A set, since every agent of a large job does this at every look.
+    let here: BTreeSet<&Node> = listed(state).collect();
+    heartbeats.retain(|node, _| here.contains(node));
     state.last_heartbeats = heartbeats;
 }
 

@@ -7,18 +7,22 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use crate::rendezvous::address::{self, Known, interfaces};
-use crate::rendezvous::c10d::{Backend, Trouble};
+use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
+use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, News, Over};
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
-use super::driver::{Driver, Phase, random};
+use super::driver::{Driver, Phase, Standing, random};
+use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
@@ -68,7 +72,7 @@ impl Bond {
     }
 
     /// Whether what answers at the endpoint is a machine without a store.
-    fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         matches!(&self.failure, Some(Failure::Store(ClientError::Io(error)))
             if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset))
     }
@@ -94,9 +98,8 @@ impl Driver {
         let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
         if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
             && now >= acknowledged + fence_after
-            && membership.runs()
+            && membership.is_cut_off()
         {
-            membership.stop();
             self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
         }
     }
@@ -110,7 +113,13 @@ impl Driver {
             }
             Trouble::Store(error) => {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
-                self.backend = None;
+                // What has arrived before the end still counts.
+                if let Some(Ok(Some(Awaited::Success(round)))) = self.backend.as_mut().map(Backend::has_rung)
+                {
+                    self.all_succeeded(round);
+                }
+                // Kept until there is another: its end would tell the host of the store that we are gone.
+                self.worn = self.backend.take();
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
@@ -122,6 +131,8 @@ impl Driver {
 
     /// Tries to connect; when to try again.
     pub(super) fn reach(&mut self, now: Instant) -> Instant {
+        // Whoever fails while the store is not reached fails of that.
+        self.answer_blame(Some(self.plan.endpoint.host.clone()));
         match self.connect(now) {
             Ok(()) => {
                 self.bond.failure = None;
@@ -133,8 +144,12 @@ impl Driver {
         }
         let now = Instant::now();
         if let Some(error) = self.gives_up(now) {
-            self.over(Over::Failed(error));
-        } else if !self.is_out && now >= self.bond.next_line {
+            match &self.phase {
+                // Nobody needs the store any more.
+                Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
+                _ => self.over(Over::Failed(error)),
+            }
+        } else if !self.is_over() && now >= self.bond.next_line {
             self.bond.next_line = now + LINE;
             let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
             let line = format!(
@@ -154,7 +169,7 @@ impl Driver {
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
-        if self.is_out {
+        if self.is_over() {
             return Ok(());
         }
         if self.me.is_none() {
@@ -164,7 +179,10 @@ impl Driver {
                 Err(error) => self.over(Over::Failed(error)),
             }
         }
-        self.backend = Some(backend);
+        if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
+            backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+        }
+        (self.backend, self.worn) = (Some(backend), None);
         Ok(())
     }
 
@@ -239,7 +257,7 @@ impl Driver {
 
     /// Why it is not tried any longer.
     fn gives_up(&mut self, now: Instant) -> Option<RendezvousError> {
-        if self.is_out {
+        if self.is_over() {
             return None;
         }
         let endpoint = self.plan.endpoint.to_string();
@@ -260,7 +278,7 @@ impl Driver {
     }
 
     fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
-        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let waited = Duration::from_secs(waited.as_secs().max(1));
         let has_joined = self.bond.identity.is_some();
         match self.bond.failure.take() {
             Some(Failure::Name(source)) => {
@@ -284,11 +302,25 @@ impl Driver {
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
     pub(super) fn take_gone(&mut self, now: Instant) {
-        let _ = now;
+        let Some(store) = &self.store else { return };
+        if !is_readable(store.departures()) {
+            return;
+        }
+        for nonce in store.departed().unwrap_or_default() {
+            if let Some(node) = self.book.of_nonce(nonce).cloned() {
+                self.book.sightings.gone(&node);
+                self.next_look = now;
+            }
+        }
     }
 
     /// Readable when connections to our store have gone.
     pub(super) fn gone_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.store.as_ref().map(|store| store.departures())
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -7,82 +7,38 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun_contract::rank::{LocalWorldSize, NodeRank};
 
 use crate::error::LaunchError;
-use crate::facts::short_hostname;
 use crate::rendezvous::address::{check, interfaces};
-use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
-use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{self, Endpoint, Guests};
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::host::{self, Guests};
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::rendezvous::torch_peer::Memory;
-use crate::rendezvous::{News, Over, Parting, Wish};
-use crate::spec::RendezvousSpec;
-use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
+use crate::rendezvous::{News, Over, Parting, Round, Wish};
 use crate::store::StoreServer;
 
 use super::Setup;
-use super::book::Book;
+use super::book::{Book, listed};
 use super::connect::Bond;
+use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
+use super::plan::Plan;
 use super::workers_store::{Greeted, WorkersStore};
 
-/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
-const POLL: Duration = Duration::from_secs(1);
-/// Signs of life are given, and looked for, as often as this part of the lease.
-const BEATS_IN_LEASE: u32 = 5;
+/// What a look costs for each node that is in the state; all do it.
+const LOOK_COST: Duration = Duration::from_nanos(1_500);
+/// At most so long nobody looks.
+const LONGEST_QUIET: Duration = Duration::from_millis(100);
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
-
-/// What does not change.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) endpoint: Endpoint,
-    pub(super) keys: Keys,
-    pub(super) nodes: NodeRange,
-    pub(super) node_rank: Option<NodeRank>,
-    pub(super) times: RoundTimes,
-    pub(super) local_addr: Option<String>,
-    pub(super) network: NetworkSpec,
-    pub(super) role: String,
-    pub(super) entry: Entry,
-    pub(super) version: String,
-    pub(super) host: String,
-    pub(super) nonce: u32,
-    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
-    pub(super) agent_store: bool,
-}
-
-impl Plan {
-    /// Between two signs of life.
-    pub(super) fn tick(&self) -> Duration {
-        POLL.min(self.times.lease / BEATS_IN_LEASE)
-    }
-
-    /// What this agent says of itself.
-    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
-        Descriptor {
-            protocol: PROTOCOL,
-            version: self.version.clone(),
-            host: self.host.clone(),
-            nodes: self.nodes,
-            node_rank: self.node_rank,
-            workers,
-            entrypoint: self.entry.text.clone(),
-            digest: self.entry.digest.clone(),
-            nonce: self.nonce,
-        }
-    }
-}
 
 /// What the agent wants of us at the moment.
 #[derive(Debug)]
@@ -95,30 +51,46 @@ pub(super) enum Phase {
     Member(Membership),
 }
 
+/// Whether there is something to take part in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// There is.
+    In,
+    /// The job is over, and the agent knows it.
+    Over,
+    /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
+    Out,
+}
+
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Driver {
     pub(super) plan: Plan,
     pub(super) outlet: Outlet,
     /// The rendezvous store, where it is ours.
-    pub(super) store: Option<StoreServer>,
+    pub(super) store: Option<Arc<StoreServer>>,
+    /// How far a job with given ranks has come.
+    pub(super) begun: Begun,
     /// The workers' store, but while it is lent to an exchange.
     pub(super) workers_store: Option<WorkersStore>,
     pub(super) greeted: Greeted,
     /// What torchrun's agents believe.
     pub(super) memory: Memory,
     pub(super) backend: Option<Backend>,
+    /// The connections before, which are of no use any more.
+    pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
-    /// The rendezvous has failed, or goes on without us: whatever we say then closes it for nobody.
-    pub(super) is_out: bool,
+    pub(super) standing: Standing,
     pub(super) ending: Option<(Parting, Instant)>,
     /// When to look at the store.
     pub(super) next_look: Instant,
     /// When to give, and to look for, signs of life.
     pub(super) next_tick: Instant,
+    /// The next look is for those too.
+    pub(super) counts_beats: bool,
 }
 
 impl Driver {
@@ -127,17 +99,20 @@ impl Driver {
     /// # Errors
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
-        let (plan, is_host) = plan(setup);
+        let (plan, is_host) = Plan::of(setup);
         if let Some(iface) = &plan.network.iface {
             let known = interfaces()
                 .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
             check(iface, &known).map_err(RendezvousError::Address)?;
         }
         let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
-        let store = host::open(&plan.endpoint, is_host, guests)?;
+        let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
-        let workers_store = if plan.agent_store {
+        let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
+            greeted.is(store);
+            WorkersStore::shared(Arc::clone(store), fixed)
+        } else if plan.agent_store {
             WorkersStore::of_agent(greeted.clone(), guests, ports)
         } else {
             WorkersStore::of_worker(ports)
@@ -149,22 +124,30 @@ impl Driver {
             plan,
             outlet,
             store,
+            begun: Begun::NotYet,
             workers_store: Some(workers_store),
             greeted,
             memory: Memory::default(),
             backend: None,
+            worn: None,
             me: None,
             phase: Phase::Idle,
-            is_out: false,
+            standing: Standing::In,
             ending: None,
             next_look: now,
             next_tick: now,
+            counts_beats: true,
         })
+    }
+
+    /// Whether the agent knows that there is nothing to take part in any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.standing != Standing::In
     }
 
     /// Where a store of ours listens.
     pub(super) fn own_store(&self) -> Option<SocketAddr> {
-        self.store.as_ref().map(StoreServer::local_addr)
+        self.store.as_ref().map(|store| store.local_addr())
     }
 
     /// Until the agent goes.
@@ -196,8 +179,14 @@ impl Driver {
     fn grant(&mut self, wish: Wish) {
         let now = Instant::now();
         self.next_look = now;
-        if self.is_out {
+        if self.is_over() {
             return;
+        }
+        if matches!(wish, Wish::Join { .. })
+            && let Err(trouble) = self.tell()
+        {
+            // The round before is over for this node all the same.
+            self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
             (Wish::Join { workers }, phase) => {
@@ -221,17 +210,17 @@ impl Driver {
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
         self.fence(now);
-        if self.is_out {
+        if self.is_over() {
             return Ok(now + NEVER);
         }
+        self.take_gone(now);
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        self.take_gone(now);
-        if let Some(backend) = &mut self.backend
-            && backend.has_rung()?
-        {
-            self.next_look = self.next_look.min(now);
+        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now + self.quiet()),
+            Some(Awaited::Success(round)) => self.all_succeeded(round),
+            None => {}
         }
         self.introduce()?;
         if matches!(self.phase, Phase::Idle) {
@@ -246,11 +235,33 @@ impl Driver {
             let now = Instant::now();
             // What the agent has wished for meanwhile is not put off.
             self.next_look = until.min(now + self.plan.tick());
+            let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen()?;
+                backend.listen(success_of)?;
             }
         }
         Ok(self.next_look.min(self.next_tick))
+    }
+
+    /// How long to let others change the state before it is worth a look, where nothing depends on it but to know when
+    /// all are there: if everybody looked at every step of everybody, a large job would do nothing else.
+    fn quiet(&self) -> Duration {
+        let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Duration::ZERO };
+        let state = backend.state();
+        let waits = match &self.phase {
+            Phase::Joining(_) => {
+                state.wait_list.contains(&me.node)
+                    || (!state.complete && state.participants.contains(&me.node))
+            }
+            Phase::Member(membership) => membership.is_stopping(),
+            Phase::Idle => true,
+        };
+        let nodes = u64::try_from(listed(state).count()).unwrap_or(u64::MAX);
+        if waits {
+            (LOOK_COST * u32::try_from(nodes * nodes).unwrap_or(u32::MAX)).min(LONGEST_QUIET)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Says who we are before anybody can see us in a list, and again when it has changed.
@@ -273,7 +284,7 @@ impl Driver {
     /// One sign of life.
     pub(super) fn beat(&mut self) -> Result<(), Trouble> {
         let sent = Instant::now();
-        self.next_tick = sent + self.plan.tick();
+        (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
             backend.beat(&me.node)?;
             self.bond.acknowledged(sent);
@@ -286,7 +297,15 @@ impl Driver {
         let now = Instant::now();
         match &self.phase {
             Phase::Idle => Ok(now + NEVER),
-            Phase::Joining(_) => self.join(),
+            Phase::Joining(_) => match &self.begun {
+                Begun::NotYet if self.plan.fixed.is_some() => self.begin(),
+                Begun::Mixed(round) => {
+                    let round = Round::clone(round);
+                    self.starts(round, Vec::new());
+                    Ok(now)
+                }
+                Begun::NotYet | Begun::Alone => self.join(),
+            },
             Phase::Member(_) => self.watch(&look),
         }
     }
@@ -294,7 +313,8 @@ impl Driver {
     /// Looks at the store, and takes note of everybody who is there.
     pub(super) fn look(&mut self) -> Result<Look, Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(Look::default()) };
-        let beats = self.book.rankrun(backend.state());
+        let beats = if self.counts_beats { self.book.rankrun(backend.state()) } else { Vec::new() };
+        self.counts_beats = false;
         let (round, done) = match &self.phase {
             Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
@@ -313,7 +333,7 @@ impl Driver {
         let unknown = self.book.unknown(backend.state());
         if !unknown.is_empty() {
             let introductions = backend.introductions(&unknown)?;
-            for (node, (text, beat)) in unknown.into_iter().zip(introductions) {
+            for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
                 match self.book.introduced(node.clone(), &text) {
                     Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
                     Err(mismatch) => self.differs(&node, mismatch),
@@ -328,15 +348,17 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        self.is_out |= !matches!(over, Over::Closed { .. });
+        self.answer_blame(None);
+        self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         self.outlet.tell(News::Over(over));
     }
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell);
-        let inputs = [Some(self.outlet.as_fd()), bell, self.gone_fd()];
+        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over());
+        let gone = self.gone_fd().filter(|_| !self.is_over());
+        let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
             .into_iter()
             .flatten()
@@ -359,53 +381,4 @@ pub(super) fn wall() -> Timestamp {
 /// A number that nobody else has.
 pub(super) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1
-}
-
-/// What was asked for, and whether this node was told to host.
-fn plan(setup: Setup) -> (Plan, Option<bool>) {
-    let Setup { spec, network, role, workers: _, entry, version } = setup;
-    let (endpoint, keys, nodes, node_rank, times, local_addr, is_host, worker_store) = match spec {
-        RendezvousSpec::C10d {
-            run_id,
-            host,
-            port,
-            local_addr,
-            worker_store,
-            nodes,
-            is_host,
-            node_rank,
-            times,
-        } => {
-            let keys = Keys::dynamic(&run_id);
-            (Endpoint { host, port }, keys, nodes, node_rank, times, local_addr, is_host, worker_store)
-        }
-        RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
-            let range = NodeRange { min: nodes, max: nodes };
-            let is_host = Some(node_rank == NodeRank(0));
-            let endpoint = Endpoint { host: addr, port };
-            (endpoint, Keys::fixed(&run_id), range, Some(node_rank), times, local_addr, is_host, false)
-        }
-        RendezvousSpec::Standalone { run_id, local_addr, worker_store } => {
-            let endpoint = Endpoint { host: "localhost".to_owned(), port: 0 };
-            let (keys, times) = (Keys::dynamic(&run_id), RoundTimes::default());
-            (endpoint, keys, NodeRange::ONE, None, times, local_addr, Some(true), worker_store)
-        }
-    };
-    let (host, nonce) = (short_hostname(), u32::try_from(random() & 0xffff_ffff).unwrap_or(0));
-    let plan = Plan {
-        endpoint,
-        keys,
-        nodes,
-        node_rank,
-        times,
-        local_addr,
-        network,
-        role,
-        entry,
-        version,
-        host,
-        nonce,
-        agent_store: !worker_store,
-    };
-    (plan, is_host)
 }

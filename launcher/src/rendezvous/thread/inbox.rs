@@ -1,6 +1,7 @@
 //! How the agent and the thread speak: a queue in each direction, and a descriptor that is readable as long as it is not
 //! empty.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
@@ -8,7 +9,8 @@ use std::time::Instant;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::rendezvous::{News, Parting, Wish};
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::{News, Over, Parting, Wish};
 
 /// What the thread is told.
 #[derive(Debug)]
@@ -84,6 +86,8 @@ impl<T> Counted<T> {
 pub(super) struct Mailbox {
     commands: Counting<Command>,
     news: Counted<News>,
+    /// The agent knows that the thread is gone.
+    is_gone: Cell<bool>,
 }
 
 impl Mailbox {
@@ -94,7 +98,15 @@ impl Mailbox {
     pub(super) fn receive(&self) -> Option<News> {
         match self.news.next() {
             Next::Item(news) => Some(news),
-            Next::Nothing | Next::Never => None,
+            Next::Nothing => None,
+            // Only after a fault of ours; the agent must not wait for ever.
+            Next::Never => (!self.is_gone.replace(true)).then(|| {
+                let source = io::Error::other("its thread has ended");
+                News::Over(Over::Failed(RendezvousError::System {
+                    what: "go on with the rendezvous",
+                    source,
+                }))
+            }),
         }
     }
 }
@@ -136,6 +148,13 @@ impl AsFd for Outlet {
     }
 }
 
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.news.queue = mpsc::channel().0;
+        let _ = self.news.count.write(1);
+    }
+}
+
 /// Both ends.
 ///
 /// # Errors
@@ -143,5 +162,26 @@ impl AsFd for Outlet {
 pub(super) fn channels() -> io::Result<(Mailbox, Outlet)> {
     let (commands, inbox) = counted()?;
     let (news, received) = counted()?;
-    Ok((Mailbox { commands, news: received }, Outlet { commands: inbox, news }))
+    Ok((Mailbox { commands, news: received, is_gone: Cell::new(false) }, Outlet { commands: inbox, news }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_learns_that_the_other_end_is_gone() {
+        let (mailbox, outlet) = channels().unwrap();
+        outlet.tell(News::AllSucceeded);
+        drop(outlet);
+        assert!(matches!(mailbox.receive(), Some(News::AllSucceeded)));
+        assert!(matches!(mailbox.receive(), Some(News::Over(Over::Failed(_)))));
+        assert!(mailbox.receive().is_none());
+
+        let (mailbox, outlet) = channels().unwrap();
+        mailbox.send(Command::Wish(Wish::Succeeded));
+        drop(mailbox);
+        assert!(matches!(outlet.next(), Next::Item(Command::Wish(Wish::Succeeded))));
+        assert!(matches!(outlet.next(), Next::Never));
+    }
 }

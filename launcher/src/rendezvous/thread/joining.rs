@@ -11,13 +11,13 @@ use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exc
 use crate::rendezvous::host::Endpoint;
 use crate::rendezvous::round::{Goal, Step, View, is_spare, next};
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{News, Over, Round};
+use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
 use super::driver::{Driver, Phase, random, wall};
-use super::member::{Membership, Past};
+use super::member::Past;
 use super::watch;
 
 /// When people are told for the first time what is waited for, and how often then.
@@ -48,6 +48,15 @@ impl Joining {
         times: &RoundTimes,
     ) -> Self {
         Self { workers, before, deadline: now + times.join, since: now, next_line: now + FIRST_LINE }
+    }
+
+    /// How long there is still time, where people are to be told now.
+    pub(super) fn line_is_due(&mut self, now: Instant) -> Option<Duration> {
+        let is_due = now >= self.next_line;
+        if is_due {
+            self.next_line = now + LINE;
+        }
+        is_due.then(|| self.deadline.saturating_duration_since(now))
     }
 }
 
@@ -122,9 +131,7 @@ impl Driver {
         else {
             return now;
         };
-        if now >= joining.next_line {
-            joining.next_line = now + LINE;
-            let left = joining.deadline.saturating_duration_since(now);
+        if let Some(left) = joining.line_is_due(now) {
             let waiting = watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), left);
             self.outlet.tell(News::Waiting(waiting));
         }
@@ -189,8 +196,11 @@ impl Driver {
             nodes.iter().map(|node| (node.clone(), self.book.agents.get(node).cloned())).collect();
         let node_rank = nodes.iter().position(|member| *member == node).unwrap_or_default();
         let resolve = |host: &str, port: u16| Endpoint { host: host.to_owned(), port }.resolve(RESOLVE);
-        let keys = self.plan.keys.clone();
-        let role = self.plan.role.clone();
+        let (keys, role) = (self.plan.keys.clone(), self.plan.role.clone());
+        let meeting = match &self.plan.fixed {
+            Some(fixed) => Meeting::Told(self.told_master(fixed)),
+            None => Meeting::Published { agent_store: self.plan.agent_store },
+        };
         let plan = Exchange {
             keys: &keys,
             round: number,
@@ -198,13 +208,14 @@ impl Driver {
             workers,
             node_rank: NodeRank(u32::try_from(node_rank).unwrap_or(u32::MAX)),
             members: &members,
-            meeting: Meeting::Published { agent_store: self.plan.agent_store },
+            meeting,
             read_timeout: self.plan.times.read,
             nonce: self.plan.nonce,
             resolve: &resolve,
         };
         let mut memory = std::mem::take(&mut self.memory);
         let Some(mut workers_store) = self.workers_store.take() else { return Ok(Instant::now()) };
+        workers_store.agents(self.book.agents.values().map(|agent| agent.nonce));
         let mut trouble = None;
         let mut between = |_: &mut Client| {
             self.between(number, &nodes).map_err(|why| {
@@ -220,7 +231,7 @@ impl Driver {
         match result {
             Ok(round) => {
                 self.give_back(bell);
-                self.joined(round, nodes);
+                self.starts(round, nodes);
             }
             Err(ExchangeError::Aborted) => {
                 self.give_back(bell);
@@ -236,13 +247,6 @@ impl Driver {
         if let Some(backend) = &mut self.backend {
             backend.give_back(bell);
         }
-    }
-
-    fn joined(&mut self, round: Round, nodes: Vec<Node>) {
-        let own_port = self.greeted.server().map(|store| store.local_addr().port());
-        self.greeted.used(round.node_rank == NodeRank(0) && own_port == Some(round.master.port));
-        self.phase = Phase::Member(Membership::new(round.number, nodes));
-        self.outlet.tell(News::Joined(Box::new(round)));
     }
 
     /// The round was over before its workers could start: on to the next.

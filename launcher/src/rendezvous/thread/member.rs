@@ -10,7 +10,9 @@ use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
+use super::book::listed;
 use super::driver::{Driver, Phase, wall};
+use super::first::Begun;
 use super::watch::{Verdict, judge};
 
 /// How long a lost node has to be noticed before what has happened here is our own doing.
@@ -44,6 +46,8 @@ pub(super) struct Membership {
     pub(super) number: u64,
     /// By rank.
     pub(super) nodes: Vec<Node>,
+    /// How many there are, also where nobody knows who they are.
+    size: usize,
     stage: Stage,
     /// The first failure, where one is known.
     failure: Option<FailureNote>,
@@ -55,19 +59,23 @@ pub(super) struct Membership {
     blame: Option<Instant>,
     /// Who was lost.
     lost: Option<String>,
+    /// The agent knows that this node is cut off.
+    is_cut_off: bool,
 }
 
 impl Membership {
-    pub(super) fn new(number: u64, nodes: Vec<Node>) -> Self {
+    pub(super) fn new(number: u64, nodes: Vec<Node>, size: usize) -> Self {
         Self {
             number,
             nodes,
+            size,
             stage: Stage::Running,
             failure: None,
             untold: None,
             untold_success: false,
             blame: None,
             lost: None,
+            is_cut_off: false,
         }
     }
 
@@ -101,9 +109,23 @@ impl Membership {
         runs
     }
 
-    /// Whether workers may be running.
-    pub(super) fn runs(&self) -> bool {
-        self.stage == Stage::Running
+    /// This node is cut off; whether that is news, and there may be workers that must not outlive it.
+    pub(super) fn is_cut_off(&mut self) -> bool {
+        let may_have_workers = matches!(self.stage, Stage::Running | Stage::Stopping);
+        if may_have_workers {
+            self.stage = Stage::Stopping;
+        }
+        may_have_workers && !std::mem::replace(&mut self.is_cut_off, true)
+    }
+
+    /// Whether the workers are being stopped.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stage == Stage::Stopping && self.blame.is_none()
+    }
+
+    /// Whether the agent knows that all workers have succeeded.
+    pub(super) fn is_over(&self) -> bool {
+        self.stage == Stage::Over
     }
 
     /// The first failure of the round, where one is known.
@@ -115,7 +137,12 @@ impl Membership {
 impl Driver {
     /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
     pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
+        let tells_success = matches!(&self.phase, Phase::Member(membership) if membership.untold_success);
         self.tell()?;
+        if tells_success {
+            // The look is older, and ours may have been the last success that was missing.
+            return Ok(Instant::now());
+        }
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &self.backend) else {
             return Ok(Instant::now());
         };
@@ -123,13 +150,15 @@ impl Driver {
             return Ok(Instant::now() + self.plan.tick());
         }
         let told = membership.failure();
-        let is_closed = backend.state().closed;
+        let is_mixed = matches!(self.begun, Begun::Mixed(_));
+        // Beside torchrun's agents there is no state, but ours still say how the job ends.
+        let is_closed = if is_mixed { look.end.is_some() } else { backend.state().closed };
         match judge(membership.stage, look, is_closed, &membership.nodes, told) {
             Verdict::Nothing | Verdict::RunOn => {}
             Verdict::Failed(note) => self.others_failed(note),
             Verdict::Succeeded => {
-                membership.stage = Stage::Over;
-                self.outlet.tell(News::AllSucceeded);
+                let round = membership.number;
+                self.all_succeeded(round);
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
@@ -138,7 +167,7 @@ impl Driver {
                 return Ok(Instant::now());
             }
         }
-        let until = self.keep(look)?;
+        let until = if is_mixed { Instant::now() + self.plan.tick() } else { self.keep(look)? };
         Ok(self.blame_by(until))
     }
 
@@ -149,6 +178,10 @@ impl Driver {
         else {
             return Ok(());
         };
+        if matches!(self.begun, Begun::Mixed(_)) {
+            // A restart is each node's own.
+            membership.failure = membership.untold.take().or(membership.failure.take());
+        }
         if let Some(note) = &membership.untold {
             let first = backend.tell_failure(membership.number, note)?;
             let is_ours = first == *note;
@@ -159,10 +192,30 @@ impl Driver {
             }
         }
         if membership.untold_success {
-            backend.tell_success(membership.number, &me.node, membership.nodes.len())?;
+            backend.tell_success(membership.number, &me.node, membership.size)?;
             membership.untold_success = false;
         }
         Ok(())
+    }
+
+    /// The round whose success is to be listened for: a torchrun agent may host the store, and goes without waiting for us.
+    pub(super) fn awaited_success(&self) -> Option<u64> {
+        let Phase::Member(membership) = &self.phase else { return None };
+        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
+        let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
+        let is_mixed = || matches!(self.begun, Begun::Mixed(_));
+        (waits && (is_mixed() || membership.nodes.iter().any(is_torchs))).then_some(membership.number)
+    }
+
+    /// The workers of all nodes of a round have succeeded.
+    pub(super) fn all_succeeded(&mut self, round: u64) {
+        if let Phase::Member(membership) = &mut self.phase
+            && membership.stage == Stage::Succeeded
+            && membership.number == round
+        {
+            membership.stage = Stage::Over;
+            self.outlet.tell(News::AllSucceeded);
+        }
     }
 
     fn others_failed(&mut self, note: FailureNote) {
@@ -250,19 +303,22 @@ impl Driver {
         Ok(())
     }
 
-    /// Answers who is to blame where the time is over; else when it is.
+    /// Answers who is to blame where that is known or the time is over; else when it is.
     fn blame_by(&mut self, until: Instant) -> Instant {
-        let Phase::Member(membership) = &self.phase else { return until };
+        let (Phase::Member(membership), Some(backend)) = (&self.phase, &self.backend) else { return until };
         let Some(deadline) = membership.blame else { return until };
-        let is_known = membership.stage != Stage::Running;
-        if is_known || Instant::now() >= deadline {
-            let lost = membership.lost.clone();
-            self.answer_blame(lost);
-            return until;
+        // A node that fails before it notices who was lost has told its own failure.
+        let has_gone = |node: &&Node| !listed(backend.state()).any(|other| other == *node);
+        let gone = membership.nodes.iter().find(has_gone).map(|node| self.book.name(node));
+        let lost = membership.lost.clone().or(gone);
+        if lost.is_none() && Instant::now() < deadline {
+            return until.min(deadline);
         }
-        until.min(deadline)
+        self.answer_blame(lost);
+        until
     }
 
+    /// Answers, where it was asked.
     pub(super) fn answer_blame(&mut self, lost: Option<String>) {
         if let Phase::Member(membership) = &mut self.phase
             && membership.blame.take().is_some()

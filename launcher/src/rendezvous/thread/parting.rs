@@ -8,7 +8,7 @@ use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::round::{Goal, Step, View, next};
 
-use super::driver::{Driver, Phase, wall};
+use super::driver::{Driver, Phase, Standing, wall};
 
 /// How long the others may take to go: they still write their last words into our store.
 const AFTER_SUCCESS: Duration = Duration::from_secs(5);
@@ -27,11 +27,19 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
+        while self.backend.is_none()
+            && !self.is_over()
+            && !self.bond.is_refused()
+            && Instant::now() < deadline
+        {
+            let next = self.reach(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
         if let Err(error) = self.say_farewell(&parting, deadline) {
             tracing::debug!(%error, "the rendezvous store was not told how this node goes");
         }
         // Ours are no connections of others.
-        self.backend = None;
+        (self.backend, self.worn) = (None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
@@ -43,7 +51,7 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure } if !self.is_out => {
+            Parting::Close { succeeded, failure } if self.standing != Standing::Out => {
                 let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
                 backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
                 Goal::Close
@@ -79,7 +87,7 @@ impl Driver {
     }
 
     fn has_guests(&self) -> bool {
-        let _ = (&self.store, self.greeted.server());
-        false
+        let stores = self.store.as_deref().into_iter().chain(self.greeted.server());
+        stores.into_iter().any(|store| store.connections().is_ok_and(|count| count > 0))
     }
 }

@@ -1,7 +1,7 @@
 //! The store where the workers meet, for the rounds in which this node has rank 0.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,10 +9,13 @@ use rankrun_contract::env::Master;
 
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
-use crate::rendezvous::host::{Guests, lacks_family};
+use crate::rendezvous::host::Guests;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
-use crate::store::{StoreError, StoreServer};
+use crate::store::StoreServer;
+use crate::store::listen::Interfaces;
+
+use super::plan::Fixed;
 
 /// The agent's own store, which the agent asks who is there and the thread serves: one listener for the agent's life.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +25,7 @@ pub(super) struct Greeted {
 
 #[derive(Debug, Default)]
 struct Shared {
-    server: OnceLock<StoreServer>,
+    server: OnceLock<Arc<StoreServer>>,
     /// Whether the workers of this round meet there.
     is_used: AtomicBool,
 }
@@ -41,7 +44,12 @@ impl Greeted {
 
     /// The server, where it was opened.
     pub(super) fn server(&self) -> Option<&StoreServer> {
-        self.shared.server.get()
+        self.shared.server.get().map(Arc::as_ref)
+    }
+
+    /// The workers meet in a store that is open already.
+    pub(super) fn is(&self, store: &Arc<StoreServer>) {
+        self.shared.server.get_or_init(|| Arc::clone(store));
     }
 }
 
@@ -52,6 +60,19 @@ pub(super) enum WorkersStore {
     Agent(AgentHosted),
     /// Worker rank 0.
     Worker(WorkerStore),
+    /// Nobody besides: the workers meet in the rendezvous store, which is ours.
+    Shared(SharedStore),
+}
+
+/// The rendezvous store, where the workers meet in it too.
+#[derive(Debug)]
+pub(super) struct SharedStore {
+    store: Arc<StoreServer>,
+    master: Master,
+    /// Before every key of the agents.
+    prefix: String,
+    /// The numbers in the greetings of the agents.
+    agents: BTreeSet<u32>,
 }
 
 impl WorkersStore {
@@ -65,11 +86,31 @@ impl WorkersStore {
         Self::Worker(WorkerStore::new(String::new(), ports))
     }
 
+    /// Open already.
+    pub(super) fn shared(store: Arc<StoreServer>, fixed: &Fixed) -> Self {
+        let master = Master { port: store.local_addr().port(), ..fixed.master.clone() };
+        Self::Shared(SharedStore {
+            store,
+            master,
+            prefix: format!("/{}/", fixed.run_id),
+            agents: BTreeSet::new(),
+        })
+    }
+
+    /// Whose connections outlive a round.
+    pub(super) fn agents(&mut self, numbers: impl Iterator<Item = u32>) {
+        if let Self::Shared(shared) = self {
+            shared.agents = numbers.collect();
+        }
+    }
+
     /// What the workers are told as host.
     pub(super) fn at(&mut self, addr: &str) {
         match self {
             Self::Agent(store) => addr.clone_into(&mut store.addr),
             Self::Worker(store) => addr.clone_into(&mut store.addr),
+            // Every node was told.
+            Self::Shared(_) => {}
         }
     }
 }
@@ -86,35 +127,12 @@ pub(super) struct AgentHosted {
 
 impl AgentHosted {
     fn bind(&self) -> Result<StoreServer, RendezvousError> {
-        let (first, second): (IpAddr, IpAddr) = match self.guests {
-            Guests::Others => (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()),
-            Guests::ThisMachine => (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+        let at = match self.guests {
+            Guests::Others => Interfaces::All,
+            Guests::ThisMachine => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
         };
-        let bound = in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(first, port)));
-        let bound = bound.or_else(|error| match &error {
-            StoreError::Bind { source, .. } if lacks_family(source) => {
-                in_range(self.ports, |port| StoreServer::bind(SocketAddr::new(second, port)))
-            }
-            _ => Err(error),
-        });
-        Ok(bound?)
+        Ok(StoreServer::bind_in(at, 0, self.ports)?)
     }
-}
-
-/// The first port of the range that can be had, or any.
-fn in_range(
-    ports: Option<PortRange>,
-    mut bind: impl FnMut(u16) -> Result<StoreServer, StoreError>,
-) -> Result<StoreServer, StoreError> {
-    let Some(PortRange { first, last }) = ports else { return bind(0) };
-    let mut result = bind(first);
-    for port in first.saturating_add(1)..=last {
-        if result.is_ok() {
-            break;
-        }
-        result = bind(port);
-    }
-    result
 }
 
 impl AgentStore for AgentHosted {
@@ -123,14 +141,14 @@ impl AgentStore for AgentHosted {
             Some(server) => server,
             None => {
                 let server = self.bind()?;
-                self.greeted.shared.server.get_or_init(|| server)
+                self.greeted.shared.server.get_or_init(|| Arc::new(server))
             }
         };
         Ok(Master { addr: self.addr.clone(), port: server.local_addr().port(), agent_store: true })
     }
 
     fn reset(&mut self) -> Result<(), RendezvousError> {
-        Ok(self.greeted.shared.server.get().map_or(Ok(()), StoreServer::reset)?)
+        Ok(self.greeted.server().map_or(Ok(()), StoreServer::reset)?)
     }
 }
 
@@ -139,6 +157,7 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.open(),
             Self::Worker(store) => store.open(),
+            Self::Shared(shared) => Ok(shared.master.clone()),
         }
     }
 
@@ -146,6 +165,7 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.reset(),
             Self::Worker(store) => store.reset(),
+            Self::Shared(shared) => Ok(shared.store.reset_keeping(&[&shared.prefix], &shared.agents)?),
         }
     }
 }

@@ -127,11 +127,10 @@ fn static_no_peer() {
 #[track_caller]
 fn with_a_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
     let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
-    let own = || guest(name, store, "1", &conf).args(lease(name));
-    let first = own().worker(["seat", &gate.step()]).start();
+    let own = || guest(name, store, "1", &conf).args(lease(name)).worker(["seat", &gate.step()]);
+    let first = own().start();
     first.line("seat rank=");
-    let second = own().worker(["seat"]).start();
-    (first, second)
+    (first, own().start())
 }
 
 /// A short lease, where the launcher knows it.
@@ -165,6 +164,8 @@ fn spare_takes_over() {
         for process in first.processes() {
             process.signal(Signal::SIGKILL);
         }
+        second.line("seat rank=");
+        gate.open(1);
         let outcome = second.wait();
         (outcome.status.code(), seats(&[outcome]))
     });
@@ -187,16 +188,14 @@ fn fail_restarts_all() {
     let found = agree(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
-        let own = |last: &[String]| {
-            let steps = ["seat".to_owned()].into_iter().chain(last.iter().cloned());
-            agent(name, &endpoint, "2", JOINS).args(["--max-restarts", "1"]).worker(steps).start()
+        let step = format!("first={},0,3", scratch.folder("lives", 0o777));
+        // The first address has rank 0.
+        let own = |address: &str| {
+            let launch = agent(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+            launch.args(["--max-restarts", "1"]).worker(["seat", &step])
         };
-        let failing = own(&["life<1:exit=3".to_owned()]);
-        let other = own(&[gate.step()]);
-        let seats = other.lines("seat rank=", 2);
-        gate.open(1);
-        let outcomes = [failing, other].map(Job::wait);
+        let outcomes = together([own("127.0.0.1"), own("localhost")]);
+        let seats = outcomes[1].lines_with("seat rank=");
         let lives: Vec<_> = outcomes
             .iter()
             .map(|outcome| {
@@ -274,9 +273,11 @@ fn peer_fails() {
     }
     for name in Name::both() {
         let endpoint = format!("localhost:{}", free_port());
-        let own = |steps: &[&str]| agent(*name, &endpoint, "2", JOINS).worker(steps.iter().copied()).start();
-        let waits = own(&["seat", "forever"]);
-        let fails = own(&["seat", "sleep-ms=100", "exit=3"]);
+        let own = |address: &str| {
+            let launch = agent(*name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+            launch.worker(["seat", "sum", "rank0:exit=3", "forever"]).start()
+        };
+        let (fails, waits) = (own("127.0.0.1"), own("localhost"));
         fails.wait().exits(name.code(3));
         waits.wait().exits(1);
     }

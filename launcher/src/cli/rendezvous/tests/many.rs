@@ -111,7 +111,7 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
     let ours = times(&format!("{c10d} --lease 500ms --join-timeout 2m --last-call 1.5"));
     assert_eq!((ours.lease, ours.join), (Duration::from_millis(500), seconds(120)));
     assert_eq!(ours.last_call, Duration::from_millis(1500));
-    let waits = RoundTimes { join: seconds(120), ..RoundTimes::of_static() };
+    let waits = RoundTimes { join: seconds(120), read: seconds(120), ..usual };
     assert_eq!(times(&format!("{fixed} --join-timeout 2m")), waits);
     // What is typed counts before a variable, whichever of the two it is.
     let launch = |line: &str, variable| match try_launch(line, &[variable]).unwrap().spec.rendezvous {

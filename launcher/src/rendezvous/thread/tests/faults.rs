@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -57,6 +57,35 @@ fn a_lost_node_is_to_blame() {
     assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
     agents[0].rendezvous.wish(Wish::Blame);
     assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
+}
+
+#[test]
+fn a_failure_that_is_told_before_its_cause_is_known_is_still_the_lost_nodes() {
+    let mut job = hosted(1, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let first = agents.remove(0);
+    first.fail(&note(0));
+    assert_eq!(agents[0].changed(), Change::PeerFailed(note(0)));
+    drop(agents);
+    let blamed = std::iter::repeat_with(|| {
+        first.rendezvous.wish(Wish::Blame);
+        first.news()
+    });
+    // The end of the other's connections may come after the first question.
+    let answer = blamed.into_iter().find(|answer| !matches!(answer, News::Blamed(None)));
+    assert!(matches!(&answer, Some(News::Blamed(Some(_)))), "{answer:?}");
+}
+
+#[test]
+fn what_is_told_just_before_the_next_round_is_told() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].fail(&note(0));
+    agents[0].join();
+    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)));
+    agents[1].join();
+    assert!(agents.iter().all(|agent| agent.joined().number == 1));
 }
 
 #[test]

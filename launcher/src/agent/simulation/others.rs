@@ -1,0 +1,309 @@
+//! The other nodes of the job, as far as this one hears of them, and what is due where it does
+//! (`state/rendezvous.rs`).
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
+
+use super::book::{Book, Cause, Question};
+use super::history::Random;
+use super::invariants::{Turn, Verdict, must};
+use super::setup::millis;
+use crate::agent::message::{Action, Ending, Farewell, Input};
+use crate::exit_code::ExitStatus;
+use crate::rendezvous::{Change, FailureNote, Round};
+
+/// What can happen elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// The round is complete that this node wants to be in.
+    Completes,
+    PeerFails,
+    PeerIsLost,
+    NodeWaits,
+    /// This node is; in so many milliseconds it is taken for dead.
+    CutsOff(u32),
+    /// The workers of all nodes have.
+    AllSucceed,
+    Closes,
+    NotNeeded,
+    Fails,
+}
+
+impl Elsewhere {
+    pub(super) fn random(random: &mut Random) -> Self {
+        random.pick(&[
+            Self::Completes,
+            Self::Completes,
+            Self::Completes,
+            Self::PeerFails,
+            Self::PeerIsLost,
+            Self::NodeWaits,
+            Self::CutsOff(0),
+            Self::CutsOff(300),
+            Self::CutsOff(2_000),
+            Self::AllSucceed,
+            Self::AllSucceed,
+            Self::Closes,
+            Self::NotNeeded,
+            Self::Fails,
+        ])
+    }
+}
+
+/// Where the rendezvous is, which knows before the agent does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stance {
+    #[default]
+    Idle,
+    Joining,
+    Member,
+    /// And its workers have succeeded.
+    Succeeded,
+    Out,
+}
+
+/// The rendezvous of a virtual node.
+#[derive(Debug, Default)]
+pub(super) struct Rendezvous {
+    stance: Stance,
+    rounds: u64,
+}
+
+impl Rendezvous {
+    pub(super) const fn join(&mut self) {
+        self.stance = Stance::Joining;
+    }
+
+    pub(super) fn succeed(&mut self) {
+        if self.stance == Stance::Member {
+            self.stance = Stance::Succeeded;
+        }
+    }
+
+    /// What the agent hears of it; nothing where it cannot happen.
+    pub(super) fn happen(&mut self, what: Elsewhere, now: Instant) -> Option<Input> {
+        let is_member = matches!(self.stance, Stance::Member | Stance::Succeeded);
+        let change = |change| is_member.then_some(Input::Changed(change));
+        let node = "th2".to_owned();
+        match what {
+            Elsewhere::Completes if self.stance == Stance::Joining => {
+                self.stance = Stance::Member;
+                self.rounds += 1;
+                Some(Input::Joined(round(self.rounds)))
+            }
+            Elsewhere::Completes => None,
+            Elsewhere::PeerFails => change(Change::PeerFailed(note())),
+            Elsewhere::PeerIsLost => change(Change::PeerLost { node }),
+            Elsewhere::NodeWaits => change(Change::NodeWaits { node }),
+            Elsewhere::CutsOff(left) => change(Change::CutOff { kill_by: now + millis(left) }),
+            Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
+            Elsewhere::Closes => self.over(Ending::Closed { failure: Some(note()) }),
+            Elsewhere::NotNeeded => self.over(Ending::NotNeeded),
+            Elsewhere::Fails => self.over(Ending::Failed),
+        }
+    }
+
+    fn over(&mut self, ending: Ending) -> Option<Input> {
+        let is_in = !matches!(self.stance, Stance::Idle | Stance::Out);
+        is_in.then(|| {
+            self.stance = Stance::Out;
+            Input::Over(ending)
+        })
+    }
+}
+
+fn round(number: u64) -> Box<Round> {
+    let world_size = WorldSize::new(8).expect("eight");
+    Box::new(Round {
+        number,
+        node_rank: NodeRank(0),
+        nodes: NodeCount::new(2).expect("two"),
+        base_rank: Rank(0),
+        world_size,
+        base_role_rank: Rank(0),
+        role_world_size: world_size,
+        master: Master { addr: "th1".to_owned(), port: 1, agent_store: true },
+        members: Vec::new(),
+    })
+}
+
+fn note() -> FailureNote {
+    FailureNote {
+        node_rank: NodeRank(1),
+        host: "th2".to_owned(),
+        rank: Rank(5),
+        local_rank: LocalRank(1),
+        pid: 1,
+        ended: "exit code 1".to_owned(),
+        message: None,
+    }
+}
+
+/// What the book knows of the other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The machine wants to be in a round, and is in none.
+    pub(super) is_joining: bool,
+    /// The last round that it was let into.
+    pub(super) round: Option<u64>,
+    /// Of the restarts that were granted, those that were this node's own.
+    pub(super) restarts: u32,
+    /// That the job has ended.
+    pub(super) over: Option<Ending>,
+    /// That the workers of all have succeeded.
+    pub(super) all_succeeded: bool,
+}
+
+impl Book {
+    /// The machine is about to be told this of other nodes.
+    pub(super) fn enter_elsewhere(&mut self, input: &Input, now: Instant) {
+        let is_in_a_round = self.starts > 0 && !self.others.is_joining;
+        match input {
+            Input::Joined(round) if self.others.is_joining => {
+                (self.others.is_joining, self.others.round) = (false, Some(round.number));
+            }
+            Input::Changed(change) if is_in_a_round => {
+                if let Change::CutOff { kill_by } = change {
+                    self.life.cut_off =
+                        Some(self.life.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
+                    self.life.kill_by = self.life.kill_by.map(|before| before.min(*kill_by));
+                }
+                // Once it is known whose failure it was, that stays.
+                let is_open = self.life.answered.is_none();
+                self.life.has_peer_failed |= is_open && matches!(change, Change::PeerFailed(_));
+                self.life.because(Cause::Others, now);
+            }
+            Input::Blamed(node) if self.answered(Question::Blame, now) => {
+                self.life.is_blamed_elsewhere |= node.is_some();
+            }
+            Input::AllSucceeded => self.others.all_succeeded = true,
+            Input::Over(ending) if self.others.over.is_none() => {
+                self.others.over = Some(ending.clone());
+                if is_in_a_round {
+                    self.life.because(Cause::Over, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The restarts that the machine has used.
+    pub(super) const fn used(&self) -> u32 {
+        if self.setup.others { self.others.restarts } else { self.starts }
+    }
+}
+
+impl Turn<'_> {
+    /// The workers of this node ended for what another one did.
+    pub(super) fn is_others(&self) -> bool {
+        let life = &self.book.life;
+        self.setup.others
+            && match self.cause() {
+                Some(Cause::Others | Cause::Over) => true,
+                Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
+                    life.has_peer_failed || life.is_blamed_elsewhere
+                }
+                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => false,
+            }
+    }
+
+    /// All start again by the restart policy.
+    pub(super) fn restarts(&self) -> bool {
+        let begins = |action: &Action| match action {
+            Action::Start { .. } => !self.setup.others,
+            Action::Join { .. } => self.setup.others,
+            _ => false,
+        };
+        self.book.starts > 0 && self.actions.iter().any(begins) && !self.is_others()
+    }
+
+    /// Something is begun for the next generation.
+    pub(super) fn goes_on(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Start { .. } | Action::Join { .. }))
+    }
+}
+
+/// A start is for the round that was completed last, and for nothing else.
+pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
+    let told = match turn.input {
+        Some(Input::Joined(round)) if turn.book.others.round == Some(round.number) => Some(round.number),
+        _ => None,
+    };
+    for action in turn.actions {
+        if let Action::Start { round, .. } = action {
+            let number = round.as_ref().map(|round| round.number);
+            let is_it = if turn.setup.others { number == told && told.is_some() } else { number.is_none() };
+            must(is_it, || format!("a start for round {number:?} where {told:?} was completed"))?;
+        }
+        if let Action::Join { .. } = action {
+            let alive = turn.node.processes.iter().find(|process| process.is_alive() && !process.by_hand);
+            must(turn.setup.others && turn.book.ready, || "there is nobody to join".to_owned())?;
+            must(alive.is_none(), || format!("it joins, and {alive:?} is alive"))?;
+            let is_asked = turn.book.open.is_some();
+            must(!is_asked, || "it joins while something is being looked at".to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+/// What the other nodes do ends a round here at once, and what is done here they hear of at once.
+pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
+    if !turn.setup.others || turn.book.finished {
+        return Ok(());
+    }
+    let (book, finish) = (turn.book, turn.finish());
+    let is_up = book.time_is_up_at().is_some_and(|end| end <= turn.now);
+    match turn.input {
+        Some(Input::Changed(_) | Input::Over(_)) if book.starts > 0 && !book.others.is_joining => {
+            let untold = turn.workers().find(|process| process.is_alive() && process.told.is_empty());
+            let tells = turn.actions.iter().any(|action| matches!(action, Action::Signal { .. }));
+            must(untold.is_none() || tells, || format!("the round is over, and {untold:?} runs on"))?;
+        }
+        _ => {}
+    }
+    let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !book.life.start_pending;
+    if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
+        must(finish.is_some(), || "the job is over and nobody is left, and it goes on".to_owned())?;
+    }
+    if matches!(turn.input, Some(Input::Joined(_))) && book.wish.is_none() {
+        must(turn.goes_on() || finish.is_some(), || "a round is complete, and nobody starts".to_owned())?;
+    }
+    if matches!(turn.input, Some(Input::AllSucceeded)) && book.life.cause.is_none() && book.wish.is_none() {
+        must(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
+    }
+    if matches!(turn.input, Some(Input::Blamed(Some(_)))) && book.life.is_blamed_elsewhere && !is_up {
+        must(turn.goes_on() || finish.is_some(), || {
+            "it is another node's doing, and nothing is done".to_owned()
+        })?;
+        let ends = finish.is_some() && book.others.over.is_none() && book.wish.is_none();
+        must(!ends, || "it is another node's doing, and the job ends".to_owned())?;
+    }
+    the_failure_is_told(turn)?;
+    finish.map_or(Ok(()), |end| {
+        let is_left = end.stopped_by.is_some()
+            || end.time_limit.is_some()
+            || end.elsewhere.is_some()
+            || end.failure.is_none() && !matches!(turn.cause(), Some(Cause::NotStarted));
+        let due = match end.status {
+            ExitStatus::SUCCESS if end.elsewhere.is_none() => Farewell::Succeeded,
+            _ if is_left => Farewell::Left,
+            _ => Farewell::Failed,
+        };
+        must(end.farewell == due, || format!("{:?} is told where {due:?} is due", end.farewell))
+    })
+}
+
+/// As soon as it is one.
+fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
+    let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
+    let (was, is) = (turn.book.life.is_failure_told, turn.cause());
+    let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
+    let is_known = turn.book.others.over.is_some() || turn.book.life.has_peer_failed;
+    must(!tells || is_own && !was, || format!("a failure is told where the cause is {is:?}"))?;
+    must(tells || was || is_known || !is_own, || format!("nobody is told of {is:?}"))
+}
+
+/// From the question whose failure it is to the moment from which on nobody waits for the answer.
+pub(super) const LONGEST_BLAME: Duration = Duration::from_secs(5);

@@ -1,0 +1,145 @@
+//! The first round of a job of a fixed number of nodes whose ranks are given: after it the job goes on as a dynamic one,
+//! or, beside torchrun's agents, there is no other round.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::time::Instant;
+
+use rankrun_contract::env::Master;
+
+use crate::rendezvous::c10d::Trouble;
+use crate::rendezvous::exchange::{Aborted, ExchangeError};
+use crate::rendezvous::fixed::{FirstRound, Setup, first_round, roll_call};
+use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::state::Node;
+use crate::rendezvous::{News, Over, Round, Waiting};
+use crate::store::client::Client;
+
+use super::book::{by_rank, ranks_of};
+use super::driver::{Driver, Phase, wall};
+use super::member::Membership;
+use super::plan::Fixed;
+
+/// How far a job with given ranks has come.
+#[derive(Debug, Clone)]
+pub(super) enum Begun {
+    /// Nobody knows yet what the others run.
+    NotYet,
+    /// All agents are ours: the shared state says what goes on.
+    Alone,
+    /// torchrun's agents take part: this is the only round.
+    Mixed(Box<Round>),
+}
+
+impl Driver {
+    /// Where the workers meet, where every node was told.
+    pub(super) fn told_master(&self, fixed: &Fixed) -> Master {
+        let port = self.own_store().map_or(fixed.master.port, |store| store.port());
+        Master { port, ..fixed.master.clone() }
+    }
+
+    /// Takes part in the first round of a job with given ranks.
+    pub(super) fn begin(&mut self) -> Result<Instant, Trouble> {
+        let (Phase::Joining(joining), Some(me), Some(fixed), Some(backend)) =
+            (&self.phase, &self.me, self.plan.fixed.clone(), &mut self.backend)
+        else {
+            return Ok(Instant::now());
+        };
+        let (workers, node) = (joining.workers, me.node.clone());
+        let descriptor = self.plan.descriptor(workers);
+        let Some(mut bell) = backend.lend()? else { return Ok(Instant::now()) };
+        let master = self.told_master(&fixed);
+        let role = self.plan.role.clone();
+        let setup = Setup {
+            run_id: &fixed.run_id,
+            node: &node,
+            descriptor: &descriptor,
+            node_rank: fixed.node_rank,
+            nodes: self.plan.nodes.max,
+            role: &role,
+            workers,
+            master: &master,
+            timeout: self.plan.times.join,
+            lease: self.plan.times.lease,
+            wall: wall(),
+        };
+        let mut trouble = None;
+        let mut meanwhile = |_: &mut Client| {
+            self.meanwhile().map_err(|why| {
+                trouble = why;
+                Aborted
+            })
+        };
+        let result = first_round(&mut bell, &setup, &mut meanwhile);
+        if let Some(trouble) = trouble {
+            return Err(trouble);
+        }
+        match result {
+            Err(ExchangeError::Store(error)) => return Err(error.into()),
+            Err(ExchangeError::Failed(error)) => self.over(Over::Failed(error)),
+            Err(ExchangeError::Aborted) => {}
+            Ok(first) => self.begun(first)?,
+        }
+        if let Some(backend) = &mut self.backend {
+            backend.give_back(bell);
+        }
+        Ok(Instant::now())
+    }
+
+    fn begun(&mut self, first: FirstRound) -> Result<(), Trouble> {
+        match first {
+            FirstRound::Running => {
+                self.begun = Begun::Alone;
+                // Who is in the state under our node rank is the one whose place we take.
+                self.look()?;
+            }
+            FirstRound::Alone { round, state } => {
+                self.begun = Begun::Alone;
+                self.book.ranked(ranks_of(&state));
+                self.starts(*round, by_rank(&state));
+            }
+            FirstRound::Mixed(round) => {
+                if let (Some(backend), Some(fixed)) = (&mut self.backend, &self.plan.fixed) {
+                    backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+                }
+                self.begun = Begun::Mixed(Box::new(round.clone()));
+                self.starts(round, Vec::new());
+            }
+        }
+        Ok(())
+    }
+
+    /// The workers may start.
+    pub(super) fn starts(&mut self, round: Round, nodes: Vec<Node>) {
+        let own_port = self.greeted.server().map(|store| store.local_addr().port());
+        self.greeted.used(round.node_rank.0 == 0 && own_port == Some(round.master.port));
+        self.phase = Phase::Member(Membership::new(round.number, nodes, round.nodes.get() as usize));
+        self.outlet.tell(News::Joined(Box::new(round)));
+    }
+
+    /// What goes on while it is waited for the others of the first round.
+    fn meanwhile(&mut self) -> Result<(), Option<Trouble>> {
+        if self.obey().is_break() || self.ending.is_some() {
+            return Err(None);
+        }
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.beat().map_err(Some)?;
+        }
+        self.call_the_roll(now).map_err(Some)
+    }
+
+    /// Tells people now and then who is missing.
+    fn call_the_roll(&mut self, now: Instant) -> Result<(), Trouble> {
+        let (Phase::Joining(joining), Some(fixed)) = (&mut self.phase, &self.plan.fixed) else {
+            return Ok(());
+        };
+        let Some(left) = joining.line_is_due(now) else { return Ok(()) };
+        let nodes = self.plan.nodes;
+        let Some(backend) = &mut self.backend else { return Ok(()) };
+        let (here, missing) = roll_call(backend.calls(), &fixed.run_id, nodes.max)?;
+        let missing = missing.into_iter().map(|rank| format!("node rank {rank}")).collect();
+        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, is_spare: false };
+        self.outlet.tell(News::Waiting(waiting));
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! What was asked for, as far as it does not change. Pure, but for the names that a node gives itself.
+
+use std::time::Duration;
+
+use rankrun_contract::env::Master;
+use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
+
+use crate::facts::short_hostname;
+use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::host::Endpoint;
+use crate::rendezvous::keys::Keys;
+use crate::spec::RendezvousSpec;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
+
+use super::Setup;
+use super::driver::random;
+
+/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
+const POLL: Duration = Duration::from_secs(1);
+/// Signs of life are given, and looked for, as often as this part of the lease.
+const BEATS_IN_LEASE: u32 = 5;
+
+/// What does not change.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) endpoint: Endpoint,
+    pub(super) keys: Keys,
+    pub(super) nodes: NodeRange,
+    pub(super) node_rank: Option<NodeRank>,
+    pub(super) times: RoundTimes,
+    pub(super) local_addr: Option<String>,
+    pub(super) network: NetworkSpec,
+    pub(super) role: String,
+    pub(super) entry: Entry,
+    pub(super) version: String,
+    pub(super) host: String,
+    pub(super) nonce: u32,
+    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
+    pub(super) agent_store: bool,
+    /// Where every node was told at its start which rank it has.
+    pub(super) fixed: Option<Fixed>,
+}
+
+/// What the nodes of a job with given ranks know from the start.
+#[derive(Debug, Clone)]
+pub(super) struct Fixed {
+    pub(super) run_id: RunId,
+    pub(super) node_rank: NodeRank,
+    /// Where the workers meet: in the one store.
+    pub(super) master: Master,
+}
+
+impl Plan {
+    /// What was asked for, and whether this node was told to host.
+    pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
+        let Setup { spec, network, role, workers: _, entry, version } = setup;
+        let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
+        let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
+        let mut plan = Self {
+            endpoint: standalone(),
+            keys: Keys::dynamic(spec.run_id()),
+            nodes: NodeRange::ONE,
+            node_rank: None,
+            times: RoundTimes::default(),
+            local_addr: None,
+            network,
+            role,
+            entry,
+            version,
+            host: short_hostname(),
+            nonce,
+            agent_store: true,
+            fixed: None,
+        };
+        let is_host = match spec {
+            RendezvousSpec::C10d {
+                run_id: _,
+                host,
+                port,
+                local_addr,
+                worker_store,
+                nodes,
+                is_host,
+                node_rank,
+                times,
+            } => {
+                plan.endpoint = Endpoint { host, port };
+                (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
+                (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+                is_host
+            }
+            RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
+                plan.endpoint = Endpoint { host: addr.clone(), port };
+                plan.keys = Keys::fixed(&run_id);
+                (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
+                (plan.local_addr, plan.times) = (local_addr, times);
+                let master = Master { addr, port, agent_store: true };
+                plan.fixed = Some(Fixed { run_id, node_rank, master });
+                Some(node_rank == NodeRank(0))
+            }
+            RendezvousSpec::Standalone { run_id: _, local_addr, worker_store } => {
+                (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+                Some(true)
+            }
+        };
+        (plan, is_host)
+    }
+
+    /// Between two signs of life.
+    pub(super) fn tick(&self) -> Duration {
+        POLL.min(self.times.lease / BEATS_IN_LEASE)
+    }
+
+    /// What this agent says of itself.
+    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
+        Descriptor {
+            protocol: PROTOCOL,
+            version: self.version.clone(),
+            host: self.host.clone(),
+            nodes: self.nodes,
+            node_rank: self.node_rank,
+            workers,
+            entrypoint: self.entry.text.clone(),
+            digest: self.entry.digest.clone(),
+            nonce: self.nonce,
+        }
+    }
+}
