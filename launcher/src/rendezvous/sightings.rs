@@ -32,6 +32,8 @@ struct Sign {
     /// Its beat has gone on while it was looked for.
     has_moved: bool,
     gone: Gone,
+    /// Its heartbeat in the state has changed since its beat was looked for: somebody thinks that it lives.
+    is_doubtful: bool,
     heartbeat: Option<Timestamp>,
     heartbeat_since: Instant,
 }
@@ -181,6 +183,7 @@ impl Sign {
             looked: now,
             has_moved: false,
             gone: Gone::No,
+            is_doubtful: false,
             heartbeat,
             heartbeat_since: now,
         }
@@ -188,7 +191,8 @@ impl Sign {
 
     /// Silence counts as long as somebody listens: what was not looked for may be there.
     fn is_dead(&self, limits: (Duration, Duration)) -> bool {
-        self.gone != Gone::No || self.looked.saturating_duration_since(self.since) >= self.limit(limits)
+        let is_silent = self.looked.saturating_duration_since(self.since) >= self.limit(limits);
+        !self.is_doubtful && (self.gone != Gone::No || is_silent)
     }
 
     const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
@@ -207,6 +211,7 @@ impl Sign {
     ) {
         if self.heartbeat != heartbeat {
             (self.heartbeat, self.heartbeat_since) = (heartbeat, now);
+            self.is_doubtful = true;
         }
         let life = match (self.life, beat) {
             (_, Some(beat)) => Life::Beat(beat),
@@ -214,6 +219,7 @@ impl Sign {
             (Life::Beat(_), None) => return,
             (Life::Heartbeat(_), None) => Life::Heartbeat(heartbeat),
         };
+        self.is_doubtful = false;
         let unseen = now.saturating_duration_since(self.looked);
         let interval = self.limit(limits) / LOOKS;
         self.looked = now;

@@ -85,6 +85,20 @@ fn nobody_is_dead_who_was_not_looked_for() {
 }
 
 #[test]
+fn nobody_is_dead_who_has_written_since_it_was_looked_for() {
+    let mut stage = Stage::new();
+    stage.state.last_heartbeats.insert(node("ours"), Timestamp(1));
+    stage.look_from(0, 6, 1, 1);
+    assert_eq!(stage.dead(), ["ours"]);
+    stage.state.last_heartbeats.insert(node("ours"), Timestamp(2));
+    let now = stage.at(6.1);
+    stage.sightings.saw(&stage.state, &BTreeMap::new(), now);
+    assert!(stage.dead().is_empty(), "it may have been cut off, and be back");
+    stage.look(7.0, 1, 1);
+    assert_eq!(stage.dead(), ["ours"], "others keep its heartbeat fresh until they miss it");
+}
+
+#[test]
 fn time_in_which_nobody_could_look_ages_nobody() {
     let mut stage = Stage::new();
     stage.look_from(0, 2, 1, 1);

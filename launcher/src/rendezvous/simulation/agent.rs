@@ -23,9 +23,8 @@ pub(super) struct Agent {
     pub(super) before: Option<u64>,
     /// The request without an answer.
     pub(super) pending: Option<u64>,
-    /// Somebody has rung since it was sent.
-    pub(super) rung: bool,
-    pub(super) owes_beat: bool,
+    /// It is to look again after that, and whether with a beat.
+    pub(super) owes: Option<bool>,
     /// When the newest beat was sent that was acknowledged.
     pub(super) beaten: u64,
     /// No message of it was lost since.
@@ -84,8 +83,7 @@ impl Agent {
             ranks: None,
             before: None,
             pending: None,
-            rung: false,
-            owes_beat: false,
+            owes: None,
             beaten: now,
             clear_since: now,
             wakes: 0,

@@ -96,8 +96,7 @@ impl Machine {
         view: &View<'_>,
         me: &Me,
         goal: Goal<'_>,
-        now: Instant,
-        wall: Timestamp,
+        (now, wall): (Instant, Timestamp),
     ) -> Step {
         let Some(fault) = self.fault else { return next(view, me, goal, now, wall) };
         let ranks = view.ranks.filter(|_| fault != Fault::SortsRanks);

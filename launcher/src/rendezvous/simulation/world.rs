@@ -322,19 +322,20 @@ impl World<'_> {
     fn look(&mut self, seat: usize, beat: bool) {
         let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.lives()) else { return };
         if agent.pending.is_some() {
-            agent.rung = true;
-            agent.owes_beat |= beat;
+            agent.owes = Some(beat || agent.owes == Some(true));
             return;
         }
-        let beat = beat || agent.owes_beat;
+        let beat = beat || agent.owes == Some(true);
         self.ask(seat, Request::Look { beat });
     }
 
     fn ask(&mut self, seat: usize, request: Request) {
         let id = self.happenings.len() as u64;
         let Some(agent) = &mut self.agents[seat] else { return };
-        (agent.pending, agent.rung) = (Some(id), false);
-        agent.owes_beat &= !matches!(request, Request::Look { beat: true });
+        agent.pending = Some(id);
+        if matches!(request, Request::Look { .. }) {
+            agent.owes = None;
+        }
         let who = self.who(seat);
         self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
         if !self.is_lost(seat) {
@@ -403,7 +404,7 @@ impl World<'_> {
         self.wait_for_workers(seat);
         self.judge_look(seat)?;
         self.act(seat)?;
-        if self.agents[seat].as_ref().is_some_and(|agent| agent.rung) {
+        if self.agents[seat].as_ref().is_some_and(|agent| agent.owes.is_some()) {
             self.look(seat, false);
         }
         Ok(())
@@ -484,7 +485,7 @@ impl World<'_> {
         let ranks = agent.ranks.as_deref();
         let view =
             View { state: &agent.known, sightings: &agent.sightings, agents: &self.descriptors, ranks };
-        let step = self.machine.next(&view, &agent.me, goal, at(now), wall);
+        let step = self.machine.next(&view, &agent.me, goal, (at(now), wall));
         self.note(seat, &step);
         self.perform(seat, step)
     }
@@ -619,9 +620,9 @@ impl World<'_> {
     }
 
     fn say(&mut self, what: impl FnOnce(&Self) -> String) {
-        if self.transcript.is_some() {
-            let line = format!("{:>6} ms  {}", self.now, what(self));
-            self.transcript.as_mut().expect("it is there").push(line);
+        if let Some(transcript) = self.transcript.take() {
+            transcript.push(format!("{:>6} ms  {}", self.now, what(self)));
+            self.transcript = Some(transcript);
         }
     }
 }
