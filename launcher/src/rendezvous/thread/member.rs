@@ -180,6 +180,7 @@ impl Driver {
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
     pub(super) fn tell(&mut self) -> Result<(), Trouble> {
+        let beside_torch = self.is_beside_torch();
         let (Phase::Member(membership), Some(me), Some(backend)) =
             (&mut self.phase, &self.me, &mut self.backend)
         else {
@@ -198,7 +199,8 @@ impl Driver {
             }
         }
         if membership.untold_success {
-            backend.tell_success(membership.number, &me.node, membership.size)?;
+            let counted = beside_torch.then_some(membership.size);
+            backend.tell_success(membership.number, &me.node, counted)?;
             membership.untold_success = false;
         }
         Ok(())
@@ -207,10 +209,15 @@ impl Driver {
     /// The round whose success is to be listened for: a torchrun agent may host the store, and goes without waiting for us.
     pub(super) fn awaited_success(&self) -> Option<u64> {
         let Phase::Member(membership) = &self.phase else { return None };
-        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
         let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
-        let is_mixed = || matches!(self.begun, Begun::Mixed(_));
-        (waits && (is_mixed() || membership.nodes.iter().any(is_torchs))).then_some(membership.number)
+        (waits && self.is_beside_torch()).then_some(membership.number)
+    }
+
+    /// Whether torchrun agents are in the round.
+    fn is_beside_torch(&self) -> bool {
+        let Phase::Member(membership) = &self.phase else { return false };
+        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
+        matches!(self.begun, Begun::Mixed(_)) || membership.nodes.iter().any(is_torchs)
     }
 
     /// The workers of all nodes of a round have succeeded.
