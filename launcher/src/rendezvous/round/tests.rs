@@ -185,6 +185,16 @@ fn the_last_one_turns_the_round_enters_all_and_completes_it() {
 }
 
 #[test]
+fn a_spare_of_torchruns_is_moved_only_into_a_round_that_is_complete_with_it() {
+    let mut stage = Stage::with(["", "", "t"]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 [m0] [] [t]", "it would not have a new deadline");
+    let mut stage = Stage::with(["", "", "t z"]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [t1 z2 m0] [] []");
+    let mut stage = Stage::with(["", "", "z"]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 last call [z0 m0] [] []");
+}
+
+#[test]
 fn who_was_in_the_round_before_comes_before_newcomers_and_these_become_spares() {
     let mut stage = Stage::with(["m", "a b z", ""]).complete(4);
     stage.ranks = Some(Ranks { round: 4, of: nodes("m z b").into_iter().zip(0..).collect() });
