@@ -75,6 +75,20 @@ impl Backend {
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
 
+    /// Puts what has turned out to be the cause in place of a failure of ours, where that is still the first.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn correct_failure(
+        &mut self,
+        round: u64,
+        ours: &FailureNote,
+        cause: &FailureNote,
+    ) -> Result<(), ClientError> {
+        self.calls.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json())?;
+        self.ring()
+    }
+
     /// Says how the job ends, unless that was said.
     ///
     /// # Errors

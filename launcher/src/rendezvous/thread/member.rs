@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use rankrun_contract::rank::NodeRank;
+
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
 use crate::rendezvous::note::why_left;
 use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
@@ -51,14 +53,16 @@ pub(super) struct Membership {
     stage: Stage,
     /// The first failure, where one is known.
     failure: Option<FailureNote>,
+    /// It is this node's, and the others were told.
+    is_ours: bool,
     /// This node's, which the others are still to be told.
     untold: Option<FailureNote>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
     /// The agent wants to know whom to blame, until then.
     blame: Option<Instant>,
-    /// Who was lost.
-    lost: Option<String>,
+    /// Who was lost: its rank and its name.
+    lost: Option<(usize, String)>,
     /// The agent knows that this node is cut off.
     is_cut_off: bool,
 }
@@ -71,6 +75,7 @@ impl Membership {
             size,
             stage: Stage::Running,
             failure: None,
+            is_ours: false,
             untold: None,
             untold_success: false,
             blame: None,
@@ -175,7 +180,7 @@ impl Driver {
             }
         }
         let until = if is_mixed { Instant::now() + self.plan.tick() } else { self.keep(look)? };
-        Ok(self.blame_by(until))
+        self.blame_by(until)
     }
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
@@ -194,6 +199,7 @@ impl Driver {
             let (first, by) = backend.tell_failure(membership.number, note)?;
             membership.untold = None;
             membership.failure = Some(first.clone());
+            membership.is_ours = by == FirstBy::Us;
             if by == FirstBy::Another {
                 self.outlet.tell(News::Changed(Change::PeerFailed(first)));
             }
@@ -233,8 +239,9 @@ impl Driver {
 
     fn others_failed(&mut self, note: FailureNote) {
         let Phase::Member(membership) = &mut self.phase else { return };
-        membership.failure = Some(note.clone());
-        if membership.stop() {
+        (membership.failure, membership.is_ours) = (Some(note.clone()), false);
+        // What was told before was not the cause.
+        if membership.stop() || note.is_of_lost_node() {
             self.outlet.tell(News::Changed(Change::PeerFailed(note)));
         }
     }
@@ -289,7 +296,8 @@ impl Driver {
             Upheaval::Gone(node) => {
                 let name = self.book.name(node);
                 let why = why_left(&backend.why_left(node)?);
-                membership.lost = Some(name.clone());
+                let rank = membership.nodes.iter().position(|member| member == node).unwrap_or_default();
+                membership.lost = Some((rank, name.clone()));
                 if why.is_empty() {
                     Change::PeerLost { node: name }
                 } else {
@@ -306,7 +314,7 @@ impl Driver {
             membership.failure = Some(note.clone());
         }
         membership.stop();
-        let lost = membership.lost.clone();
+        let lost = membership.lost.as_ref().map(|(_, name)| name.clone());
         // Whoever asks for whom to blame learns it in one answer.
         let is_answer = membership.blame.is_some() && lost.is_some();
         if !is_answer {
@@ -317,18 +325,28 @@ impl Driver {
     }
 
     /// Answers who is to blame where that is known or the time is over; else when it is.
-    fn blame_by(&mut self, until: Instant) -> Instant {
-        let (Phase::Member(membership), Some(backend)) = (&self.phase, &self.backend) else { return until };
-        let Some(deadline) = membership.blame else { return until };
+    fn blame_by(&mut self, until: Instant) -> Result<Instant, Trouble> {
+        let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
+            return Ok(until);
+        };
+        let Some(deadline) = membership.blame else { return Ok(until) };
         // A node that fails before it notices who was lost has told its own failure.
-        let has_gone = |node: &&Node| !listed(backend.state()).any(|other| other == *node);
-        let gone = membership.nodes.iter().find(has_gone).map(|node| self.book.name(node));
-        let lost = membership.lost.clone().or(gone);
+        let mut nodes = (0..).zip(&membership.nodes);
+        let gone = nodes.find(|(_, node)| !listed(backend.state()).any(|other| other == *node));
+        let lost = membership.lost.clone().or(gone.map(|(rank, node)| (rank, self.book.name(node))));
         if lost.is_none() && Instant::now() < deadline {
-            return until.min(deadline);
+            return Ok(until.min(deadline));
         }
-        self.answer_blame(lost);
-        until
+        if let (Some((rank, name)), Some(ours)) =
+            (&lost, membership.failure.as_ref().filter(|_| membership.is_ours))
+        {
+            let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));
+            let cause = FailureNote::of_lost_node(rank, name.clone());
+            backend.correct_failure(membership.number, ours, &cause)?;
+            (membership.failure, membership.is_ours) = (Some(cause), false);
+        }
+        self.answer_blame(lost.map(|(_, name)| name));
+        Ok(until)
     }
 
     /// Answers, where it was asked.
