@@ -53,8 +53,8 @@ pub(super) struct Membership {
     stage: Stage,
     /// The first failure, where one is known.
     failure: Option<FailureNote>,
-    /// It is this node's, and the others were told.
-    is_ours: bool,
+    /// This node's, where it was told first.
+    told: Option<Box<FailureNote>>,
     /// This node's, which the others are still to be told.
     untold: Option<FailureNote>,
     /// That this node's workers have succeeded is still to be told.
@@ -75,7 +75,7 @@ impl Membership {
             size,
             stage: Stage::Running,
             failure: None,
-            is_ours: false,
+            told: None,
             untold: None,
             untold_success: false,
             blame: None,
@@ -197,9 +197,8 @@ impl Driver {
         }
         if let Some(note) = &membership.untold {
             let (first, by) = backend.tell_failure(membership.number, note)?;
-            membership.untold = None;
+            membership.told = membership.untold.take().filter(|_| by == FirstBy::Us).map(Box::new);
             membership.failure = Some(first.clone());
-            membership.is_ours = by == FirstBy::Us;
             if by == FirstBy::Another {
                 self.outlet.tell(News::Changed(Change::PeerFailed(first)));
             }
@@ -239,7 +238,7 @@ impl Driver {
 
     fn others_failed(&mut self, note: FailureNote) {
         let Phase::Member(membership) = &mut self.phase else { return };
-        (membership.failure, membership.is_ours) = (Some(note.clone()), false);
+        (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
         if membership.stop() || note.is_of_lost_node() {
             self.outlet.tell(News::Changed(Change::PeerFailed(note)));
@@ -337,13 +336,11 @@ impl Driver {
         if lost.is_none() && Instant::now() < deadline {
             return Ok(until.min(deadline));
         }
-        if let (Some((rank, name)), Some(ours)) =
-            (&lost, membership.failure.as_ref().filter(|_| membership.is_ours))
-        {
+        if let (Some((rank, name)), Some(ours)) = (&lost, &membership.told) {
             let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));
             let cause = FailureNote::of_lost_node(rank, name.clone());
             backend.correct_failure(membership.number, ours, &cause)?;
-            (membership.failure, membership.is_ours) = (Some(cause), false);
+            (membership.failure, membership.told) = (Some(cause), None);
         }
         self.answer_blame(lost.map(|(_, name)| name));
         Ok(until)
