@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use self::changes::{differ, forget, is_listed, leave, remove_dead};
+use self::changes::{differ, forget, is_listed, is_news, leave, remove_dead};
 use super::descriptor::Descriptor;
 use super::ranks::{Ranks, assign};
 use super::sightings::Sightings;
@@ -418,9 +418,10 @@ impl Look<'_> {
 
     /// Writes what has changed, or the heartbeats where they are due.
     fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
-        let rings = differ(self.view.state, &draft);
-        if rings || self.is_due() {
-            self.refresh(&mut draft, rings);
+        let is_another = differ(self.view.state, &draft);
+        if is_another || self.is_due() {
+            let rings = is_news(self.view.state, &draft);
+            self.refresh(&mut draft, is_another);
             return Step::Write { state: draft, rings };
         }
         self.wait(deadline)
@@ -445,9 +446,9 @@ impl Look<'_> {
 
     /// Our own heartbeat, and where nothing else is written those of all our agents, who live: torchrun agents would take
     /// them for dead.
-    fn refresh(&self, draft: &mut State, rings: bool) {
+    fn refresh(&self, draft: &mut State, is_another: bool) {
         let node = &self.me.node;
-        let is_meant = |other: &&Node| *other == node || (!rings && self.is_ours(other));
+        let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
         let meant: Vec<Node> = changes::listed(draft).filter(is_meant).cloned().collect();
         let stamp = self.stamp();
         for other in meant {

@@ -12,6 +12,7 @@ mod parting;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watch;
 mod workers_store;
 

@@ -123,11 +123,6 @@ impl Membership {
         may_have_workers && !std::mem::replace(&mut self.is_cut_off, true)
     }
 
-    /// Whether the workers are being stopped.
-    pub(super) fn is_stopping(&self) -> bool {
-        self.stage == Stage::Stopping && self.blame.is_none()
-    }
-
     /// Whether the agent knows that all workers have succeeded.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Over
