@@ -187,7 +187,7 @@ fn the_last_one_turns_the_round_enters_all_and_completes_it() {
 #[test]
 fn a_spare_of_torchruns_is_moved_only_into_a_round_that_is_complete_with_it() {
     let mut stage = Stage::with(["", "", "t"]);
-    assert_eq!(told(stage.join(None, 0.0)), "0 [m0] [] [t]", "it would not have a new deadline");
+    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] [t]", "it would have no new deadline");
     let mut stage = Stage::with(["", "", "t z"]);
     assert_eq!(told(stage.join(None, 0.0)), "0 complete [t1 z2 m0] [] []");
     let mut stage = Stage::with(["", "", "z"]);
