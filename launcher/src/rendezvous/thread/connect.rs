@@ -4,6 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -225,7 +226,7 @@ impl Driver {
     /// Which address the others are told, and who we are in the state.
     fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
         /// torch counts the rendezvous of a process.
-        static COUNT: AtomicI64 = AtomicI64::new(0);
+        static COUNT: LazyLock<AtomicI64> = LazyLock::new(|| AtomicI64::new(first_id(random())));
         let interfaces = interfaces()
             .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
         let chosen = address::choose(&Known {
@@ -320,7 +321,29 @@ impl Driver {
     }
 }
 
+/// Where a process begins to count: in a container that is started anew address and pid may be those of the life before,
+/// which the others do not yet take for dead. torch reads any number that fits into 32 bits, and compares them.
+const fn first_id(random: u64) -> i64 {
+    /// So many rendezvous of one process still fit.
+    const ROOM: i64 = 1 << 16;
+    (random & 0x7fff_ffff).cast_signed() - if random & 0x7fff_0000 == 0x7fff_0000 { ROOM } else { 0 }
+}
+
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_started_anew_has_another_name() {
+        assert_ne!(first_id(random()) >> 8, first_id(random()) >> 8, "one in eight million");
+        for random in [0, 1, 0x7fff_ffff, u64::MAX, 0x8000_0000, 0x7ffe_ffff] {
+            let first = first_id(random);
+            assert!((0..=i64::from(i32::MAX) - (1 << 16)).contains(&first), "{first}");
+        }
+    }
 }
