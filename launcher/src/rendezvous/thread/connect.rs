@@ -1,4 +1,4 @@
-//! To the store, and back to it: connecting, the fence of a node that is cut off, and when a store is given up.
+//! To the store, and back to it: connecting, and when a store is given up.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
 use std::io;
@@ -18,11 +18,12 @@ use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Change, News, Over};
+use crate::rendezvous::{News, Over};
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
 use super::driver::{Driver, Phase, Standing, random};
+use super::fence::Fence;
 use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
@@ -67,11 +68,6 @@ impl Bond {
         }
     }
 
-    /// The store has answered a sign of life that was sent then.
-    pub(super) fn acknowledged(&mut self, sent: Instant) {
-        self.acknowledged = Some(sent);
-    }
-
     /// Whether what answers at the endpoint is a machine without a store.
     pub(super) fn is_refused(&self) -> bool {
         matches!(&self.failure, Some(Failure::Store(ClientError::Io(error)))
@@ -85,24 +81,20 @@ impl Driver {
         self.plan.times.lease * 2 / 5
     }
 
-    /// From the last sign of life that was acknowledged: then others may soon take us for dead.
-    fn fence_after(&self) -> Duration {
-        self.plan.times.lease * 3 / 5
+    /// From the last sign of life that was acknowledged until a store that is refused is given up: before the fence, so
+    /// that people are told what it is.
+    fn refused_after(&self) -> Duration {
+        self.plan.times.lease / 2
     }
 
-    /// Tells the agent to stop its workers where the store has not answered for too long.
-    pub(super) fn fence(&mut self, now: Instant) {
-        if self.backend.is_none() && self.bond.is_refused() {
-            // The store itself is gone, for everybody: what follows is not that we are taken for dead.
+    /// The store has answered a sign of life that was sent then.
+    pub(super) fn acknowledged(&mut self, sent: Instant) {
+        self.bond.acknowledged = Some(sent);
+        if matches!(self.begun, Begun::Mixed(_)) {
+            // There is no other round that anybody would go on with.
             return;
         }
-        let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
-        if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
-            && now >= acknowledged + fence_after
-            && membership.is_cut_off()
-        {
-            self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
-        }
+        self.fencepost.set(Some(Fence::of(sent, self.plan.times.lease)));
     }
 
     /// The connection, or what came over it, is of no use.
@@ -269,8 +261,9 @@ impl Driver {
             _ if has_joined && self.bond.is_refused() => {
                 // Nobody else has the store either: there is nothing to come back to.
                 let seen = self.bond.acknowledged.unwrap_or(since);
-                return (now >= seen + self.fence_after()).then(|| self.lost(endpoint, waited));
+                return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
             }
+            _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
             Phase::Joining(joining) if has_joined => joining.deadline.saturating_duration_since(since),
             _ if has_joined => times.join,
             _ => times.read,

@@ -59,8 +59,6 @@ pub(super) struct Membership {
     blame: Option<Instant>,
     /// Who was lost.
     lost: Option<String>,
-    /// The agent knows that this node is cut off.
-    is_cut_off: bool,
 }
 
 impl Membership {
@@ -75,7 +73,6 @@ impl Membership {
             untold_success: false,
             blame: None,
             lost: None,
-            is_cut_off: false,
         }
     }
 
@@ -107,15 +104,6 @@ impl Membership {
             self.stage = Stage::Stopping;
         }
         runs
-    }
-
-    /// This node is cut off; whether that is news, and there may be workers that must not outlive it.
-    pub(super) fn is_cut_off(&mut self) -> bool {
-        let may_have_workers = matches!(self.stage, Stage::Running | Stage::Stopping);
-        if may_have_workers {
-            self.stage = Stage::Stopping;
-        }
-        may_have_workers && !std::mem::replace(&mut self.is_cut_off, true)
     }
 
     /// Whether the workers are being stopped.
@@ -278,7 +266,7 @@ impl Driver {
             return Ok(());
         };
         let change = match upheaval {
-            Upheaval::Removed => Change::CutOff { kill_by: Instant::now() },
+            Upheaval::Removed => Change::Removed,
             Upheaval::Gone(node) => {
                 let name = self.book.name(node);
                 let why = why_left(&backend.why_left(node)?);

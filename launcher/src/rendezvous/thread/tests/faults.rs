@@ -1,9 +1,14 @@
 //! Nodes and stores that go without a word.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 pub(super) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A job whose first agent hosts the store.
@@ -105,6 +110,84 @@ fn a_lost_store_is_an_error_that_names_it() {
     }
 }
 
+/// What is between an agent and a store, and can stop to let anything through.
+struct Wall {
+    port: u16,
+    is_open: Arc<AtomicBool>,
+}
+
+impl Wall {
+    fn before(store: &StoreServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, store) = (listener.local_addr().unwrap().port(), store.local_addr());
+        let is_open = Arc::new(AtomicBool::new(true));
+        let wall = Self { port, is_open: Arc::clone(&is_open) };
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(store) else { return };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let is_open = Arc::clone(&is_open);
+                    thread::spawn(move || pass(from, to, &is_open));
+                }
+            }
+        });
+        wall
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, is_open: &AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if is_open.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+#[test]
+fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    let first = agent.rendezvous.fence().unwrap();
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(800));
+    wall.is_open.store(false, Ordering::SeqCst);
+    let fence = loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        match fence.stop_at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => thread::sleep(left),
+            _ => break fence,
+        }
+    };
+    wall.is_open.store(true, Ordering::SeqCst);
+    let deadline = Instant::now() + PATIENCE;
+    while agent.rendezvous.fence().unwrap() == fence {
+        assert!(Instant::now() < deadline, "no sign of life");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_fence_outlives_the_store_but_not_the_job() {
+    let store = store();
+    let mut job = Job::at(&store, 2, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    agents.remove(0).close(true, None);
+    assert!(matches!(agents[0].over(), Over::Closed { .. }));
+    assert_eq!(agents[0].rendezvous.fence(), None, "nobody goes on");
+
+    job.run_id = RunId("other".to_owned());
+    let agent = Job { nodes: range(1, 1), ..job }.round(1).remove(0);
+    drop(store);
+    assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+    assert!(agent.rendezvous.fence().is_some(), "others may still reach it");
+}
+
 #[test]
 fn another_store_at_the_same_place_is_refused() {
     let first = store();
@@ -137,7 +220,7 @@ fn a_host_name_that_means_nothing() {
 
 #[test]
 fn a_port_of_somebody_else_is_no_store() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut job = Job { is_host: Some(true), ..Job::at(&store(), 1, 1) };
     job.port = taken.local_addr().unwrap().port();
     let error = Rendezvous::open(job.setup()).unwrap_err();
