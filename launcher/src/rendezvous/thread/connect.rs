@@ -19,6 +19,7 @@ use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{News, Over};
+use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
@@ -30,6 +31,9 @@ use super::first::Begun;
 const TRY: Duration = Duration::from_secs(1);
 /// How long a name server may take, and how often it is asked again.
 const RESOLVE: Duration = Duration::from_secs(2);
+/// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
+/// that stays. Whoever comes back later could only join as a new node.
+const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
 /// Between two lines about a store that does not answer.
 const LINE: Duration = Duration::from_secs(10);
 
@@ -264,8 +268,10 @@ impl Driver {
                 return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
             }
             _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
-            Phase::Joining(joining) if has_joined => joining.deadline.saturating_duration_since(since),
-            _ if has_joined => times.join,
+            Phase::Joining(joining) if has_joined => {
+                longest_silence(times).min(joining.deadline.saturating_duration_since(since))
+            }
+            _ if has_joined => longest_silence(times),
             _ => times.read,
         };
         (waited >= limit).then(|| self.lost(endpoint, waited))
@@ -314,6 +320,11 @@ impl Driver {
     }
 }
 
+/// How long a store that this node has joined may be away.
+fn longest_silence(times: &RoundTimes) -> Duration {
+    AWAY.0.max(times.lease * AWAY.1).min(times.join)
+}
+
 /// Where a process begins to count: in a container that is started anew address and pid may be those of the life before,
 /// which the others do not yet take for dead. torch reads any number that fits into 32 bits, and compares them.
 const fn first_id(random: u64) -> i64 {
@@ -330,6 +341,19 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_that_is_away_is_not_waited_for_as_long_as_for_nodes() {
+        let seconds = Duration::from_secs;
+        let limit = |lease, join| {
+            longest_silence(&RoundTimes {
+                lease: seconds(lease),
+                join: seconds(join),
+                ..RoundTimes::default()
+            })
+        };
+        assert_eq!([limit(5, 600), limit(60, 600), limit(5, 8)], [seconds(30), seconds(180), seconds(8)]);
+    }
 
     #[test]
     fn a_process_that_is_started_anew_has_another_name() {
