@@ -35,6 +35,7 @@ use driver::Driver;
 pub use fence::Fence;
 use fence::Fencepost;
 use inbox::{Command, Mailbox, channels};
+use plan::Plan;
 use workers_store::Greeted;
 
 /// What a rendezvous is told at its start.
@@ -72,9 +73,15 @@ impl Rendezvous {
     /// # Errors
     /// The store, or an address for this node, cannot be had.
     pub fn open(setup: Setup) -> Result<Self, LaunchError> {
+        Self::open_with(setup, |_| {})
+    }
+
+    /// The same with other limits.
+    fn open_with(setup: Setup, limits: impl FnOnce(&mut Plan)) -> Result<Self, LaunchError> {
         let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
         let (mailbox, outlet) = channels().map_err(failed)?;
-        let driver = Driver::open(setup, outlet)?;
+        let mut driver = Driver::open(setup, outlet)?;
+        limits(&mut driver.plan);
         let (greeted, fencepost) = (driver.greeted.clone(), driver.fencepost.clone());
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()

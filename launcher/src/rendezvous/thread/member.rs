@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
+use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
 use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
@@ -53,6 +54,8 @@ pub(super) struct Membership {
     failure: Option<FailureNote>,
     /// This node's, which the others are still to be told.
     untold: Option<FailureNote>,
+    /// When that was told.
+    succeeded: Option<Instant>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
     /// The agent wants to know whom to blame, until then.
@@ -70,6 +73,7 @@ impl Membership {
             stage: Stage::Running,
             failure: None,
             untold: None,
+            succeeded: None,
             untold_success: false,
             blame: None,
             lost: None,
@@ -162,8 +166,23 @@ impl Driver {
                 return Ok(Instant::now());
             }
         }
-        let until = if is_mixed { Instant::now() + self.plan.tick() } else { self.keep(look)? };
+        let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
         Ok(self.blame_by(until))
+    }
+
+    /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
+    fn wait_for_strangers(&mut self, look: &Look) -> Instant {
+        let now = Instant::now();
+        if let Phase::Member(membership) = &self.phase
+            && let Some(told) = membership.succeeded
+            && now.saturating_duration_since(told) >= self.plan.exit_barrier
+        {
+            let nodes = membership.size;
+            let left = nodes.saturating_sub(usize::try_from(look.successes).unwrap_or(usize::MAX)).max(1);
+            let waited = self.plan.exit_barrier;
+            self.over(Over::Failed(RendezvousError::NotFinished { left, nodes, waited }));
+        }
+        now + self.plan.tick()
     }
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
@@ -188,6 +207,7 @@ impl Driver {
         if membership.untold_success {
             backend.tell_success(membership.number, &me.node, membership.size)?;
             membership.untold_success = false;
+            membership.succeeded = Some(Instant::now());
         }
         Ok(())
     }
