@@ -115,7 +115,7 @@ fn report_others(end: &JobEnd, voice: &Voice) {
         (None, Some(ending @ Ending::Closed { .. })) => {
             voice.failure(&nodes::over(ending), Some("its launcher says why"));
         }
-        (None, Some(Ending::Failed) | None) => {}
+        (None, Some(Ending::Failed { .. }) | None) => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod happening;
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -127,7 +127,10 @@ pub enum Ending {
         failure: Option<FailureNote>,
     },
     /// The rendezvous itself failed, which is told apart.
-    Failed,
+    Failed {
+        /// Then the others, who may still have it, take this node for dead, and no worker may be left.
+        kill_by: Option<Instant>,
+    },
 }
 
 /// What the other nodes are told of the end, where there are any.

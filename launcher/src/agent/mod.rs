@@ -205,7 +205,10 @@ impl<'a> Agent<'a> {
             readers.extend(self.others.iter().map(Others::as_fd));
             readers.extend(self.progress.iter().map(ProgressLook::as_fd));
             let check_deadline = self.check.as_ref().and_then(Check::deadline);
-            wait(&readers, self.state.deadline().into_iter().chain(check_deadline).min())?;
+            // The thread that speaks to the store may be held up, and the lease runs on.
+            let others = self.others.as_ref().filter(|_| self.state.has_workers());
+            let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
+            wait(&readers, deadlines.into_iter().flatten().min())?;
             self.collect(&mut inputs)?;
         }
     }
@@ -237,6 +240,9 @@ impl<'a> Agent<'a> {
         }
         if let Some(others) = &mut self.others {
             inputs.extend(others.news(self.voice));
+            if self.state.has_workers() {
+                inputs.extend(others.cut_off(Instant::now()));
+            }
         }
         // Whatever else came is met with the deadlines as they are now.
         if let Some(lasted) = self.halts.take() {

@@ -22,8 +22,8 @@ use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd};
 use crate::error::LaunchError;
 use crate::rendezvous::descriptor::Entry;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::thread::{Rendezvous, Setup};
-use crate::rendezvous::{FailureNote, News, Over, Parting, Round, Wish};
+use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
+use crate::rendezvous::{Change, FailureNote, News, Over, Parting, Round, Wish};
 use crate::reporter::nodes;
 use crate::reporter::voice::Voice;
 use crate::spec::{Entrypoint, LaunchSpec};
@@ -39,6 +39,8 @@ pub(super) struct Others {
     asked: Instant,
     /// Why the rendezvous failed.
     failed: Option<RendezvousError>,
+    /// Until when the workers may live, as the state has been told last.
+    kill_by: Option<Instant>,
     /// Whether there is more than one node, and so people want to know which is which.
     is_many: bool,
 }
@@ -61,7 +63,7 @@ impl Others {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })?;
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
-        Ok(Some(Self { rendezvous, asked: Instant::now(), failed: None, is_many }))
+        Ok(Some(Self { rendezvous, asked: Instant::now(), failed: None, kill_by: None, is_many }))
     }
 
     pub(super) fn join(&mut self, workers: LocalWorldSize) {
@@ -117,9 +119,27 @@ impl Others {
             News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
             News::Over(Over::Failed(error)) => {
                 self.failed.get_or_insert(error);
-                Input::Over(Ending::Failed)
+                self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
+                Input::Over(Ending::Failed { kill_by: self.kill_by })
             }
         })
+    }
+
+    /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
+    fn fence(&self) -> Option<Fence> {
+        self.rendezvous.fence().filter(|fence| self.kill_by != Some(fence.kill_by))
+    }
+
+    /// The same as an input, where the time has come.
+    pub(super) fn cut_off(&mut self, now: Instant) -> Option<Input> {
+        let kill_by = self.fence().filter(|fence| fence.stop_at <= now)?.kill_by;
+        self.kill_by = Some(kill_by);
+        Some(Input::Changed(Change::CutOff { kill_by }))
+    }
+
+    /// When that is to be asked next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.fence().map(|fence| fence.stop_at)
     }
 
     /// Why the rendezvous failed, if it did.

@@ -135,6 +135,52 @@ fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
 }
 
 #[test]
+fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
+    let at = clock();
+    let over = |seconds| Input::Over(Ending::Failed { kill_by: Some(at(seconds)) });
+    let mut job = running(3, &at);
+    assert_eq!(signals(&job.handle(at(2), over(4))), [(vec![0, 1], Signal::SIGTERM)]);
+    assert_eq!(job.deadline(), Some(at(4)));
+
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(3), over(5));
+    assert_eq!(job.deadline(), Some(at(5)), "also those who are being stopped");
+    let killed = signals(&job.handle(at(5), Input::DeadlinePassed));
+    assert_eq!(killed, [(vec![0, 1], Signal::SIGKILL)]);
+}
+
+#[test]
+fn only_who_may_have_workers_heeds_the_fence() {
+    let at = clock();
+    let mut job = node(0, Persona::Rankrun);
+    assert!(!job.has_workers());
+    let _ = job.handle(at(0), Input::Ready);
+    assert!(!job.has_workers());
+    let _ = job.handle(at(1), joined(0));
+    assert!(job.has_workers());
+    for rank in [0, 1] {
+        let _ = job.handle(at(2), exited(0, rank, Exit::Code(0)));
+    }
+    assert!(!job.has_workers());
+    assert_eq!(job.handle(at(3), Input::Changed(Change::CutOff { kill_by: at(4) })), [], "it is done");
+    assert!(end(&job.handle(at(5), Input::AllSucceeded)).is_some());
+}
+
+#[test]
+fn who_was_left_behind_kills_at_once() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), Input::Changed(Change::Removed));
+    assert_eq!(job.deadline(), Some(at(2)));
+    let _ = job.handle(at(2), Input::DeadlinePassed);
+    for rank in [0, 1] {
+        let _ = job.handle(at(3), exited(0, rank, killed_by(9)));
+    }
+    assert_eq!(start(&job.handle(at(4), joined(7))), Some((1, 0, 7)));
+}
+
+#[test]
 fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     let at = clock();
     let mut job = running(1, &at);

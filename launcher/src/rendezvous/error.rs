@@ -113,6 +113,19 @@ pub enum RendezvousError {
         /// How long was waited.
         waited: Duration,
     },
+    /// Nodes of which nobody knows whether they live have not ended.
+    #[error(
+        "{left} of {nodes} nodes have not succeeded within {} of this one",
+        humantime::format_duration(*waited)
+    )]
+    NotFinished {
+        /// How many.
+        left: usize,
+        /// Of how many.
+        nodes: usize,
+        /// How long was waited.
+        waited: Duration,
+    },
     /// A member of the round has written something that no agent writes.
     #[error("cannot read {what} that `{node}` has written")]
     Unreadable {
@@ -191,6 +204,9 @@ impl RendezvousError {
             Self::Mismatch { mismatch, .. } => mismatch.hint(),
             Self::SameNodeRank { .. } => "give every node a `--node-rank` of its own",
             Self::NoAnswer { .. } => "is the launcher still running there? Its own messages say more",
+            Self::NotFinished { .. } => {
+                "beside torchrun with given ranks nobody hears of a failure elsewhere: look at the other nodes"
+            }
             Self::Unreadable { .. } => {
                 "does another program write to the same store, or another version of the launcher?"
             }

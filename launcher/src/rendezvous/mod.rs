@@ -209,6 +209,8 @@ pub enum Change {
         /// Until then no worker may be left.
         kill_by: Instant,
     },
+    /// The others have gone on without this node, which was silent for too long.
+    Removed,
 }
 
 /// What is waited for.

@@ -4,6 +4,7 @@
 mod book;
 mod connect;
 mod driver;
+mod fence;
 mod first;
 mod inbox;
 mod joining;
@@ -32,7 +33,10 @@ use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
 
 use driver::Driver;
+pub use fence::Fence;
+use fence::Fencepost;
 use inbox::{Command, Mailbox, channels};
+use plan::Plan;
 use workers_store::Greeted;
 
 /// What a rendezvous is told at its start.
@@ -57,6 +61,7 @@ pub struct Setup {
 pub struct Rendezvous {
     mailbox: Mailbox,
     greeted: Greeted,
+    fencepost: Fencepost,
     ended: mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -69,10 +74,16 @@ impl Rendezvous {
     /// # Errors
     /// The store, or an address for this node, cannot be had.
     pub fn open(setup: Setup) -> Result<Self, LaunchError> {
+        Self::open_with(setup, |_| {})
+    }
+
+    /// The same with other limits.
+    fn open_with(setup: Setup, limits: impl FnOnce(&mut Plan)) -> Result<Self, LaunchError> {
         let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
         let (mailbox, outlet) = channels().map_err(failed)?;
-        let driver = Driver::open(setup, outlet)?;
-        let greeted = driver.greeted.clone();
+        let mut driver = Driver::open(setup, outlet)?;
+        limits(&mut driver.plan);
+        let (greeted, fencepost) = (driver.greeted.clone(), driver.fencepost.clone());
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("rendezvous".to_owned())
@@ -82,7 +93,7 @@ impl Rendezvous {
                 let _ = over.send(());
             })
             .map_err(failed)?;
-        Ok(Self { mailbox, greeted, ended, thread: Some(thread) })
+        Ok(Self { mailbox, greeted, fencepost, ended, thread: Some(thread) })
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
@@ -100,6 +111,13 @@ impl Rendezvous {
     #[must_use]
     pub fn greeted(&self) -> Option<BTreeSet<u32>> {
         self.greeted.ask()
+    }
+
+    /// Until when the others do not take this node for dead, where they might and would go on without it. It says nothing
+    /// of whether workers run.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.fencepost.get()
     }
 
     /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns

@@ -26,6 +26,9 @@ pub fn changed(change: &Change) -> String {
         Change::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
         }
+        Change::Removed => {
+            "the others have gone on without this node, which was silent for too long".to_owned()
+        }
     }
 }
 
@@ -41,7 +44,7 @@ pub fn over(ending: &Ending) -> String {
             plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host))
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
-        Ending::Failed => "the rendezvous has failed".to_owned(),
+        Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
 }
 

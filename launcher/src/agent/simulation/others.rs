@@ -101,7 +101,7 @@ impl Rendezvous {
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
             Elsewhere::Closes => self.over(Ending::Closed { failure: Some(note()) }),
             Elsewhere::NotNeeded => self.over(Ending::NotNeeded),
-            Elsewhere::Fails => self.over(Ending::Failed),
+            Elsewhere::Fails => self.over(Ending::Failed { kill_by: None }),
         }
     }
 
@@ -164,6 +164,8 @@ impl Book {
             Input::Joined(round) if self.others.is_joining => {
                 (self.others.is_joining, self.others.round) = (false, Some(round.number));
             }
+            // Whoever is done has no worker left to be killed.
+            Input::Changed(Change::CutOff { .. }) if self.life.settled.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
                 if let Change::CutOff { kill_by } = change {
                     self.life.cut_off =

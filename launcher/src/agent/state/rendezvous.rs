@@ -66,10 +66,7 @@ impl State {
     /// The round is over for a reason elsewhere.
     pub(super) fn changed(&mut self, now: Instant, change: Change) -> Vec<Action> {
         let is_newcomer = matches!(change, Change::NodeWaits { .. });
-        let kill_by = match &change {
-            Change::CutOff { kill_by } => Some(*kill_by),
-            _ => None,
-        };
+        let kill_by = kill_by(now, &change);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } | Phase::Undecided { live, .. } => {
                 self.remember(&change);
@@ -81,6 +78,11 @@ impl State {
                 self.kill_no_later_than(kill_by);
                 let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
+            }
+            phase @ Phase::Settling { .. } if matches!(change, Change::CutOff { .. }) => {
+                // No worker is left to be killed, and who is done stays so.
+                self.phase = phase;
+                Vec::new()
             }
             Phase::Settling { .. } => {
                 self.remember(&change);
@@ -108,15 +110,17 @@ impl State {
     }
 
     fn stop_for_others(&mut self, now: Instant, live: BTreeSet<LocalRank>, change: Change) -> Vec<Action> {
-        let kill_by = match &change {
-            Change::CutOff { kill_by } => Some(*kill_by),
-            _ => None,
-        };
+        let kill_by = kill_by(now, &change);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Membership, Signal::SIGTERM);
         self.kill_no_later_than(kill_by);
         let grace = self.left_of_the_grace(now);
         told_at_once(actions, Happening::Changed { change, live: ours, grace })
+    }
+
+    /// Whether somebody may be alive who must not outlive this node's lease.
+    pub const fn has_workers(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. } | Phase::Stopping { .. })
     }
 
     /// Who is cut off is taken for dead then, and nothing of it may live on.
@@ -220,15 +224,21 @@ impl State {
             return Vec::new();
         }
         self.others.over = Some(ending.clone());
+        let kill_by = match &ending {
+            Ending::Failed { kill_by } => *kill_by,
+            Ending::NotNeeded | Ending::Closed { .. } => None,
+        };
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } | Phase::Undecided { live, .. } => {
                 let ours = self.ours(&live);
                 let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
+                self.kill_no_later_than(kill_by);
                 let grace = self.left_of_the_grace(now);
                 told_at_once(actions, Happening::OverElsewhere { ending, live: ours, grace })
             }
             phase @ Phase::Stopping { .. } => {
                 self.phase = phase;
+                self.kill_no_later_than(kill_by);
                 Vec::new()
             }
             Phase::Blaming { failure, .. }
@@ -274,8 +284,20 @@ impl State {
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
         self.others.over.as_ref().map(|ending| match ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
-            Ending::Closed { .. } | Ending::Failed => ExitStatus::Code(LAUNCHER_FAILED),
+            Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
+    }
+}
+
+/// When the workers of a round that is over so are killed at the latest.
+const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
+    match change {
+        Change::CutOff { kill_by } => Some(*kill_by),
+        Change::Removed => Some(now),
+        Change::PeerFailed(_)
+        | Change::PeerLost { .. }
+        | Change::PeerLeft { .. }
+        | Change::NodeWaits { .. } => None,
     }
 }
 

@@ -89,7 +89,7 @@ impl fmt::Display for Expected {
             Self::Port => "a port from 0 to 65535",
             Self::PortOfMany => "a port from 1 to 65535, which the other nodes know too",
             Self::NodeRank => "a node rank from 0 to 4294967295",
-            Self::Lease => "a time of 0.5 s or more such as `5s`",
+            Self::Lease => "a time of 2 s or more such as `5s`",
             Self::Interface => "the name of a network interface such as `eth0`",
             Self::PortRange => "two ports from 1 to 65535, the lower one first, as in `29500-29599`",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",

@@ -16,8 +16,9 @@ use crate::spec::rendezvous::RoundTimes;
 
 /// What means nothing to a node that waits for nobody.
 pub(super) const OF_SEVERAL_NODES: [&OptionRow; 3] = [&LEASE, &JOIN_TIMEOUT, &LAST_CALL];
-/// A beat is a fifth of it, and a busy machine may be late by more than a tenth of a second.
-const SHORTEST_LEASE: Duration = Duration::from_millis(500);
+/// A try to connect takes up to a second, in which no beat is sent, and a packet that is lost is sent again after some
+/// tenths of one.
+const SHORTEST_LEASE: Duration = Duration::from_secs(2);
 
 /// Refuses what has no effect on this job.
 ///

@@ -1,9 +1,10 @@
-//! To the store, and back to it: connecting, the fence of a node that is cut off, and when a store is given up.
+//! To the store, and back to it: connecting, and when a store is given up.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,17 +18,22 @@ use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Change, News, Over};
+use crate::rendezvous::{News, Over};
+use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings};
 
 use super::book::listed;
 use super::driver::{Driver, Phase, Standing, random};
+use super::fence::Fence;
 use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
 /// How long a name server may take, and how often it is asked again.
 const RESOLVE: Duration = Duration::from_secs(2);
+/// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
+/// that stays. Whoever comes back later could only join as a new node.
+const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
 /// Between two lines about a store that does not answer.
 const LINE: Duration = Duration::from_secs(10);
 
@@ -66,11 +72,6 @@ impl Bond {
         }
     }
 
-    /// The store has answered a sign of life that was sent then.
-    pub(super) fn acknowledged(&mut self, sent: Instant) {
-        self.acknowledged = Some(sent);
-    }
-
     /// Whether what answers at the endpoint is a machine without a store.
     pub(super) fn is_refused(&self) -> bool {
         matches!(&self.failure, Some(Failure::Store(ClientError::Io(error)))
@@ -84,24 +85,20 @@ impl Driver {
         self.plan.times.lease * 2 / 5
     }
 
-    /// From the last sign of life that was acknowledged: then others may soon take us for dead.
-    fn fence_after(&self) -> Duration {
-        self.plan.times.lease * 3 / 5
+    /// From the last sign of life that was acknowledged until a store that is refused is given up: before the fence, so
+    /// that people are told what it is.
+    fn refused_after(&self) -> Duration {
+        self.plan.times.lease / 2
     }
 
-    /// Tells the agent to stop its workers where the store has not answered for too long.
-    pub(super) fn fence(&mut self, now: Instant) {
-        if self.backend.is_none() && self.bond.is_refused() {
-            // The store itself is gone, for everybody: what follows is not that we are taken for dead.
+    /// The store has answered a sign of life that was sent then.
+    pub(super) fn acknowledged(&mut self, sent: Instant) {
+        self.bond.acknowledged = Some(sent);
+        if matches!(self.begun, Begun::Mixed(_)) {
+            // There is no other round that anybody would go on with.
             return;
         }
-        let (fence_after, lease) = (self.fence_after(), self.plan.times.lease);
-        if let (Phase::Member(membership), Some(acknowledged)) = (&mut self.phase, self.bond.acknowledged)
-            && now >= acknowledged + fence_after
-            && membership.is_cut_off()
-        {
-            self.outlet.tell(News::Changed(Change::CutOff { kill_by: acknowledged + lease }));
-        }
+        self.fencepost.set(Some(Fence::of(sent, self.plan.times.lease)));
     }
 
     /// The connection, or what came over it, is of no use.
@@ -225,7 +222,7 @@ impl Driver {
     /// Which address the others are told, and who we are in the state.
     fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
         /// torch counts the rendezvous of a process.
-        static COUNT: AtomicI64 = AtomicI64::new(0);
+        static COUNT: LazyLock<AtomicI64> = LazyLock::new(|| AtomicI64::new(first_id(random())));
         let interfaces = interfaces()
             .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
         let chosen = address::choose(&Known {
@@ -268,10 +265,13 @@ impl Driver {
             _ if has_joined && self.bond.is_refused() => {
                 // Nobody else has the store either: there is nothing to come back to.
                 let seen = self.bond.acknowledged.unwrap_or(since);
-                return (now >= seen + self.fence_after()).then(|| self.lost(endpoint, waited));
+                return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
             }
-            Phase::Joining(joining) if has_joined => joining.deadline.saturating_duration_since(since),
-            _ if has_joined => times.join,
+            _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
+            Phase::Joining(joining) if has_joined => {
+                longest_silence(times).min(joining.deadline.saturating_duration_since(since))
+            }
+            _ if has_joined => longest_silence(times),
             _ => times.read,
         };
         (waited >= limit).then(|| self.lost(endpoint, waited))
@@ -320,7 +320,47 @@ impl Driver {
     }
 }
 
+/// How long a store that this node has joined may be away.
+fn longest_silence(times: &RoundTimes) -> Duration {
+    AWAY.0.max(times.lease * AWAY.1).min(times.join)
+}
+
+/// Where a process begins to count: in a container that is started anew address and pid may be those of the life before,
+/// which the others do not yet take for dead. torch reads any number that fits into 32 bits, and compares them.
+const fn first_id(random: u64) -> i64 {
+    /// So many rendezvous of one process still fit.
+    const ROOM: i64 = 1 << 16;
+    (random & 0x7fff_ffff).cast_signed() - if random & 0x7fff_0000 == 0x7fff_0000 { ROOM } else { 0 }
+}
+
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_away_is_not_waited_for_as_long_as_for_nodes() {
+        let seconds = Duration::from_secs;
+        let limit = |lease, join| {
+            longest_silence(&RoundTimes {
+                lease: seconds(lease),
+                join: seconds(join),
+                ..RoundTimes::default()
+            })
+        };
+        assert_eq!([limit(5, 600), limit(60, 600), limit(5, 8)], [seconds(30), seconds(180), seconds(8)]);
+    }
+
+    #[test]
+    fn a_process_that_is_started_anew_has_another_name() {
+        assert_ne!(first_id(random()) >> 8, first_id(random()) >> 8, "one in eight million");
+        for random in [0, 1, 0x7fff_ffff, u64::MAX, 0x8000_0000, 0x7ffe_ffff] {
+            let first = first_id(random);
+            assert!((0..=i64::from(i32::MAX) - (1 << 16)).contains(&first), "{first}");
+        }
+    }
 }

@@ -26,6 +26,7 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
+use super::fence::Fencepost;
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
@@ -76,6 +77,7 @@ pub(super) struct Driver {
     /// The connections before, which are of no use any more.
     pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
+    pub(super) fencepost: Fencepost,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
@@ -117,6 +119,7 @@ impl Driver {
         Ok(Self {
             book: Book::new(&plan.times),
             bond: Bond::new(now),
+            fencepost: Fencepost::default(),
             plan,
             outlet,
             store,
@@ -205,7 +208,6 @@ impl Driver {
     /// Does what is due; until when nothing else is.
     fn turn(&mut self) -> Result<Instant, Trouble> {
         let now = Instant::now();
-        self.fence(now);
         if self.is_over() {
             return Ok(now + NEVER);
         }
@@ -250,7 +252,7 @@ impl Driver {
             let sent = Instant::now();
             backend.introduce(&me.node, &descriptor.to_json())?;
             self.book.introduce(&me.node, descriptor);
-            self.bond.acknowledged(sent);
+            self.acknowledged(sent);
             self.next_tick = sent + self.plan.tick();
         }
         Ok(())
@@ -262,7 +264,7 @@ impl Driver {
         (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
             backend.beat(&me.node)?;
-            self.bond.acknowledged(sent);
+            self.acknowledged(sent);
         }
         Ok(())
     }
@@ -326,6 +328,10 @@ impl Driver {
         self.answer_blame(None);
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
+        if !matches!(over, Over::Failed(_)) {
+            // There is no other round.
+            self.fencepost.set(None);
+        }
         self.outlet.tell(News::Over(over));
     }
 

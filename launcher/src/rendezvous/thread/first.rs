@@ -102,6 +102,7 @@ impl Driver {
                     backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
                 }
                 self.begun = Begun::Mixed(Box::new(round.clone()));
+                self.fencepost.set(None);
                 self.starts(round, Vec::new());
             }
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
+use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
 use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
@@ -57,14 +58,14 @@ pub(super) struct Membership {
     told: Option<Box<FailureNote>>,
     /// This node's, which the others are still to be told.
     untold: Option<FailureNote>,
+    /// When that was told.
+    succeeded: Option<Instant>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
     /// The agent wants to know whom to blame, until then.
     blame: Option<Instant>,
     /// Who was lost: its rank and its name.
     lost: Option<(usize, String)>,
-    /// The agent knows that this node is cut off.
-    is_cut_off: bool,
 }
 
 impl Membership {
@@ -77,10 +78,10 @@ impl Membership {
             failure: None,
             told: None,
             untold: None,
+            succeeded: None,
             untold_success: false,
             blame: None,
             lost: None,
-            is_cut_off: false,
         }
     }
 
@@ -112,15 +113,6 @@ impl Membership {
             self.stage = Stage::Stopping;
         }
         runs
-    }
-
-    /// This node is cut off; whether that is news, and there may be workers that must not outlive it.
-    pub(super) fn is_cut_off(&mut self) -> bool {
-        let may_have_workers = matches!(self.stage, Stage::Running | Stage::Stopping);
-        if may_have_workers {
-            self.stage = Stage::Stopping;
-        }
-        may_have_workers && !std::mem::replace(&mut self.is_cut_off, true)
     }
 
     /// Whether the agent knows that all workers have succeeded.
@@ -174,8 +166,23 @@ impl Driver {
                 return Ok(Instant::now());
             }
         }
-        let until = if is_mixed { Instant::now() + self.plan.tick() } else { self.keep(look)? };
+        let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
         self.blame_by(until)
+    }
+
+    /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
+    fn wait_for_strangers(&mut self, look: &Look) -> Instant {
+        let now = Instant::now();
+        if let Phase::Member(membership) = &self.phase
+            && let Some(told) = membership.succeeded
+            && now.saturating_duration_since(told) >= self.plan.exit_barrier
+        {
+            let nodes = membership.size;
+            let left = nodes.saturating_sub(usize::try_from(look.successes).unwrap_or(usize::MAX)).max(1);
+            let waited = self.plan.exit_barrier;
+            self.over(Over::Failed(RendezvousError::NotFinished { left, nodes, waited }));
+        }
+        now + self.plan.tick()
     }
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
@@ -202,6 +209,7 @@ impl Driver {
             let counted = beside_torch.then_some(membership.size);
             backend.tell_success(membership.number, &me.node, counted)?;
             membership.untold_success = false;
+            membership.succeeded = Some(Instant::now());
         }
         Ok(())
     }
@@ -286,7 +294,7 @@ impl Driver {
             return Ok(());
         };
         let change = match upheaval {
-            Upheaval::Removed => Change::CutOff { kill_by: Instant::now() },
+            Upheaval::Removed => Change::Removed,
             Upheaval::Gone(node) => {
                 let name = self.book.name(node);
                 let why = why_left(&backend.why_left(node)?);

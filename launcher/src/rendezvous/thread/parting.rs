@@ -7,6 +7,7 @@ use crate::rendezvous::Parting;
 use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::round::{Goal, Step, View, next};
+use crate::rendezvous::state::{Node, State};
 
 use super::driver::{Driver, Phase, Standing, wall};
 
@@ -27,16 +28,23 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
-        while self.backend.is_none()
-            && !self.is_over()
-            && !self.bond.is_refused()
-            && Instant::now() < deadline
-        {
-            let next = self.reach(Instant::now());
-            std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        }
-        if let Err(error) = self.say_farewell(&parting, deadline) {
-            tracing::debug!(%error, "the rendezvous store was not told how this node goes");
+        loop {
+            while self.backend.is_none()
+                && !self.is_over()
+                && !self.bond.is_refused()
+                && Instant::now() < deadline
+            {
+                let next = self.reach(Instant::now());
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            let Err(trouble) = self.say_farewell(&parting, deadline) else { break };
+            tracing::debug!(%trouble, "the rendezvous store was not told how this node goes");
+            let is_worth_another = matches!(trouble, Trouble::Store(_)) && !self.is_over();
+            if !is_worth_another || Instant::now() >= deadline {
+                break;
+            }
+            // The connection alone may have been lost.
+            self.stumble(trouble);
         }
         // Ours are no connections of others.
         (self.backend, self.worn) = (None, None);
@@ -44,6 +52,9 @@ impl Driver {
     }
 
     fn say_farewell(&mut self, parting: &Parting, deadline: Instant) -> Result<(), Trouble> {
+        if !self.is_over() {
+            self.look()?;
+        }
         self.tell()?;
         let first = match &self.phase {
             Phase::Member(membership) => membership.failure().cloned(),
@@ -51,7 +62,9 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure } if self.standing != Standing::Out => {
+            Parting::Close { succeeded, failure }
+                if self.standing != Standing::Out && may_close(backend.state(), &me.node, &self.phase) =>
+            {
                 let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
                 backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
                 Goal::Close
@@ -90,4 +103,10 @@ impl Driver {
         let stores = self.store.as_deref().into_iter().chain(self.greeted.server());
         stores.into_iter().any(|store| store.connections().is_ok_and(|count| count > 0))
     }
+}
+
+/// Whether the job is this node's to end: not where others have taken it for dead and run on without it.
+fn may_close(state: &State, node: &Node, phase: &Phase) -> bool {
+    let Phase::Member(membership) = phase else { return true };
+    !state.complete || state.round <= membership.number || state.participants.contains(node)
 }

@@ -20,6 +20,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// Signs of life are given, and looked for, as often as this part of the lease.
 const BEATS_IN_LEASE: u32 = 5;
 
+/// torch's exit barrier: so long a node that is done waits for those of which nobody says whether they live.
+const EXIT_BARRIER: Duration = Duration::from_secs(300);
+
 /// What does not change.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -37,6 +40,8 @@ pub(super) struct Plan {
     pub(super) nonce: u32,
     /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
     pub(super) agent_store: bool,
+    /// How long it is waited for others that say nothing.
+    pub(super) exit_barrier: Duration,
     /// Where every node was told at its start which rank it has.
     pub(super) fixed: Option<Fixed>,
 }
@@ -70,6 +75,7 @@ impl Plan {
             host: short_hostname(),
             nonce,
             agent_store: true,
+            exit_barrier: EXIT_BARRIER,
             fixed: None,
         };
         let is_host = match spec {

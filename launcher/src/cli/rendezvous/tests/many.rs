@@ -108,7 +108,7 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
     ));
     assert_eq!((huge.join, huge.keep_alive_attempts), (crate::spec::LONGEST, u32::MAX));
 
-    let ours = times(&format!("{c10d} --lease 500ms --join-timeout 2m --last-call 1.5"));
+    let ours = times(&format!("{c10d} --lease 2s --join-timeout 2m --last-call 1.5"));
     assert_eq!((ours.lease, ours.join), (Duration::from_millis(500), seconds(120)));
     assert_eq!(ours.last_call, Duration::from_millis(1500));
     let waits = RoundTimes { join: seconds(120), read: seconds(120), ..usual };
@@ -188,9 +188,9 @@ fn what_several_nodes_cannot_have_or_one_does_not_need_is_refused() {
     let c10d = "--rdzv-backend c10d --rdzv-endpoint h:1";
     for (line, text) in [
         (format!("--nnodes 2 {c10d} --start-timeout 5"), "`--start-timeout` needs the launcher's own store"),
-        (format!("{c10d} --lease 0.4"), "`--lease` is `400ms`, which is not a time of 0.5 s or more"),
-        (format!("{c10d} --lease 0"), "`--lease` is `0`, which is not a time of 0.5 s or more"),
-        (format!("{c10d} --lease soon"), "`--lease` is `soon`, which is not a time of 0.5 s or more"),
+        (format!("{c10d} --lease 1.9"), "`--lease` is `1s 900ms`, which is not a time of 2 s or more"),
+        (format!("{c10d} --lease 0"), "`--lease` is `0`, which is not a time of 2 s or more"),
+        (format!("{c10d} --lease soon"), "`--lease` is `soon`, which is not a time of 2 s or more"),
         (format!("{c10d} --join-timeout 0"), "`--join-timeout` is `0`, which is not a time above 0"),
         ("--lease 5".to_owned(), "`--lease` is given, but `--nnodes` above 1 is not"),
         (

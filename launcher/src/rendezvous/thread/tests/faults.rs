@@ -1,9 +1,14 @@
 //! Nodes and stores that go without a word.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 pub(super) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A job whose first agent hosts the store.
@@ -125,6 +130,137 @@ fn a_lost_store_is_an_error_that_names_it() {
     }
 }
 
+/// What is between an agent and a store, and can stop to let anything through.
+struct Wall {
+    port: u16,
+    /// The next bytes break the connection that they come over.
+    breaks: Arc<AtomicBool>,
+    is_open: Arc<AtomicBool>,
+}
+
+impl Wall {
+    fn before(store: &StoreServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, store) = (listener.local_addr().unwrap().port(), store.local_addr());
+        let is_open = Arc::new(AtomicBool::new(true));
+        let breaks = Arc::new(AtomicBool::new(false));
+        let wall = Self { port, breaks: Arc::clone(&breaks), is_open: Arc::clone(&is_open) };
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(store) else { return };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let (is_open, breaks) = (Arc::clone(&is_open), Arc::clone(&breaks));
+                    thread::spawn(move || pass(from, to, &is_open, &breaks));
+                }
+            }
+        });
+        wall
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, is_open: &AtomicBool, breaks: &AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if breaks.swap(false, Ordering::SeqCst) {
+            break;
+        }
+        if is_open.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    for stream in [&from, &to] {
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[test]
+fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    let first = agent.rendezvous.fence().unwrap();
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(800));
+    wall.is_open.store(false, Ordering::SeqCst);
+    let fence = loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        match fence.stop_at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => thread::sleep(left),
+            _ => break fence,
+        }
+    };
+    wall.is_open.store(true, Ordering::SeqCst);
+    let deadline = Instant::now() + PATIENCE;
+    while agent.rendezvous.fence().unwrap() == fence {
+        assert!(Instant::now() < deadline, "no sign of life");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_store_that_stays_silent_is_lost() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times = RoundTimes { lease: Duration::from_secs(1), join: Duration::from_secs(2), ..job.times };
+    let agent = job.round(1).remove(0);
+    wall.is_open.store(false, Ordering::SeqCst);
+    assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+}
+
+#[test]
+fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let behind = Job { port: wall.port, ..job.clone() };
+    let (one, other) = (job.agent(), behind.agent());
+    assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
+    wall.is_open.store(false, Ordering::SeqCst);
+    assert!(matches!(one.changed(), Change::PeerLost { .. }));
+    one.join();
+    assert_eq!(one.joined().nodes.get(), 1);
+    // Its way to the store is mended in the moment in which it goes.
+    wall.is_open.store(true, Ordering::SeqCst);
+    other.close(false, Some(note(1)));
+    one.succeed();
+    assert!(matches!(one.news(), News::AllSucceeded));
+}
+
+#[test]
+fn the_end_is_told_over_a_new_connection_where_the_old_one_is_lost() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let job = Job::at(&store, 2, 2);
+    let behind = Job { port: wall.port, ..job.clone() };
+    let (one, other) = (job.agent(), behind.agent());
+    assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
+    wall.breaks.store(true, Ordering::SeqCst);
+    other.close(false, Some(note(1)));
+    let over = one.over();
+    assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+}
+
+#[test]
+fn the_fence_outlives_the_store_but_not_the_job() {
+    let store = store();
+    let mut job = Job::at(&store, 2, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    agents.remove(0).close(true, None);
+    assert!(matches!(agents[0].over(), Over::Closed { .. }));
+    assert_eq!(agents[0].rendezvous.fence(), None, "nobody goes on");
+
+    job.run_id = RunId("other".to_owned());
+    let agent = Job { nodes: range(1, 1), ..job }.round(1).remove(0);
+    drop(store);
+    assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+    assert!(agent.rendezvous.fence().is_some(), "others may still reach it");
+}
+
 #[test]
 fn another_store_at_the_same_place_is_refused() {
     let first = store();
@@ -157,7 +293,7 @@ fn a_host_name_that_means_nothing() {
 
 #[test]
 fn a_port_of_somebody_else_is_no_store() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut job = Job { is_host: Some(true), ..Job::at(&store(), 1, 1) };
     job.port = taken.local_addr().unwrap().port();
     let error = Rendezvous::open(job.setup()).unwrap_err();

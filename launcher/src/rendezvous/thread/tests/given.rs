@@ -2,6 +2,8 @@
 
 use super::faults::free_port;
 use super::*;
+use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::thread::plan::Plan;
 
 /// Node ranks from 0, all with the endpoint's port.
 #[derive(Clone)]
@@ -17,6 +19,12 @@ impl Static {
     }
 
     fn agent(&self, node_rank: u32) -> Agent {
+        let agent = self.open(node_rank, |_| {});
+        agent.join();
+        agent
+    }
+
+    fn open(&self, node_rank: u32, limits: impl FnOnce(&mut Plan)) -> Agent {
         let spec = RendezvousSpec::Static {
             run_id: RunId("none".to_owned()),
             addr: "127.0.0.1".to_owned(),
@@ -27,9 +35,7 @@ impl Static {
             times: self.times,
         };
         let setup = Setup { spec, ..Job::at(&store(), 1, 1).setup() };
-        let agent = Agent { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE };
-        agent.join();
-        agent
+        Agent { rendezvous: Rendezvous::open_with(setup, limits).unwrap(), workers: LocalWorldSize::ONE }
     }
 
     fn round(&self) -> Vec<Agent> {
@@ -103,4 +109,36 @@ fn a_dead_node_is_replaced_by_one_with_its_rank() {
     let newcomer = job.agent(1);
     assert_eq!(agents[0].joined().node_rank, NodeRank(0));
     assert_eq!(newcomer.joined().node_rank, NodeRank(1));
+}
+
+/// A torchrun agent, as far as the first round has it.
+fn torchrun(port: u16, node_rank: u32) -> Client {
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let store = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let mut client = Client::connect(&[store], settings, Instant::now() + PATIENCE).unwrap();
+    let keys = RoundKeys::first_of_static(&RunId("none".to_owned()));
+    client.add("init/", 1).unwrap();
+    let text = format!(r#"{{"role": "default", "rank": {node_rank}, "local_world_size": 1}}"#);
+    client.set(&keys.role_info(NodeRank(node_rank)), text.as_bytes()).unwrap();
+    let own = keys.assigned_ranks(NodeRank(node_rank));
+    assert!(client.wait(&[&own], Instant::now() + PATIENCE).unwrap());
+    client
+}
+
+/// The other's silence may mean anything, also after its end.
+#[test]
+fn beside_torchrun_it_is_not_waited_for_ever_for_a_node_that_says_nothing() {
+    let job = Static::new(3);
+    let limit = |plan: &mut Plan| plan.exit_barrier = Duration::from_millis(300);
+    let agents = [job.open(0, limit), job.open(1, limit)];
+    agents.iter().for_each(Agent::join);
+    drop(torchrun(job.port, 2));
+    for agent in &agents {
+        assert_eq!(agent.joined().nodes.get(), 3);
+        assert_eq!(agent.rendezvous.fence(), None, "nobody goes on without anybody");
+    }
+    agents[0].succeed();
+    let error = agents[0].failed();
+    assert!(matches!(&error, RendezvousError::NotFinished { left: 2, nodes: 3, .. }), "{error}");
+    assert_eq!(error.to_string(), "2 of 3 nodes have not succeeded within 300ms of this one");
 }
