@@ -44,6 +44,8 @@ pub(super) struct Bond {
     since: Instant,
     /// When the sign of life was sent that the store has acknowledged last.
     acknowledged: Option<Instant>,
+    /// Others may have been about to take us for dead, and not all have seen that we live, until then.
+    doubted_until: Option<Instant>,
     /// Which store it is that we have joined.
     identity: Option<String>,
     /// Why there is no connection.
@@ -64,6 +66,7 @@ impl Bond {
         Self {
             since: now,
             acknowledged: None,
+            doubted_until: None,
             identity: None,
             failure: None,
             addresses: Vec::new(),
@@ -93,12 +96,21 @@ impl Driver {
 
     /// The store has answered a sign of life that was sent then.
     pub(super) fn acknowledged(&mut self, sent: Instant) {
-        self.bond.acknowledged = Some(sent);
+        let lease = self.plan.times.lease;
+        let is_late = |before: Instant| sent.saturating_duration_since(before) >= lease * 3 / 5;
+        if self.bond.acknowledged.replace(sent).is_some_and(is_late) {
+            self.bond.doubted_until = Some(sent + lease * 2 / 5);
+        }
         if matches!(self.begun, Begun::Mixed(_)) {
             // There is no other round that anybody would go on with.
             return;
         }
         self.fencepost.set(Some(Fence::of(sent, self.plan.times.lease)));
+    }
+
+    /// Until when a round that we are in may be one that the others have gone on from without us.
+    pub(super) fn doubted_until(&self, now: Instant) -> Option<Instant> {
+        self.bond.doubted_until.filter(|until| *until > now)
     }
 
     /// The connection, or what came over it, is of no use.

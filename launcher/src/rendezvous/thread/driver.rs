@@ -45,7 +45,7 @@ pub(super) enum Phase {
     /// To be in the next round.
     Joining(Joining),
     /// To know what becomes of a round.
-    Member(Membership),
+    Member(Box<Membership>),
 }
 
 /// Whether there is something to take part in.

@@ -113,7 +113,8 @@ impl Driver {
     pub(super) fn starts(&mut self, round: Round, nodes: Vec<Node>) {
         let own_port = self.greeted.server().map(|store| store.local_addr().port());
         self.greeted.used(round.node_rank.0 == 0 && own_port == Some(round.master.port));
-        self.phase = Phase::Member(Membership::new(round.number, nodes, round.nodes.get() as usize));
+        self.phase =
+            Phase::Member(Box::new(Membership::new(round.number, nodes, round.nodes.get() as usize)));
         self.outlet.tell(News::Joined(Box::new(round)));
     }
 

@@ -94,7 +94,12 @@ impl Driver {
                     turn = if won { None } else { self.take_turn()? };
                 }
                 Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
-                Step::Joined => return self.take_seats(),
+                Step::Joined => {
+                    if let Some(until) = self.doubted_until(now) {
+                        return Ok(until);
+                    }
+                    return self.take_seats();
+                }
                 Step::TimedOut => self.too_few(now),
                 Step::Closed => self.closed(false)?,
                 Step::NotNeeded => self.closed(true)?,
