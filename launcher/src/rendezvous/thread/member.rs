@@ -178,7 +178,7 @@ impl Driver {
             && now.saturating_duration_since(told) >= self.plan.exit_barrier
         {
             let nodes = membership.size;
-            let left = nodes.saturating_sub(usize::try_from(look.successes).unwrap_or(usize::MAX)).max(1);
+            let left = nodes.saturating_sub(look.successes).max(1);
             let waited = self.plan.exit_barrier;
             self.over(Over::Failed(RendezvousError::NotFinished { left, nodes, waited }));
         }
