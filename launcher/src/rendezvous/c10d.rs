@@ -19,6 +19,7 @@ use crate::rendezvous::keys::{Keys, RoundKeys};
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::pickle::{self, NotAState};
 use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::text::harmless_bytes;
 use crate::store::client::{Client, ClientError, ClientSettings};
 
 pub use tell::Introduction;
@@ -144,9 +145,8 @@ impl Backend {
     /// See [`Client`].
     pub fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
         let key = self.keys.store();
-        let mut found = self.calls.compare_set(&key, b"", fresh.as_bytes())?;
-        found.truncate(MAX_IDENTITY);
-        Ok(String::from_utf8_lossy(&found).into_owned())
+        let found = self.calls.compare_set(&key, b"", fresh.as_bytes())?;
+        Ok(harmless_bytes(&found, MAX_IDENTITY))
     }
 
     /// Which store this is, where somebody has said it.
@@ -154,9 +154,7 @@ impl Backend {
     /// # Errors
     /// See [`Client`].
     pub fn known_identity(&mut self) -> Result<String, ClientError> {
-        let mut found = self.calls.get(&self.keys.store())?;
-        found.truncate(MAX_IDENTITY);
-        Ok(String::from_utf8_lossy(&found).into_owned())
+        Ok(harmless_bytes(&self.calls.get(&self.keys.store())?, MAX_IDENTITY))
     }
 
     /// The state as it was seen last.

@@ -294,6 +294,7 @@ pub(super) fn name(members: &Members, index: usize) -> String {
     }
 }
 
+/// What people call a node that says nothing of itself, fit for a terminal.
 pub(super) fn node_name(node: &Node) -> String {
     harmless(&node.addr, MAX_NAME)
 }

@@ -90,7 +90,11 @@ pub fn first_round(
     if talk.store.check(&[&job.keys.alone()])? {
         return Ok(FirstRound::Running);
     }
-    talk.store.add(INIT, 1)?;
+    // torch's host stops to wait too early where an agent is counted twice: one that has lost its connection before, or
+    // takes the place of one that died.
+    if talk.store.get(&job.round.role_info(setup.node_rank))?.is_empty() {
+        talk.store.add(INIT, 1)?;
+    }
     // Who the others are is known when all have come.
     let unknown: Vec<_> = job.ranks().map(|rank| member(rank, None)).collect();
     let seats = Seats {

@@ -74,6 +74,18 @@ impl Keys {
         format!("{}{version}", self.own)
     }
 
+    /// Counts those who have lost a write and want to write one after the other.
+    #[must_use]
+    pub fn turns(&self) -> String {
+        format!("{}turns", self.own)
+    }
+
+    /// Appears when the one with this number has had its turn.
+    #[must_use]
+    pub fn turn(&self, number: i64) -> String {
+        format!("{}turn/{number}", self.own)
+    }
+
     /// Which store this is: random, by whoever came first.
     #[must_use]
     pub fn store(&self) -> String {

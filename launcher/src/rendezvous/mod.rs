@@ -107,12 +107,27 @@ pub struct FailureNote {
     pub rank: Rank,
     /// Its local rank.
     pub local_rank: LocalRank,
-    /// Its pid on its host.
+    /// Its pid on its host; no process has 0: then it is a whole node that was lost.
     pub pid: i32,
     /// How it ended, in words: `exit code 7`, `killed by SIGKILL (9)`.
     pub ended: String,
     /// What it said about it, where it did: the last line of its error.
     pub message: Option<String>,
+}
+
+impl FailureNote {
+    /// A node was lost, and what failed elsewhere in the same moment is its doing.
+    #[must_use]
+    pub fn of_lost_node(node_rank: NodeRank, host: String) -> Self {
+        let ended = "the node is lost".to_owned();
+        Self { node_rank, host, rank: Rank(0), local_rank: LocalRank(0), pid: 0, ended, message: None }
+    }
+
+    /// Whether it tells of a node that was lost, and of no worker.
+    #[must_use]
+    pub const fn is_of_lost_node(&self) -> bool {
+        self.pid == 0
+    }
 }
 
 /// What the agent wants of the rendezvous.

@@ -34,8 +34,8 @@ pub fn assign(
     } else {
         as_given(&sorted, agents).unwrap_or_else(|| as_before(&sorted, before))
     };
-    let rank = |node: &Node| order.iter().position(|member| *member == node);
-    let ranked = |node: &Node| Some((node.clone(), i64::try_from(rank(node)?).ok()?));
+    let ranks: BTreeMap<&Node, i64> = order.into_iter().zip(0..).collect();
+    let ranked = |node: &Node| Some((node.clone(), *ranks.get(node)?));
     participants.iter().filter_map(ranked).collect()
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use self::changes::{differ, forget, is_listed, leave, remove_dead};
+use self::changes::{differ, forget, is_listed, is_news, leave, remove_dead};
 use super::descriptor::Descriptor;
 use super::ranks::{Ranks, assign};
 use super::sightings::Sightings;
@@ -272,7 +272,20 @@ impl Look<'_> {
 
     /// The round is not complete (rows 11 and 12, for everybody who wants to be in it).
     fn form(&self, draft: &mut State) {
-        self.enter_all(draft);
+        let mut with_all = draft.clone();
+        self.enter_all(&mut with_all, |_| true);
+        self.complete_if_due(&mut with_all);
+        if !with_all.complete {
+            // A torchrun agent that is a spare has a new deadline only where it steps forward itself: once it is in, an old
+            // one would end it while others are still waited for.
+            self.enter_all(draft, |spare| self.is_ours(spare));
+            self.complete_if_due(draft);
+        } else {
+            *draft = with_all;
+        }
+    }
+
+    fn complete_if_due(&self, draft: &mut State) {
         if draft.participants.len() < self.min() {
             return;
         }
@@ -295,15 +308,17 @@ impl Look<'_> {
         Timestamp(deadline.0.saturating_add(i64::from(same)))
     }
 
-    /// Everybody who waits, who is a spare, and this node, as long as there are seats: first who was in the round before.
-    fn enter_all(&self, draft: &mut State) {
+    /// Everybody who waits, the spares that `may_enter`, and this node, as long as there are seats: first who was in the
+    /// round before.
+    fn enter_all(&self, draft: &mut State, may_enter: impl Fn(&Node) -> bool) {
         let node = &self.me.node;
         let rank_before = |node: &Node| {
             let before = self.view.ranks.and_then(|ranks| ranks.of.get(node));
             before.copied().unwrap_or(i64::MAX)
         };
         let waiting = draft.wait_list.iter().map(|node| (rank_before(node), 0, node.clone()));
-        let spares = draft.redundancy_list.iter().map(|node| (i64::MAX, 1, node.clone()));
+        let spares = draft.redundancy_list.iter().filter(|node| may_enter(node));
+        let spares = spares.map(|node| (i64::MAX, 1, node.clone()));
         let mut others: Vec<_> = waiting.chain(spares).collect();
         let is_new = !draft.participants.contains(node) && !others.iter().any(|(.., other)| other == node);
         others.extend(is_new.then(|| (rank_before(node), 2, node.clone())));
@@ -403,9 +418,10 @@ impl Look<'_> {
 
     /// Writes what has changed, or the heartbeats where they are due.
     fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
-        let rings = differ(self.view.state, &draft);
-        if rings || self.is_due() {
-            self.refresh(&mut draft, rings);
+        let is_another = differ(self.view.state, &draft);
+        if is_another || self.is_due() {
+            let rings = is_news(self.view.state, &draft);
+            self.refresh(&mut draft, is_another);
             return Step::Write { state: draft, rings };
         }
         self.wait(deadline)
@@ -430,9 +446,9 @@ impl Look<'_> {
 
     /// Our own heartbeat, and where nothing else is written those of all our agents, who live: torchrun agents would take
     /// them for dead.
-    fn refresh(&self, draft: &mut State, rings: bool) {
+    fn refresh(&self, draft: &mut State, is_another: bool) {
         let node = &self.me.node;
-        let is_meant = |other: &&Node| *other == node || (!rings && self.is_ours(other));
+        let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
         let meant: Vec<Node> = changes::listed(draft).filter(is_meant).cloned().collect();
         let stamp = self.stamp();
         for other in meant {

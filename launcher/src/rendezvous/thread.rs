@@ -13,6 +13,7 @@ mod parting;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watch;
 mod workers_store;
 

@@ -12,6 +12,7 @@ use rankrun_contract::env::Master;
 
 use super::descriptor::Descriptor;
 use super::state::{Node, State};
+use super::text::harmless;
 
 /// Rounds of others that are remembered.
 const MAX_SEEN: usize = 32;
@@ -43,8 +44,8 @@ impl Place {
     #[must_use]
     pub fn parse(addr: &[u8], port: &[u8]) -> Option<Self> {
         let addr = std::str::from_utf8(addr).ok()?;
-        let fits = |letter: char| !letter.is_control() && !letter.is_whitespace();
-        if addr.is_empty() || addr.len() > MAX_ADDR || !addr.chars().all(fits) {
+        let is_loud = addr.chars().any(char::is_whitespace) || harmless(addr, MAX_ADDR) != addr;
+        if addr.is_empty() || addr.len() > MAX_ADDR || is_loud {
             return None;
         }
         let port =

@@ -16,6 +16,9 @@ const NAMES_SHOWN: usize = 8;
 #[must_use]
 pub fn changed(change: &Change) -> String {
     match change {
+        Change::PeerFailed(note) if note.is_of_lost_node() => {
+            plain(&format!("node {} ({}) is lost, and failed first", note.node_rank, note.host))
+        }
         Change::PeerFailed(note) => format!("{} failed: {}", worker(note), plain(&note.ended)),
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
@@ -34,6 +37,9 @@ pub fn changed(change: &Change) -> String {
 pub fn over(ending: &Ending) -> String {
     match ending {
         Ending::NotNeeded => "the job has succeeded without this spare node".to_owned(),
+        Ending::Closed { failure: Some(note) } if note.is_of_lost_node() => {
+            plain(&format!("the job has ended since node {} ({}) was lost", note.node_rank, note.host))
+        }
         Ending::Closed { failure: Some(note) } => {
             plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host))
         }
@@ -96,6 +102,9 @@ pub fn note(text: &str) -> String {
 /// The first cause, where it is another node's: what every node of the job shows of it.
 #[must_use]
 pub fn first_cause(note: &FailureNote) -> String {
+    if note.is_of_lost_node() {
+        return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
+    }
     let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
     text.push_str(&format!(
         "  worker    rank {}, local rank {}, pid {}\n",
@@ -111,7 +120,12 @@ pub fn first_cause(note: &FailureNote) -> String {
 /// Where the rest of the story is.
 #[must_use]
 pub fn hint(note: &FailureNote) -> String {
-    plain(&format!("the launcher on {} shows its last lines and where its logs are", note.host))
+    let words = if note.is_of_lost_node() {
+        format!("see whether {} is up, and what its launcher said last", note.host)
+    } else {
+        format!("the launcher on {} shows its last lines and where its logs are", note.host)
+    };
+    plain(&words)
 }
 
 fn worker(note: &FailureNote) -> String {
@@ -196,6 +210,9 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
             changed(&Change::PeerFailed(note())),
             "rank 5 (local rank 1) on node 1 (th2) failed: exit code 7"
         );
+        let lost = FailureNote::of_lost_node(NodeRank(2), "th3".to_owned());
+        assert_eq!(first_cause(&lost), "node 2 (th3) was lost first\n");
+        assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3) is lost, and failed first");
         let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }

@@ -102,7 +102,10 @@ impl State {
 
     fn remember(&mut self, change: &Change) {
         if let Change::PeerFailed(note) = change {
-            self.others.failed_first.get_or_insert_with(|| note.clone());
+            // What was told before a lost node was found out was not the cause.
+            if note.is_of_lost_node() || self.others.failed_first.is_none() {
+                self.others.failed_first = Some(note.clone());
+            }
         }
     }
 

@@ -6,6 +6,9 @@ use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::state::Node;
 use crate::store::client::ClientError;
 
+/// That a node's workers have succeeded, where it need not be counted any more; before, the count that it had found.
+const COUNTED: &[u8] = b"done";
+
 /// What a node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Introduction {
@@ -72,6 +75,20 @@ impl Backend {
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
 
+    /// Puts what has turned out to be the cause in place of a failure of ours, where that is still the first.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn correct_failure(
+        &mut self,
+        round: u64,
+        ours: &FailureNote,
+        cause: &FailureNote,
+    ) -> Result<(), ClientError> {
+        self.calls.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json())?;
+        self.ring()
+    }
+
     /// Says how the job ends, unless that was said.
     ///
     /// # Errors
@@ -104,22 +121,39 @@ impl Backend {
         Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
     }
 
-    /// Says that all workers of this node have succeeded, in torch's way and in ours.
+    /// Says that all workers of this node have succeeded: by a key of this node, and where torchrun agents are among the
+    /// members, whose count is `beside_torch`, also in torch's way, which counts.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_success(&mut self, round: u64, node: &Node, nodes: usize) -> Result<(), ClientError> {
-        let torch = self.only.clone().unwrap_or_else(|| self.keys.round(round));
-        // Told before over a connection that was lost: who is counted twice ends the round for the others too early.
-        if self.calls.compare_set(&self.keys.done(round, node), b"", b"1")? == b"2" {
-            return self.ring();
+    pub fn tell_success(
+        &mut self,
+        round: u64,
+        node: &Node,
+        beside_torch: Option<usize>,
+    ) -> Result<(), ClientError> {
+        let done = self.keys.done(round, node);
+        if let Some(nodes) = beside_torch {
+            self.count_success(&done, round, nodes)?;
         }
-        let members = self.calls.add(&torch.num_members(), 1)?;
+        self.calls.set(&done, COUNTED)?;
+        self.ring()
+    }
+
+    /// Counts this node once, although it may have been counted over a connection that was lost before the answer: twice
+    /// would end the round for the others too early. The count only grows, and where it is what it was before the first
+    /// try, that has done nothing. If others were counted meanwhile it may have, and is not repeated.
+    fn count_success(&mut self, done: &str, round: u64, nodes: usize) -> Result<(), ClientError> {
+        let torch = self.torch_keys(round);
+        let before = number(&self.calls.get(&torch.num_members())?).unwrap_or(0);
+        let tries = format!("{before}");
+        let found = self.calls.compare_set(done, b"", tries.as_bytes())?;
+        let is_counted = found != tries.as_bytes();
+        let members = if is_counted { before } else { self.calls.add(&torch.num_members(), 1)? };
         if usize::try_from(members).is_ok_and(|members| members >= nodes) {
             self.calls.set(&torch.last_member(), b"<val_ignored>")?;
         }
-        self.calls.set(&self.keys.done(round, node), b"2")?;
-        self.ring()
+        Ok(())
     }
 
     /// Keeps the ranks of a round for whoever completes the next one.
@@ -128,5 +162,113 @@ impl Backend {
     /// See [`Client`](crate::store::client::Client).
     pub fn tell_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
         self.calls.set(&self.keys.ranks(), ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rankrun_contract::rank::RunId;
+
+    use super::*;
+    use crate::rendezvous::keys::Keys;
+    use crate::store::StoreServer;
+    use crate::store::client::{Client, ClientSettings};
+
+    const NODES: usize = 3;
+
+    struct Seen {
+        _store: StoreServer,
+        other: Client,
+        backend: Backend,
+        node: Node,
+    }
+
+    impl Seen {
+        #[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
+        fn new() -> Self {
+            let store = StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            let settings = ClientSettings { nonce: 1, answer: Duration::from_secs(30) };
+            let deadline = Instant::now() + settings.answer;
+            let addresses = [store.local_addr()];
+            let keys = Keys::dynamic(&RunId("job".to_owned()));
+            let backend = Backend::connect(&addresses, &settings, keys, deadline).unwrap();
+            let other = Client::connect(&addresses, settings, deadline).unwrap();
+            let node = Node { addr: "th1".to_owned(), pid: 1, local_id: 0 };
+            Self { _store: store, other, backend, node }
+        }
+
+        fn count(&mut self) -> i64 {
+            let key = self.backend.keys().round(0).num_members();
+            number(&self.other.get(&key).unwrap()).unwrap_or(0)
+        }
+
+        /// Somebody is counted.
+        fn one_more(&mut self) {
+            let key = self.backend.keys().round(0).num_members();
+            self.other.add(&key, 1).unwrap();
+        }
+
+        /// The try before this one has come so far that it wrote what it had found.
+        fn tried(&mut self) {
+            let (key, found) = (self.backend.keys().done(0, &self.node), self.count());
+            self.other.set(&key, found.to_string().as_bytes()).unwrap();
+        }
+
+        fn tell(&mut self) {
+            self.backend.tell_success(0, &self.node, Some(NODES)).unwrap();
+        }
+
+        fn all(&mut self) -> bool {
+            let key = self.backend.keys().round(0).last_member();
+            self.other.check(&[&key]).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_success_is_counted_once_however_often_it_is_told() {
+        let mut seen = Seen::new();
+        seen.one_more();
+        seen.tell();
+        seen.tell();
+        assert_eq!((seen.count(), seen.all()), (2, false));
+    }
+
+    #[test]
+    fn what_was_counted_before_the_connection_was_lost_is_not_counted_again() {
+        let mut seen = Seen::new();
+        seen.tried();
+        seen.one_more();
+        seen.tell();
+        assert_eq!((seen.count(), seen.all()), (1, false));
+    }
+
+    #[test]
+    fn what_was_not_counted_before_the_connection_was_lost_is_counted() {
+        let mut seen = Seen::new();
+        seen.one_more();
+        seen.tried();
+        seen.tell();
+        assert_eq!((seen.count(), seen.all()), (2, false));
+    }
+
+    #[test]
+    fn the_last_one_says_so_also_over_the_next_connection() {
+        let mut seen = Seen::new();
+        (1..NODES).for_each(|_| seen.one_more());
+        seen.tried();
+        seen.one_more();
+        seen.tell();
+        assert_eq!((seen.count(), seen.all()), (3, true));
+    }
+
+    #[test]
+    fn among_agents_of_ours_nobody_counts() {
+        let mut seen = Seen::new();
+        seen.backend.tell_success(0, &seen.node, None).unwrap();
+        assert_eq!(seen.count(), 0);
+        let key = seen.backend.keys().done(0, &seen.node);
+        assert!(seen.other.check(&[&key]).unwrap());
     }
 }

@@ -19,6 +19,9 @@ const MAX_PAST: usize = 64;
 /// How long another member's store may take for one answer. A sign of life of ours comes as late as that.
 const ANSWER: Duration = Duration::from_secs(1);
 
+/// Between two tries to empty it.
+const RETRY: Duration = Duration::from_millis(20);
+
 /// What rank 0 does when every member has joined and spoken, so that no worker finds what others have left.
 #[derive(Debug)]
 pub(super) enum Refresh {
@@ -180,40 +183,50 @@ fn history(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>) -> Result<BTreeMap<u64,
     Ok(past.iter().zip(places).filter_map(|(round, place)| Some((*round, place?))).collect())
 }
 
-/// Deletes every key of another member's store: no worker uses it, since every member has joined the new round.
+/// Deletes every key of another member's store: no worker uses it, since every member has joined the new round. Tried
+/// again while the member is not known to be dead, which whoever is called between the tries finds out.
 fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<(), ExchangeError> {
-    let not_emptied = |source| RendezvousError::NotEmptied { place: place.to_string(), source };
-    let addresses =
-        (plan.resolve)(&place.addr, place.port).map_err(|error| not_emptied(ClientError::Io(error)))?;
-    let mut store = connect(plan, talk, &addresses)?.map_err(not_emptied)?;
+    let deadline = Instant::now() + plan.read_timeout;
+    loop {
+        match try_to_empty(plan, talk, place)? {
+            Ok(()) => return Ok(()),
+            Err(source) if Instant::now() >= deadline => {
+                return Err(RendezvousError::NotEmptied { place: place.to_string(), source }.into());
+            }
+            Err(error) => tracing::debug!(%error, %place, "the workers' store cannot be emptied yet"),
+        }
+        talk.pause()?;
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn try_to_empty(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    place: &Place,
+) -> Result<Result<(), ClientError>, ExchangeError> {
+    let listed = (plan.resolve)(&place.addr, place.port).map_err(ClientError::from).and_then(|addresses| {
+        let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER };
+        let mut store = Client::connect(&addresses, settings, Instant::now() + SLICE)?;
+        Ok((store.list_keys()?, store))
+    });
+    let (keys, mut store) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return Ok(Err(error)),
+    };
     let mut looked = Instant::now();
-    for key in store.list_keys().map_err(not_emptied)? {
+    for key in keys {
         // No program of torch's or ours has another kind of key.
         let Ok(key) = std::str::from_utf8(&key) else { continue };
-        store.delete(key).map_err(not_emptied)?;
+        if let Err(error) = store.delete(key) {
+            return Ok(Err(error));
+        }
         if looked.elapsed() >= SLICE {
             talk.pause()?;
             looked = Instant::now();
         }
     }
-    Ok(())
-}
-
-fn connect(
-    plan: &Exchange<'_>,
-    talk: &mut Talk<'_, '_>,
-    addresses: &[std::net::SocketAddr],
-) -> Result<Result<Client, ClientError>, ExchangeError> {
-    let deadline = Instant::now() + plan.read_timeout;
-    loop {
-        let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER };
-        let now = Instant::now();
-        match Client::connect(addresses, settings, deadline.min(now + SLICE)) {
-            Ok(store) => return Ok(Ok(store)),
-            Err(error) if Instant::now() >= deadline => return Ok(Err(error)),
-            Err(_) => talk.pause()?,
-        }
-    }
+    Ok(Ok(()))
 }
 
 fn silent(plan: &Exchange<'_>, what: &'static str) -> RendezvousError {

@@ -1,5 +1,7 @@
 //! Several agents as threads, over a real store on the loopback.
 
+mod deputy;
+
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Mutex;

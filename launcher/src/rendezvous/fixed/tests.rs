@@ -186,6 +186,17 @@ fn with_torchrun_there_is_one_round() {
 }
 
 #[test]
+fn an_agent_that_comes_again_over_another_connection_is_counted_once() {
+    let store = serve();
+    let agent = Agent::new(1, 2);
+    for _ in 0..2 {
+        let result = agent.join(&store, &mut |_| Err(Aborted));
+        assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    }
+    assert_eq!(connect(&store).get("init/").unwrap(), b"1");
+}
+
+#[test]
 fn who_is_missing_is_named() {
     let store = serve();
     for rank in [0, 2] {

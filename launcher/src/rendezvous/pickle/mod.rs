@@ -23,7 +23,7 @@ use super::state::State;
 const MAX_TEXT: usize = 8 * 1024 * 1024;
 
 /// Most nodes in one of the lists of a state.
-const MAX_NODES: usize = 65_536;
+const MAX_NODES: usize = 4096;
 
 /// Longest address of a node, in bytes: no name of a host is longer than 255.
 const MAX_ADDR: usize = 512;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::state::{Node, Participants, State};
 
 /// All nodes of all lists.
 pub(super) fn listed(state: &State) -> impl Iterator<Item = &Node> {
@@ -23,6 +23,25 @@ pub(super) fn differ(one: &State, other: &State) -> bool {
         || one.participants != other.participants
         || one.wait_list != other.wait_list
         || one.redundancy_list != other.redundancy_list
+}
+
+/// Whether somebody who listens has something to do about it. Who comes, or goes from one list to the other after others
+/// have done so, is met when the round turns; if everybody looked at every step of everybody, a large job would do nothing
+/// else.
+pub(super) fn is_news(before: &State, after: &State) -> bool {
+    let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
+    let leaves = after.participants.len() < before.participants.len();
+    let remain: BTreeSet<&Node> = listed(after).collect();
+    plain(before) != plain(after)
+        || (leaves && is_whole(&before.participants))
+        || (before.wait_list.is_empty() && !after.wait_list.is_empty())
+        || listed(before).any(|node| !remain.contains(node))
+}
+
+/// Whether nobody of a complete round has left it.
+fn is_whole(participants: &Participants) -> bool {
+    let highest = participants.iter().map(|(_, rank)| rank).max().unwrap_or(-1);
+    usize::try_from(highest + 1) == Ok(participants.len())
 }
 
 /// Takes a node out of the participants.

@@ -185,6 +185,16 @@ fn the_last_one_turns_the_round_enters_all_and_completes_it() {
 }
 
 #[test]
+fn a_spare_of_torchruns_is_moved_only_into_a_round_that_is_complete_with_it() {
+    let mut stage = Stage::with(["", "", "t"]);
+    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] [t]", "it would have no new deadline");
+    let mut stage = Stage::with(["", "", "t z"]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 complete [t1 z2 m0] [] []");
+    let mut stage = Stage::with(["", "", "z"]);
+    assert_eq!(told(stage.join(None, 0.0)), "0 last call [z0 m0] [] []");
+}
+
+#[test]
 fn who_was_in_the_round_before_comes_before_newcomers_and_these_become_spares() {
     let mut stage = Stage::with(["m", "a b z", ""]).complete(4);
     stage.ranks = Some(Ranks { round: 4, of: nodes("m z b").into_iter().zip(0..).collect() });
@@ -210,15 +220,15 @@ fn rows_9_and_10_a_round_that_runs_is_waited_for_where_there_is_a_seat() {
     let mut stage = Stage::with(["a b", "m", ""]).complete(0);
     assert!(waits(&stage.join(None, 0.0)));
     let mut stage = Stage::with(["a b c", "", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1 c2] [] [m]");
+    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 complete [a0 b1 c2] [] [m]");
     let mut stage = Stage::with(["a b c", "m", ""]).complete(0);
     assert_eq!(
         told(stage.join(None, 0.0)),
-        "0 complete [a0 b1 c2] [] [m]",
+        "(quietly) 0 complete [a0 b1 c2] [] [m]",
         "it would disturb torchrun agents"
     );
     let mut stage = Stage::with(["a b", "z", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1] [z] [m]", "the seat is z's");
+    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 complete [a0 b1] [z] [m]", "the seat is z's");
 }
 
 #[test]
@@ -236,7 +246,7 @@ fn row_11_the_last_call_is_over_when_it_was_seen_for_long_enough_whatever_any_cl
 #[test]
 fn row_12_the_smallest_number_begins_a_last_call_and_the_largest_completes() {
     let mut stage = Stage::new();
-    assert_eq!(told(stage.join(None, 0.0)), "0 [m0] [] []");
+    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] []");
     let mut stage = Stage::with(["z", "", ""]);
     let step = stage.join(None, 0.0);
     let Step::Write { state, .. } = &step else { panic!("{step:?}") };
@@ -295,7 +305,11 @@ fn a_member_is_told_what_ends_its_round_and_only_that() {
     assert_eq!(stay(["a m", "", ""]), Step::Changed(Upheaval::Gone(node("b"))));
     assert_eq!(stay(["a m", "b", ""]), Step::Changed(Upheaval::Rejoins(node("b"))));
     assert_eq!(stay(["m", "b", ""]), Step::Changed(Upheaval::Gone(node("a"))), "what is worse comes first");
-    assert_eq!(told(stay(["a b m", "t", "z"])), "3 complete [a0 b1 m2] [] [t z]", "there is no seat");
+    assert_eq!(
+        told(stay(["a b m", "t", "z"])),
+        "(quietly) 3 complete [a0 b1 m2] [] [t z]",
+        "there is no seat"
+    );
     let pair = nodes("a m");
     let goal = Goal::Stay { round: 3, members: &pair };
     let mut stage = Stage::with(["a m", "t", ""]).complete(3);

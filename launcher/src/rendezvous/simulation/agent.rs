@@ -27,6 +27,8 @@ pub(super) struct Agent {
     pub(super) owes: Option<bool>,
     /// When the newest beat was sent that was acknowledged.
     pub(super) beaten: u64,
+    /// It was cut off for long enough that others may be about to find it dead, until then.
+    pub(super) doubted_until: u64,
     /// No message of it was lost since.
     pub(super) clear_since: u64,
     /// The next moment at which it wakes by itself, so that only one is under way.
@@ -71,6 +73,9 @@ pub(super) enum Why {
 /// After this without an acknowledged beat it stops its workers.
 const CUT_OFF: u64 = LEASE * 3 / 5;
 
+/// So long after a time without beats others may not have seen the new ones.
+const DOUBT: u64 = LEASE * 2 / 5;
+
 impl Agent {
     pub(super) fn new(me: Me, now: u64, deadline: u64) -> Self {
         let sightings = Sightings::new(&me.times);
@@ -85,6 +90,7 @@ impl Agent {
             pending: None,
             owes: None,
             beaten: now,
+            doubted_until: 0,
             clear_since: now,
             wakes: 0,
             outlives: false,
@@ -99,6 +105,14 @@ impl Agent {
     /// Whether its last beat was too long ago.
     pub(super) const fn is_cut_off(&self, now: u64) -> bool {
         now >= self.beaten + CUT_OFF
+    }
+
+    /// A beat that was sent then is acknowledged.
+    pub(super) fn has_beaten(&mut self, sent: u64) {
+        if sent >= self.beaten + CUT_OFF {
+            self.doubted_until = sent + DOUBT;
+        }
+        self.beaten = self.beaten.max(sent);
     }
 
     /// Of which round its workers are, and until when they live at most if it hears nothing more.

@@ -45,7 +45,6 @@ fn is_soak() -> bool {
 /// Lives many histories on two threads.
 fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {
     let seed = seed();
-    let count = std::env::var("COUNT").ok().and_then(|it| it.parse().ok()).unwrap_or(count);
     let seeds =
         |thread| Seeds { first: seed.wrapping_add(thread), step: THREADS, count: count / THREADS, enough: 4 };
     let history = &history;

@@ -178,7 +178,11 @@ fn misspeak(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, step: Step) 
         (Fault::LeavesWithoutAWord, Step::Write { .. }) if goal == Goal::Leave => Step::Done,
         (Fault::IgnoresTheLost, Step::Changed(Upheaval::Gone(_)))
         | (Fault::IgnoresWhoWaits, Step::Changed(Upheaval::Waits(_))) => return None,
-        (Fault::NeverRefreshes, Step::Write { rings: false, .. }) => return None,
+        (Fault::NeverRefreshes, Step::Write { state, .. })
+            if (State { last_heartbeats: old.last_heartbeats.clone(), ..state.clone() }) == *old =>
+        {
+            return None;
+        }
         (Fault::StaysASpare, Step::Write { state, .. })
             if old.redundancy_list.contains(node) && !state.redundancy_list.contains(node) =>
         {

@@ -396,7 +396,9 @@ impl World<'_> {
             return self.act(seat);
         }
         agent.mind_the_lease(now, stop);
-        agent.beaten = agent.beaten.max(sent.unwrap_or(0));
+        if let Some(sent) = sent {
+            agent.has_beaten(sent);
+        }
         agent.known = answer.state;
         agent.version = answer.version;
         agent.learn(answer.ranks);
@@ -505,6 +507,11 @@ impl World<'_> {
                 return Ok(());
             }
             // Others may have gone on without it: it has to hear again that it is in.
+            Step::Joined if agent.doubted_until > now && !agent.is_cut_off(now) => {
+                let until = agent.doubted_until;
+                self.wake_at(seat, until);
+                return Ok(());
+            }
             Step::Joined if agent.is_cut_off(now) => {
                 self.look(seat, true);
                 return Ok(());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
+use crate::rendezvous::exchange::node_name;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State};
@@ -100,9 +101,9 @@ impl Book {
         listed(state).filter(|node| self.agents.contains_key(*node)).cloned().collect()
     }
 
-    /// What people call a node.
+    /// What people call a node; fit for a terminal, whoever has written it.
     pub(super) fn name(&self, node: &Node) -> String {
-        self.agents.get(node).map_or_else(|| node.addr.clone(), |agent| agent.host.clone())
+        self.agents.get(node).map_or_else(|| node_name(node), |agent| agent.host.clone())
     }
 
     /// Whose connections have this number in their greeting.
@@ -127,4 +128,17 @@ pub(super) fn by_rank(state: &State) -> Vec<Node> {
     let mut members: Vec<_> = state.participants.iter().collect();
     members.sort_by_key(|(_, rank)| *rank);
     members.into_iter().map(|(node, _)| node.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_a_stranger_is_fit_for_a_terminal() {
+        let book = Book::new(&RoundTimes::default());
+        let node = Node { addr: format!("\x1b]0;{}\u{202e}", "x".repeat(500)), pid: 1, local_id: 0 };
+        let name = book.name(&node);
+        assert!(name.starts_with(" ]0;xxx") && name.chars().count() <= 255, "{name}");
+    }
 }

@@ -24,7 +24,7 @@ use crate::rendezvous::{News, Over, Parting, Round, Wish};
 use crate::store::StoreServer;
 
 use super::Setup;
-use super::book::{Book, listed};
+use super::book::Book;
 use super::connect::Bond;
 use super::fence::Fencepost;
 use super::first::Begun;
@@ -34,10 +34,6 @@ use super::member::Membership;
 use super::plan::Plan;
 use super::workers_store::{Greeted, WorkersStore};
 
-/// What a look costs for each node that is in the state; all do it.
-const LOOK_COST: Duration = Duration::from_nanos(1_500);
-/// At most so long nobody looks.
-const LONGEST_QUIET: Duration = Duration::from_millis(100);
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
 
@@ -220,7 +216,7 @@ impl Driver {
             return Ok(self.reach(now));
         }
         match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
-            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now + self.quiet()),
+            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
             Some(Awaited::Success(round)) => self.all_succeeded(round),
             None => {}
         }
@@ -243,27 +239,6 @@ impl Driver {
             }
         }
         Ok(self.next_look.min(self.next_tick))
-    }
-
-    /// How long to let others change the state before it is worth a look, where nothing depends on it but to know when
-    /// all are there: if everybody looked at every step of everybody, a large job would do nothing else.
-    fn quiet(&self) -> Duration {
-        let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Duration::ZERO };
-        let state = backend.state();
-        let waits = match &self.phase {
-            Phase::Joining(_) => {
-                state.wait_list.contains(&me.node)
-                    || (!state.complete && state.participants.contains(&me.node))
-            }
-            Phase::Member(membership) => membership.is_stopping(),
-            Phase::Idle => true,
-        };
-        let nodes = u64::try_from(listed(state).count()).unwrap_or(u64::MAX);
-        if waits {
-            (LOOK_COST * u32::try_from(nodes * nodes).unwrap_or(u32::MAX)).min(LONGEST_QUIET)
-        } else {
-            Duration::ZERO
-        }
     }
 
     /// Says who we are before anybody can see us in a list, and again when it has changed.

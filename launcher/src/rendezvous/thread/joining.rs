@@ -63,6 +63,7 @@ impl Joining {
 impl Driver {
     /// Goes on with joining; until when there is nothing else to do.
     pub(super) fn join(&mut self) -> Result<Instant, Trouble> {
+        let mut turn = None;
         loop {
             let now = Instant::now();
             let (Phase::Joining(joining), Some(me), Some(backend)) =
@@ -82,8 +83,16 @@ impl Driver {
             };
             let before = joining.before.as_ref().map(|past| past.number);
             let goal = Goal::Join { deadline: joining.deadline, before };
-            match next(&view, me, goal, now, wall()) {
-                Step::Write { state, rings } => self.write(&state, rings)?,
+            let step = next(&view, me, goal, now, wall());
+            if !matches!(step, Step::Write { .. }) {
+                self.pass_turn(turn.take())?;
+            }
+            match step {
+                Step::Write { state, rings } => {
+                    let won = self.try_to_write(&state, rings)?;
+                    self.pass_turn(turn.take())?;
+                    turn = if won { None } else { self.take_turn()? };
+                }
                 Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
                 Step::Joined => return self.take_seats(),
                 Step::TimedOut => self.too_few(now),
@@ -96,9 +105,13 @@ impl Driver {
         }
     }
 
-    /// Writes the state; afterwards the one that is known is the one that is there.
+    /// Writes the state, or finds another; afterwards the one that is known is the one that is there.
     pub(super) fn write(&mut self, state: &State, rings: bool) -> Result<(), Trouble> {
-        let Some(backend) = &mut self.backend else { return Ok(()) };
+        self.try_to_write(state, rings).map(drop)
+    }
+
+    fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+        let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         let won = backend.write(state, rings && !completes)?;
         if won && completes {
@@ -112,7 +125,7 @@ impl Driver {
         if !won {
             self.back_off();
         }
-        Ok(())
+        Ok(won)
     }
 
     /// A random pause, so that those who write at the same time do not do so again.

@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use rankrun_contract::rank::NodeRank;
+
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
@@ -52,6 +54,8 @@ pub(super) struct Membership {
     stage: Stage,
     /// The first failure, where one is known.
     failure: Option<FailureNote>,
+    /// This node's, where it was told first.
+    told: Option<Box<FailureNote>>,
     /// This node's, which the others are still to be told.
     untold: Option<FailureNote>,
     /// When that was told.
@@ -60,8 +64,8 @@ pub(super) struct Membership {
     untold_success: bool,
     /// The agent wants to know whom to blame, until then.
     blame: Option<Instant>,
-    /// Who was lost.
-    lost: Option<String>,
+    /// Who was lost: its rank and its name.
+    lost: Option<(usize, String)>,
 }
 
 impl Membership {
@@ -72,6 +76,7 @@ impl Membership {
             size,
             stage: Stage::Running,
             failure: None,
+            told: None,
             untold: None,
             succeeded: None,
             untold_success: false,
@@ -108,11 +113,6 @@ impl Membership {
             self.stage = Stage::Stopping;
         }
         runs
-    }
-
-    /// Whether the workers are being stopped.
-    pub(super) fn is_stopping(&self) -> bool {
-        self.stage == Stage::Stopping && self.blame.is_none()
     }
 
     /// Whether the agent knows that all workers have succeeded.
@@ -167,7 +167,7 @@ impl Driver {
             }
         }
         let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
-        Ok(self.blame_by(until))
+        self.blame_by(until)
     }
 
     /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
@@ -187,6 +187,7 @@ impl Driver {
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
     pub(super) fn tell(&mut self) -> Result<(), Trouble> {
+        let beside_torch = self.is_beside_torch();
         let (Phase::Member(membership), Some(me), Some(backend)) =
             (&mut self.phase, &self.me, &mut self.backend)
         else {
@@ -198,14 +199,15 @@ impl Driver {
         }
         if let Some(note) = &membership.untold {
             let (first, by) = backend.tell_failure(membership.number, note)?;
-            membership.untold = None;
+            membership.told = membership.untold.take().filter(|_| by == FirstBy::Us).map(Box::new);
             membership.failure = Some(first.clone());
             if by == FirstBy::Another {
                 self.outlet.tell(News::Changed(Change::PeerFailed(first)));
             }
         }
         if membership.untold_success {
-            backend.tell_success(membership.number, &me.node, membership.size)?;
+            let counted = beside_torch.then_some(membership.size);
+            backend.tell_success(membership.number, &me.node, counted)?;
             membership.untold_success = false;
             membership.succeeded = Some(Instant::now());
         }
@@ -215,10 +217,15 @@ impl Driver {
     /// The round whose success is to be listened for: a torchrun agent may host the store, and goes without waiting for us.
     pub(super) fn awaited_success(&self) -> Option<u64> {
         let Phase::Member(membership) = &self.phase else { return None };
-        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
         let waits = membership.stage == Stage::Succeeded && !membership.untold_success;
-        let is_mixed = || matches!(self.begun, Begun::Mixed(_));
-        (waits && (is_mixed() || membership.nodes.iter().any(is_torchs))).then_some(membership.number)
+        (waits && self.is_beside_torch()).then_some(membership.number)
+    }
+
+    /// Whether torchrun agents are in the round.
+    fn is_beside_torch(&self) -> bool {
+        let Phase::Member(membership) = &self.phase else { return false };
+        let is_torchs = |node: &Node| !self.book.agents.contains_key(node);
+        matches!(self.begun, Begun::Mixed(_)) || membership.nodes.iter().any(is_torchs)
     }
 
     /// The workers of all nodes of a round have succeeded.
@@ -234,8 +241,9 @@ impl Driver {
 
     fn others_failed(&mut self, note: FailureNote) {
         let Phase::Member(membership) = &mut self.phase else { return };
-        membership.failure = Some(note.clone());
-        if membership.stop() {
+        (membership.failure, membership.told) = (Some(note.clone()), None);
+        // What was told before was not the cause.
+        if membership.stop() || note.is_of_lost_node() {
             self.outlet.tell(News::Changed(Change::PeerFailed(note)));
         }
     }
@@ -290,7 +298,8 @@ impl Driver {
             Upheaval::Gone(node) => {
                 let name = self.book.name(node);
                 let why = why_left(&backend.why_left(node)?);
-                membership.lost = Some(name.clone());
+                let rank = membership.nodes.iter().position(|member| member == node).unwrap_or_default();
+                membership.lost = Some((rank, name.clone()));
                 if why.is_empty() {
                     Change::PeerLost { node: name }
                 } else {
@@ -307,7 +316,7 @@ impl Driver {
             membership.failure = Some(note.clone());
         }
         membership.stop();
-        let lost = membership.lost.clone();
+        let lost = membership.lost.as_ref().map(|(_, name)| name.clone());
         // Whoever asks for whom to blame learns it in one answer.
         let is_answer = membership.blame.is_some() && lost.is_some();
         if !is_answer {
@@ -318,18 +327,26 @@ impl Driver {
     }
 
     /// Answers who is to blame where that is known or the time is over; else when it is.
-    fn blame_by(&mut self, until: Instant) -> Instant {
-        let (Phase::Member(membership), Some(backend)) = (&self.phase, &self.backend) else { return until };
-        let Some(deadline) = membership.blame else { return until };
+    fn blame_by(&mut self, until: Instant) -> Result<Instant, Trouble> {
+        let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
+            return Ok(until);
+        };
+        let Some(deadline) = membership.blame else { return Ok(until) };
         // A node that fails before it notices who was lost has told its own failure.
-        let has_gone = |node: &&Node| !listed(backend.state()).any(|other| other == *node);
-        let gone = membership.nodes.iter().find(has_gone).map(|node| self.book.name(node));
-        let lost = membership.lost.clone().or(gone);
+        let mut nodes = (0..).zip(&membership.nodes);
+        let gone = nodes.find(|(_, node)| !listed(backend.state()).any(|other| other == *node));
+        let lost = membership.lost.clone().or(gone.map(|(rank, node)| (rank, self.book.name(node))));
         if lost.is_none() && Instant::now() < deadline {
-            return until.min(deadline);
+            return Ok(until.min(deadline));
         }
-        self.answer_blame(lost);
-        until
+        if let (Some((rank, name)), Some(ours)) = (&lost, &membership.told) {
+            let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));
+            let cause = FailureNote::of_lost_node(rank, name.clone());
+            backend.correct_failure(membership.number, ours, &cause)?;
+            (membership.failure, membership.told) = (Some(cause), None);
+        }
+        self.answer_blame(lost.map(|(_, name)| name));
+        Ok(until)
     }
 
     /// Answers, where it was asked.

@@ -69,8 +69,8 @@ pub(super) enum WorkersStore {
 pub(super) struct SharedStore {
     store: Arc<StoreServer>,
     master: Master,
-    /// Before every key of the agents.
-    prefix: String,
+    /// Before the agents' keys. Not the run id alone: `worker` is also before torch's keys of the workers.
+    prefixes: [String; 2],
     /// The numbers in the greetings of the agents.
     agents: BTreeSet<u32>,
 }
@@ -92,7 +92,7 @@ impl WorkersStore {
         Self::Shared(SharedStore {
             store,
             master,
-            prefix: format!("/{}/", fixed.run_id),
+            prefixes: ["rankrun", "torchelastic"].map(|part| format!("/{}/{part}/", fixed.run_id)),
             agents: BTreeSet::new(),
         })
     }
@@ -165,7 +165,41 @@ impl AgentStore for WorkersStore {
         match self {
             Self::Agent(store) => store.reset(),
             Self::Worker(store) => store.reset(),
-            Self::Shared(shared) => Ok(shared.store.reset_keeping(&[&shared.prefix], &shared.agents)?),
+            Self::Shared(shared) => {
+                let prefixes = shared.prefixes.each_ref().map(String::as_str);
+                Ok(shared.store.reset_keeping(&prefixes, &shared.agents)?)
+            }
         }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rankrun_contract::rank::{NodeRank, RunId};
+
+    use super::*;
+    use crate::store::client::{Client, ClientSettings};
+
+    #[test]
+    fn no_run_id_keeps_what_workers_have_left() {
+        let store = Arc::new(StoreServer::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+        let master = Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+        let fixed = Fixed { run_id: RunId("worker".to_owned()), node_rank: NodeRank(0), master };
+        let mut workers = WorkersStore::shared(Arc::clone(&store), &fixed);
+        workers.agents([7].into_iter());
+        let settings = ClientSettings { nonce: 7, answer: Duration::from_secs(30) };
+        let deadline = Instant::now() + settings.answer;
+        let mut client = Client::connect(&[store.local_addr()], settings, deadline).unwrap();
+        let kept = ["/worker/rankrun/state", "/worker/torchelastic/role_info/0"];
+        for key in kept.iter().chain(&["/worker/attempt_0/default_pg/x", "/init/"]) {
+            client.set(key, b"1").unwrap();
+        }
+        workers.reset().unwrap();
+        let mut keys = client.list_keys().unwrap();
+        keys.sort();
+        assert_eq!(keys, kept.map(|key| key.as_bytes().to_vec()));
     }
 }

@@ -289,6 +289,21 @@ fn a_store_that_sends_without_end_is_an_error() {
 }
 
 #[test]
+fn many_large_values_in_one_answer_are_an_error() {
+    let server = server();
+    let mut client = client(&server);
+    let large = vec![0; 8 * 1024 * 1024];
+    let keys = ["/0", "/1", "/2", "/3", "/4"];
+    keys.iter().for_each(|key| client.set(key, &large).unwrap());
+    assert_eq!(client.multi_get(&keys[..3]).unwrap().len(), 3);
+    let error = client.multi_get(&keys).unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Io(error) if error.kind() == io::ErrorKind::InvalidData),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn a_store_that_goes_is_an_error() {
     let server = server();
     let (mut asks, mut waits) = (client(&server), client(&server));

@@ -14,6 +14,9 @@ use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKin
 use super::super::socket;
 use super::{ClientError, ClientSettings};
 
+/// Longest answer, in bytes: a state and everything beside it, or the names of a few hundred thousand keys.
+const MAX_ANSWER: usize = 32 * 1024 * 1024;
+
 /// How much is read at once.
 const PIECE: usize = 16 * 1024;
 
@@ -76,10 +79,14 @@ impl Wire {
     pub(super) fn read(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
         let mut decoder = ReplyDecoder::new(kind);
         let mut piece = [0; PIECE];
-        let mut late = false;
+        let (mut late, mut taken) = (false, 0);
         loop {
             let (consumed, reply) = decoder.decode(&self.input).map_err(|_| ClientError::NoStore)?;
             self.input.drain(..consumed);
+            taken += consumed;
+            if taken > MAX_ANSWER {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long").into());
+            }
             if reply.is_some() {
                 return Ok(reply);
             }

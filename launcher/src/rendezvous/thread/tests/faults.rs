@@ -83,6 +83,26 @@ fn a_failure_that_is_told_before_its_cause_is_known_is_still_the_lost_nodes() {
 }
 
 #[test]
+fn all_learn_that_a_lost_node_was_the_cause_of_what_was_told_before() {
+    let mut job = hosted(1, 3);
+    (job.times.lease, job.times.last_call) = (Duration::from_secs(1000), PATIENCE);
+    let mut agents = job.round(3);
+    let (first, second, lost) = (agents.remove(0), agents.remove(0), agents.remove(0));
+    first.fail(&note(0));
+    assert_eq!(second.changed(), Change::PeerFailed(note(0)));
+    assert_eq!(lost.changed(), Change::PeerFailed(note(0)));
+    drop(lost);
+    let mut blamed = std::iter::repeat_with(|| {
+        first.rendezvous.wish(Wish::Blame);
+        first.news()
+    });
+    let answer = blamed.find(|answer| !matches!(answer, News::Blamed(None)));
+    assert!(matches!(&answer, Some(News::Blamed(Some(_)))), "{answer:?}");
+    assert!(matches!(second.changed(), Change::PeerFailed(told) if told.is_of_lost_node()));
+    first.leave("the test is over");
+}
+
+#[test]
 fn what_is_told_just_before_the_next_round_is_told() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);

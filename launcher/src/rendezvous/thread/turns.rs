@@ -1,0 +1,40 @@
+//! Turns at writing the state. Of many agents that write at once all but one lose, and try again: the work would grow with
+//! the square of their number. Who has lost takes a number and writes when the one before has. The compare-and-set decides
+//! as ever; whoever does not pass on its turn is waited for no longer than until the next sign of life is due.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
+
+use std::time::Instant;
+
+use crate::rendezvous::c10d::Trouble;
+
+use super::driver::Driver;
+
+/// A number that was taken, and whose turn may have come.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Turn(i64);
+
+impl Driver {
+    /// Waits until it is our turn, and looks at the state again.
+    pub(super) fn take_turn(&mut self) -> Result<Option<Turn>, Trouble> {
+        let until = self.next_tick.max(Instant::now());
+        let Some(backend) = &mut self.backend else { return Ok(None) };
+        let number = backend.calls().add(&self.plan.keys.turns(), 1)?;
+        // The first has nobody before it.
+        if number > 1 {
+            let before = self.plan.keys.turn(number - 1);
+            backend.calls().wait(&[&before], until)?;
+            backend.calls().delete(&before)?;
+        }
+        self.look()?;
+        Ok(Some(Turn(number)))
+    }
+
+    /// Lets the next one write.
+    pub(super) fn pass_turn(&mut self, turn: Option<Turn>) -> Result<(), Trouble> {
+        if let (Some(Turn(number)), Some(backend)) = (turn, &mut self.backend) {
+            backend.calls().set(&self.plan.keys.turn(number), b"1")?;
+        }
+        Ok(())
+    }
+}
