@@ -57,8 +57,8 @@ pub(super) struct Membership {
     /// This node's, where it was told first.
     told: Option<Box<FailureNote>>,
     /// This node's, which the others are still to be told.
-    untold: Option<FailureNote>,
-    /// When that was told.
+    untold: Option<Box<FailureNote>>,
+    /// When the others were told that this node's workers have succeeded.
     succeeded: Option<Instant>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
@@ -92,7 +92,7 @@ impl Membership {
     /// A worker of this node has failed.
     pub(super) fn fails(&mut self, note: FailureNote) {
         self.stop();
-        self.untold = Some(note);
+        self.untold = Some(Box::new(note));
     }
 
     /// All workers of this node have succeeded.
@@ -122,7 +122,7 @@ impl Membership {
 
     /// The first failure of the round, where one is known.
     pub(super) fn failure(&self) -> Option<&FailureNote> {
-        self.failure.as_ref().or(self.untold.as_ref())
+        self.failure.as_ref().or(self.untold.as_deref())
     }
 }
 
@@ -195,11 +195,11 @@ impl Driver {
         };
         if matches!(self.begun, Begun::Mixed(_)) {
             // A restart is each node's own.
-            membership.failure = membership.untold.take().or(membership.failure.take());
+            membership.failure = membership.untold.take().map(|note| *note).or(membership.failure.take());
         }
         if let Some(note) = &membership.untold {
             let (first, by) = backend.tell_failure(membership.number, note)?;
-            membership.told = membership.untold.take().filter(|_| by == FirstBy::Us).map(Box::new);
+            membership.told = membership.untold.take().filter(|_| by == FirstBy::Us);
             membership.failure = Some(first.clone());
             if by == FirstBy::Another {
                 self.outlet.tell(News::Changed(Change::PeerFailed(first)));
