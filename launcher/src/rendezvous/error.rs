@@ -184,7 +184,7 @@ impl RendezvousError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::TooFew { .. } => {
-                "start the launcher on every node with the same `--rdzv-id` and endpoint; `--rdzv-conf join_timeout=SECONDS` waits longer"
+                "start the launcher on every node with the same `--rdzv-id` and endpoint; `--join-timeout TIME` waits longer (for torchrun's name: `--rdzv-conf join_timeout=SECONDS`)"
             }
             Self::Unreachable { .. } => {
                 "is the launcher running on the node that the endpoint names, and is its port open there?"

@@ -34,8 +34,9 @@ const RESOLVE: Duration = Duration::from_secs(2);
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
 /// that stays. Whoever comes back later could only join as a new node.
 const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
-/// Between two lines about a store that does not answer.
-const LINE: Duration = Duration::from_secs(10);
+/// When people are told for the first time that a store does not answer, and how often then.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+const LINE: Duration = Duration::from_secs(5);
 
 /// How we stand with the store.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl Bond {
             failure: None,
             addresses: Vec::new(),
             resolve_at: now,
-            next_line: now + LINE,
+            next_line: now + FIRST_LINE,
         }
     }
 
@@ -161,11 +162,15 @@ impl Driver {
         } else if !self.is_over() && now >= self.bond.next_line {
             self.bond.next_line = now + LINE;
             let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
-            let line = format!(
-                "the rendezvous store at `{}` has not answered for {}",
-                self.plan.endpoint,
-                humantime::format_duration(waited)
-            );
+            let waited = humantime::format_duration(waited);
+            let line = match &self.bond.failure {
+                Some(Failure::Name(_)) => {
+                    format!("no address is known for the host of `{}`, for {waited} now", self.plan.endpoint)
+                }
+                _ => {
+                    format!("the rendezvous store at `{}` has not answered for {waited}", self.plan.endpoint)
+                }
+            };
             self.outlet.tell(News::Note(line));
         }
         now + Duration::from_millis(20)

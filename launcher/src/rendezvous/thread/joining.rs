@@ -38,6 +38,8 @@ pub(super) struct Joining {
     pub(super) deadline: Instant,
     since: Instant,
     next_line: Instant,
+    /// The state as it was a little before the deadline.
+    in_time: Option<Box<State>>,
 }
 
 impl Joining {
@@ -47,7 +49,8 @@ impl Joining {
         now: Instant,
         times: &RoundTimes,
     ) -> Self {
-        Self { workers, before, deadline: now + times.join, since: now, next_line: now + FIRST_LINE }
+        let deadline = now + times.join;
+        Self { workers, before, deadline, since: now, next_line: now + FIRST_LINE, in_time: None }
     }
 
     /// How long there is still time, where people are to be told now.
@@ -73,6 +76,10 @@ impl Driver {
             };
             if is_spare(backend.state(), &me.node) {
                 joining.deadline = now + me.times.join;
+            }
+            // The others' deadlines may be a little before ours.
+            if now + self.plan.tick() < joining.deadline {
+                joining.in_time = Some(Box::new(backend.state().clone()));
             }
             self.memory.saw(backend.state());
             let view = View {
@@ -161,8 +168,10 @@ impl Driver {
         else {
             return;
         };
-        let waiting =
-            watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), Duration::ZERO);
+        // As it was in time: whoever else gives up has taken itself out of it.
+        let too_few = |state: &&State| state.participants.len() < me.nodes.min.get() as usize;
+        let state = joining.in_time.as_deref().filter(too_few).unwrap_or(backend.state());
+        let waiting = watch::waiting(state, me, &self.book, joining.before.as_ref(), Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
         self.over(Over::Failed(RendezvousError::TooFew {

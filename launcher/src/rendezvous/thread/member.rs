@@ -308,7 +308,12 @@ impl Driver {
             }
             Upheaval::Rejoins(node) => match backend.failure(membership.number)? {
                 Some(note) => Change::PeerFailed(note),
-                None => Change::NodeWaits { node: self.book.name(node) },
+                // It makes way for somebody who was not in the round, where there is one.
+                None => {
+                    let is_new = |other: &&Node| !membership.nodes.contains(other);
+                    let newcomer = backend.state().wait_list.iter().find(is_new);
+                    Change::NodeWaits { node: self.book.name(newcomer.unwrap_or(node)) }
+                }
             },
             Upheaval::Waits(node) => Change::NodeWaits { node: self.book.name(node) },
         };

@@ -46,6 +46,9 @@ impl Driver {
             // The connection alone may have been lost.
             self.stumble(trouble);
         }
+        // Another node has ended the job, and others may still be about to learn it here.
+        let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
+        let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
         (self.backend, self.worn) = (None, None);
         self.linger(until.min(Instant::now() + linger));
