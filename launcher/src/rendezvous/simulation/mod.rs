@@ -70,7 +70,8 @@ fn it_holds_them_beside_torchrun_agents() {
 
 /// The first of many histories that breaks something with this fault, shortened.
 fn find(fault: Fault) -> Option<Failing> {
-    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough: 1 };
+    // The same ones every time: which invariant a fault breaks first is a matter of chance.
+    let seeds = Seeds { first: 1, step: 1, count: HISTORIES_OF_A_MUTANT, enough: 1 };
     shortest(search(seeds, Machine::with(fault), History::random))
 }
 

@@ -75,7 +75,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R1", "R9"]),
+    (Fault::BelievesClocks, &["R1", "R5", "R9"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
