@@ -36,6 +36,28 @@ fn every_node_prints_the_same_first_cause() {
     }
 }
 
+/// What a worker writes about its failure may hold anything: it is told once, on every node, and costs no restart that
+/// nobody asked for.
+#[test]
+fn what_a_worker_wrote_is_told_on_every_node() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    let written =
+        r#"rank1:error-file={"message":"ValueError: bad\tcolumn \u001b[31m7","timestamp":"1700000000"}"#;
+    let steps = ["seat", "sum", written, "rank1:exit=7", "forever"];
+    let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "2").worker(steps)).start();
+    let jobs: Vec<_> = fleet.hosts().map(start).collect();
+    for (job, code) in jobs.into_iter().zip([1, 7]) {
+        let outcome = job.wait();
+        outcome.exits(code).complains("ValueError: bad").complains("th2").never_says("panicked");
+        let starts = outcome.out_lines().into_iter().filter(|line| line.starts_with("seat rank=")).count();
+        assert_eq!(starts, 1, "{outcome}");
+    }
+    fleet.is_empty();
+}
+
 #[test]
 fn under_torchruns_name_the_others_end_too() {
     if only_ours() {

@@ -149,3 +149,40 @@ fn a_dead_static_node_is_replaced() {
     super::succeed([stays, comes]);
     fleet.is_empty();
 }
+
+/// The store is on host 3 and rank 0 on host 1, whose agent is killed: the others go on with another rank 0, and a new agent
+/// there is let in.
+#[test]
+fn rank_0_moves_while_the_store_stays() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let start = |host| {
+        let launch = c10d(Name::Rankrun, "th3:29400", "2:3").worker(["seat", "sum", &gate.step()]);
+        fleet.on(host, launch).start()
+    };
+    let jobs = [1, 2, 3].map(start);
+    jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
+    let [first, second, third] = jobs;
+    first.line("rank=0");
+    for process in first.processes() {
+        process.signal(Signal::SIGKILL);
+    }
+    drop(first.wait());
+    for job in [&second, &third] {
+        job.line("world=2 total=3");
+    }
+    let back = start(1);
+    back.line("world=3 total=6");
+    for job in [&second, &third] {
+        job.lines("world=3 total=6", 2);
+    }
+    gate.open(3);
+    for job in [back, second, third] {
+        job.wait().exits(0).never_says("panicked");
+    }
+    fleet.is_empty();
+}

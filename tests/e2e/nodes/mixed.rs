@@ -1,9 +1,9 @@
 //! Two nodes of torchrun 2.15 and two of ours in one job. The store is hosted once by each kind, rank 0 is once of each
 //! kind and not where the store is; a worker's failure on either side starts all four again.
 
-use harness::{Fleet, Job, Launch, Name, Scratch, soak};
+use harness::{Fleet, Gate, Job, Launch, Name, Scratch, soak};
 
-use super::{TIMES, seats, succeed};
+use super::{ENDPOINT, TIMES, c10d, seats, succeed};
 
 /// Who is what: the numbers are hosts.
 struct Mix {
@@ -45,6 +45,40 @@ fn we_host_the_store_torchrun_has_rank_0_and_fails() {
 #[test]
 fn torchrun_hosts_the_store_we_have_rank_0_and_fail() {
     meet_twice(&Mix { torchruns: [2, 4], store: 2, fails: 1 });
+}
+
+/// One of each kind, the second of which comes when the first one's worker runs already: both meet in the next round, and
+/// rank 0, which has the store too, stays where it was.
+#[track_caller]
+fn a_second_one_comes(kinds: [Name; 2]) {
+    let Some(fleet) = Fleet::up(2) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let start = |host: usize| {
+        let launch = c10d(kinds[host - 1], ENDPOINT, "1:2").args(["--local-addr", &Fleet::address(host)]);
+        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+    };
+    let first = start(1);
+    first.line("world=1 total=1");
+    let second = start(2);
+    let jobs = [first, second];
+    for job in &jobs {
+        job.line("world=2 total=3");
+    }
+    gate.open(2);
+    succeed(jobs);
+    fleet.is_empty();
+}
+
+#[test]
+fn torchrun_is_let_into_a_job_of_ours() {
+    a_second_one_comes([Name::Rankrun, Name::Reference]);
+}
+
+/// torchrun's own agents fail there: the one with rank 0 does not publish its address again (contract 8.2).
+#[test]
+fn we_are_let_into_a_job_of_torchrun() {
+    a_second_one_comes([Name::Reference, Name::Rankrun]);
 }
 
 #[test]
