@@ -21,7 +21,6 @@
 mod common;
 
 use std::env;
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -30,7 +29,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun::rendezvous::descriptor::Entry;
 use rankrun::rendezvous::thread::{Rendezvous, Setup};
 use rankrun::rendezvous::{News, Parting, Round, Wish};
 use rankrun::spec::RendezvousSpec;
@@ -115,7 +113,7 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
         network: NetworkSpec::default(),
         role: "default".to_owned(),
         workers: LocalWorldSize::ONE,
-        entry: Entry::new([OsStr::new("bench")]),
+        entrypoint: "bench".to_owned(),
         version: "bench".to_owned(),
     }
 }

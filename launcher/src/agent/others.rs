@@ -20,7 +20,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 use crate::agent::Agent;
 use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd};
 use crate::error::LaunchError;
-use crate::rendezvous::descriptor::Entry;
+use crate::rendezvous::descriptor::entrypoint;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
 use crate::rendezvous::{Change, FailureNote, News, Over, Parting, Round, Wish};
@@ -59,7 +59,7 @@ impl Others {
             network: spec.network.clone(),
             role: spec.role.clone(),
             workers: spec.workers,
-            entry: Entry::new([name_of(&spec.entrypoint).as_os_str()]),
+            entrypoint: entrypoint(&name_of(&spec.entrypoint)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })?;
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;

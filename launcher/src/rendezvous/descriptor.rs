@@ -4,13 +4,10 @@
 //! [`Descriptor`].
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 use serde::{Deserialize, Serialize};
 
-use super::keys::checksum;
 use super::text::harmless;
 use crate::spec::rendezvous::NodeRange;
 
@@ -23,7 +20,7 @@ const MAX_JSON: usize = 64 * 1024;
 /// Longest host name and version, in characters.
 const MAX_NAME: usize = 255;
 
-/// Longest entrypoint in errors, in characters.
+/// Longest entrypoint, in characters.
 const MAX_ENTRYPOINT: usize = 300;
 
 /// What a rankrun agent says of itself.
@@ -41,41 +38,16 @@ pub struct Descriptor {
     pub node_rank: Option<NodeRank>,
     /// How many workers it starts.
     pub workers: LocalWorldSize,
-    /// What the workers run, for people: see [`Entry`].
+    /// What the workers run: see [`entrypoint`].
     pub entrypoint: String,
-    /// What the workers run, to compare.
-    pub digest: String,
     /// The number in the greetings of the agent's connections.
     pub nonce: u32,
 }
 
-/// What the workers run: a program and its arguments.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// For people, bounded.
-    pub text: String,
-    /// To compare.
-    pub digest: String,
-}
-
-impl Entry {
-    /// Of a program (or script, or module) and its arguments, as they were typed.
-    #[must_use]
-    pub fn new<'a>(words: impl IntoIterator<Item = &'a OsStr> + Clone) -> Self {
-        let mut text = String::new();
-        for word in words.clone() {
-            if !text.is_empty() {
-                text.push(' ');
-            }
-            // One character more than fits, so that it shows where it is cut.
-            text.extend(word.to_string_lossy().chars().take(MAX_ENTRYPOINT + 1));
-            if text.len() > 4 * (MAX_ENTRYPOINT + 1) {
-                break;
-            }
-        }
-        let digest = format!("{:032x}", checksum(words.into_iter().map(OsStrExt::as_bytes)));
-        Self { text: harmless(&text, MAX_ENTRYPOINT), digest }
-    }
+/// What the workers run, for people and to compare: the name of a program, script or module, bounded.
+#[must_use]
+pub fn entrypoint(name: &OsStr) -> String {
+    harmless(&name.to_string_lossy(), MAX_ENTRYPOINT)
 }
 
 /// Why another agent and we are not of one job. Every variant has both sides' value.
@@ -96,7 +68,7 @@ pub enum Mismatch {
         their_protocol: u32,
     },
     /// Another `--nnodes`.
-    #[error("this agent was started with `--nnodes {}`, that one with `--nnodes {}`", Nodes(*ours), Nodes(*theirs))]
+    #[error("this agent was started with `--nnodes {ours}`, that one with `--nnodes {theirs}`")]
     Nodes {
         /// Ours.
         ours: NodeRange,
@@ -129,19 +101,9 @@ impl Mismatch {
             }
             Self::Nodes { .. } => "give `--nnodes` the same value on every node",
             Self::Entrypoint { .. } => {
-                "start the same program with the same arguments on every node, or another job with another `--rdzv-id`"
+                "start the same program on every node, or another job with another `--rdzv-id`"
             }
         }
-    }
-}
-
-/// `--nnodes` as it is typed.
-struct Nodes(NodeRange);
-
-impl fmt::Display for Nodes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NodeRange { min, max } = self.0;
-        if min == max { write!(f, "{max}") } else { write!(f, "{min}:{max}") }
     }
 }
 
@@ -161,7 +123,7 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
     if theirs.nodes != ours.nodes {
         return Err(Mismatch::Nodes { ours: ours.nodes, theirs: theirs.nodes });
     }
-    if theirs.digest != ours.digest {
+    if theirs.entrypoint != ours.entrypoint {
         return Err(Mismatch::Entrypoint {
             ours: ours.entrypoint.clone(),
             theirs: theirs.entrypoint.clone(),
@@ -222,7 +184,6 @@ struct Wire {
     node_rank: Option<u32>,
     workers: u32,
     entrypoint: String,
-    digest: String,
     nonce: u32,
 }
 
@@ -239,7 +200,6 @@ impl Descriptor {
             node_rank: self.node_rank.map(|rank| rank.0),
             workers: self.workers.get(),
             entrypoint: self.entrypoint.clone(),
-            digest: self.digest.clone(),
             nonce: self.nonce,
         };
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
@@ -275,7 +235,6 @@ impl Wire {
             node_rank: self.node_rank.map(NodeRank),
             workers: LocalWorldSize::new(self.workers)?,
             entrypoint: harmless(&self.entrypoint, MAX_ENTRYPOINT),
-            digest: harmless(&self.digest, MAX_NAME),
             nonce: self.nonce,
         })
     }

@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalWorldSize;
 
 use crate::error::LaunchError;
-use crate::rendezvous::descriptor::Entry;
 use crate::rendezvous::{News, Parting, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
@@ -50,8 +49,8 @@ pub struct Setup {
     pub role: String,
     /// Workers of this node in the first round.
     pub workers: LocalWorldSize,
-    /// The program and its arguments: all nodes of a job run the same.
-    pub entry: Entry,
+    /// What the workers run, by its name: the same on all nodes of a job ([`crate::rendezvous::descriptor::entrypoint`]).
+    pub entrypoint: String,
     /// This launcher's version.
     pub version: String,
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::rendezvous::Launcher;
-use crate::rendezvous::descriptor::{Entry, PROTOCOL};
+use crate::rendezvous::descriptor::PROTOCOL;
 use crate::rendezvous::exchange::Aborted;
 use crate::rendezvous::roles::{Assigned, RoleInfo, assign};
 use crate::spec::rendezvous::NodeRange;
@@ -46,7 +46,6 @@ struct Agent {
 
 impl Agent {
     fn new(rank: u32, nodes: u32) -> Self {
-        let Entry { text: entrypoint, digest } = Entry::new(["train.py".as_ref()]);
         let nodes = NodeCount::new(nodes).unwrap();
         let host = format!("th{rank}");
         Self {
@@ -59,8 +58,7 @@ impl Agent {
                 nodes: NodeRange { min: nodes, max: nodes },
                 node_rank: Some(NodeRank(rank)),
                 workers: LocalWorldSize::new(rank + 1).unwrap(),
-                entrypoint,
-                digest,
+                entrypoint: "train.py".to_owned(),
                 nonce: rank,
             },
             master: Master { addr: "th0".to_owned(), port: 29500, agent_store: true },
@@ -271,8 +269,7 @@ fn an_agent_that_does_not_belong_to_the_job_refuses_itself() {
     let mut nodes = Agent::new(1, 3);
     nodes.nodes = NodeCount::new(3).unwrap();
     let mut program = Agent::new(1, 2);
-    let Entry { text, digest } = Entry::new(["eval.py".as_ref()]);
-    (program.descriptor.entrypoint, program.descriptor.digest) = (text, digest);
+    "eval.py".clone_into(&mut program.descriptor.entrypoint);
     let mut protocol = Agent::new(1, 2);
     (protocol.descriptor.protocol, protocol.descriptor.version) = (2, "0.9.0".to_owned());
     thread::scope(|scope| {

@@ -25,7 +25,6 @@ pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
         node_rank: node_rank.map(NodeRank),
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
-        digest: String::new(),
         nonce: 0,
     }
 }

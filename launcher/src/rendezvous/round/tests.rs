@@ -28,7 +28,6 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
         node_rank: node_rank.map(NodeRank),
         workers: LocalWorldSize::ONE,
         entrypoint: String::new(),
-        digest: String::new(),
         nonce: 0,
     }
 }

@@ -287,7 +287,6 @@ impl World<'_> {
                 node_rank: me.node_rank,
                 workers: LocalWorldSize::ONE,
                 entrypoint: String::new(),
-                digest: String::new(),
                 nonce: 0,
             };
             self.descriptors.insert(me.node.clone(), descriptor);

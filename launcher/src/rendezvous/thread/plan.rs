@@ -6,7 +6,7 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 
 use crate::facts::short_hostname;
-use crate::rendezvous::descriptor::{Descriptor, Entry, PROTOCOL};
+use crate::rendezvous::descriptor::{Descriptor, PROTOCOL};
 use crate::rendezvous::host::Endpoint;
 use crate::rendezvous::keys::Keys;
 use crate::spec::RendezvousSpec;
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) local_addr: Option<String>,
     pub(super) network: NetworkSpec,
     pub(super) role: String,
-    pub(super) entry: Entry,
+    pub(super) entrypoint: String,
     pub(super) version: String,
     pub(super) host: String,
     pub(super) nonce: u32,
@@ -58,7 +58,7 @@ pub(super) struct Fixed {
 impl Plan {
     /// What was asked for, and whether this node was told to host.
     pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
-        let Setup { spec, network, role, workers: _, entry, version } = setup;
+        let Setup { spec, network, role, workers: _, entrypoint, version } = setup;
         let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
         let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
         let mut plan = Self {
@@ -70,7 +70,7 @@ impl Plan {
             local_addr: None,
             network,
             role,
-            entry,
+            entrypoint,
             version,
             host: short_hostname(),
             nonce,
@@ -126,8 +126,7 @@ impl Plan {
             nodes: self.nodes,
             node_rank: self.node_rank,
             workers,
-            entrypoint: self.entry.text.clone(),
-            digest: self.entry.digest.clone(),
+            entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,
         }
     }

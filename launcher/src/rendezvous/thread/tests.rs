@@ -1,7 +1,6 @@
 //! Several agents' rendezvous in one process, over one store. Nothing sleeps: every test waits for news.
 #![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 
-use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -69,7 +68,7 @@ impl Job {
             network: NetworkSpec::default(),
             role: "default".to_owned(),
             workers: LocalWorldSize::ONE,
-            entry: Entry::new([OsStr::new(self.program)]),
+            entrypoint: self.program.to_owned(),
             version: "1.2.3".to_owned(),
         }
     }

@@ -18,7 +18,6 @@ fn descriptor(host: &str) -> Descriptor {
         node_rank: None,
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
-        digest: String::new(),
         nonce: 7,
     }
 }
