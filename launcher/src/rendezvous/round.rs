@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use self::changes::{differ, forget, is_listed, is_news, leave, remove_dead};
+use self::changes::{differ, forget, is_news, leave, remove_dead};
 use super::descriptor::Descriptor;
 use super::ranks::{Ranks, assign};
 use super::sightings::Sightings;
@@ -201,7 +201,7 @@ impl Look<'_> {
         if self.now > deadline && !is_spare(state, node) {
             return self.give_up(draft, deadline);
         }
-        if !is_listed(state, node)
+        if !state.lists(node)
             && let Some(step) = self.refuse(&draft, deadline)
         {
             return step;
@@ -238,7 +238,7 @@ impl Look<'_> {
     /// Rows 6 to 8.
     fn give_up(&self, mut draft: State, deadline: Instant) -> Step {
         let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
-        if is_late || !is_listed(self.view.state, &self.me.node) {
+        if is_late || !self.view.state.lists(&self.me.node) {
             return Step::TimedOut;
         }
         forget(&mut draft, &self.me.node, self.min());
@@ -250,7 +250,7 @@ impl Look<'_> {
         let mine = self.me.node_rank?;
         let has_mine = |node: &Node| self.view.agents.get(node).and_then(|it| it.node_rank) == Some(mine);
         let others = self.view.agents.keys().filter(|node| **node != self.me.node && has_mine(node));
-        let other = others.into_iter().find(|node| is_listed(draft, node))?;
+        let other = others.into_iter().find(|node| draft.lists(node))?;
         if self.view.sightings.has_moved(other) {
             return Some(Step::Taken { by: other.clone() });
         }
@@ -394,21 +394,21 @@ impl Look<'_> {
     fn is_untidy(&self) -> bool {
         let state = self.view.state;
         let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
-        !state.closed && (crowds || changes::listed(state).any(|node| self.is_dead(node)))
+        !state.closed && (crowds || state.listed().any(|node| self.is_dead(node)))
     }
 
     fn upheaval(&self, members: &[Node]) -> Option<Upheaval> {
         let state = self.view.state;
         let mut missing = members.iter().filter(|member| !state.participants.contains(member));
-        let rejoins = missing.clone().find(|member| is_listed(state, member));
+        let rejoins = missing.clone().find(|member| state.lists(member));
         let newcomer = || state.wait_list.first().filter(|_| state.participants.len() < self.max());
-        let gone = missing.find(|member| !is_listed(state, member)).cloned().map(Upheaval::Gone);
+        let gone = missing.find(|member| !state.lists(member)).cloned().map(Upheaval::Gone);
         gone.or_else(|| rejoins.cloned().map(Upheaval::Rejoins))
             .or_else(|| newcomer().cloned().map(Upheaval::Waits))
     }
 
     fn go(&self) -> Step {
-        if !is_listed(self.view.state, &self.me.node) {
+        if !self.view.state.lists(&self.me.node) {
             return Step::Done;
         }
         let mut draft = self.cleaned();
@@ -449,7 +449,7 @@ impl Look<'_> {
     fn refresh(&self, draft: &mut State, is_another: bool) {
         let node = &self.me.node;
         let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
-        let meant: Vec<Node> = changes::listed(draft).filter(is_meant).cloned().collect();
+        let meant: Vec<Node> = draft.listed().filter(is_meant).cloned().collect();
         let stamp = self.stamp();
         for other in meant {
             let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
@@ -461,7 +461,7 @@ impl Look<'_> {
     /// Ours, of which one is due a little before the others, and writes for all.
     fn heartbeat_due(&self) -> Option<Instant> {
         let (state, node) = (self.view.state, &self.me.node);
-        if !is_listed(state, node) || state.closed {
+        if !state.lists(node) || state.closed {
             return None;
         }
         let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
@@ -470,7 +470,7 @@ impl Look<'_> {
         if first > self.now {
             return Some(first);
         }
-        let ours = changes::listed(state).filter(|other| self.is_ours(other));
+        let ours = state.listed().filter(|other| self.is_ours(other));
         let (count, place) =
             ours.fold((0, 0), |(count, place), other| (count + 1, place + u32::from(other < node)));
         first.checked_add(spread * place / count.max(1))

@@ -83,8 +83,7 @@ impl Sightings {
     /// One look: the state, and the beats of rankrun agents that were read just now (none where only the state was).
     /// Nodes that are in no list are forgotten.
     pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
-        let listed: BTreeSet<&Node> =
-            state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list).collect();
+        let listed: BTreeSet<&Node> = state.listed().collect();
         self.forget_all_but(&listed, state.round);
         for node in listed {
             self.dead.remove(node);

@@ -47,6 +47,21 @@ pub struct State {
     pub last_heartbeats: BTreeMap<Node, Timestamp>,
 }
 
+impl State {
+    /// All nodes of all lists.
+    pub fn listed(&self) -> impl Iterator<Item = &Node> {
+        self.participants.nodes().chain(&self.wait_list).chain(&self.redundancy_list)
+    }
+
+    /// Whether a node is in a list.
+    #[must_use]
+    pub fn lists(&self, node: &Node) -> bool {
+        self.participants.contains(node)
+            || self.wait_list.contains(node)
+            || self.redundancy_list.contains(node)
+    }
+}
+
 /// Nodes and their ranks, in the order of joining.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Participants(Vec<(Node, i64)>);

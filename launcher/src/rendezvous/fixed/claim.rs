@@ -14,7 +14,7 @@ use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
 use crate::rendezvous::pickle;
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::state::Node;
 use crate::rendezvous::text::harmless;
 use crate::store::client::ClientError;
 
@@ -126,7 +126,7 @@ impl Job<'_> {
             let values = talk.store.multi_get(&[&beat, self.keys.state()])?;
             let [beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
             // Before the first round there is no state.
-            let is_out = pickle::decode(state).is_ok_and(|state| !is_listed(&state, &node));
+            let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
             match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
                 Some(is_dead) => return Ok(is_dead),
                 None => talk.pause()?,
@@ -141,12 +141,6 @@ fn judge(lease: Duration, watched: Duration, gave_a_sign: bool, is_out: bool) ->
     // gives two signs in this time.
     let enough = if is_out { lease * 2 / 5 } else { lease };
     if gave_a_sign { Some(false) } else { (watched >= enough).then_some(true) }
-}
-
-fn is_listed(state: &State, node: &Node) -> bool {
-    state.participants.contains(node)
-        || state.wait_list.contains(node)
-        || state.redundancy_list.contains(node)
 }
 
 #[cfg(test)]

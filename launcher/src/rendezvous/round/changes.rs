@@ -4,18 +4,6 @@ use std::collections::BTreeSet;
 
 use crate::rendezvous::state::{Node, Participants, State};
 
-/// All nodes of all lists.
-pub(super) fn listed(state: &State) -> impl Iterator<Item = &Node> {
-    state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list)
-}
-
-/// Whether a node is in a list.
-pub(super) fn is_listed(state: &State, node: &Node) -> bool {
-    state.participants.contains(node)
-        || state.wait_list.contains(node)
-        || state.redundancy_list.contains(node)
-}
-
 /// Whether two states differ in more than in heartbeats.
 pub(super) fn differ(one: &State, other: &State) -> bool {
     let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
@@ -31,11 +19,11 @@ pub(super) fn differ(one: &State, other: &State) -> bool {
 pub(super) fn is_news(before: &State, after: &State) -> bool {
     let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
     let leaves = after.participants.len() < before.participants.len();
-    let remain: BTreeSet<&Node> = listed(after).collect();
+    let remain: BTreeSet<&Node> = after.listed().collect();
     plain(before) != plain(after)
         || (leaves && is_whole(&before.participants))
         || (before.wait_list.is_empty() && !after.wait_list.is_empty())
-        || listed(before).any(|node| !remain.contains(node))
+        || before.listed().any(|node| !remain.contains(node))
 }
 
 /// Whether nobody of a complete round has left it.
@@ -61,7 +49,7 @@ pub(super) fn forget(state: &mut State, node: &Node, min: usize) {
 
 /// Takes out the dead, and the heartbeats of who is in no list.
 pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node) -> bool) {
-    let dead: Vec<Node> = listed(state).filter(|node| is_dead(node)).cloned().collect();
+    let dead: Vec<Node> = state.listed().filter(|node| is_dead(node)).cloned().collect();
     let mut took_part = false;
     for node in &dead {
         state.wait_list.remove(node);
@@ -73,7 +61,7 @@ pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node)
     }
     let mut heartbeats = std::mem::take(&mut state.last_heartbeats);
     // A set, since every agent of a large job does this at every look.
-    let here: BTreeSet<&Node> = listed(state).collect();
+    let here: BTreeSet<&Node> = state.listed().collect();
     heartbeats.retain(|node, _| here.contains(node));
     state.last_heartbeats = heartbeats;
 }

@@ -64,7 +64,7 @@ impl Stage {
         stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
         stage.state.wait_list.extend(nodes(lists[1]));
         stage.state.redundancy_list.extend(nodes(lists[2]));
-        let listed: Vec<Node> = super::changes::listed(&stage.state).cloned().collect();
+        let listed: Vec<Node> = stage.state.listed().cloned().collect();
         stage.state.last_heartbeats.extend(listed.into_iter().map(|node| (node, WALL)));
         stage
     }

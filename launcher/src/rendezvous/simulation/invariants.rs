@@ -83,11 +83,6 @@ fn ranks(state: &State) -> BTreeMap<Node, i64> {
     state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect()
 }
 
-fn is_listed(state: &State, node: &Node) -> bool {
-    let mut listed = state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list);
-    listed.any(|other| other == node)
-}
-
 impl World<'_> {
     fn living(&self) -> impl Iterator<Item = (usize, &Agent)> {
         let agents = self.agents.iter().enumerate();
@@ -181,7 +176,7 @@ impl World<'_> {
         let limit = if self.setup.torch == 0 { LEASE } else { 15_000 };
         for (node, crashed) in self.book.crashed.iter().filter(|_| cleans) {
             let is_due = saw_all(*crashed) && self.now > crashed + limit + slack;
-            let is_there = is_due && is_listed(&agent.known, node);
+            let is_there = is_due && agent.known.lists(node);
             hold!("R6", !is_there, "{} sees {node}, which died at {crashed} ms", agent.me.node);
         }
         if let Some(closed) = self.book.closed.filter(|closed| saw_all(*closed)) {
@@ -217,7 +212,7 @@ impl World<'_> {
     /// An agent says that it has left.
     pub(super) fn judge_left(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = &self.agents[seat] else { return Ok(()) };
-        let is_there = !self.store.state.closed && is_listed(&self.store.state, &agent.me.node);
+        let is_there = !self.store.state.closed && self.store.state.lists(&agent.me.node);
         hold!("R7", !is_there, "{} says that it has left, and is there", agent.me.node);
         Ok(())
     }

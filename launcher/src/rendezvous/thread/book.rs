@@ -50,7 +50,7 @@ impl Book {
     /// Nodes of the state of which nothing is known.
     pub(super) fn unknown(&self, state: &State) -> Vec<Node> {
         let is_known = |node: &&Node| self.agents.contains_key(*node) || self.strangers.contains(*node);
-        listed(state).filter(|node| !is_known(node)).cloned().collect()
+        state.listed().filter(|node| !is_known(node)).cloned().collect()
     }
 
     /// Takes note of what a node says of itself, where it says anything.
@@ -83,7 +83,7 @@ impl Book {
         self.sightings.saw(state, beats, now);
         let of_last_round =
             |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
-        let is_here: BTreeSet<&Node> = listed(state).collect();
+        let is_here: BTreeSet<&Node> = state.listed().collect();
         self.strangers.retain(|node| is_here.contains(node));
         let own = self.own.as_ref();
         self.agents.retain(|node, _| is_here.contains(node) || of_last_round(node) || own == Some(node));
@@ -98,7 +98,7 @@ impl Book {
 
     /// The rankrun agents of the state.
     pub(super) fn rankrun(&self, state: &State) -> Vec<Node> {
-        listed(state).filter(|node| self.agents.contains_key(*node)).cloned().collect()
+        state.listed().filter(|node| self.agents.contains_key(*node)).cloned().collect()
     }
 
     /// What people call a node; fit for a terminal, whoever has written it.
@@ -110,11 +110,6 @@ impl Book {
     pub(super) fn of_nonce(&self, nonce: u32) -> Option<&Node> {
         self.agents.iter().find(|(_, agent)| agent.nonce == nonce).map(|(node, _)| node)
     }
-}
-
-/// All nodes of all lists.
-pub(super) fn listed(state: &State) -> impl Iterator<Item = &Node> {
-    state.participants.nodes().chain(&state.wait_list).chain(&state.redundancy_list)
 }
 
 /// The ranks of a complete round.

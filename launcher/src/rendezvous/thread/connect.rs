@@ -22,7 +22,6 @@ use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings};
 
-use super::book::listed;
 use super::driver::{Driver, Phase, Standing, random};
 use super::fence::Fence;
 use super::first::Begun;
@@ -309,8 +308,7 @@ impl Driver {
 
     /// An agent of the job is not like us: whoever came later goes.
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
-        let is_in =
-            |me: &Me| self.backend.as_ref().is_some_and(|it| listed(it.state()).any(|node| *node == me.node));
+        let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
             let host = self.book.name(node);
             self.over(Over::Failed(RendezvousError::Mismatch { host, mismatch }));

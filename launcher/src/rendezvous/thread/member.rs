@@ -13,7 +13,6 @@ use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
-use super::book::listed;
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
 use super::watch::{Known, Verdict, judge};
@@ -143,9 +142,7 @@ impl Driver {
             return Ok(Instant::now() + self.plan.tick());
         }
         let told = membership.failure();
-        let is_gone = |node: &Node| {
-            !listed(backend.state()).any(|other| other == node) || self.book.sightings.is_dead(node)
-        };
+        let is_gone = |node: &Node| !backend.state().lists(node) || self.book.sightings.is_dead(node);
         let awaited = membership.nodes.iter().filter(|node| **node != me.node && !look.done.contains(node));
         let all_gone = { awaited }.all(is_gone);
         let is_mixed = matches!(self.begun, Begun::Mixed(_));
@@ -339,7 +336,7 @@ impl Driver {
         let Some(deadline) = membership.blame else { return Ok(until) };
         // A node that fails before it notices who was lost has told its own failure.
         let mut nodes = (0..).zip(&membership.nodes);
-        let gone = nodes.find(|(_, node)| !listed(backend.state()).any(|other| other == *node));
+        let gone = nodes.find(|(_, node)| !backend.state().lists(node));
         let lost = membership.lost.clone().or(gone.map(|(rank, node)| (rank, self.book.name(node))));
         if lost.is_none() && Instant::now() < deadline {
             return Ok(until.min(deadline));

@@ -9,7 +9,7 @@ use crate::rendezvous::round::{Me, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{FailureNote, Waiting};
 
-use super::book::{Book, listed};
+use super::book::Book;
 use super::member::{Past, Stage};
 
 /// What a look says about the round that this node is in, beside who is in it.
@@ -81,7 +81,7 @@ pub(super) fn waiting(state: &State, me: &Me, book: &Book, before: Option<&Past>
     let mut here: Vec<&Node> = if runs {
         state.participants.nodes().collect()
     } else {
-        listed(state).filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect()
+        state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect()
     };
     // Who has given up has taken itself out of every list.
     if !is_spare && !here.contains(&&me.node) {
