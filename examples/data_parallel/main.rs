@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rankrun_examples::random::Random;
 use rankrun_examples::{console, share};
-use rankrun_worker::{GroupError, GroupOptions, ProcessGroup, Rank, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, WorkerContext};
 use replica::{CpuReplica, Linear, Matrix, Replica};
 
 /// The rank that holds the whole batch.
@@ -88,7 +88,7 @@ fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), DemoErr
 
 /// The output of the whole batch, on the root; `shape` is rows, features and outputs.
 fn forward(
-    group: &mut ProcessGroup,
+    group: &mut Group,
     replica: &mut dyn Replica,
     batch: &Matrix,
     shape: [usize; 3],

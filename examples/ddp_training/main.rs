@@ -18,7 +18,7 @@ use fault::{Fault, FaultError, FaultKind};
 use model::Mlp;
 use rankrun_examples::random::Random;
 use rankrun_examples::{console, share};
-use rankrun_worker::{GroupError, GroupOptions, ProcessGroup, Rank, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
 /// A training under way.
 struct Training<'a> {
     options: &'a Options,
-    group: ProcessGroup,
+    group: Group,
     data: Dataset,
     model: Mlp,
     /// Steps taken.

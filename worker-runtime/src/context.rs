@@ -9,7 +9,7 @@ use rankrun_contract::rank::{
     LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
 };
 
-use crate::process_group::{GroupError, GroupOptions, ProcessGroup};
+use crate::process_group::{Group, GroupError, GroupOptions};
 use crate::store::{StoreError, TcpStore};
 
 /// A worker's place in its job.
@@ -112,9 +112,9 @@ impl WorkerContext {
     /// Joins the group of all ranks.
     ///
     /// # Errors
-    /// As [`ProcessGroup::join`].
-    pub fn process_group(&self, options: &GroupOptions) -> Result<ProcessGroup, GroupError> {
-        ProcessGroup::join(self, options)
+    /// As [`Group::join`].
+    pub fn process_group(&self, options: &GroupOptions) -> Result<Group, GroupError> {
+        Group::join(self, options)
     }
 
     /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts

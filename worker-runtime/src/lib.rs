@@ -25,7 +25,7 @@ mod socket;
 pub mod store;
 
 pub use context::WorkerContext;
-pub use process_group::{GroupError, GroupOptions, ProcessGroup, Reduction};
+pub use process_group::{Group, GroupError, GroupOptions, ProcessGroup, Reduction};
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;
 pub use store::{StoreError, TcpStore};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Splits `total` elements into `parts` neighbouring ranges whose lengths differ by at most one.
-pub(super) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
+pub(crate) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
     let (base, extra) = (total / parts, total % parts);
     let mut start = 0;
     (0..parts)
@@ -15,7 +15,7 @@ pub(super) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
 }
 
 /// Cuts a slice into pieces of the given lengths, which must not sum to more than the slice.
-pub(super) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
+pub(crate) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
     lengths
         .into_iter()
         .map(|length| {
@@ -27,7 +27,7 @@ pub(super) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>)
 }
 
 /// [`split`] of a slice that is written to.
-pub(super) fn split_mut<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
+pub(crate) fn split_mut<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
     lengths
         .into_iter()
         .map(|length| {

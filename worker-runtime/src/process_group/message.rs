@@ -19,7 +19,7 @@ use rankrun_contract::rank::Rank;
 use super::element::{DataType, Reduction};
 
 /// Length of a header in bytes.
-pub(super) const HEADER_LEN: usize = 40;
+pub(crate) const HEADER_LEN: usize = 40;
 
 const MAGIC: [u8; 4] = *b"RRg1";
 
@@ -34,10 +34,18 @@ pub enum Operation {
     AllReduce,
     /// `all_gather`.
     AllGather,
+    /// `reduce`.
+    Reduce,
+    /// `reduce_scatter`.
+    ReduceScatter,
     /// `scatter`.
     Scatter,
     /// `gather`.
     Gather,
+    /// `send`.
+    Send,
+    /// `receive`.
+    Receive,
     /// `barrier`.
     Barrier,
     /// Leaving the group in good order.
@@ -51,8 +59,12 @@ impl fmt::Display for Operation {
             Self::Broadcast => "broadcast",
             Self::AllReduce => "all_reduce",
             Self::AllGather => "all_gather",
+            Self::Reduce => "reduce",
+            Self::ReduceScatter => "reduce_scatter",
             Self::Scatter => "scatter",
             Self::Gather => "gather",
+            Self::Send => "send",
+            Self::Receive => "receive",
             Self::Barrier => "barrier",
             Self::Leave => "leave",
         })
@@ -94,10 +106,10 @@ impl fmt::Display for Call {
 
 /// What precedes the bytes of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) call: Call,
-    pub(super) step: u32,
-    pub(super) length: u64,
+pub(crate) struct Header {
+    pub(crate) call: Call,
+    pub(crate) step: u32,
+    pub(crate) length: u64,
 }
 
 /// The root of a call that has none.
@@ -105,7 +117,7 @@ const NO_ROOT: u32 = u32::MAX;
 
 impl Header {
     /// What a rank says before it closes its connections in good order.
-    pub(super) const LEAVE: Self = Self {
+    pub(crate) const LEAVE: Self = Self {
         call: Call {
             operation: Operation::Leave,
             data_type: DataType::None,
@@ -118,7 +130,7 @@ impl Header {
         length: 0,
     };
 
-    pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
+    pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = operation_code(self.call.operation);
@@ -134,7 +146,7 @@ impl Header {
     }
 
     /// `None` for bytes that no rank of this version sends.
-    pub(super) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         if bytes[..4] != MAGIC || bytes[7] != 0 {
             return None;
         }
@@ -157,7 +169,7 @@ impl Header {
     }
 }
 
-const OPERATIONS: [Operation; 7] = [
+const OPERATIONS: [Operation; 11] = [
     Operation::Broadcast,
     Operation::AllReduce,
     Operation::AllGather,
@@ -165,9 +177,23 @@ const OPERATIONS: [Operation; 7] = [
     Operation::Gather,
     Operation::Barrier,
     Operation::Leave,
+    Operation::Reduce,
+    Operation::ReduceScatter,
+    Operation::Send,
+    Operation::Receive,
 ];
-const DATA_TYPES: [DataType; 4] = [DataType::None, DataType::F32, DataType::F64, DataType::I64];
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+const DATA_TYPES: [DataType; 8] = [
+    DataType::None,
+    DataType::F32,
+    DataType::F64,
+    DataType::I64,
+    DataType::F16,
+    DataType::Bf16,
+    DataType::I32,
+    DataType::U8,
+];
+const REDUCTIONS: [Reduction; 5] =
+    [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::Product];
 
 fn operation_code(operation: Operation) -> u8 {
     match operation {
@@ -179,6 +205,10 @@ fn operation_code(operation: Operation) -> u8 {
         Operation::Gather => 5,
         Operation::Barrier => 6,
         Operation::Leave => 7,
+        Operation::Reduce => 8,
+        Operation::ReduceScatter => 9,
+        Operation::Send => 10,
+        Operation::Receive => 11,
     }
 }
 
@@ -188,6 +218,10 @@ fn data_type_code(data_type: DataType) -> u8 {
         DataType::F32 => 1,
         DataType::F64 => 2,
         DataType::I64 => 3,
+        DataType::F16 => 4,
+        DataType::Bf16 => 5,
+        DataType::I32 => 6,
+        DataType::U8 => 7,
     }
 }
 
@@ -197,6 +231,7 @@ fn reduction_code(reduction: Reduction) -> u8 {
         Reduction::Mean => 2,
         Reduction::Max => 3,
         Reduction::Min => 4,
+        Reduction::Product => 5,
     }
 }
 

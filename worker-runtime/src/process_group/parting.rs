@@ -9,10 +9,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::mesh::Mesh;
+use super::transport::Transport;
 
 /// The connections of the dropped groups; `None` while no program is under way in [`run`](crate::run).
-static KEPT: Mutex<Option<Vec<Mesh>>> = Mutex::new(None);
+static KEPT: Mutex<Option<Vec<Box<dyn Transport>>>> = Mutex::new(None);
 
 /// From now on the connections of dropped groups are kept.
 pub(crate) fn begin() {
@@ -21,29 +21,29 @@ pub(crate) fn begin() {
 
 /// The program came to its end in good order: the other ranks hear it of all groups.
 pub(crate) fn finish() {
-    let meshes = kept().take();
-    meshes.into_iter().flatten().for_each(|mut mesh| mesh.leave());
+    let groups = kept().take();
+    groups.into_iter().flatten().for_each(|mut group| group.leave());
 }
 
 /// The program goes on and begins something new, so what it dropped was dropped in good order.
 pub(super) fn go_on() {
-    let meshes = kept().as_mut().map(std::mem::take);
-    meshes.into_iter().flatten().for_each(|mut mesh| mesh.leave());
+    let groups = kept().as_mut().map(std::mem::take);
+    groups.into_iter().flatten().for_each(|mut group| group.leave());
 }
 
 /// Takes the connections of a group that is dropped before its ending.
-pub(super) fn take(mut mesh: Mesh) {
+pub(super) fn take(mut group: Box<dyn Transport>) {
     let is_panicking = std::thread::panicking();
     match &mut *kept() {
         // Only the end of the process closes these.
-        Some(_) if is_panicking => std::mem::forget(mesh),
-        Some(meshes) => meshes.push(mesh),
+        Some(_) if is_panicking => std::mem::forget(group),
+        Some(groups) => groups.push(group),
         // A rank that panics did not come to its end in good order, and the others should not think so.
         None if is_panicking => {}
-        None => mesh.leave(),
+        None => group.leave(),
     }
 }
 
-fn kept() -> MutexGuard<'static, Option<Vec<Mesh>>> {
+fn kept() -> MutexGuard<'static, Option<Vec<Box<dyn Transport>>>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }

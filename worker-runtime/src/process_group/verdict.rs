@@ -10,7 +10,7 @@ use crate::report;
 use crate::store::TcpStore;
 
 /// The ending on which all ranks agree when this one noticed `seen`.
-pub(super) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
+pub(crate) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
     let ending = match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
         Ok(said) => settle(seen, &String::from_utf8_lossy(&said), me),
         // Without the store this rank's own word is the best one.

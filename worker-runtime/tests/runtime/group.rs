@@ -3,13 +3,14 @@
 use std::fmt::Debug;
 
 use rankrun_worker::process_group::Element;
-use rankrun_worker::{GroupError, ProcessGroup, Rank, Reduction};
+use rankrun_worker::{Group, GroupError, Rank, Reduction};
 
 use crate::world::{AMPLE, run};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 const SIZES: [usize; 4] = [0, 1, 7, 4099];
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+const REDUCTIONS: [Reduction; 5] =
+    [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max, Reduction::Min];
 
 /// An element type with values that are not nicely rounded.
 trait Sample: Element {
@@ -23,7 +24,7 @@ fn scrambled(rank: u32, index: usize) -> i64 {
 }
 
 macro_rules! sample {
-    ($type:ident, $from:expr) => {
+    ($type:ident, $from:expr, $times:expr) => {
         impl Sample for $type {
             fn at(rank: u32, index: usize) -> Self {
                 $from(scrambled(rank, index))
@@ -36,6 +37,7 @@ macro_rules! sample {
                 match how {
                     Reduction::Sum => sum,
                     Reduction::Mean => sum / values.len() as Self,
+                    Reduction::Product => rest().fold(first, |total, value| $times(total, value)),
                     Reduction::Max => {
                         rest().fold(first, |most, value| if value > most { value } else { most })
                     }
@@ -48,16 +50,16 @@ macro_rules! sample {
     };
 }
 
-sample!(f32, |value: i64| value as f32 / 3.0);
-sample!(f64, |value: i64| value as f64 / 3.0);
-sample!(i64, |value: i64| value);
+sample!(f32, |value: i64| value as f32 / 3.0, |one: f32, other: f32| one * other);
+sample!(f64, |value: i64| value as f64 / 3.0, |one: f64, other: f64| one * other);
+sample!(i64, |value: i64| value, i64::wrapping_mul);
 
 fn samples<T: Sample>(rank: u32, size: usize) -> Vec<T> {
     (0..size).map(|index| T::at(rank, index)).collect()
 }
 
 /// Runs `body` on every rank and asserts that no rank has an error.
-fn on_all(world: u32, body: impl Fn(&mut ProcessGroup, u32) -> Result<(), GroupError> + Sync) {
+fn on_all(world: u32, body: impl Fn(&mut Group, u32) -> Result<(), GroupError> + Sync) {
     let ended = run(world, AMPLE, |mut group| {
         let rank = group.rank().0;
         body(&mut group, rank)
@@ -97,7 +99,7 @@ fn every_operation<T: Sample + PartialEq + Debug>(world: u32, sizes: &[usize], r
 }
 
 fn rooted_operations<T: Sample + PartialEq + Debug>(
-    group: &mut ProcessGroup,
+    group: &mut Group,
     size: usize,
     root: Rank,
 ) -> Result<(), GroupError> {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rankrun_contract::rank::RestartCount;
-use rankrun_worker::{GroupOptions, ProcessGroup, Rank, Reduction, TcpStore, WorkerContext, WorldSize};
+use rankrun_worker::{Group, GroupOptions, Rank, Reduction, TcpStore, WorkerContext, WorldSize};
 
 use crate::server::Server;
 use crate::world::{AMPLE, env, join, options};
@@ -113,7 +113,7 @@ fn a_name_can_be_used_again_and_several_at_once() {
 }
 
 /// Two ranks join, pass a barrier and leave.
-fn meet(join: impl Fn(u32) -> ProcessGroup + Sync) {
+fn meet(join: impl Fn(u32) -> Group + Sync) {
     thread::scope(|scope| {
         for rank in 0..2 {
             let join = &join;

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{ProcessGroup, Rank, Reduction};
+use rankrun_worker::{Group, Rank, Reduction};
 
 use crate::world::{AMPLE, crash, run};
 
@@ -14,7 +14,7 @@ const LATE: Duration = Duration::from_secs(20);
 /// How long a group waits for a silent rank here; a busy machine must be able to join in that time.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-type Operation = fn(&mut ProcessGroup) -> Result<(), GroupError>;
+type Operation = fn(&mut Group) -> Result<(), GroupError>;
 
 const OPERATIONS: [(&str, Operation); 6] = [
     ("broadcast", |group| group.broadcast(&mut [0.5f32; 1000], Rank(0))),
@@ -29,7 +29,7 @@ const OPERATIONS: [(&str, Operation); 6] = [
         let counts = vec![1000; group.world_size().get() as usize];
         group.gather(&[1.0f32; 1000], &counts, Rank(0)).map(drop)
     }),
-    ("barrier", ProcessGroup::barrier),
+    ("barrier", Group::barrier),
 ];
 
 #[test]

@@ -8,7 +8,7 @@ use std::process::{ExitCode, Output};
 use nix::sys::signal::{Signal, raise};
 use rankrun_contract::report;
 use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{GroupOptions, ProcessGroup, Rank, StoreError, WorkerContext};
+use rankrun_worker::{Group, GroupOptions, Rank, StoreError, WorkerContext};
 
 use crate::process::start;
 use crate::report::Folder;
@@ -44,7 +44,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
     })
 }
 
-fn fail(how: &str, mut group: ProcessGroup) -> Result<(), PartError> {
+fn fail(how: &str, mut group: Group) -> Result<(), PartError> {
     group.barrier()?;
     match how {
         "panic" => panic!("as asked"),
@@ -53,7 +53,7 @@ fn fail(how: &str, mut group: ProcessGroup) -> Result<(), PartError> {
     }
 }
 
-fn notice(how: &str, context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+fn notice(how: &str, context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     // It may be gone before all others have heard of each other in the first one.
     let error = group.barrier().and_then(|()| group.barrier()).expect_err("one rank is gone");
     let own = context.env().and_then(|env| env.error_file.as_deref()).expect("an error file");
@@ -61,12 +61,12 @@ fn notice(how: &str, context: &WorkerContext, mut group: ProcessGroup) -> Result
     if how == "panic" && context.rank() == Rank(0) { panic!("{error}") } else { Err(error.into()) }
 }
 
-fn has_left(group: &mut ProcessGroup) -> bool {
+fn has_left(group: &mut Group) -> bool {
     let ending = Ending::Lost { rank: VICTIM, cause: LossCause::Left };
     matches!(group.barrier(), Err(GroupError::Ended { ending: it, .. }) if it == ending)
 }
 
-fn leave(context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+fn leave(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     let store = context.store(AMPLE)?;
     if context.rank() == VICTIM {
         group.leave();
@@ -76,7 +76,7 @@ fn leave(context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartErr
     Ok(store.set("seen", b"1")?)
 }
 
-fn go_on(context: &WorkerContext, mut group: ProcessGroup) -> Result<(), PartError> {
+fn go_on(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     if context.rank() == VICTIM {
         drop(group);
     } else {

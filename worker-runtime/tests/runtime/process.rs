@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rankrun_worker::{GroupError, GroupOptions, ProcessGroup, Rank, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
 
 use crate::server::Server;
 use crate::world::env;
@@ -61,7 +61,7 @@ fn repeat(context: &WorkerContext, operation: &str) -> Result<(), GroupError> {
     }
 }
 
-fn call(group: &mut ProcessGroup, operation: &str) -> Result<(), GroupError> {
+fn call(group: &mut Group, operation: &str) -> Result<(), GroupError> {
     let world = group.world_size().get() as usize;
     let mut data = vec![1.0f32; 1 << 19];
     match operation {

@@ -8,7 +8,7 @@ use rankrun_contract::env::{Master, Role, WorkerEnv};
 use rankrun_contract::rank::{
     LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
 };
-use rankrun_worker::{GroupError, GroupOptions, ProcessGroup, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, WorkerContext};
 
 use crate::server::Server;
 
@@ -46,7 +46,7 @@ pub(crate) fn join(
     rank: u32,
     world_size: u32,
     timeout: Duration,
-) -> Result<ProcessGroup, GroupError> {
+) -> Result<Group, GroupError> {
     WorkerContext::new(env(server, rank, world_size)).process_group(&options(timeout))
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn join(
 pub(crate) fn run<R: Send>(
     world_size: u32,
     timeout: Duration,
-    body: impl Fn(ProcessGroup) -> R + Sync,
+    body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
     let (server, met) = (Server::start(), Barrier::new(world_size as usize));
     thread::scope(|scope| {
@@ -74,7 +74,7 @@ pub(crate) fn run<R: Send>(
 }
 
 /// Ends this thread as a crash would, without the message of a panic.
-pub(crate) fn crash(group: ProcessGroup) -> ! {
+pub(crate) fn crash(group: Group) -> ! {
     // Dropped while unwinding, so that it says no farewell.
     let _group = group;
     std::panic::resume_unwind(Box::new("crash"))

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::error::{Ending, GroupError, LossCause};
 use super::mesh::{Mesh, poll};
-use super::message::Operation;
-use super::verdict;
+use crate::process_group::error::{Ending, GroupError, LossCause};
+use crate::process_group::message::Operation;
+use crate::process_group::verdict;
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, socket};
 
@@ -29,18 +29,18 @@ const MAX_RUN_ID: usize = 1024;
 
 /// Who joins.
 #[derive(Debug, Clone)]
-pub(super) struct Seat {
-    pub(super) rank: Rank,
-    pub(super) world_size: WorldSize,
+pub(crate) struct Seat {
+    pub(crate) rank: Rank,
+    pub(crate) world_size: WorldSize,
     /// Which life of the workers this is, so that no entry of an earlier one is taken for ours.
-    pub(super) life: u32,
-    pub(super) run_id: String,
-    pub(super) spans_nodes: bool,
-    pub(super) timeout: Duration,
+    pub(crate) life: u32,
+    pub(crate) run_id: String,
+    pub(crate) spans_nodes: bool,
+    pub(crate) timeout: Duration,
 }
 
 /// Finds the other ranks through `store`, which must be seen by this group only.
-pub(super) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
+pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
     let mut joining = Joining::new(seat, listen(store, seat)?);
     match joining.meet(store, clock::after(seat.timeout)) {
         Ok(()) => Ok(Mesh::new(joining.into_streams())?),

@@ -13,33 +13,34 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use rankrun_contract::rank::Rank;
 
-use super::error::{Ending, LossCause};
-use super::message::{Call, HEADER_LEN, Header};
 use crate::clock;
+use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 
 /// How long the farewell may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One exchange of a call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
-    pub(super) call: Call,
-    pub(super) number: u32,
-    pub(super) deadline: Instant,
+pub(crate) struct Exchange {
+    pub(crate) call: Call,
+    /// Which one of the call, from 0.
+    pub(crate) number: u32,
+    pub(crate) deadline: Instant,
     /// What the deadline was made of, for the message.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// What goes to one rank and what comes from it.
 #[derive(Default)]
-pub(super) struct Transfer<'a> {
-    pub(super) send: Option<&'a [u8]>,
-    pub(super) receive: Option<&'a mut [u8]>,
+pub(crate) struct Transfer<'a> {
+    pub(crate) send: Option<&'a [u8]>,
+    pub(crate) receive: Option<&'a mut [u8]>,
 }
 
 /// Connections by rank; `None` for this rank.
 #[derive(Debug, Default)]
-pub(super) struct Mesh {
+pub(crate) struct Mesh {
     peers: Vec<Option<Peer>>,
 }
 
@@ -67,13 +68,13 @@ struct Progress<'a> {
 
 impl Mesh {
     /// Connections by rank, `None` at this rank.
-    pub(super) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
+    pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
         Ok(Self { peers: peers.collect::<io::Result<_>>()? })
     }
 
     /// Performs all transfers, one for each rank (that of this rank is ignored).
-    pub(super) fn exchange(&mut self, step: &Step, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
+    pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
         let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new(step, it)).collect();
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         loop {
@@ -111,7 +112,7 @@ impl Mesh {
     }
 
     /// Tells all ranks that this one needs nothing more from them.
-    pub(super) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         let deadline = clock::after(LEAVE_TIMEOUT);
         for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.left) {
             peer.say_farewell(deadline);
@@ -119,7 +120,7 @@ impl Mesh {
     }
 
     /// Closes all connections; the other ends notice.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         for peer in self.peers.iter().flatten() {
             // It fails only where nobody is connected any more.
             drop(peer.stream.shutdown(Shutdown::Both));
@@ -134,7 +135,7 @@ enum Failure {
 }
 
 impl Failure {
-    fn of(self, rank: usize, step: &Step) -> Ending {
+    fn of(self, rank: usize, step: &Exchange) -> Ending {
         let rank = rank_at(rank);
         match self {
             Self::Lost(cause) => Ending::Lost { rank, cause },
@@ -169,7 +170,7 @@ impl Peer {
     }
 
     /// Sends and receives what is possible without waiting.
-    fn advance(&mut self, step: &Step, progress: &mut Progress<'_>) -> Result<(), Failure> {
+    fn advance(&mut self, step: &Exchange, progress: &mut Progress<'_>) -> Result<(), Failure> {
         if !self.left {
             self.receive(step, progress)?;
         }
@@ -194,7 +195,7 @@ impl Peer {
         Ok(())
     }
 
-    fn receive(&mut self, step: &Step, progress: &mut Progress<'_>) -> Result<(), Failure> {
+    fn receive(&mut self, step: &Exchange, progress: &mut Progress<'_>) -> Result<(), Failure> {
         loop {
             if !progress.accepted && self.arrived == HEADER_LEN {
                 match self.judge_header(step, progress)? {
@@ -229,7 +230,7 @@ impl Peer {
         }
     }
 
-    fn judge_header(&self, step: &Step, progress: &Progress<'_>) -> Result<Judgement, Failure> {
+    fn judge_header(&self, step: &Exchange, progress: &Progress<'_>) -> Result<Judgement, Failure> {
         let header = Header::decode(&self.header).ok_or(Failure::Mismatch(None))?;
         let length = progress.receive.as_ref().map(|payload| payload.len() as u64);
         let expected = |length| Header { call: step.call, step: step.number, length };
@@ -237,7 +238,8 @@ impl Peer {
         match length {
             _ if header == Header::LEAVE => Ok(Judgement::Left),
             Some(length) if header == expected(length) => Ok(Judgement::Now),
-            None if is_ahead => Ok(Judgement::Later),
+            // What one rank sends to another lies there until it is received.
+            None if is_ahead || header.call.operation == Operation::Send => Ok(Judgement::Later),
             _ => Err(Failure::Mismatch(Some(header))),
         }
     }
@@ -271,7 +273,7 @@ enum Judgement {
 }
 
 impl<'a> Progress<'a> {
-    fn new(step: &Step, transfer: Transfer<'a>) -> Self {
+    fn new(step: &Exchange, transfer: Transfer<'a>) -> Self {
         let length = transfer.send.map_or(0, |payload| payload.len() as u64);
         let head = Header { call: step.call, step: step.number, length }.encode();
         let Transfer { send, receive } = transfer;
@@ -292,7 +294,7 @@ impl<'a> Progress<'a> {
 }
 
 /// Waits for news until the deadline; how many have some.
-pub(super) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32> {
+pub(crate) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32> {
     loop {
         let remaining = clock::until(deadline);
         // Rounded up: a timeout of zero milliseconds would spin through the last one.
@@ -307,6 +309,6 @@ pub(super) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32>
     }
 }
 
-fn rank_at(index: usize) -> Rank {
+pub(crate) fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }

@@ -1,0 +1,196 @@
+//! Calls over TCP: a connection between every two ranks.
+
+pub(crate) mod join;
+pub(crate) mod mesh;
+
+use rankrun_contract::rank::{Rank, WorldSize};
+
+use super::collective::HostCollective;
+use super::element::{DataType, Reduction};
+use super::error::Ending;
+use super::transport::{Step, Transport};
+use super::{layout, reduce};
+use mesh::{Exchange, Mesh, Transfer};
+
+/// Bytes of a buffer that `all_reduce` works on at a time: it bounds the memory that a call needs.
+const BLOCK_LEN: usize = 4 * 1024 * 1024;
+
+/// Ranks that are connected with each other.
+#[derive(Debug)]
+pub(crate) struct Tcp {
+    rank: Rank,
+    world: usize,
+    mesh: Mesh,
+}
+
+impl Tcp {
+    pub(crate) fn new(rank: Rank, world_size: WorldSize, mesh: Mesh) -> Self {
+        Self { rank, world: world_size.get() as usize, mesh }
+    }
+
+    fn exchange<'a>(
+        &mut self,
+        exchange: &Exchange,
+        mut transfer: impl FnMut(Rank) -> Transfer<'a>,
+    ) -> Result<(), Ending> {
+        let all = (0..self.world).map(|rank| {
+            let rank = mesh::rank_at(rank);
+            let transfer = transfer(rank);
+            if rank == self.rank { Transfer::default() } else { transfer }
+        });
+        self.mesh.exchange(exchange, all.collect())
+    }
+
+    fn send(&mut self, exchange: &Exchange, data: &[u8], to: Rank) -> Result<(), Ending> {
+        self.exchange(exchange, |rank| Transfer { send: (rank == to).then_some(data), receive: None })
+    }
+
+    fn receive(&mut self, exchange: &Exchange, data: &mut [u8], from: Rank) -> Result<(), Ending> {
+        let mut data = Some(data);
+        self.exchange(exchange, |rank| Transfer {
+            send: None,
+            receive: if rank == from { data.take() } else { None },
+        })
+    }
+
+    fn reduce(
+        &mut self,
+        exchange: &Exchange,
+        data: &mut [u8],
+        (how, root): (Reduction, Rank),
+    ) -> Result<(), Ending> {
+        if self.rank != root {
+            return self.send(exchange, data, root);
+        }
+        let mut arrivals = vec![0; data.len() * self.world];
+        let mut slots = layout::split_mut(&mut arrivals, vec![data.len(); self.world]).into_iter();
+        self.exchange(exchange, |_| Transfer { send: None, receive: slots.next() })?;
+        arrivals[self.rank.index() * data.len()..][..data.len()].copy_from_slice(data);
+        self.fold(exchange, &mut arrivals, data, how);
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        exchange: &Exchange,
+        (input, output): (&[u8], &mut [u8]),
+        how: Reduction,
+    ) -> Result<(), Ending> {
+        let part = |rank: Rank| &input[rank.index() * output.len()..][..output.len()];
+        let mut arrivals = vec![0; input.len()];
+        let mut slots = layout::split_mut(&mut arrivals, vec![output.len(); self.world]).into_iter();
+        self.exchange(exchange, |rank| Transfer { send: Some(part(rank)), receive: slots.next() })?;
+        arrivals[self.rank.index() * output.len()..][..output.len()].copy_from_slice(part(self.rank));
+        self.fold(exchange, &mut arrivals, output, how);
+        Ok(())
+    }
+
+    /// The reduction of what all ranks have sent, in rank order.
+    fn fold(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], how: Reduction) {
+        let (total, others) = arrivals.split_at_mut(output.len());
+        let others: Vec<&[u8]> = others.chunks(output.len().max(1)).collect();
+        reduce::fold((exchange.call.data_type, how), total, &others, Some(count(self.world)));
+        output.copy_from_slice(total);
+    }
+
+    fn all_reduce(&mut self, first: Exchange, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
+        let mut exchange = first;
+        if data.is_empty() {
+            return self.reduce_block(&mut exchange, data, how);
+        }
+        data.chunks_mut(BLOCK_LEN).try_for_each(|block| self.reduce_block(&mut exchange, block, how))
+    }
+
+    /// Every rank reduces the part of the block that belongs to it, and gives the result to all others.
+    fn reduce_block(
+        &mut self,
+        exchange: &mut Exchange,
+        block: &mut [u8],
+        how: Reduction,
+    ) -> Result<(), Ending> {
+        let (me, world, data_type) = (self.rank.index(), self.world, exchange.call.data_type);
+        let parts = segments(block.len(), data_type, world);
+        let own = parts[me].clone();
+
+        let mut arrivals = vec![0; own.len() * world];
+        let mut slots = layout::split_mut(&mut arrivals, vec![own.len(); world]).into_iter();
+        self.exchange(exchange, |rank| Transfer {
+            send: Some(&block[parts[rank.index()].clone()]),
+            receive: slots.next(),
+        })?;
+        arrivals[me * own.len()..][..own.len()].copy_from_slice(&block[own.clone()]);
+        self.fold(exchange, &mut arrivals, &mut block[own], how);
+
+        exchange.number += 1;
+        let mut pieces = layout::split_mut(block, parts.iter().map(ExactSizeIterator::len));
+        let own: &mut [u8] = std::mem::take(&mut pieces[me]);
+        let own: &[u8] = own;
+        let mut pieces = pieces.into_iter();
+        self.exchange(exchange, |_| Transfer { send: Some(own), receive: pieces.next() })?;
+        exchange.number += 1;
+        Ok(())
+    }
+}
+
+impl Transport for Tcp {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+        let me = self.rank;
+        let Step { call, deadline, timeout } = *step;
+        let exchange = Exchange { call, number: 0, deadline, timeout };
+        match work {
+            HostCollective::Barrier => {
+                self.exchange(&exchange, |_| Transfer { send: Some(&[]), receive: Some(&mut []) })
+            }
+            HostCollective::Broadcast { data, root } if root == me => {
+                let data: &[u8] = data;
+                self.exchange(&exchange, |_| Transfer { send: Some(data), receive: None })
+            }
+            HostCollective::Broadcast { data, root } => self.receive(&exchange, data, root),
+            HostCollective::AllReduce { data, how } => self.all_reduce(exchange, data, how),
+            HostCollective::Reduce { data, how, root } => self.reduce(&exchange, data, (how, root)),
+            HostCollective::ReduceScatter { input, output, how } => {
+                self.reduce_scatter(&exchange, (input, output), how)
+            }
+            HostCollective::AllGather { input, output } => {
+                output[me.index() * input.len()..][..input.len()].copy_from_slice(input);
+                let mut slots = layout::split_mut(output, vec![input.len(); self.world]).into_iter();
+                self.exchange(&exchange, |_| Transfer { send: Some(input), receive: slots.next() })
+            }
+            HostCollective::Gather { input, output: Some(output), counts, .. } => {
+                let lengths = counts.iter().map(|count| count * call.data_type.size());
+                let mut slots = layout::split_mut(output, lengths);
+                slots[me.index()].copy_from_slice(input);
+                let mut slots = slots.into_iter();
+                self.exchange(&exchange, |_| Transfer { send: None, receive: slots.next() })
+            }
+            HostCollective::Scatter { input: Some(input), output, counts, .. } => {
+                let parts = layout::split(input, counts.iter().map(|count| count * call.data_type.size()));
+                output.copy_from_slice(parts[me.index()]);
+                self.exchange(&exchange, |rank| Transfer { send: Some(parts[rank.index()]), receive: None })
+            }
+            HostCollective::Gather { input: data, output: None, root: to, .. }
+            | HostCollective::Send { data, to } => self.send(&exchange, data, to),
+            HostCollective::Scatter { output: data, input: None, root: from, .. }
+            | HostCollective::Receive { data, from } => self.receive(&exchange, data, from),
+        }
+    }
+
+    fn leave(&mut self) {
+        self.mesh.leave();
+    }
+
+    fn close(&mut self) {
+        self.mesh.close();
+    }
+}
+
+/// [`layout::segments`] of whole elements, in bytes.
+fn segments(bytes: usize, data_type: DataType, parts: usize) -> Vec<std::ops::Range<usize>> {
+    let size = data_type.size().max(1);
+    let of_elements = layout::segments(bytes / size, parts);
+    of_elements.into_iter().map(|part| part.start * size..part.end * size).collect()
+}
+
+fn count(world: usize) -> u32 {
+    u32::try_from(world).unwrap_or(u32::MAX)
+}
