@@ -5,6 +5,7 @@
 mod group;
 mod join;
 mod loss;
+mod mismatch;
 mod parting;
 mod process;
 mod report;
