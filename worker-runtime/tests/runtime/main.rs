@@ -5,10 +5,13 @@
 mod group;
 mod join;
 mod loss;
+mod meet;
 mod mismatch;
+mod pair;
 mod parting;
 mod process;
 mod report;
 mod server;
+mod split;
 mod store;
 mod world;
