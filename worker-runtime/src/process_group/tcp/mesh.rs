@@ -64,12 +64,18 @@ impl Mesh {
         let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new((step, previous), it)).collect();
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut notice_at = Some(clock::after(NOTICE_AFTER).min(step.deadline));
+        let mut has_waited = false;
         loop {
             let loss = self.advance(step, &mut all, ready)?;
+            if let Some(loss) = loss.clone().filter(|_| !has_waited) {
+                // It was gone before this call.
+                return Err(loss);
+            }
             if loss.is_some() {
                 // The others may have been quicker than its end: this call is good if they have done their parts.
                 self.advance(step, &mut all, 0..self.peers.len())?;
             }
+            has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
             if let Some(loss) = loss {
