@@ -17,7 +17,7 @@ const RANKS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max];
 
 /// How long each cell of the table is measured.
-const TIME: Duration = Duration::from_millis(300);
+const TIME: Duration = Duration::from_millis(200);
 
 fn main() {
     let bytes = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(64 << 20);

@@ -62,26 +62,29 @@ unsafe fn by_count<T: Number, O: Operator, L: Level>(work: &Work<'_>) {
     // SAFETY: as the caller promises.
     unsafe {
         match *work.sources {
-            [] => {}
-            [a, b] => pass::<T, O, L>(work, &[a, b]),
-            [a, b, c] => pass::<T, O, L>(work, &[a, b, c]),
-            [a, b, c, d] => pass::<T, O, L>(work, &[a, b, c, d]),
-            [a, b, c, d, e] => pass::<T, O, L>(work, &[a, b, c, d, e]),
-            [a, b, c, d, e, f, g, h] => pass::<T, O, L>(work, &[a, b, c, d, e, f, g, h]),
-            ref any => pass::<T, O, L>(work, any),
+            [] => return,
+            [a, b] => whole_blocks::<T, O, L>(work, &[a, b]),
+            [a, b, c] => whole_blocks::<T, O, L>(work, &[a, b, c]),
+            [a, b, c, d] => whole_blocks::<T, O, L>(work, &[a, b, c, d]),
+            [a, b, c, d, e] => whole_blocks::<T, O, L>(work, &[a, b, c, d, e]),
+            [a, b, c, d, e, f, g, h] => whole_blocks::<T, O, L>(work, &[a, b, c, d, e, f, g, h]),
+            ref any => whole_blocks::<T, O, L>(work, any),
         }
+        rest::<T, O, L>(work);
     }
 }
 
+/// All but what is no whole block at the end.
+///
 /// # Safety
-/// As [`reduce`], and the processor has what `L` uses. There is a source.
+/// As [`by_count`]. There is a source.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
-unsafe fn pass<T: Number, O: Operator, L: Level>(work: &Work<'_>, sources: &[*const u8]) {
+unsafe fn whole_blocks<T: Number, O: Operator, L: Level>(work: &Work<'_>, sources: &[*const u8]) {
     let length = size_of::<[T; LANES]>();
-    let whole = work.bytes - work.bytes % length;
+    let end = work.bytes - work.bytes % length;
     let mut at = 0;
-    while at < whole {
+    while at < end {
         // SAFETY: a whole block lies at `at` of every source and of the target, as the caller promises; bytes are elements (`Pod`).
         let read = |source: *const u8| unsafe { source.add(at).cast::<[T; LANES]>().read_unaligned() };
         let block = block::<T, O, L>(sources, read, work.divisor);
@@ -89,21 +92,29 @@ unsafe fn pass<T: Number, O: Operator, L: Level>(work: &Work<'_>, sources: &[*co
         unsafe { work.target.add(at).cast::<[T; LANES]>().write_unaligned(block) };
         at += length;
     }
-    let rest = work.bytes - whole;
-    if rest > 0 {
-        let block = block::<T, O, L>(
-            sources,
-            |source| {
-                let mut block = [T::zeroed(); LANES];
-                // SAFETY: `rest` bytes, fewer than a block, lie at `whole` of every source, as the caller promises.
-                unsafe { block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(source.add(whole), rest) };
-                block
-            },
-            work.divisor,
-        );
-        // SAFETY: as above, of the target.
-        unsafe { work.target.add(whole).copy_from_nonoverlapping(block.as_ptr().cast(), rest) };
+}
+
+/// What is no whole block: one that is filled up with zeros.
+///
+/// # Safety
+/// As [`by_count`]. There is a source.
+#[inline(always)]
+#[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
+unsafe fn rest<T: Number, O: Operator, L: Level>(work: &Work<'_>) {
+    let bytes = work.bytes % size_of::<[T; LANES]>();
+    let at = work.bytes - bytes;
+    if bytes == 0 {
+        return;
     }
+    let read = |source: *const u8| {
+        let mut block = [T::zeroed(); LANES];
+        // SAFETY: `bytes` bytes, fewer than a block, lie at `at` of every source, as the caller promises.
+        unsafe { block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(source.add(at), bytes) };
+        block
+    };
+    let block = block::<T, O, L>(work.sources, read, work.divisor);
+    // SAFETY: as above, of the target.
+    unsafe { work.target.add(at).copy_from_nonoverlapping(block.as_ptr().cast(), bytes) };
 }
 
 /// One block of the result; `read` gives that of a source.
