@@ -28,9 +28,11 @@ mod host;
 mod layout;
 mod meet;
 mod members;
+mod memory;
 mod message;
 pub(crate) mod parting;
 mod plan;
+mod queue;
 mod reduce;
 mod split;
 mod tcp;
@@ -48,8 +50,10 @@ pub use element::{DataType, Element, Reduction, bf16, f16};
 pub use error::{Ending, GroupError, LossCause};
 pub use group::Group;
 pub use members::Members;
+pub use memory::MemoryGroup;
 pub use message::{Call, Operation};
 pub use plan::{Conflict, Wish};
+pub use queue::{Queue, Work};
 
 /// How a group is made.
 #[derive(Debug, Clone)]

@@ -2,14 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod calls;
 mod group;
 mod join;
 mod loss;
 mod meet;
+mod memory;
 mod mismatch;
+mod oracle;
 mod pair;
 mod parting;
 mod process;
+mod queue;
 mod report;
 mod server;
 mod split;
