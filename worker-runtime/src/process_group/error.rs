@@ -7,6 +7,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::message::{Call, Operation};
+use super::shm::SegmentError;
 use crate::store::StoreError;
 
 /// A failed call of a process group.
@@ -48,6 +49,9 @@ pub enum GroupError {
     /// No listener for the other ranks, or no way to wait for them.
     #[error("no socket for the other ranks")]
     Socket(#[from] io::Error),
+    /// The ranks are on one host and cannot share memory.
+    #[error("no shared memory for the ranks of this host")]
+    SharedMemory(#[from] SegmentError),
     /// What the store holds for this group was not written by a rank of it.
     #[error("the store holds `{value}` as `{key}`, which no rank wrote")]
     StrangeEntry {

@@ -24,6 +24,7 @@ mod meet;
 mod message;
 pub(crate) mod parting;
 mod reduce;
+mod shm;
 mod tcp;
 mod transport;
 mod verdict;
@@ -39,6 +40,7 @@ pub use element::{DataType, Element, Reduction, bf16, f16};
 pub use error::{Ending, GroupError, LossCause};
 pub use group::Group;
 pub use message::{Call, Operation};
+pub use shm::SegmentError;
 
 /// How a group is made.
 #[derive(Debug, Clone)]
@@ -59,6 +61,8 @@ impl Default for GroupOptions {
 /// What carries the calls of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
+    /// Memory that the ranks of one host share.
+    Shm,
     /// TCP connections.
     Tcp,
 }
@@ -66,6 +70,7 @@ pub enum Backend {
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Shm => "shm",
             Self::Tcp => "tcp",
         })
     }
