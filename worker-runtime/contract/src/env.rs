@@ -56,6 +56,9 @@ pub const ROUND: &str = "RANKRUN_ROUND";
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
+/// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for all
+/// workers. A user sets it, with or without a launcher.
+pub const BACKEND: &str = "RANKRUN_BACKEND";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
 const MARKS: [&str; 16] = [
@@ -358,6 +361,17 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
             device: self.text(DEVICE)?,
         }))
     }
+}
+
+/// The value of a variable that may be set with or without a launcher; `None` where it is not.
+///
+/// # Errors
+/// Names the variable, its value and what is possible.
+pub fn setting<T: std::str::FromStr<Err = ParseIdError>>(
+    name: &'static str,
+    lookup: impl Fn(&str) -> Option<OsString>,
+) -> Result<Option<T>, EnvError> {
+    lookup(name).map(|value| parse(name, &unicode(name, &value)?)).transpose()
 }
 
 fn parse<T: std::str::FromStr<Err = ParseIdError>>(name: &'static str, text: &str) -> Result<T, EnvError> {

@@ -48,6 +48,8 @@ pub enum Operation {
     Receive,
     /// `barrier`.
     Barrier,
+    /// `split`.
+    Split,
     /// Leaving the group in good order.
     Leave,
 }
@@ -66,6 +68,7 @@ impl fmt::Display for Operation {
             Self::Send => "send",
             Self::Receive => "receive",
             Self::Barrier => "barrier",
+            Self::Split => "split",
             Self::Leave => "leave",
         })
     }
@@ -169,7 +172,7 @@ impl Header {
     }
 }
 
-const OPERATIONS: [Operation; 11] = [
+const OPERATIONS: [Operation; 12] = [
     Operation::Broadcast,
     Operation::AllReduce,
     Operation::AllGather,
@@ -181,6 +184,7 @@ const OPERATIONS: [Operation; 11] = [
     Operation::ReduceScatter,
     Operation::Send,
     Operation::Receive,
+    Operation::Split,
 ];
 const DATA_TYPES: [DataType; 8] = [
     DataType::None,
@@ -209,6 +213,7 @@ fn operation_code(operation: Operation) -> u8 {
         Operation::ReduceScatter => 9,
         Operation::Send => 10,
         Operation::Receive => 11,
+        Operation::Split => 12,
     }
 }
 

@@ -19,12 +19,16 @@ mod cpu;
 mod element;
 mod error;
 mod group;
+mod host;
 mod layout;
 mod meet;
+mod members;
 mod message;
 pub(crate) mod parting;
+mod plan;
 mod reduce;
 mod shm;
+mod split;
 mod tcp;
 mod transport;
 mod verdict;
@@ -39,7 +43,9 @@ pub use collective::{Collective, HostCollective, Length};
 pub use element::{DataType, Element, Reduction, bf16, f16};
 pub use error::{Ending, GroupError, LossCause};
 pub use group::Group;
+pub use members::Members;
 pub use message::{Call, Operation};
+pub use plan::{Conflict, Wish};
 pub use shm::SegmentError;
 
 /// How a group is made.
@@ -49,29 +55,41 @@ pub struct GroupOptions {
     pub name: String,
     /// How long joining, and each call, may take. It must be longer than ranks may be apart from each other.
     pub timeout: Duration,
+    /// What carries its calls, on all ranks alike; `None` leaves it to the environment variable `RANKRUN_BACKEND`, and where
+    /// there is none to [`Wish::Auto`].
+    pub backend: Option<Wish>,
 }
 
 impl Default for GroupOptions {
     /// The name `default`, and torch's half an hour.
     fn default() -> Self {
-        Self { name: "default".to_owned(), timeout: Duration::from_secs(30 * 60) }
+        Self { name: "default".to_owned(), timeout: Duration::from_secs(30 * 60), backend: None }
     }
 }
 
 /// What carries the calls of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
+    /// Memory of this process: ranks that are threads, or a group of one rank.
+    Memory,
     /// Memory that the ranks of one host share.
     Shm,
     /// TCP connections.
     Tcp,
+    /// Shared memory within each host, TCP between hosts.
+    Mixed,
+    /// NCCL.
+    Nccl,
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Memory => "memory",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Mixed => "mixed",
+            Self::Nccl => "nccl",
         })
     }
 }
@@ -95,6 +113,13 @@ pub trait ProcessGroup: Debug + Send {
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank.
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError>;
+
+    /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank
+    /// where keys are equal. A rank without a color takes part and gets no group. It is `MPI_Comm_split` and `ncclCommSplit`.
+    ///
+    /// # Errors
+    /// The group has ended, or the sub-group does not come about, which does not end this one.
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError>;
 
     /// Zeroed memory that this backend carries with the fewest copies.
     fn allocate(&mut self, bytes: usize) -> Memory {

@@ -6,18 +6,20 @@
 use rankrun_contract::rank::Rank;
 
 use super::error::{Ending, LossCause};
+use super::meet::Seat;
 use crate::report;
 use crate::store::TcpStore;
 
-/// The ending on which all ranks agree when this one noticed `seen`.
-pub(crate) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
+/// The ending on which all ranks agree when the one at `seat` noticed `seen`.
+pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
+    let me = seat.rank;
     let ending = match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
         Ok(said) => settle(seen, &String::from_utf8_lossy(&said), me),
         // Without the store this rank's own word is the best one.
         Err(_) => seen,
     };
     if let Ending::Lost { rank, .. } = &ending {
-        report::note_loss(*rank);
+        report::note_loss(seat.members.in_job(*rank));
     }
     ending
 }

@@ -36,7 +36,10 @@ impl Free {
         self.pieces.insert(index, range);
         // Joined with its neighbours where they touch.
         for index in [index + 1, index] {
-            if index > 0 && index < self.pieces.len() && self.pieces[index - 1].end == self.pieces[index].start {
+            if index > 0
+                && index < self.pieces.len()
+                && self.pieces[index - 1].end == self.pieces[index].start
+            {
                 self.pieces[index - 1].end = self.pieces.remove(index).end;
             }
         }

@@ -46,12 +46,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 /// The sources can be read and `to` written for `bytes` bytes; nobody else writes to either meanwhile; `to` is one of the sources
 /// exactly, or overlaps none.
 #[expect(unsafe_code, reason = "the caller vouches for the memory")]
-pub(crate) unsafe fn fold(
-    kind: (DataType, Reduction),
-    to: *mut u8,
-    sources: &[*const u8],
-    bytes: usize,
-) {
+pub(crate) unsafe fn fold(kind: (DataType, Reduction), to: *mut u8, sources: &[*const u8], bytes: usize) {
     let mut block = [0; 4096];
     for start in (0..bytes).step_by(block.len()) {
         let length = block.len().min(bytes - start);

@@ -34,12 +34,7 @@ impl Shm {
         self.relay(step, &relay, |range, slot| fill(data, &range, slot), take)
     }
 
-    pub(crate) fn all_gather(
-        &mut self,
-        step: &Step,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), Ending> {
+    pub(crate) fn all_gather(&mut self, step: &Step, input: &[u8], output: &mut [u8]) -> Result<(), Ending> {
         let (me, part) = (self.member.me, input.len());
         let (input, output) = (Span::of(input), Span::of_mut(output));
         let relay = Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, memory: &|_| part };
@@ -64,9 +59,8 @@ impl Shm {
         let memory = |rank: usize| lengths[rank];
         let bytes = lengths.iter().copied().max().unwrap_or(0);
         let relay = Relay { root: None, gives: Some(input), bytes, piece: STAGE, memory: &memory };
-        let within = |range: &Range<usize>, rank: usize| {
-            range.start.min(lengths[rank])..range.end.min(lengths[rank])
-        };
+        let within =
+            |range: &Range<usize>, rank: usize| range.start.min(lengths[rank])..range.end.min(lengths[rank]);
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
             let Some(output) = output else { return };
             let mut start = 0;
@@ -129,7 +123,8 @@ impl Shm {
             from.clear();
             from.extend(sources.map(|(rank, source)| {
                 let own = shifted(&range, me * part);
-                if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }.cast_const()
+                if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }
+                    .cast_const()
             }));
             // SAFETY: every source has `range` of this rank's part, which its owner wrote before the ranks met and writes again only
             // after they have met once more; the output is our own.

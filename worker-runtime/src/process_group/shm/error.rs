@@ -47,7 +47,9 @@ pub enum SegmentError {
         ours: u32,
     },
     /// The other rank runs as another user, who may not share memory with us.
-    #[error("rank {rank} runs as another user (or in another user namespace); the backend `tcp` connects them")]
+    #[error(
+        "rank {rank} runs as another user (or in another user namespace); the backend `tcp` connects them"
+    )]
     OtherUser {
         /// The other rank.
         rank: Rank,

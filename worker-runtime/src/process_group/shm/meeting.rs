@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 use rankrun_contract::rank::Rank;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use super::Shm;
@@ -30,11 +31,10 @@ use super::watch::{State, Word};
 use crate::clock;
 use crate::process_group::element::DataType;
 use crate::process_group::error::{Ending, GroupError, LossCause};
+use crate::process_group::meet::{Seat, agreed, lost};
 use crate::process_group::message::{Call, Operation};
-use crate::process_group::tcp::join::Seat;
 use crate::process_group::tcp::mesh::poll;
 use crate::process_group::transport::Step;
-use crate::process_group::verdict;
 use crate::store::{StoreError, TcpStore};
 
 /// Where rank 0 says how it is reached.
@@ -59,12 +59,7 @@ const OTHER_USER: u32 = 2;
 
 /// Shares memory with the other ranks of the group, which are all on this host. `store` is seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
-    match meet(store, seat) {
-        Err(GroupError::Ended { operation, ending }) => {
-            Err(GroupError::Ended { operation, ending: verdict::agree(store, ending, seat.rank) })
-        }
-        result => result,
-    }
+    meet(store, seat).map_err(|error| agreed(store, seat, error))
 }
 
 fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
@@ -76,8 +71,8 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         count: 0,
         sequence: 0,
     };
-    let step = Step { call, deadline: clock::after(seat.timeout), timeout: seat.timeout };
-    let ended = |ending| GroupError::Ended { operation: Operation::Join, ending };
+    let step = Step { call, deadline: seat.join_by, timeout: seat.timeout };
+    let ended = |ending| ended(seat, ending);
     let mut shm = if seat.rank == Rank(0) {
         let segment = Segment::create(seat.world_size)?;
         let mut shm = take_seat(segment, seat)?;
@@ -138,7 +133,8 @@ impl Shm {
     fn settle(&mut self) {
         let (segment, world) = (&self.member.segment, self.member.world);
         let map = segment.map();
-        let word = |rank, index: usize| segment.word64(map.processors(rank) + index * 8).load(Ordering::Relaxed);
+        let word =
+            |rank, index: usize| segment.word64(map.processors(rank) + index * 8).load(Ordering::Relaxed);
         let union = |index| (0..world).fold(0, |bits, rank| bits | word(rank, index));
         let processors: u32 = (0..16).map(|index| union(index).count_ones()).sum();
         let has_arenas = |rank| segment.word32(map.arenas(rank)).load(Ordering::Relaxed) == 1;
@@ -148,8 +144,8 @@ impl Shm {
     }
 }
 
-fn lost(rank: Rank, cause: LossCause) -> GroupError {
-    GroupError::Ended { operation: Operation::Join, ending: Ending::Lost { rank, cause } }
+fn ended(seat: &Seat, ending: Ending) -> GroupError {
+    GroupError::Ended { operation: Operation::Join, ending, members: seat.members.clone() }
 }
 
 fn greeting(token: &[u8], seat: &Seat) -> Vec<u8> {
@@ -188,7 +184,8 @@ impl<'a> Host<'a> {
     /// Listens, and says where.
     fn new(store: &TcpStore, seat: &'a Seat, member: &'a Member) -> Result<Self, GroupError> {
         let [name, token] = [0; 2].map(|_| uuid::Uuid::new_v4().to_string());
-        let address = SocketAddr::from_abstract_name(format!("rankrun {name}")).map_err(SegmentError::from)?;
+        let address =
+            SocketAddr::from_abstract_name(format!("rankrun {name}")).map_err(SegmentError::from)?;
         let listener = UnixListener::bind_addr(&address).map_err(SegmentError::from)?;
         listener.set_nonblocking(true).map_err(SegmentError::from)?;
         store.set(KEY, format!("{name} {token}").as_bytes())?;
@@ -199,7 +196,8 @@ impl<'a> Host<'a> {
     /// Lets all ranks in.
     fn receive_all(mut self, step: &Step) -> Result<(), GroupError> {
         let is_missing = |rank: usize| !self.member.counter(rank).has_reached(1);
-        let ended = |ending| GroupError::Ended { operation: Operation::Join, ending };
+        let seat = self.seat;
+        let ended = |ending| ended(seat, ending);
         while (0..self.member.world).any(is_missing) {
             self.member.look_for(step, true, is_missing).map_err(ended)?;
             self.accept();
@@ -341,20 +339,20 @@ struct Guest {
 impl Guest {
     /// Receives the memory from rank 0.
     fn connect(store: &TcpStore, seat: &Seat, step: &Step) -> Result<Self, GroupError> {
-        let timed_out = || lost(Rank(0), LossCause::Timeout(step.timeout));
+        let timed_out = || lost(seat, Rank(0), LossCause::Timeout(step.timeout));
         match store.wait(&[KEY], clock::until(step.deadline)) {
             Err(StoreError::WaitTimeout { .. }) => return Err(timed_out()),
             result => result?,
         }
         let value = String::from_utf8_lossy(&store.get(KEY)?).into_owned();
         let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
-            return Err(GroupError::StrangeEntry { key: KEY.to_owned(), value });
+            return Err(GroupError::strange_entry(KEY, value.as_bytes()));
         };
         let failed = |error: io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
             // Its socket is gone.
-            ErrorKind::ConnectionRefused => lost(Rank(0), LossCause::Closed),
-            kind => lost(Rank(0), kind.into()),
+            ErrorKind::ConnectionRefused => lost(seat, Rank(0), LossCause::Closed),
+            kind => lost(seat, Rank(0), kind.into()),
         };
         let stream = connect(name, step.deadline).map_err(failed)?;
         if !is_same_user(&stream) {

@@ -14,7 +14,7 @@ use super::wait::{Counter, Spin};
 use super::watch::{self, State, Word};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
-use crate::process_group::message::{HEADER_LEN, Header};
+use crate::process_group::message::{Call, HEADER_LEN, Header};
 use crate::process_group::transport::Step;
 
 /// Says that a call's memory does not lie in the segment.
@@ -195,15 +195,16 @@ impl Member {
             Word::Lost { rank, cause } => Ending::Lost { rank: rank_at(rank), cause },
             Word::Mismatch { noticed_by, first, second } => {
                 let evidence = self.segment.map().evidence(noticed_by);
-                let call = |number| header(&self.read_header(evidence + number * HEADER_LEN)).map(|it| it.call);
-                let [one, other] = [0, 1].map(call);
-                let (rank, theirs, ours) = match self.me {
-                    me if me == first => (second, other, one),
-                    me if me == second => (first, one, other),
-                    _ => return Ending::Disagreed { rank: rank_at(second), other: rank_at(first) },
-                };
-                let (theirs, ours) = (theirs.map(Box::new), Box::new(ours.unwrap_or(step.call)));
-                Ending::Mismatch { rank: rank_at(rank), theirs, ours }
+                let call =
+                    |number| header(&self.read_header(evidence + number * HEADER_LEN)).map(|it| it.call);
+                let [one, other] = [0, 1].map(|number| call(number).map(Box::new));
+                let own = |call: Option<Box<Call>>| call.unwrap_or_else(|| Box::new(step.call));
+                let [first, second] = [first, second].map(rank_at);
+                match rank_at(self.me) {
+                    me if me == first => Ending::Mismatch { rank: second, theirs: other, ours: own(one) },
+                    me if me == second => Ending::Mismatch { rank: first, theirs: one, ours: own(other) },
+                    _ => Ending::Disagreed { rank: second, other: first },
+                }
             }
         }
     }

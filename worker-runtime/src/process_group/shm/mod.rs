@@ -20,6 +20,7 @@ mod wait;
 mod watch;
 
 pub use error::SegmentError;
+pub(crate) use map::MAX_RANKS;
 pub(crate) use meeting::join;
 
 use arena::Arena;

@@ -67,7 +67,8 @@ impl Shm {
         }
         self.member.meet(step)?;
         let givers = relay.root.map_or(0..self.member.world, |root| root..root + 1);
-        let sources = givers.map(|rank| Ok((rank, self.arena_of(step, rank, (relay.memory)(rank))?.map(Source::Arena))));
+        let sources = givers
+            .map(|rank| Ok((rank, self.arena_of(step, rank, (relay.memory)(rank))?.map(Source::Arena))));
         let sources = sources.collect::<Result<Vec<_>, Ending>>()?;
         let is_direct = sources.iter().all(|(_, source)| source.is_some());
         let length = if is_direct { relay.bytes.max(1) } else { relay.piece };
@@ -77,7 +78,10 @@ impl Shm {
                 fill(piece(number + 1, length), self.slot(self.member.me, number + 1));
             }
             let slot = |rank| Source::Slot(self.slot(rank, number));
-            take(piece(number, length), &mut sources.iter().map(|&(rank, it)| (rank, it.unwrap_or_else(|| slot(rank)))));
+            take(
+                piece(number, length),
+                &mut sources.iter().map(|&(rank, it)| (rank, it.unwrap_or_else(|| slot(rank)))),
+            );
             if number + 1 < pieces {
                 self.member.sync(step)?;
             }

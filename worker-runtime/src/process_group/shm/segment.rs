@@ -87,8 +87,10 @@ impl Segment {
 
     /// One that rank 0 has passed: arenas are left out where they cannot be mapped.
     pub(crate) fn open(file: OwnedFd, map: Map) -> Result<Self, SegmentError> {
-        let is_sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let is_long = rustix::fs::fstat(&file).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(map.total()));
+        let is_sealed =
+            rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let is_long =
+            rustix::fs::fstat(&file).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(map.total()));
         let is_writable =
             rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR);
         if !(is_sealed && is_long && is_writable) {
