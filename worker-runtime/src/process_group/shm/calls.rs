@@ -12,7 +12,7 @@ use crate::process_group::transport::Step;
 
 impl Shm {
     pub(crate) fn barrier(&mut self, step: &Step) -> Result<(), Ending> {
-        let relay = Relay { root: Some(0), gives: None, bytes: 0, piece: STAGE, memory: &|_| 0 };
+        let relay = Relay { root: Some(0), gives: None, bytes: 0, piece: STAGE, shares: 0, memory: &|_| 0 };
         self.relay(step, &relay, |_, _| {}, |_, _| {})
     }
 
@@ -24,6 +24,7 @@ impl Shm {
             gives: is_root.then_some(data),
             bytes: data.bytes,
             piece: STAGE,
+            shares: 0,
             memory: &memory,
         };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
@@ -37,7 +38,8 @@ impl Shm {
     pub(crate) fn all_gather(&mut self, step: &Step, input: &[u8], output: &mut [u8]) -> Result<(), Ending> {
         let (me, part) = (self.member.me, input.len());
         let (input, output) = (Span::of(input), Span::of_mut(output));
-        let relay = Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, memory: &|_| part };
+        let relay =
+            Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, shares: 0, memory: &|_| part };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
             for (rank, source) in sources {
                 let from = if rank == me { input.at(&range) } else { source.at(range.start, 0).cast_mut() };
@@ -58,7 +60,14 @@ impl Shm {
         let (input, output) = (Span::of(input), output.map(Span::of_mut));
         let memory = |rank: usize| lengths[rank];
         let bytes = lengths.iter().copied().max().unwrap_or(0);
-        let relay = Relay { root: None, gives: Some(input), bytes, piece: STAGE, memory: &memory };
+        let relay = Relay {
+            root: None,
+            gives: Some(input),
+            bytes,
+            piece: STAGE,
+            shares: digest(lengths),
+            memory: &memory,
+        };
         let within =
             |range: &Range<usize>, rank: usize| range.start.min(lengths[rank])..range.end.min(lengths[rank]);
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
@@ -85,7 +94,14 @@ impl Shm {
         let (input, output) = (input.map(Span::of), Span::of_mut(output));
         let start: usize = lengths[..me].iter().sum();
         let bytes = lengths.iter().sum();
-        let relay = Relay { root: Some(root), gives: input, bytes, piece: STAGE, memory: &|_| bytes };
+        let relay = Relay {
+            root: Some(root),
+            gives: input,
+            bytes,
+            piece: STAGE,
+            shares: digest(lengths),
+            memory: &|_| bytes,
+        };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
             let part = range.start.max(start)..range.end.min(start + lengths[me]);
             for (_, source) in sources.filter(|_| !part.is_empty()) {
@@ -116,7 +132,7 @@ impl Shm {
         // A slot has a piece for each rank.
         let piece = STAGE / world / 64 * 64;
         let memory = |_| input.bytes;
-        let relay = Relay { root: None, gives: Some(input), bytes: part, piece, memory: &memory };
+        let relay = Relay { root: None, gives: Some(input), bytes: part, piece, shares: 0, memory: &memory };
         let kind = (step.call.data_type, how);
         let mut from = Vec::with_capacity(world);
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
@@ -140,6 +156,13 @@ impl Shm {
         };
         self.relay(step, &relay, fill, take)
     }
+}
+
+/// Stands for lengths: others have another one, but by a rare chance (FNV-1a of 64 bits, word by word).
+fn digest(lengths: &[usize]) -> u64 {
+    lengths
+        .iter()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, &length| (hash ^ length as u64).wrapping_mul(0x100_0000_01B3))
 }
 
 fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {

@@ -34,12 +34,14 @@ pub(crate) struct Member {
     turn: u32,
     /// Calls of the whole group so far.
     calls: u64,
+    /// What this rank calls, as all must call it.
+    header: [u64; WORDS],
 }
 
 impl Member {
     pub(crate) fn new(segment: Arc<Segment>, me: usize) -> Self {
         let world = segment.map().world();
-        Self { segment, me, world, spin: Spin::new(false), turn: 0, calls: 0 }
+        Self { segment, me, world, spin: Spin::new(false), turn: 0, calls: 0, header: [0; WORDS] }
     }
 
     pub(crate) fn counter(&self, rank: usize) -> Counter<'_> {
@@ -47,10 +49,13 @@ impl Member {
     }
 
     /// Says what this rank calls, and where the others find its memory.
-    pub(crate) fn announce(&mut self, step: &Step, place: u64) {
+    ///
+    /// `shares` stand for what each rank gives or takes, where ranks must agree on that.
+    pub(crate) fn announce(&mut self, step: &Step, shares: u64, place: u64) {
         self.calls += 1;
+        self.header = words(step, shares);
         let slot = self.segment.map().call(self.me, self.calls);
-        self.write_header(slot, &words(step));
+        self.write_header(slot, &self.header);
         self.segment.word64(slot + HEADER_LEN).store(place, Ordering::Relaxed);
     }
 
@@ -62,13 +67,14 @@ impl Member {
 
     /// Meets all ranks for the first time in a call: they make the same one.
     pub(crate) fn meet(&mut self, step: &Step) -> Result<(), Ending> {
-        let ours = words(step);
-        self.take_turn(step, Some(&ours))
+        self.arrive();
+        self.wait_for_turns(step, true)
     }
 
     /// Meets all ranks: what each has written before is seen by all afterwards.
     pub(crate) fn sync(&mut self, step: &Step) -> Result<(), Ending> {
-        self.take_turn(step, None)
+        self.arrive();
+        self.wait_for_turns(step, false)
     }
 
     /// Takes this rank's turn, without waiting for the others.
@@ -79,21 +85,14 @@ impl Member {
 
     /// Waits until all ranks have taken this turn.
     pub(crate) fn wait_for_all(&self, step: &Step) -> Result<(), Ending> {
-        self.wait_for_turns(step, None)
+        self.wait_for_turns(step, false)
     }
 
-    fn take_turn(&mut self, step: &Step, ours: Option<&[u64; WORDS]>) -> Result<(), Ending> {
-        self.arrive();
-        self.wait_for_turns(step, ours)
-    }
-
-    fn wait_for_turns(&self, step: &Step, ours: Option<&[u64; WORDS]>) -> Result<(), Ending> {
+    fn wait_for_turns(&self, step: &Step, is_first: bool) -> Result<(), Ending> {
         for distance in 1..self.world {
             let rank = (self.me + distance) % self.world;
-            self.spin.wait(self.counter(rank), self.turn, |slept| self.look(step, ours, slept))?;
-            if let Some(ours) = ours
-                && self.read_header(self.segment.map().call(rank, self.calls)) != *ours
-            {
+            self.spin.wait(self.counter(rank), self.turn, |slept| self.look(step, is_first, slept))?;
+            if is_first && self.read_header(self.segment.map().call(rank, self.calls)) != self.header {
                 return Err(self.differ(step));
             }
         }
@@ -101,13 +100,12 @@ impl Member {
     }
 
     /// Whether there is a reason to wait no longer for all ranks' turns.
-    fn look(&self, step: &Step, ours: Option<&[u64; WORDS]>, slept: bool) -> Result<(), Ending> {
+    fn look(&self, step: &Step, is_first: bool, slept: bool) -> Result<(), Ending> {
         let is_here = |rank: usize| self.counter(rank).has_reached(self.turn);
-        if let Some(ours) = ours {
-            let slot = |rank| self.segment.map().call(rank, self.calls);
-            if (0..self.world).any(|rank| is_here(rank) && self.read_header(slot(rank)) != *ours) {
-                return Err(self.differ(step));
-            }
+        let slot = |rank| self.segment.map().call(rank, self.calls);
+        let differs = |rank: usize| is_here(rank) && self.read_header(slot(rank)) != self.header;
+        if is_first && (0..self.world).any(differs) {
+            return Err(self.differ(step));
         }
         self.look_for(step, slept, |rank| !is_here(rank))
     }
@@ -239,13 +237,13 @@ impl Member {
 
     /// Writes the header of a message between two ranks.
     pub(crate) fn write_message(&self, at: usize, step: &Step) {
-        self.write_header(at, &words(step));
+        self.write_header(at, &words(step, 0));
     }
 }
 
 /// The header of a call as it lies in shared memory.
-pub(crate) fn words(step: &Step) -> [u64; WORDS] {
-    let bytes = Header { call: step.call, step: 0, length: 0 }.encode();
+pub(crate) fn words(step: &Step, shares: u64) -> [u64; WORDS] {
+    let bytes = Header { call: step.call, step: 0, length: shares }.encode();
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte])))
 }
 

@@ -100,7 +100,7 @@ impl Shm {
         way.prepare(member, ring)?;
         let (filled, emptied) = way.counters(member);
         let (data, length) = (Span::of_mut(data), member.segment.map().pair_slot_bytes() - PAIR_HEAD);
-        let ours = member::words(step);
+        let ours = member::words(step, 0);
         for start in (0..data.bytes.max(1)).step_by(length) {
             let range = start..(start + length).min(data.bytes);
             let target = ring.passed.wrapping_add(1);

@@ -53,7 +53,7 @@ impl Shm {
             return self.reduce_little(step, data, (how, root));
         }
         let place = self.place(data);
-        self.member.announce(step, place);
+        self.member.announce(step, 0, place);
         let mut work = Work { step, data, how, root, arenas: Vec::new(), piece: STAGE };
         if place == FOREIGN {
             self.put(&work, 0);
@@ -74,7 +74,7 @@ impl Shm {
         (how, root): (Reduction, Option<usize>),
     ) -> Result<(), Ending> {
         let all = 0..data.bytes;
-        self.member.announce(step, FOREIGN);
+        self.member.announce(step, 0, FOREIGN);
         // SAFETY: our slot, which others read only between this meeting and their next one.
         #[expect(unsafe_code, reason = "memory that ranks share")]
         unsafe {

@@ -23,6 +23,8 @@ pub(crate) struct Relay<'a> {
     pub(crate) bytes: usize,
     /// The most of them in one piece.
     pub(crate) piece: usize,
+    /// Stands for what each rank gives or takes, where these differ.
+    pub(crate) shares: u64,
     /// Bytes of all memory that a rank gives.
     pub(crate) memory: &'a dyn Fn(usize) -> usize,
 }
@@ -61,7 +63,7 @@ impl Shm {
             start..(start + length).min(relay.bytes)
         };
         let fills = relay.gives.is_some() && place == FOREIGN && relay.bytes > 0;
-        self.member.announce(step, place);
+        self.member.announce(step, relay.shares, place);
         if fills {
             fill(piece(0, relay.piece), self.slot(self.member.me, 0));
         }

@@ -179,7 +179,7 @@ impl Segment {
     pub(crate) fn punch(&self, offset: usize, bytes: usize) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // It fails only for arguments that are wrong.
-        drop(rustix::fs::fallocate(&self.file, mode, offset as u64, bytes as u64));
+        let _ = rustix::fs::fallocate(&self.file, mode, offset as u64, bytes as u64);
     }
 
     /// Says for as long as this process lives that it is rank `rank`: by a record lock, which belongs to the process alone (no child
@@ -204,8 +204,8 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: it was mapped by us, and nobody has a pointer into it any more: buffers keep the segment alive.
         #[expect(unsafe_code, reason = "unmaps what was mapped")]
-        // It fails only for arguments that are wrong.
-        drop(unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped) });
+        let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped) };
+        debug_assert!(unmapped.is_ok(), "it fails only for arguments that are wrong");
     }
 }
 
@@ -239,7 +239,7 @@ fn map_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
         // SAFETY: the range was mapped above; the advice changes no byte.
         #[expect(unsafe_code, reason = "advice on a mapping")]
-        drop(unsafe { rustix::mm::madvise(address, bytes, advice) });
+        let _ = unsafe { rustix::mm::madvise(address, bytes, advice) };
     }
     NonNull::new(address.cast()).ok_or(Errno::NOMEM)
 }

@@ -49,7 +49,7 @@ impl<'a> Counter<'a> {
     /// Wakes all, for news that is not in the counter.
     pub(crate) fn wake(self) {
         // Processes wait on it, so the flag for one process's own words is not set. It fails only for addresses that are wrong.
-        drop(futex::wake(self.value, Flags::empty(), i32::MAX as u32));
+        let _ = futex::wake(self.value, Flags::empty(), i32::MAX as u32);
     }
 
     /// Waits in the kernel until the counter moves, but for a slice of time at most.
@@ -60,7 +60,7 @@ impl<'a> Counter<'a> {
         if seen.wrapping_sub(target) > u32::MAX / 2 {
             let slice = rustix::thread::Timespec { tv_sec: 0, tv_nsec: SLICE.subsec_nanos().into() };
             // Whatever ends the wait: who called us looks again.
-            drop(futex::wait(self.value, Flags::empty(), seen, Some(&slice)));
+            let _ = futex::wait(self.value, Flags::empty(), seen, Some(&slice));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
