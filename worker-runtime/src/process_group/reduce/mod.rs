@@ -1,0 +1,153 @@
+//! Sums and their like over the memory of several ranks, element by element in rank order: one pass that reads every source
+//! once and writes the result once, aligned or not. Pure.
+//!
+//! - `mod.rs` is the door: what is to be reduced, as bytes, and which kernel does it.
+//! - `kernel.rs` is the pass over memory, compiled once for any processor of the platform and once for AVX2 and F16C.
+//! - `number.rs` is arithmetic: what each type does for each reduction.
+//!
+//! Every version computes the same bits (but for the payload of a not-a-number, which IEEE 754 leaves open): each element goes
+//! through the same operations in rank order, and none is fused with another.
+//!
+//! Measured with `cargo bench -p rankrun-worker --bench reduce` on one core of an AMD EPYC (Zen 5), other load on the machine:
+//! see there.
+
+mod kernel;
+mod number;
+#[cfg(test)]
+mod tests;
+
+use bytemuck::{AnyBitPattern, NoUninit, cast_slice, cast_slice_mut};
+use half::{bf16, f16};
+
+use self::kernel::Work;
+use self::number::{Largest, Number, Product, Smallest, Sum};
+use super::element::{DataType, Element, Reduction};
+
+/// Sources for which no list needs to be allocated.
+const FEW: usize = 8;
+
+/// Makes `target` the reduction of itself, as the value of the first rank, and of `others`, as those of the next ones in rank order.
+/// All are of `data_type` and equally long, and lie where they like. With `finish` the result is complete: a mean is divided by that
+/// number of ranks.
+///
+/// # Panics
+/// If lengths differ.
+pub(crate) fn fold(kind: (DataType, Reduction), target: &mut [u8], others: &[&[u8]], finish: Option<u32>) {
+    let (address, bytes) = (target.as_mut_ptr(), target.len());
+    let first = std::iter::once(address.cast_const());
+    with_pointers(first.chain(checked(others, bytes)), others.len() + 1, |sources| {
+        // SAFETY: all sources have `bytes` bytes (checked); the target is exclusively ours and is the first source.
+        #[expect(unsafe_code, reason = "slices as pointers, since one of them is read and written")]
+        unsafe {
+            reduce_raw(kind, address, (sources, bytes), finish);
+        }
+    });
+}
+
+/// As [`fold`], into memory that is none of the sources; these are all ranks, in rank order.
+///
+/// # Panics
+/// If lengths differ.
+#[cfg_attr(not(test), expect(dead_code, reason = "the shared-memory transport is its user"))]
+pub(crate) fn reduce_into(
+    kind: (DataType, Reduction),
+    target: &mut [u8],
+    sources: &[&[u8]],
+    finish: Option<u32>,
+) {
+    let (address, bytes) = (target.as_mut_ptr(), target.len());
+    with_pointers(checked(sources, bytes), sources.len(), |sources| {
+        // SAFETY: all sources have `bytes` bytes (checked); the target is exclusively ours, so it is none of them.
+        #[expect(unsafe_code, reason = "slices as pointers, for the kernel that both functions share")]
+        unsafe {
+            reduce_raw(kind, address, (sources, bytes), finish);
+        }
+    });
+}
+
+/// Makes the `bytes` bytes at `target` the reduction of those at each of `sources`, which are all ranks in rank order: the way in
+/// for memory that other processes own, of which there must be no reference. Nothing happens without sources.
+///
+/// # Safety
+/// Every source can be read for `bytes` bytes and the target written; nobody writes to them meanwhile. The target is one of the
+/// sources exactly, or overlaps none of them. `bytes` is a whole number of elements.
+#[expect(unsafe_code, reason = "the caller vouches for memory that is not of this process alone")]
+pub(crate) unsafe fn reduce_raw(
+    (data_type, how): (DataType, Reduction),
+    target: *mut u8,
+    (sources, bytes): (&[*const u8], usize),
+    finish: Option<u32>,
+) {
+    debug_assert!(bytes.is_multiple_of(data_type.size().max(1)), "whole elements");
+    let divisor = if how == Reduction::Mean { finish } else { None };
+    let work = Work { target, sources, bytes, divisor };
+    // SAFETY: as the caller promises.
+    unsafe {
+        match data_type {
+            DataType::None => {}
+            DataType::F16 => reduce_as::<f16>(how, &work),
+            DataType::Bf16 => reduce_as::<bf16>(how, &work),
+            DataType::F32 => reduce_as::<f32>(how, &work),
+            DataType::F64 => reduce_as::<f64>(how, &work),
+            DataType::I32 => reduce_as::<i32>(how, &work),
+            DataType::I64 => reduce_as::<i64>(how, &work),
+            DataType::U8 => reduce_as::<u8>(how, &work),
+        }
+    }
+}
+
+/// # Safety
+/// As [`reduce_raw`].
+#[expect(unsafe_code, reason = "passes the caller's promise on")]
+unsafe fn reduce_as<T: Number>(how: Reduction, work: &Work<'_>) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match how {
+            Reduction::Sum | Reduction::Mean => kernel::reduce::<T, Sum>(work),
+            Reduction::Product => kernel::reduce::<T, Product>(work),
+            Reduction::Max => kernel::reduce::<T, Largest>(work),
+            Reduction::Min => kernel::reduce::<T, Smallest>(work),
+        }
+    }
+}
+
+/// Where slices lie that must all be `bytes` long.
+fn checked<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const u8> + 'a {
+    slices.iter().map(move |slice| {
+        assert_eq!(slice.len(), bytes, "all ranks give equally much");
+        slice.as_ptr()
+    })
+}
+
+/// Calls `then` with a list of these `count` pointers, which is on the stack where they are few.
+fn with_pointers(pointers: impl Iterator<Item = *const u8>, count: usize, then: impl FnOnce(&[*const u8])) {
+    let mut few = [std::ptr::null(); FEW];
+    if count > FEW {
+        return then(&pointers.collect::<Vec<_>>());
+    }
+    few.iter_mut().zip(pointers).for_each(|(place, pointer)| *place = pointer);
+    then(&few[..count]);
+}
+
+impl Reduction {
+    /// Makes `target` what a call among ranks on one host makes of `target` on rank 0 and `others` on the next ones, bit for bit:
+    /// for a backend of one's own, and to know in a test what to expect.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    pub fn fold<T: Element>(self, target: &mut [T], others: &[&[T]]) {
+        let others: Vec<&[u8]> = others.iter().map(|other| as_bytes(other)).collect();
+        let ranks = u32::try_from(others.len() + 1).unwrap_or(u32::MAX);
+        fold((T::DATA_TYPE, self), as_bytes_mut(target), &others, Some(ranks));
+    }
+}
+
+/// Elements of bytes that a group carries, for callers that have bytes only.
+pub(crate) fn as_bytes<T: NoUninit>(elements: &[T]) -> &[u8] {
+    cast_slice(elements)
+}
+
+/// As [`as_bytes`], to be written.
+pub(crate) fn as_bytes_mut<T: NoUninit + AnyBitPattern>(elements: &mut [T]) -> &mut [u8] {
+    cast_slice_mut(elements)
+}
