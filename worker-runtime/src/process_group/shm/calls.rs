@@ -8,6 +8,7 @@ use super::map::STAGE;
 use super::relay::{Relay, Source};
 use crate::process_group::element::Reduction;
 use crate::process_group::error::Ending;
+use crate::process_group::reduce;
 use crate::process_group::transport::Step;
 
 impl Shm {
@@ -146,7 +147,7 @@ impl Shm {
             // after they have met once more; the output is our own.
             #[expect(unsafe_code, reason = "memory that other ranks have written")]
             unsafe {
-                bytes::fold(kind, output.at(&range), &from, range.len());
+                reduce::reduce_raw(kind, output.at(&range), (&from, range.len()), u32::try_from(world).ok());
             }
         };
         let fill = |range: Range<usize>, slot: *mut u8| {

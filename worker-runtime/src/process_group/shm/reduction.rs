@@ -16,6 +16,7 @@ use super::member::FOREIGN;
 use super::{SMALL, Shm};
 use crate::process_group::element::Reduction;
 use crate::process_group::error::Ending;
+use crate::process_group::reduce;
 use crate::process_group::transport::Step;
 
 /// Parts of ranks end at cache lines.
@@ -198,7 +199,12 @@ impl Shm {
         // is ours: our memory, which may be one of the sources, or our slot's part that nobody reads yet.
         #[expect(unsafe_code, reason = "memory that ranks share")]
         unsafe {
-            bytes::fold((step.call.data_type, how), target, sources, length);
+            reduce::reduce_raw(
+                (step.call.data_type, how),
+                target,
+                (sources, length),
+                u32::try_from(world).ok(),
+            );
         }
     }
 }
