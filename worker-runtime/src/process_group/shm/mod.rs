@@ -35,8 +35,11 @@ use super::collective::HostCollective;
 use super::error::Ending;
 use super::transport::{Step, Transport};
 
-/// Up to so many bytes are copied even from an arena: that is quicker than another meeting.
+/// Up to so many bytes every rank reduces for itself: that is quicker than another meeting.
 const SMALL: usize = 2048;
+/// Up to so many bytes go through slots even from an arena: that, too, is quicker than the meeting after which their owner may write
+/// to them again.
+const FEW: usize = 256 * 1024;
 
 /// A rank of a group that shares memory.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ impl Shm {
 
     /// Where the others find memory of this rank.
     fn place(&self, memory: Span) -> u64 {
-        let arena = self.arena.as_ref().filter(|_| memory.bytes > SMALL);
+        let arena = self.arena.as_ref().filter(|_| memory.bytes > FEW);
         arena.and_then(|arena| arena.place(memory)).unwrap_or(FOREIGN)
     }
 

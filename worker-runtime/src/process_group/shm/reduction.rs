@@ -1,10 +1,10 @@
 //! `all_reduce` and `reduce`.
 //!
 //! - Little: every rank puts its memory into a slot, they meet once, and every rank reduces all slots.
-//! - Much, all of it in arenas: every rank reduces its part where the others' memory lies, then copies their parts.
-//! - Much, elsewhere: the same through slots, one piece after another. While a piece is put into the slots, the one before is reduced
-//!   and the one before that is copied out, so that ranks meet once per piece. A rank whose memory lies in its arena puts nothing into
-//!   slots.
+//! - Much, all of it in arenas: one piece after another, every rank reduces its part where the others' memory lies, and copies the
+//!   parts of the piece before from where the others have reduced them.
+//! - Else the same through slots: while a piece is put into the slots, the one before is reduced and the one before that is copied
+//!   out, so that ranks meet once per piece. A rank whose memory lies in its arena puts nothing into slots.
 //!
 //! Values are always taken in rank order, element by element: all ways give the same bits.
 
@@ -21,6 +21,8 @@ use crate::process_group::transport::Step;
 
 /// Parts of ranks end at cache lines.
 const LINE: usize = 64;
+/// Bytes of a piece where all memory lies in arenas: what the ranks have reduced is still in their caches when it is copied.
+const PIECE: usize = 1024 * 1024;
 
 /// A reduction under way.
 struct Work<'a> {
@@ -63,7 +65,7 @@ impl Shm {
         let arenas = (0..self.member.world).map(|rank| self.arena_of(step, rank, data.bytes));
         work.arenas = arenas.collect::<Result<_, _>>()?;
         if root.is_none() && work.arenas.iter().all(Option::is_some) {
-            work.piece = data.bytes;
+            work.piece = PIECE;
         }
         self.reduce_pieces(&work)
     }
