@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! Everything blocks: there is no async runtime and no thread. Outside any launcher the same program runs as
-//! a world of one.
+//! Everything blocks: there is no async runtime, and no thread but that of a [`Queue`], which makes calls beside the
+//! program. Outside any launcher the same program runs as a world of one; [`MemoryGroup`] makes one of threads, for tests.
 
 mod clock;
 pub mod context;
@@ -25,7 +25,7 @@ mod socket;
 pub mod store;
 
 pub use context::WorkerContext;
-pub use process_group::{Group, GroupError, GroupOptions, ProcessGroup, Reduction};
+pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;
 pub use store::{StoreError, TcpStore};

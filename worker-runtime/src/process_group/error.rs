@@ -69,6 +69,12 @@ pub enum GroupError {
     /// The ranks are on one host and cannot share memory.
     #[error("no shared memory for the ranks of this host")]
     SharedMemory(#[from] SegmentError),
+    /// No thread for a [`Queue`](super::Queue).
+    #[error("no thread for the calls of the group")]
+    Thread(#[source] io::Error),
+    /// A call panicked in the thread of its [`Queue`](super::Queue), and the group ended with it.
+    #[error("a call of the group's queue panicked")]
+    Panicked,
     /// What the store holds for this group was not written by a rank of it.
     #[error("the store holds `{value}` as `{key}`, which no rank wrote")]
     StrangeEntry {

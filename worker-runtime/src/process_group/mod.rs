@@ -23,9 +23,11 @@ mod host;
 mod layout;
 mod meet;
 mod members;
+mod memory;
 mod message;
 pub(crate) mod parting;
 mod plan;
+mod queue;
 mod reduce;
 mod shm;
 mod split;
@@ -44,8 +46,10 @@ pub use element::{DataType, Element, Reduction, bf16, f16};
 pub use error::{Ending, GroupError, LossCause};
 pub use group::Group;
 pub use members::Members;
+pub use memory::MemoryGroup;
 pub use message::{Call, Operation};
 pub use plan::{Conflict, Wish};
+pub use queue::{Queue, Work};
 pub use shm::SegmentError;
 
 /// How a group is made.

@@ -34,6 +34,10 @@ pub(super) fn go_on() {
 /// Takes the connections of a group that is dropped before its ending.
 pub(super) fn take(mut group: Box<dyn Transport>) {
     let is_panicking = std::thread::panicking();
+    if group.is_among_threads() {
+        // A rank that is a thread has ended when it drops its group, whatever becomes of the process.
+        return if is_panicking { group.close() } else { group.leave() };
+    }
     match &mut *kept() {
         // Only the end of the process closes these.
         Some(_) if is_panicking => std::mem::forget(group),

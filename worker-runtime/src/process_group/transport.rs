@@ -38,6 +38,11 @@ pub(crate) trait Transport: Debug + Send {
         None
     }
 
+    /// Whether the ranks are threads of this process, so that none of them lives as long as it.
+    fn is_among_threads(&self) -> bool {
+        false
+    }
+
     /// Tells the other ranks that this one needs nothing more from them, within a second.
     fn leave(&mut self);
 

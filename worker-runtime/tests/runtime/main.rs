@@ -2,11 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod calls;
 mod group;
 mod join;
 mod loss;
+mod memory;
+mod oracle;
 mod parting;
 mod process;
+mod queue;
 mod report;
 mod server;
 mod store;

@@ -48,7 +48,6 @@ pub(crate) fn fold(kind: (DataType, Reduction), target: &mut [u8], others: &[&[u
 ///
 /// # Panics
 /// If lengths differ.
-#[cfg_attr(not(test), expect(dead_code, reason = "the shared-memory transport is its user"))]
 pub(crate) fn reduce_into(
     kind: (DataType, Reduction),
     target: &mut [u8],
