@@ -65,12 +65,25 @@ impl CpuGroup {
 
     /// Agrees with the other ranks on how the group ended, then lets them see it.
     fn end(&mut self, operation: Operation, seen: Ending) -> GroupError {
-        let ending = self.meeting.agree(&self.seat, seen);
+        let ending = self.meeting.agree(&self.seat, self.as_asked(seen));
         if let Some(transport) = &mut self.transport {
             transport.close();
         }
         self.ending = Some(ending.clone());
         self.ended(operation, ending)
+    }
+
+    /// The other end of a `send` made the same call to the transport; its program called it `receive`.
+    fn as_asked(&self, seen: Ending) -> Ending {
+        match seen {
+            Ending::Mismatch { rank, theirs, mut ours }
+                if ours.operation == Operation::Send && ours.root == Some(self.seat.rank) =>
+            {
+                (ours.operation, ours.root) = (Operation::Receive, Some(rank));
+                Ending::Mismatch { rank, theirs, ours }
+            }
+            seen => seen,
+        }
     }
 
     fn ended(&self, operation: Operation, ending: Ending) -> GroupError {

@@ -130,12 +130,16 @@ pub enum Ending {
         /// What this rank called.
         ours: Box<Call>,
     },
-    /// Two other ranks made different calls.
+    /// Two ranks made different calls, as one of them reports.
     Disagreed {
         /// The rank that noticed.
         rank: Rank,
+        /// What it called.
+        call: Box<Call>,
         /// The rank with which it disagrees.
         other: Rank,
+        /// What that one called; `None` if its bytes are no call of this version.
+        others: Option<Box<Call>>,
     },
 }
 
@@ -188,8 +192,11 @@ impl fmt::Display for Told<'_> {
             Ending::Mismatch { rank, theirs: None, ours } => {
                 write!(f, "{} sends what is no call where this rank makes {ours}", name(*rank))
             }
-            Ending::Disagreed { rank, other } => {
-                write!(f, "{} makes another call than {}", name(*rank), name(*other))
+            Ending::Disagreed { rank, call, other, others: Some(others) } => {
+                write!(f, "{} makes {call} where {} makes {others}", name(*rank), name(*other))
+            }
+            Ending::Disagreed { rank, call, other, others: None } => {
+                write!(f, "{} makes {call} where {} sends what is no call", name(*rank), name(*other))
             }
         }
     }

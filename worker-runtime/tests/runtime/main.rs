@@ -7,6 +7,7 @@ mod group;
 mod join;
 mod loss;
 mod memory;
+mod mismatch;
 mod oracle;
 mod parting;
 mod process;

@@ -225,7 +225,9 @@ impl End {
             Self::Differ([(first, call), (second, other)]) if second == me => {
                 Ending::Mismatch { rank: first, theirs: Some(Box::new(call)), ours: Box::new(other) }
             }
-            Self::Differ([(rank, _), (other, _)]) => Ending::Disagreed { rank, other },
+            Self::Differ([(rank, call), (other, others)]) => {
+                Ending::Disagreed { rank, call: Box::new(call), other, others: Some(Box::new(others)) }
+            }
         }
     }
 }

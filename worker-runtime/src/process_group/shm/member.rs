@@ -201,7 +201,7 @@ impl Member {
                 match rank_at(self.me) {
                     me if me == first => Ending::Mismatch { rank: second, theirs: other, ours: own(one) },
                     me if me == second => Ending::Mismatch { rank: first, theirs: one, ours: own(other) },
-                    _ => Ending::Disagreed { rank: second, other: first },
+                    _ => Ending::Disagreed { rank: second, call: own(other), other: first, others: one },
                 }
             }
         }
@@ -243,7 +243,7 @@ impl Member {
 
 /// The header of a call as it lies in shared memory.
 pub(crate) fn words(step: &Step, shares: u64) -> [u64; WORDS] {
-    let bytes = Header { call: step.call, step: 0, length: shares }.encode();
+    let bytes = Header { call: step.call, step: 0, length: shares, previous: None }.encode();
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte])))
 }
 
