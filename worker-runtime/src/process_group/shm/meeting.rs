@@ -199,7 +199,7 @@ impl<'a> Host<'a> {
         let seat = self.seat;
         let ended = |ending| ended(seat, ending);
         while (0..self.member.world).any(is_missing) {
-            self.member.look_for(step, true, is_missing).map_err(ended)?;
+            self.member.look_for(step, None, is_missing).map_err(ended)?;
             self.accept();
             self.hear_strangers()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {
