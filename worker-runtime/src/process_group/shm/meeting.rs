@@ -63,6 +63,8 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
 }
 
 fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
+    // All ranks see it before one of them waits for another.
+    Map::new(seat.world_size, 0)?;
     let call = Call {
         operation: Operation::Join,
         data_type: DataType::None,
