@@ -1,6 +1,7 @@
 //! The worker runtime against a real store on loopback: every operation, and every way to lose a rank.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+#![expect(clippy::duplicate_mod, reason = "the same tests run on two transports")]
 
 mod calls;
 mod group;

@@ -80,6 +80,8 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         let mut shm = take_seat(segment, seat)?;
         shm.member.arrive();
         Host::new(store, seat, &shm.member)?.receive_all(&step)?;
+        // All have read it. A store that is gone meanwhile keeps nothing.
+        drop(store.delete(KEY));
         shm.member.wait_for_all(&step).map_err(ended)?;
         shm
     } else {
