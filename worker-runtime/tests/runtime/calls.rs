@@ -3,11 +3,9 @@
 //! The usual run takes a sample of the sizes and reductions; with `RANKRUN_SOAK=1` it is the whole product.
 
 use std::any::Any;
-use std::ops::{Deref, DerefMut};
 use std::thread;
 
-use half::{bf16, f16};
-use rankrun_worker::process_group::Wish;
+use rankrun_worker::process_group::{Buffer, Wish, bf16, f16};
 use rankrun_worker::{Group, GroupError, MemoryGroup, Rank, Reduction};
 
 use crate::oracle::{Oracle, assert_same, reduced, samples};
@@ -231,7 +229,7 @@ impl<T: Oracle> Case<T> {
 }
 
 /// The same data in memory of the group.
-fn placed<T: Oracle>(group: &mut Group, data: &[T]) -> impl Deref<Target = [T]> + DerefMut + use<T> {
+fn placed<T: Oracle>(group: &mut Group, data: &[T]) -> Buffer<T> {
     let mut buffer = group.buffer(data.len());
     buffer.copy_from_slice(data);
     buffer
