@@ -128,7 +128,7 @@ fn rust_and_python_ranks_meet_on_one_store() {
     for name in Name::both() {
         let (rust, script) = (fixture("worker"), source("beside_rust.py"));
         let line = format!(
-            "case $$RANK in 0|2) exec {} beside-torch;; *) exec python {};; esac",
+            "case $$RANK in 0|2) exec {} beside-torch;; *) exec $$PYTHON_EXEC {};; esac",
             rust.display(),
             script.display()
         );

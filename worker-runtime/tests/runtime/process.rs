@@ -40,6 +40,7 @@ fn main_of_a_started_rank() {
     let code = match role.as_str() {
         "panic" | "panic in a thread" | "error" | "fine" => crate::report::main(&role),
         "split" => crate::split::main(),
+        "splits" => crate::split::soak(),
         "meet" => crate::meet::main(),
         "pair" => crate::pair::main(),
         role if role.starts_with("shm: ") => crate::shm::main(role),

@@ -177,6 +177,49 @@ fn different_calls_in_a_sub_group_name_the_ranks_of_the_job_too() {
     }
 }
 
+/// What a started rank does: the same splits over and over; what it holds afterwards is what it held before.
+pub(crate) fn soak() -> ExitCode {
+    rankrun_worker::run(|context| -> Result<(), GroupError> {
+        let mut group = context.process_group(&options(AMPLE))?;
+        let me = group.rank().0;
+        let mut round = |color: u32, key: u32| -> Result<(), GroupError> {
+            let mut half = group.split(Some(color), key)?.expect("a color");
+            let mut data = [f32::from(color as u8); 100];
+            half.all_reduce(&mut data, Reduction::Mean)?;
+            assert_eq!(data, [f32::from(color as u8); 100]);
+            let own = half.split((half.rank().0 == 0).then_some(0), 0)?;
+            assert_eq!(own.is_some(), half.rank().0 == 0);
+            if key == 1 {
+                half.leave();
+            }
+            Ok(())
+        };
+        round(0, 0)?;
+        let before = descriptors();
+        for number in 0..100 {
+            round((me + number) % 2, number % 3)?;
+        }
+        // The one before the last is dropped and not left, and so is kept until the next one.
+        round(0, 0)?;
+        assert_eq!(descriptors(), before);
+        Ok(())
+    })
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn many_splits_leave_no_descriptor() {
+    let server = Server::start();
+    let ranks: Vec<_> = (0..4).map(|rank| start("splits", env(&server, rank, 4).to_vars())).collect();
+    for rank in ranks {
+        let ended = rank.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+}
+
 /// What a started rank does: the last rank of the sub-group of the odd ones is killed.
 pub(crate) fn main() -> ExitCode {
     rankrun_worker::run(|context| -> Result<(), GroupError> {
