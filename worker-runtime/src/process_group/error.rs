@@ -10,6 +10,7 @@ use super::Backend;
 use super::members::Members;
 use super::message::{Call, Operation};
 use super::plan::Conflict;
+use super::shm::SegmentError;
 use crate::store::StoreError;
 
 /// Most bytes of a strange value that a message shows.
@@ -65,6 +66,9 @@ pub enum GroupError {
     /// No listener for the other ranks, or no way to wait for them.
     #[error("no socket for the other ranks")]
     Socket(#[from] io::Error),
+    /// The ranks are on one host and cannot share memory.
+    #[error("no shared memory for the ranks of this host")]
+    SharedMemory(#[from] SegmentError),
     /// No thread for a [`Queue`](super::Queue).
     #[error("no thread for the calls of the group")]
     Thread(#[source] io::Error),

@@ -17,7 +17,7 @@ use super::plan::{self, Plan, Record, Wish};
 use super::tcp::mesh::Mesh;
 use super::tcp::{Tcp, join};
 use super::transport::Transport;
-use super::{Backend, GroupOptions, ProcessGroup, host, parting, verdict};
+use super::{Backend, GroupOptions, ProcessGroup, host, parting, shm, verdict};
 use crate::clock;
 use crate::context::WorkerContext;
 use crate::store::{StoreError, TcpStore};
@@ -184,10 +184,12 @@ impl Met {
     fn connect(self, seat: &Seat) -> Result<Connected, GroupError> {
         let plan = Plan { wish: self.wish, hosts: Arc::clone(&seat.hosts) };
         let backend = match plan.backend() {
-            Backend::Shm | Backend::Mixed if self.wish == Wish::Auto => Backend::Tcp,
+            Backend::Mixed if self.wish == Wish::Auto => Backend::Tcp,
+            Backend::Shm if self.wish == Wish::Auto && seat.world_size.get() > shm::MAX_RANKS => Backend::Tcp,
             backend => backend,
         };
         let transport: Box<dyn Transport> = match backend {
+            Backend::Shm => Box::new(shm::join(&self.store, seat)?),
             Backend::Tcp => Box::new(Tcp::new(seat.rank, seat.world_size, join::join(&self.store, seat)?)),
             backend => return Err(GroupError::NoBackend { backend }),
         };

@@ -34,6 +34,7 @@ pub(crate) mod parting;
 mod plan;
 mod queue;
 mod reduce;
+mod shm;
 mod split;
 mod tcp;
 mod transport;
@@ -54,6 +55,7 @@ pub use memory::MemoryGroup;
 pub use message::{Call, Operation};
 pub use plan::{Conflict, Wish};
 pub use queue::{Queue, Work};
+pub use shm::SegmentError;
 
 /// How a group is made.
 #[derive(Debug, Clone)]

@@ -5,12 +5,12 @@
 use std::any::Any;
 use std::thread;
 
-use rankrun_worker::process_group::{Buffer, bf16, f16};
+use rankrun_worker::process_group::{Buffer, Wish, bf16, f16};
 use rankrun_worker::{Group, GroupError, MemoryGroup, Rank, Reduction};
 
 use crate::oracle::{Oracle, assert_same, reduced, samples};
 use crate::server::Server;
-use crate::world::{AMPLE, join};
+use crate::world::{AMPLE, join_on};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 const REDUCTIONS: [Reduction; 5] =
@@ -27,7 +27,12 @@ type World = (Vec<Group>, Box<dyn Any>);
 
 #[test]
 fn over_tcp() {
-    every_call(tcp);
+    every_call(|ranks| joined(Wish::Tcp, ranks));
+}
+
+#[test]
+fn through_shared_memory() {
+    every_call(|ranks| joined(Wish::Shm, ranks));
 }
 
 #[test]
@@ -35,12 +40,12 @@ fn among_threads() {
     every_call(memory);
 }
 
-fn tcp(ranks: u32) -> World {
+fn joined(wish: Wish, ranks: u32) -> World {
     let server = Server::start();
     let groups = thread::scope(|scope| {
         let join = |rank| {
             let server = &server;
-            scope.spawn(move || join(server, rank, ranks, AMPLE).expect("the ranks meet"))
+            scope.spawn(move || join_on(wish, server, (rank, ranks), AMPLE).expect("the ranks meet"))
         };
         let ranks: Vec<_> = (0..ranks).map(join).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rankrun_worker::process_group::{Ending, GroupError, LossCause};
 use rankrun_worker::{Group, Rank, Reduction};
 
-use crate::world::{AMPLE, crash, run};
+use super::run;
+use crate::world::{AMPLE, crash};
 
 /// How much later than promised the others may notice on a busy machine: never is what fails.
 const LATE: Duration = Duration::from_secs(20);

@@ -8,6 +8,7 @@ use rankrun_contract::env::{Master, Role, WorkerEnv};
 use rankrun_contract::rank::{
     LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
 };
+use rankrun_worker::process_group::Wish;
 use rankrun_worker::{Group, GroupError, GroupOptions, WorkerContext};
 
 use crate::server::Server;
@@ -47,7 +48,18 @@ pub(crate) fn join(
     world_size: u32,
     timeout: Duration,
 ) -> Result<Group, GroupError> {
-    WorkerContext::new(env(server, rank, world_size)).process_group(&options(timeout))
+    join_on(Wish::Auto, server, (rank, world_size), timeout)
+}
+
+/// [`join`] with this backend.
+pub(crate) fn join_on(
+    wish: Wish,
+    server: &Server,
+    (rank, world_size): (u32, u32),
+    timeout: Duration,
+) -> Result<Group, GroupError> {
+    let options = GroupOptions { backend: Some(wish), ..options(timeout) };
+    WorkerContext::new(env(server, rank, world_size)).process_group(&options)
 }
 
 /// Runs `body` on every rank of a group of `world_size` once all have joined; the results in rank order. A rank whose body panics
@@ -57,13 +69,22 @@ pub(crate) fn run<R: Send>(
     timeout: Duration,
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
+    run_on(Wish::Auto, (world_size, timeout), body)
+}
+
+/// [`run`] with this backend.
+pub(crate) fn run_on<R: Send>(
+    wish: Wish,
+    (world_size, timeout): (u32, Duration),
+    body: impl Fn(Group) -> R + Sync,
+) -> Vec<Option<R>> {
     let (server, met) = (Server::start(), Barrier::new(world_size as usize));
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size)
             .map(|rank| {
                 let (server, met, body) = (&server, &met, &body);
                 scope.spawn(move || {
-                    let group = join(server, rank, world_size, timeout).expect("the ranks meet");
+                    let group = join_on(wish, server, (rank, world_size), timeout).expect("the ranks meet");
                     met.wait();
                     body(group)
                 })

@@ -1,0 +1,186 @@
+//! What each call gives and takes.
+
+use std::ops::Range;
+
+use super::Shm;
+use super::bytes::{self, Span};
+use super::map::STAGE;
+use super::relay::{Relay, Source};
+use crate::process_group::element::Reduction;
+use crate::process_group::error::Ending;
+use crate::process_group::reduce;
+use crate::process_group::transport::Step;
+
+impl Shm {
+    pub(crate) fn barrier(&mut self, step: &Step) -> Result<(), Ending> {
+        let relay = Relay { root: Some(0), gives: None, bytes: 0, piece: STAGE, shares: 0, memory: &|_| 0 };
+        self.relay(step, &relay, |_, _| {}, |_, _| {})
+    }
+
+    pub(crate) fn broadcast(&mut self, step: &Step, data: &mut [u8], root: usize) -> Result<(), Ending> {
+        let (data, is_root) = (Span::of_mut(data), root == self.member.me);
+        let memory = |_| data.bytes;
+        let relay = Relay {
+            root: Some(root),
+            gives: is_root.then_some(data),
+            bytes: data.bytes,
+            piece: STAGE,
+            shares: 0,
+            memory: &memory,
+        };
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+            for (_, source) in sources.filter(|_| !is_root) {
+                copy(source.at(range.start, 0), data.at(&range), range.len());
+            }
+        };
+        self.relay(step, &relay, |range, slot| fill(data, &range, slot), take)
+    }
+
+    pub(crate) fn all_gather(&mut self, step: &Step, input: &[u8], output: &mut [u8]) -> Result<(), Ending> {
+        let (me, part) = (self.member.me, input.len());
+        let (input, output) = (Span::of(input), Span::of_mut(output));
+        let relay =
+            Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, shares: 0, memory: &|_| part };
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+            for (rank, source) in sources {
+                let from = if rank == me { input.at(&range) } else { source.at(range.start, 0).cast_mut() };
+                copy(from, output.at(&shifted(&range, rank * part)), range.len());
+            }
+        };
+        self.relay(step, &relay, |range, slot| fill(input, &range, slot), take)
+    }
+
+    /// `lengths` are what each rank gives, in bytes; the root takes it.
+    pub(crate) fn gather(
+        &mut self,
+        step: &Step,
+        (input, output): (&[u8], Option<&mut [u8]>),
+        lengths: &[usize],
+    ) -> Result<(), Ending> {
+        let me = self.member.me;
+        let (input, output) = (Span::of(input), output.map(Span::of_mut));
+        let memory = |rank: usize| lengths[rank];
+        let bytes = lengths.iter().copied().max().unwrap_or(0);
+        let relay = Relay {
+            root: None,
+            gives: Some(input),
+            bytes,
+            piece: STAGE,
+            shares: digest(lengths),
+            memory: &memory,
+        };
+        let within =
+            |range: &Range<usize>, rank: usize| range.start.min(lengths[rank])..range.end.min(lengths[rank]);
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+            let Some(output) = output else { return };
+            let mut start = 0;
+            for (rank, source) in sources {
+                let part = within(&range, rank);
+                let from = if rank == me { input.at(&part) } else { source.at(part.start, 0).cast_mut() };
+                copy(from, output.at(&shifted(&part, start)), part.len());
+                start += lengths[rank];
+            }
+        };
+        self.relay(step, &relay, |range, slot| fill(input, &within(&range, me), slot), take)
+    }
+
+    /// `lengths` are what each rank takes of the root's memory, in bytes.
+    pub(crate) fn scatter(
+        &mut self,
+        step: &Step,
+        (input, output): (Option<&[u8]>, &mut [u8]),
+        (lengths, root): (&[usize], usize),
+    ) -> Result<(), Ending> {
+        let me = self.member.me;
+        let (input, output) = (input.map(Span::of), Span::of_mut(output));
+        let start: usize = lengths[..me].iter().sum();
+        let bytes = lengths.iter().sum();
+        let relay = Relay {
+            root: Some(root),
+            gives: input,
+            bytes,
+            piece: STAGE,
+            shares: digest(lengths),
+            memory: &|_| bytes,
+        };
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+            let part = range.start.max(start)..range.end.min(start + lengths[me]);
+            for (_, source) in sources.filter(|_| !part.is_empty()) {
+                let from = match input {
+                    Some(input) => input.at(&part).cast_const(),
+                    None => source.at(part.start, part.start - range.start),
+                };
+                copy(from, output.at(&(part.start - start..part.end - start)), part.len());
+            }
+        };
+        let fill = |range: Range<usize>, slot: *mut u8| {
+            if let Some(input) = input {
+                fill(input, &range, slot);
+            }
+        };
+        self.relay(step, &relay, fill, take)
+    }
+
+    pub(crate) fn reduce_scatter(
+        &mut self,
+        step: &Step,
+        (input, output): (&[u8], &mut [u8]),
+        how: Reduction,
+    ) -> Result<(), Ending> {
+        let (me, world) = (self.member.me, self.member.world);
+        let part = output.len();
+        let (input, output) = (Span::of(input), Span::of_mut(output));
+        // A slot has a piece for each rank.
+        let piece = STAGE / world / 64 * 64;
+        let memory = |_| input.bytes;
+        let relay = Relay { root: None, gives: Some(input), bytes: part, piece, shares: 0, memory: &memory };
+        let kind = (step.call.data_type, how);
+        let mut from = Vec::with_capacity(world);
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+            from.clear();
+            from.extend(sources.map(|(rank, source)| {
+                let own = shifted(&range, me * part);
+                if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }
+                    .cast_const()
+            }));
+            // SAFETY: every source has `range` of this rank's part, which its owner wrote before the ranks met and writes again only
+            // after they have met once more; the output is our own.
+            #[expect(unsafe_code, reason = "memory that other ranks have written")]
+            unsafe {
+                reduce::reduce_raw(kind, output.at(&range), (&from, range.len()), u32::try_from(world).ok());
+            }
+        };
+        let fill = |range: Range<usize>, slot: *mut u8| {
+            for rank in (0..world).filter(|&rank| rank != me) {
+                fill(input, &shifted(&range, rank * part), slot.wrapping_add(rank * piece));
+            }
+        };
+        self.relay(step, &relay, fill, take)
+    }
+}
+
+/// Stands for lengths: others have another one, but by a rare chance (FNV-1a of 64 bits, word by word).
+fn digest(lengths: &[usize]) -> u64 {
+    lengths
+        .iter()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, &length| (hash ^ length as u64).wrapping_mul(0x100_0000_01B3))
+}
+
+fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {
+    range.start + by..range.end + by
+}
+
+/// Copies a part of this rank's memory into its slot.
+fn fill(memory: Span, range: &Range<usize>, slot: *mut u8) {
+    debug_assert!(range.len() <= STAGE, "a piece is no longer than a slot");
+    copy(memory.at(range), slot, range.len());
+}
+
+fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: both ends were checked against the memory of the call or lie in a slot; a slot or an arena is written by its owner
+    // before the ranks meet and read by others after that, until they meet again.
+    #[expect(unsafe_code, reason = "memory that ranks share")]
+    unsafe {
+        bytes::copy(from, to, bytes);
+    }
+}

@@ -1,0 +1,60 @@
+//! Why there is no shared memory for a group.
+
+use std::io;
+
+use rankrun_contract::rank::{Rank, WorldSize};
+
+/// Ranks of one host cannot share memory.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The group is larger than the segment is laid out for.
+    #[error(
+        "a group of {world_size} ranks does not fit into shared memory, which takes {limit}; \
+         the backend `tcp` carries larger ones"
+    )]
+    TooManyRanks {
+        /// The size of the group.
+        world_size: WorldSize,
+        /// The most ranks of a group.
+        limit: u32,
+    },
+    /// The kernel gives no memory, or does not let it be mapped.
+    #[error(
+        "no {bytes} bytes of shared memory (limits: `ulimit -v`, `ulimit -f`, the memory of the container); \
+         the backend `tcp` needs none"
+    )]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// What the kernel says.
+        #[source]
+        cause: io::Error,
+    },
+    /// No socket through which the memory could be passed on.
+    #[error("no socket for passing shared memory between ranks")]
+    Socket(#[from] io::Error),
+    /// Another version of rankrun.
+    #[error(
+        "rank {rank} lays shared memory out in version {theirs}, this rank in version {ours}; \
+         all ranks must be built with the same rankrun"
+    )]
+    OtherVersion {
+        /// The other rank.
+        rank: Rank,
+        /// Its version.
+        theirs: u32,
+        /// This rank's.
+        ours: u32,
+    },
+    /// The other rank runs as another user, who may not share memory with us.
+    #[error(
+        "rank {rank} runs as another user (or in another user namespace); the backend `tcp` connects them"
+    )]
+    OtherUser {
+        /// The other rank.
+        rank: Rank,
+    },
+    /// Rank 0 passes something that is not the group's memory.
+    #[error("rank 0 passes what is not the shared memory of a group: it would be too small, or could shrink")]
+    Strange,
+}

@@ -1,0 +1,149 @@
+//! Calls through memory that ranks of one host share.
+//!
+//! - `map.rs` says where everything lies, `segment.rs` has the memory, `meeting.rs` passes it from rank 0 to the others.
+//! - `wait.rs` waits for counters, `watch.rs` has the words that say who is here and how the group ended, `pending.rs`
+//!   those that say who waits for what, `member.rs` is one rank's part in an exchange.
+//! - `arena.rs` gives memory to buffers. `relay.rs` and `calls.rs`, `reduction.rs` and `pair.rs` are the calls.
+
+mod arena;
+mod bytes;
+mod calls;
+mod error;
+mod map;
+mod meeting;
+mod member;
+mod pair;
+mod pending;
+mod reduction;
+mod relay;
+mod segment;
+mod wait;
+mod watch;
+
+pub use error::SegmentError;
+pub(crate) use map::MAX_RANKS;
+pub(crate) use meeting::join;
+
+use arena::Arena;
+use bytes::Span;
+use map::STAGE;
+use member::{FOREIGN, Member};
+use pair::Pairs;
+use watch::State;
+
+use super::buffer::Memory;
+use super::collective::HostCollective;
+use super::error::Ending;
+use super::transport::{Step, Transport};
+
+/// Up to so many bytes every rank reduces for itself: that is quicker than another meeting.
+const SMALL: usize = 2048;
+/// Up to so many bytes go through slots even from an arena: that, too, is quicker than the meeting after which their owner may write
+/// to them again.
+const FEW: usize = 256 * 1024;
+
+/// A rank of a group that shares memory.
+#[derive(Debug)]
+pub(crate) struct Shm {
+    member: Member,
+    arena: Option<Arena>,
+    pairs: Pairs,
+    /// Pieces that went through this rank's slots.
+    pieces: u64,
+}
+
+impl Shm {
+    fn new(member: Member) -> Self {
+        let pairs = Pairs::new(member.world);
+        Self { member, arena: None, pairs, pieces: 0 }
+    }
+
+    /// Buffers lie in this rank's arena from now on, where all ranks have mapped all arenas.
+    fn open_arena(&mut self, all_have_arenas: bool) {
+        self.arena = all_have_arenas.then(|| Arena::new(self.member.segment.clone(), self.member.me));
+    }
+
+    /// A rank's slot for a piece of this call.
+    fn slot(&self, rank: usize, number: usize) -> *mut u8 {
+        let segment = &self.member.segment;
+        segment.at(segment.map().stage(rank, self.pieces + number as u64), STAGE)
+    }
+
+    /// Where the others find memory of this rank.
+    fn place(&self, memory: Span) -> u64 {
+        let arena = self.arena.as_ref().filter(|_| memory.bytes > FEW);
+        arena.and_then(|arena| arena.place(memory)).unwrap_or(FOREIGN)
+    }
+
+    /// Where a rank's memory of this call lies in its arena, if it does.
+    fn arena_of(&self, step: &Step, rank: usize, bytes: usize) -> Result<Option<*const u8>, Ending> {
+        let place = self.member.place(rank);
+        if place == FOREIGN {
+            return Ok(None);
+        }
+        let arena = self.member.segment.map().arena(rank);
+        let start = usize::try_from(place).ok().filter(|start| arena.contains(start));
+        match start.filter(|start| self.arena.is_some() && bytes <= arena.end - start) {
+            Some(start) => Ok(Some(self.member.segment.at(start, bytes).cast_const())),
+            // It is not what a rank of this version writes.
+            None => {
+                let ours = Box::new(step.call);
+                Err(Ending::Mismatch { rank: member::rank_at(rank), theirs: None, ours })
+            }
+        }
+    }
+}
+
+impl Transport for Shm {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+        let size = step.call.data_type.size();
+        let lengths = |counts: &[usize]| counts.iter().map(|count| count * size).collect::<Vec<_>>();
+        match work {
+            HostCollective::Barrier => self.barrier(step),
+            HostCollective::Broadcast { data, root } => self.broadcast(step, data, root.index()),
+            HostCollective::AllReduce { data, how } => self.all_reduce(step, data, (how, None)),
+            HostCollective::Reduce { data, how, root } => {
+                self.all_reduce(step, data, (how, Some(root.index())))
+            }
+            HostCollective::ReduceScatter { input, output, how } => {
+                self.reduce_scatter(step, (input, output), how)
+            }
+            HostCollective::AllGather { input, output } => self.all_gather(step, input, output),
+            HostCollective::Gather { input, output, counts, .. } => {
+                self.gather(step, (input, output), &lengths(counts))
+            }
+            HostCollective::Scatter { input, output, counts, root } => {
+                self.scatter(step, (input, output), (&lengths(counts), root.index()))
+            }
+            HostCollective::Send { data, to } => self.send(step, data, to.index()),
+            HostCollective::Receive { data, from } => self.receive(step, data, from.index()),
+        }
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Memory> {
+        self.arena.as_ref()?.allocate(bytes)
+    }
+
+    fn leave(&mut self) {
+        self.go(State::Left);
+    }
+
+    fn close(&mut self) {
+        self.go(State::Gone);
+    }
+}
+
+impl Shm {
+    /// Says that this rank takes no part any more, unless it has said so before.
+    fn go(&self, how: State) {
+        if self.member.segment.is_ours() && self.member.state(self.member.me) == State::Here {
+            self.member.set_state(how);
+        }
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        self.go(State::Gone);
+    }
+}
