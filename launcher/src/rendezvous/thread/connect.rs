@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::rendezvous::address::{self, Known, interfaces};
+use crate::rendezvous::address::{self, Known};
 use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
@@ -22,7 +22,7 @@ use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings};
 
-use super::driver::{Driver, Phase, Standing, random};
+use super::driver::{Driver, Phase, Standing, interfaces, random};
 use super::fence::Fence;
 use super::first::Begun;
 
@@ -239,16 +239,19 @@ impl Driver {
     fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
         /// torch counts the rendezvous of a process.
         static COUNT: LazyLock<AtomicI64> = LazyLock::new(|| AtomicI64::new(first_id(random())));
-        let interfaces = interfaces()
-            .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
-        let chosen = address::choose(&Known {
+        let interfaces = interfaces()?;
+        let known = Known {
             local_addr: self.plan.local_addr.as_deref(),
             iface: self.plan.network.iface.as_deref(),
             interfaces: &interfaces,
             connection,
-            one_machine: self.plan.endpoint.is_one_machine(),
-        })?;
-        if self.plan.nodes.max.get() > 1 {
+            is_alone: self.plan.is_alone(),
+        };
+        let chosen = address::choose(&known)?;
+        if let Some(doubt) = address::doubt(&known) {
+            self.outlet.tell(News::Note(doubt));
+        }
+        if !self.plan.is_alone() {
             let host = match self.own_store() {
                 Some(store) => format!("this node hosts the rendezvous store at `{store}`"),
                 None => format!("the rendezvous store is at `{}`", self.plan.endpoint),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::LaunchError;
-use crate::rendezvous::address::{check, interfaces};
+use crate::rendezvous::address::{self, Interface, is_confined};
 use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Guests};
@@ -98,12 +98,7 @@ impl Driver {
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
         let (plan, is_host) = Plan::of(setup);
-        if let Some(iface) = &plan.network.iface {
-            let known = interfaces()
-                .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
-            check(iface, &known).map_err(RendezvousError::Address)?;
-        }
-        let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
+        let guests = guests(&plan)?;
         let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
@@ -111,7 +106,7 @@ impl Driver {
             greeted.is(store);
             WorkersStore::shared(Arc::clone(store), fixed)
         } else if plan.agent_store {
-            WorkersStore::of_agent(greeted.clone(), guests, ports)
+            WorkersStore::of_agent(greeted.clone(), ports)
         } else {
             WorkersStore::of_worker(ports)
         };
@@ -351,6 +346,22 @@ impl Driver {
         // Whatever it gives: the next turn sees what has happened.
         let _ = poll(&mut inputs, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
     }
+}
+
+/// Who may come to the rendezvous store, if it is ours: others too, unless the job has one node, or both the endpoint
+/// and what the user says about this node's address are of the loopback.
+fn guests(plan: &Plan) -> Result<Guests, RendezvousError> {
+    let iface = plan.network.iface.as_deref();
+    let known = if iface.is_some() { interfaces()? } else { Vec::new() };
+    let is_confined = is_confined(plan.local_addr.as_deref(), iface, &known)?;
+    let stays_here = plan.is_alone() || (is_confined && plan.endpoint.is_loopback());
+    Ok(if stays_here { Guests::ThisMachine } else { Guests::Others })
+}
+
+/// This machine's.
+pub(super) fn interfaces() -> Result<Vec<Interface>, RendezvousError> {
+    let failed = |source| RendezvousError::System { what: "list the network interfaces", source };
+    address::interfaces().map_err(failed)
 }
 
 /// Our time of day, for agents that read no other clock.

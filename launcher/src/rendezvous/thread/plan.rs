@@ -112,6 +112,11 @@ impl Plan {
         (plan, is_host)
     }
 
+    /// Whether the job has one node.
+    pub(super) fn is_alone(&self) -> bool {
+        !self.nodes.is_many()
+    }
+
     /// Between two signs of life.
     pub(super) fn tick(&self) -> Duration {
         POLL.min(self.times.lease / BEATS_IN_LEASE)

@@ -75,7 +75,7 @@ impl Job {
 
     /// An agent that does not want anything yet.
     fn open(&self) -> Agent {
-        Agent { rendezvous: Rendezvous::open(self.setup()).unwrap(), workers: LocalWorldSize::ONE }
+        Agent::of(self.setup())
     }
 
     /// An agent that wants to take part.
@@ -101,6 +101,11 @@ struct Agent {
 }
 
 impl Agent {
+    /// That was told this.
+    fn of(setup: Setup) -> Self {
+        Self { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
+    }
+
     fn join(&self) {
         self.rendezvous.wish(Wish::Join { workers: self.workers });
     }

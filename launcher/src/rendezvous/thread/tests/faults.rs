@@ -311,9 +311,38 @@ fn an_interface_that_is_not_there_is_refused_at_once() {
 #[test]
 fn the_address_is_said() {
     let store = store();
-    let note = Job::at(&store, 2, 2).agent().note();
-    assert!(
-        note.contains("`127.0.0.1`") && note.contains("since the endpoint is this machine only"),
-        "{note}"
-    );
+    let mut setup = Job::at(&store, 2, 2).setup();
+    setup.network.iface = Some("lo".to_owned());
+    let agent = Agent::of(setup);
+    agent.join();
+    let note = agent.note();
+    assert!(note.contains("`127.0.0.1`") && note.ends_with("the address of `lo`"), "{note}");
+}
+
+#[test]
+fn an_endpoint_of_the_loopback_leaves_the_store_open_to_others() {
+    let is_open = |iface: Option<&str>| {
+        let job = hosted(2, 2);
+        let mut setup = job.setup();
+        setup.network.iface = iface.map(str::to_owned);
+        let _agent = Agent::of(setup);
+        TcpStream::connect(("127.0.0.1", job.port)).unwrap();
+        // An address of the loopback too, but another one.
+        TcpStream::connect(("127.0.0.2", job.port)).is_ok()
+    };
+    assert!(is_open(None));
+    assert!(!is_open(Some("lo")));
+}
+
+#[test]
+fn a_given_address_of_another_machine_is_told_once() {
+    let store = store();
+    let mut setup = Job::at(&store, 2, 2).setup();
+    let RendezvousSpec::C10d { local_addr, .. } = &mut setup.spec else { panic!("a job of many nodes") };
+    *local_addr = Some("203.0.113.7".to_owned());
+    let agent = Agent::of(setup);
+    agent.join();
+    let note = agent.note();
+    assert!(note.starts_with("`--local-addr` is `203.0.113.7`, which no interface"), "{note}");
+    assert!(agent.note().ends_with("reach this one at `203.0.113.7`, as `--local-addr` says"));
 }
