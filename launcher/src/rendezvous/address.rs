@@ -321,10 +321,7 @@ mod tests {
             error.to_string(),
             "this machine has no interface `eth7`; it has `lo`, `docker0`, `eth9`, `eth0`, `ib0`, `bare`"
         );
-        assert_eq!(
-            check("bare").unwrap_err().to_string(),
-            "the interface `bare` has no IP address"
-        );
+        assert_eq!(check("bare").unwrap_err().to_string(), "the interface `bare` has no IP address");
         assert_eq!(check("eth0"), Ok(false));
         // What is not used must be right too.
         assert!(is_confined(Some("10.0.0.2"), Some("eth7"), &machine).is_err());
@@ -348,7 +345,8 @@ mod tests {
     #[test]
     fn a_given_address_that_no_interface_has_is_doubted() {
         let machine = machine();
-        let of = |addr, is_alone| doubt(&Known { local_addr: Some(addr), is_alone, ..known(&machine, "::1") });
+        let of =
+            |addr, is_alone| doubt(&Known { local_addr: Some(addr), is_alone, ..known(&machine, "::1") });
         for addr in ["10.0.0.2", "fd00::2", "[fd00::2]", "::ffff:10.1.0.2", "127.0.0.2", "::1", "node7"] {
             assert_eq!(of(addr, false), None, "{addr}");
         }

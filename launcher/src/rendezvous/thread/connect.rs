@@ -301,7 +301,8 @@ impl Driver {
         let has_joined = self.bond.identity.is_some();
         match self.bond.failure.take() {
             Some(Failure::Name(source)) => {
-                RendezvousError::NoSuchHost { host: self.plan.endpoint.host.clone(), waited, source }
+                let (host, named_by) = (self.plan.endpoint.host.clone(), self.plan.named_by.clone());
+                RendezvousError::NoSuchHost { host, named_by, waited, source }
             }
             Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
             Some(Failure::Store(source)) => RendezvousError::Unreachable { endpoint, waited, source },

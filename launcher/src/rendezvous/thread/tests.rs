@@ -58,6 +58,7 @@ impl Job {
                 run_id: self.run_id.clone(),
                 host: self.host.clone(),
                 port: self.port,
+                named_by: Some("`--rdzv-endpoint`".to_owned()),
                 local_addr: None,
                 worker_store: false,
                 nodes: self.nodes,

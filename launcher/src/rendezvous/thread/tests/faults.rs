@@ -289,6 +289,7 @@ fn a_host_name_that_means_nothing() {
     job.times.read = Duration::from_millis(300);
     let error = job.agent().failed();
     assert!(matches!(&error, RendezvousError::NoSuchHost { host, .. } if *host == job.host), "{error}");
+    assert!(error.to_string().contains("`no-such-host.invalid`, which `--rdzv-endpoint` names"), "{error}");
 }
 
 #[test]

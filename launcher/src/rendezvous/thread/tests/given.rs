@@ -29,6 +29,7 @@ impl Static {
             run_id: RunId("none".to_owned()),
             addr: "127.0.0.1".to_owned(),
             port: self.port,
+            named_by: None,
             local_addr: None,
             nodes: NodeCount::new(self.nodes).unwrap(),
             node_rank: NodeRank(node_rank),
