@@ -74,7 +74,7 @@ fn dynamic_nodes_meet_at_the_endpoint() {
     assert_eq!(
         said,
         [
-            "no --rdzv-endpoint is given: this node meets others at localhost:29400, which other machines cannot reach"
+            "no --rdzv-endpoint is given: this node meets others at localhost:29400; on other machines it needs the name of this one"
         ]
     );
 }
