@@ -25,7 +25,7 @@ impl fmt::Display for HostProblem {
             Self::NeitherNameNorIpv6 => "neither a name nor an IPv6 address",
             Self::NoIpv4 => "not an IPv4 address",
             Self::NoName => "not a host name",
-            Self::ManyMachines => "an address of many machines, and no store is reached there",
+            Self::ManyMachines => "an address of many machines, where no connection arrives",
             Self::NeedsInterface => {
                 "an address that means nothing without its interface, which cannot be given"
             }
@@ -40,10 +40,8 @@ impl HostProblem {
     pub(super) const fn hint(self) -> &'static str {
         match self {
             Self::NeitherNameNorIpv6 => "an IPv6 address stands in brackets, and one port behind it",
-            Self::NoIpv4 | Self::NoName | Self::ManyMachines => {
-                "give the name or an address of the node that hosts the store"
-            }
-            Self::NeedsInterface => "give another address of that node, or its name",
+            Self::NoIpv4 | Self::NoName | Self::ManyMachines => "give the name or an address of one machine",
+            Self::NeedsInterface => "give another address of that machine, or its name",
             Self::OnlyHere => {
                 "name the node that hosts the store; on that one `--rdzv-conf is_host=1` keeps this address"
             }

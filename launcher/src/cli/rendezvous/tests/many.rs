@@ -297,7 +297,7 @@ fn an_endpoint_that_is_none_is_refused_under_both_names() {
 #[test]
 fn a_host_where_nobody_can_be_is_refused_under_both_names() {
     let neither = "neither a name nor an IPv6 address";
-    let many = "an address of many machines, and no store is reached there";
+    let many = "an address of many machines, where no connection arrives";
     let alone = "an address that means nothing without its interface, which cannot be given";
     for (host, problem) in [
         ("th1:29400", neither),
