@@ -61,20 +61,6 @@ pub struct Member {
     pub name: String,
     /// How many workers it has, where it has told.
     pub workers: Option<LocalWorldSize>,
-    /// What it runs.
-    pub launcher: Launcher,
-}
-
-/// What a node is launched by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Launcher {
-    /// By us.
-    Rankrun {
-        /// Its version.
-        version: String,
-    },
-    /// By PyTorch's own launcher, which does not say who it is.
-    Torchrun,
 }
 
 impl Round {

@@ -211,7 +211,7 @@ impl Driver {
         if self.is_over() {
             return Ok(now + NEVER);
         }
-        self.take_gone(now);
+        self.take_gone(now)?;
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }

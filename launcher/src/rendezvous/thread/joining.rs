@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, View, is_spare, next};
+use crate::rendezvous::round::{Goal, Step, is_spare, next};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
@@ -82,12 +82,7 @@ impl Driver {
                 joining.in_time = Some(Box::new(backend.state().clone()));
             }
             self.memory.saw(backend.state());
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             let before = joining.before.as_ref().map(|past| past.number);
             let goal = Goal::Join { deadline: joining.deadline, before };
             let step = next(&view, me, goal, now, wall());
@@ -292,16 +287,11 @@ impl Driver {
         if now >= self.next_tick {
             self.beat().map_err(Some)?;
         }
-        self.take_gone(now);
+        self.take_gone(now).map_err(Some)?;
         self.look().map_err(Some)?;
         self.say_who_is_missing(now);
         let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Err(None) };
-        let view = View {
-            state: backend.state(),
-            sightings: &self.book.sightings,
-            agents: &self.book.agents,
-            ranks: self.book.ranks.as_ref(),
-        };
+        let view = self.book.view(backend.state());
         if let Step::Write { state, rings } = next(&view, me, Goal::Hold, now, wall()) {
             self.write(&state, rings).map_err(Some)?;
         }

@@ -9,7 +9,7 @@ use rankrun_contract::rank::NodeRank;
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
-use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
+use crate::rendezvous::round::{Goal, Step, Upheaval, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
@@ -262,12 +262,7 @@ impl Driver {
                 }
                 Stage::Stopping | Stage::Over => Goal::Hold,
             };
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
                 Step::Write { state, rings } => self.write(&state, rings)?,
                 Step::Wait { until } => return Ok(until),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::Parting;
 use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
-use crate::rendezvous::round::{Goal, Step, View, next};
+use crate::rendezvous::round::{Goal, Step, next};
 use crate::rendezvous::state::{Node, State};
 
 use super::driver::{Driver, Phase, Standing, wall};
@@ -82,12 +82,7 @@ impl Driver {
         loop {
             let now = Instant::now();
             let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Ok(()) };
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
                 Step::Write { state, rings } if now < deadline => self.write(&state, rings)?,
                 _ => return Ok(()),

@@ -165,6 +165,17 @@ impl Agent {
         }
     }
 
+    /// Wants to be in the next round as soon as the one before is over, until the job is.
+    fn goes_on_until_the_end(self) {
+        loop {
+            match self.news() {
+                News::Over(_) => return,
+                News::Changed(_) => self.join(),
+                _ => {}
+            }
+        }
+    }
+
     fn changed(&self) -> Change {
         match self.news() {
             News::Changed(change) => change,
