@@ -311,9 +311,11 @@ impl<'a> Agent<'a> {
                 let joined = round.map(|round| Joined { round: *round, took });
                 return self.start(generation, restart_count, joined);
             }
-            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {
-                self.speak_to_others(&action);
-            }
+            Action::Join { .. }
+            | Action::TellFailure { .. }
+            | Action::AskBlame
+            | Action::TellSuccess
+            | Action::TellStop { .. } => self.speak_to_others(&action),
             Action::Pass { generation, local_ranks, signal } => {
                 self.workers.pass(generation, &local_ranks, signal);
             }

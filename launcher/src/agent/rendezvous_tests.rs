@@ -1,7 +1,7 @@
 //! What happens on other nodes in the life of the machine.
 
 use super::*;
-use crate::agent::message::{Ending, Farewell};
+use crate::agent::message::{Ending, Farewell, OwnStop};
 use crate::rendezvous::{Change, FailureNote};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::env::Master;
@@ -302,6 +302,32 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
             assert_eq!(end_of(&mut job), after, "{:?}", job.phase);
         }
     }
+}
+
+/// Before the signal: what the workers of others fail of is known to them when they do.
+#[test]
+fn a_stop_of_this_node_alone_is_told_before_it_begins() {
+    let at = clock();
+    let told = |actions: &[Action], because: OwnStop| {
+        assert_eq!(actions[0], Action::TellStop { because });
+        assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
+    };
+    let stop = || Input::StopRequested { signal: Signal::SIGINT, again: false };
+    told(&running(3, &at).handle(at(2), stop()), OwnStop::Signal(Signal::SIGINT));
+    // A restart was to come of it.
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), lost());
+    told(&job.handle(at(3), stop()), OwnStop::Signal(Signal::SIGINT));
+    let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
+    let mut job = State::new(Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) });
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), joined(0));
+    told(&job.handle(at(11), Input::DeadlinePassed), OwnStop::TimeLimit);
+    // Others know better.
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), Input::Over(Ending::Closed { failure: None }));
+    let actions = job.handle(at(3), stop());
+    assert!(!actions.iter().any(|action| matches!(action, Action::TellStop { .. })), "{actions:?}");
 }
 
 #[test]

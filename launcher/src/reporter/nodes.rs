@@ -19,7 +19,10 @@ pub fn changed(change: &Change) -> String {
         Change::PeerFailed(note) if note.is_of_lost_node() => {
             plain(&format!("node {} ({}) is lost, and failed first", note.node_rank, note.host))
         }
-        Change::PeerFailed(note) => format!("{} failed: {}", worker(note), plain(&note.ended)),
+        Change::PeerFailed(note) => {
+            let words = || format!("{} failed: {}", worker(note), plain(&note.ended));
+            host_left(note).unwrap_or_else(words)
+        }
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
         Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
@@ -41,7 +44,8 @@ pub fn over(ending: &Ending) -> String {
             plain(&format!("the job has ended since node {} ({}) was lost", note.node_rank, note.host))
         }
         Ending::Closed { failure: Some(note) } => {
-            plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host))
+            let words = || plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host));
+            host_left(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
         Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
@@ -105,6 +109,9 @@ pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {
         return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
     }
+    if let Some(text) = host_left(note) {
+        return text + "\n";
+    }
     let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
     text.push_str(&format!(
         "  worker    rank {}, local rank {}, pid {}\n",
@@ -122,10 +129,18 @@ pub fn first_cause(note: &FailureNote) -> String {
 pub fn hint(note: &FailureNote) -> String {
     let words = if note.is_of_lost_node() {
         format!("see whether {} is up, and what its launcher said last", note.host)
+    } else if note.why_host_left().is_some() {
+        format!("{} hosts the rendezvous store, and no node goes on without it", note.host)
     } else {
         format!("the launcher on {} shows its last lines and where its logs are", note.host)
     };
     plain(&words)
+}
+
+/// Where it is the host of the store that has left.
+fn host_left(note: &FailureNote) -> Option<String> {
+    let why = note.why_host_left()?;
+    Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
 }
 
 fn worker(note: &FailureNote) -> String {
@@ -213,6 +228,12 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
         let lost = FailureNote::of_lost_node(NodeRank(2), "th3".to_owned());
         assert_eq!(first_cause(&lost), "node 2 (th3) was lost first\n");
         assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3) is lost, and failed first");
+        let why = "it was told to stop by SIGTERM".to_owned();
+        let host = FailureNote::of_leaving_host(NodeRank(0), "th\x1b[2J1".to_owned(), why);
+        let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
+        assert_eq!(first_cause(&host), format!("{words}\n"));
+        assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
+        assert_eq!(hint(&host), "th1 hosts the rendezvous store, and no node goes on without it");
         let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }

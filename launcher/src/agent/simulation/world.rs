@@ -367,6 +367,7 @@ impl<M: Machine> World<'_, M> {
             }
             Action::AskBlame => self.ask(Question::Blame),
             Action::TellFailure { .. }
+            | Action::TellStop { .. }
             | Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }

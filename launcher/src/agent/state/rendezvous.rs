@@ -14,7 +14,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, Ending, Farewell, Happening, WorkerEnd};
+use crate::agent::message::{Action, Ending, Farewell, Happening, OwnStop, WorkerEnd};
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::agent::policy::Place;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
@@ -147,6 +147,12 @@ impl State {
     pub(super) fn tell_of(&self, end: WorkerEnd) -> Option<Action> {
         let is_news = self.others.over.is_none() && self.others.failed_first.is_none();
         (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
+    }
+
+    /// This node stops its workers, and leaves when they have gone: others may not be able to go on without it.
+    pub(super) fn tell_of_stop(&self, because: OwnStop) -> Option<Action> {
+        let is_news = self.rules.has_rendezvous && self.others.over.is_none();
+        is_news.then_some(Action::TellStop { because })
     }
 
     /// Whose failure it is, as long as a restart may come of it; nothing where this node alone decides.

@@ -188,6 +188,12 @@ impl Driver {
             self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
+            (Wish::Stopping { why }, _) => {
+                // Otherwise it is said at the parting.
+                if let Err(trouble) = self.end_with_the_store(&why) {
+                    self.stumble(trouble);
+                }
+            }
             (Wish::Join { workers }, phase) => {
                 let before = match std::mem::replace(phase, Phase::Idle) {
                     Phase::Member(membership) => Some(membership.into_past()),
