@@ -304,6 +304,28 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
     }
 }
 
+/// Their workers may fail before they know.
+#[test]
+fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
+    let at = clock();
+    let host = FailureNote::of_leaving_host(NodeRank(0), "th1".to_owned(), "SIGTERM".to_owned());
+    let left = || Input::Over(Ending::Closed { failure: Some(host.clone()) });
+    let failed = exited(0, 0, Exit::Code(5));
+    for (inputs, is_own) in [
+        (vec![(2, failed.clone()), (3, exited(0, 1, killed_by(15))), (3, left())], false),
+        (vec![(2, failed.clone()), (2, left()), (3, exited(0, 1, killed_by(15)))], false),
+        (vec![(2, left()), (2, failed.clone()), (3, exited(0, 1, killed_by(15)))], false),
+        (vec![(2, failed), (9, left()), (9, exited(0, 1, killed_by(15)))], true),
+    ] {
+        let mut job = running(0, &at);
+        let actions = inputs.into_iter().flat_map(|(time, input)| job.handle(at(time), input));
+        let actions: Vec<_> = actions.collect();
+        let end = end(&actions).unwrap();
+        assert_eq!(end.failure.is_some(), is_own);
+        assert_eq!((end.first_cause.as_deref(), end.status), (Some(&host), ExitStatus::Code(1)));
+    }
+}
+
 /// Before the signal: what the workers of others fail of is known to them when they do.
 #[test]
 fn a_stop_of_this_node_alone_is_told_before_it_begins() {

@@ -231,8 +231,24 @@ pub struct Waiting {
     pub max: NodeCount,
     /// How long there is still time.
     pub left: Duration,
-    /// Whether this node is a spare: the job runs without it.
-    pub is_spare: bool,
+    /// For what.
+    pub awaited: Awaited,
+}
+
+/// What a node waits for that wants to be in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// As many nodes as the job needs.
+    Enough,
+    /// More of them: there are enough.
+    More {
+        /// Until the round begins with those who are here.
+        starts_in: Duration,
+    },
+    /// What the others say of their workers: the nodes of the round are here.
+    Ranks,
+    /// A place in the job, which runs without this node, a spare.
+    Place,
 }
 
 /// Why there is nothing to take part in.

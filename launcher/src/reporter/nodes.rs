@@ -5,7 +5,7 @@ use std::time::Duration;
 use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
-use crate::rendezvous::{Change, FailureNote, Round, Waiting};
+use crate::rendezvous::{Awaited, Change, FailureNote, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
 
@@ -72,29 +72,44 @@ pub fn rejoined(round: &Round, workers: u32) -> String {
 /// Who is here and who is not, as one line.
 #[must_use]
 pub fn waiting(waiting: &Waiting) -> String {
-    let here = waiting.here.len();
-    if waiting.is_spare {
-        return format!(
-            "the job runs on {} without this node, a spare: it takes over where one is lost",
-            nodes_here(here)
-        );
-    }
-    let wanted = match (waiting.min, waiting.max) {
-        (min, max) if min == max => max.to_string(),
-        (min, max) => format!("{min} to {max}"),
-    };
+    let Waiting { min, max, .. } = *waiting;
+    let count = waiting.here.len();
+    let is_or_are = if count == 1 { "is" } else { "are" };
+    let here = format!("{is_or_are} here ({})", names(&waiting.here));
     let missing = match waiting.missing.len() {
         0 => String::new(),
         1 => format!(", {} is missing", names(&waiting.missing)),
         _ => format!(", {} are missing", names(&waiting.missing)),
     };
-    let left = Duration::from_secs(waiting.left.as_secs());
-    let is_or_are = if here == 1 { "is" } else { "are" };
-    format!(
-        "waiting for nodes: {here} of {wanted} {is_or_are} here ({}){missing}; {} left",
-        names(&waiting.here),
-        humantime::format_duration(left)
-    )
+    let left = whole_seconds(waiting.left);
+    match waiting.awaited {
+        Awaited::Place => format!(
+            "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
+            nodes_here(count)
+        ),
+        Awaited::Ranks => {
+            format!(
+                "waiting for what the others say of their workers: {} {here}; {left} left",
+                nodes_here(count)
+            )
+        }
+        Awaited::More { starts_in } => format!(
+            "waiting for more nodes: {count} {here}{missing}, {min} {} enough and {max} the most; \
+             it starts with those who are here in {}",
+            if min == NodeCount::ONE { "is" } else { "are" },
+            whole_seconds(starts_in)
+        ),
+        Awaited::Enough if min == max => {
+            format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
+        }
+        Awaited::Enough => {
+            format!("waiting for nodes: {count} {here}{missing}, at least {min} are needed; {left} left")
+        }
+    }
+}
+
+fn whole_seconds(time: Duration) -> humantime::FormattedDuration {
+    humantime::format_duration(Duration::from_secs(time.as_secs()))
 }
 
 /// Something that people want to know of the rendezvous.
@@ -197,17 +212,28 @@ mod tests {
             min: count(3),
             max: count(3),
             left: Duration::from_millis(590_400),
-            is_spare: false,
+            awaited: Awaited::Enough,
         };
         let words = "waiting for nodes: 2 of 3 are here (th1, th2), th3 is missing; 9m 50s left";
         assert_eq!(waiting(&seen), words);
         seen.here = texts(&["th1"]);
         (seen.missing, seen.max) = (Vec::new(), count(5));
-        assert_eq!(waiting(&seen), "waiting for nodes: 1 of 3 to 5 is here (th1); 9m 50s left");
+        let words = "waiting for nodes: 1 is here (th1), at least 3 are needed; 9m 50s left";
+        assert_eq!(waiting(&seen), words);
+        seen.here = texts(&["th1", "th2", "th3"]);
+        seen.awaited = Awaited::More { starts_in: Duration::from_millis(25_900) };
+        let words = "waiting for more nodes: 3 are here (th1, th2, th3), 3 are enough and 5 the most; \
+                     it starts with those who are here in 25s";
+        assert_eq!(waiting(&seen), words);
+        seen.awaited = Awaited::Ranks;
+        let words =
+            "waiting for what the others say of their workers: 3 nodes are here (th1, th2, th3); 9m 50s left";
+        assert_eq!(waiting(&seen), words);
+        seen.awaited = Awaited::Enough;
         seen.here = (0..200).map(|at| format!("n{at}")).collect();
         assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
-        seen.is_spare = true;
-        assert!(waiting(&seen).starts_with("the job runs on 200 nodes without this node, a spare"));
+        seen.awaited = Awaited::Place;
+        assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::rendezvous::{Change, FailureNote, Round};
 
 /// Who is asked whether a failure is another node's answers within 50 ms, or does not know.
 const LONGEST_BLAME: Duration = Duration::from_secs(5);
+/// What fails here so shortly before it is known that the host of the store stops, fails of that: its workers are told to
+/// stop in the same moment as this node is told of it.
+const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
@@ -32,6 +35,8 @@ pub(super) struct Others {
     failed_first: Option<FailureNote>,
     /// The job is over.
     over: Option<Ending>,
+    /// What has failed here is the doing of the node that has ended the job.
+    is_their_doing: bool,
     /// The workers have been started before.
     has_started: bool,
     /// They could not be started here.
@@ -177,7 +182,8 @@ impl State {
     /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
     fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
         self.others.over.as_ref()?;
-        let own = self.others.failed_first.is_none().then(|| failure.clone());
+        let is_own = self.others.failed_first.is_none() && !self.others.is_their_doing;
+        let own = is_own.then(|| failure.clone());
         Some(self.finish_failed(own))
     }
 
@@ -230,6 +236,7 @@ impl State {
             return Vec::new();
         }
         self.others.over = Some(ending.clone());
+        self.others.is_their_doing = self.fails_of_the_host(now, &ending);
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
             Ending::NotNeeded | Ending::Closed { .. } => None,
@@ -254,6 +261,12 @@ impl State {
             Phase::Settling { .. } => self.settled_badly(),
             Phase::Starting | Phase::Finished => vec![self.finish_failed(None)],
         }
+    }
+
+    fn fails_of_the_host(&self, now: Instant, ending: &Ending) -> bool {
+        let Ending::Closed { failure: Some(note) } = ending else { return false };
+        let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
+        note.why_host_left().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
     /// How the job ended elsewhere, and of what first, where it did.

@@ -331,7 +331,11 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        self.answer_blame(None);
+        // Where the host of the store has left, that is the answer.
+        let says_it = matches!(&over, Over::Closed { failure: Some(note) } if note.why_host_left().is_some());
+        if !says_it {
+            self.answer_blame(None);
+        }
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         if !matches!(over, Over::Failed(_)) {

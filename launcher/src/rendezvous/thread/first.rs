@@ -12,7 +12,7 @@ use crate::rendezvous::exchange::{Aborted, ExchangeError};
 use crate::rendezvous::fixed::{FirstRound, RollCall, Setup, first_round, roll_call, take_back};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{News, Over, Round, Waiting};
+use crate::rendezvous::{Awaited, News, Over, Round, Waiting};
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
@@ -163,8 +163,9 @@ impl Driver {
             )));
             return Ok(());
         }
+        let awaited = if missing.is_empty() { Awaited::Ranks } else { Awaited::Enough };
         let missing = missing.into_iter().map(|rank| format!("node rank {rank}")).collect();
-        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, is_spare: false };
+        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, awaited };
         self.outlet.tell(News::Waiting(waiting));
         Ok(())
     }

@@ -152,7 +152,8 @@ impl Driver {
             return now;
         };
         if let Some(left) = joining.line_is_due(now) {
-            let waiting = watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), left);
+            let waiting =
+                watch::waiting((backend.state(), now), me, &self.book, joining.before.as_ref(), left);
             self.outlet.tell(News::Waiting(waiting));
         }
         joining.next_line
@@ -166,7 +167,7 @@ impl Driver {
         // As it was in time: whoever else gives up has taken itself out of it.
         let too_few = |state: &&State| state.participants.len() < me.nodes.min.get() as usize;
         let state = joining.in_time.as_deref().filter(too_few).unwrap_or(backend.state());
-        let waiting = watch::waiting(state, me, &self.book, joining.before.as_ref(), Duration::ZERO);
+        let waiting = watch::waiting((state, now), me, &self.book, joining.before.as_ref(), Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
         self.over(Over::Failed(RendezvousError::TooFew {

@@ -158,7 +158,6 @@ impl Driver {
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
-                self.answer_blame(None);
                 self.over(Over::Closed { failure });
                 return Ok(Instant::now());
             }

@@ -1,13 +1,13 @@
 //! What is to be said of what was seen. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
 use crate::rendezvous::round::{Me, is_spare};
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{FailureNote, Waiting};
+use crate::rendezvous::{Awaited, FailureNote, Waiting};
 
 use super::book::Book;
 use super::member::{Past, Stage};
@@ -75,7 +75,13 @@ fn may_go_on(stage: Stage, look: &Look, all_gone: bool) -> bool {
 }
 
 /// What people are told while it is waited for nodes.
-pub(super) fn waiting(state: &State, me: &Me, book: &Book, before: Option<&Past>, left: Duration) -> Waiting {
+pub(super) fn waiting(
+    (state, now): (&State, Instant),
+    me: &Me,
+    book: &Book,
+    before: Option<&Past>,
+    left: Duration,
+) -> Waiting {
     let is_spare = is_spare(state, &me.node);
     let runs = state.complete && is_spare;
     let mut here: Vec<&Node> = if runs {
@@ -107,7 +113,22 @@ pub(super) fn waiting(state: &State, me: &Me, book: &Book, before: Option<&Past>
         min: me.nodes.min,
         max: me.nodes.max,
         left,
-        is_spare,
+        awaited: if is_spare { Awaited::Place } else { awaited(state, me, book, now) },
+    }
+}
+
+/// Of a node that is no spare.
+fn awaited(state: &State, me: &Me, book: &Book, now: Instant) -> Awaited {
+    if state.complete && state.participants.contains(&me.node) {
+        return Awaited::Ranks;
+    }
+    let is_enough = !state.complete && state.participants.len() >= me.nodes.min.get() as usize;
+    match book.sightings.deadline_seen(state).filter(|_| is_enough) {
+        Some(seen) => {
+            let starts_in = (seen + me.times.last_call).saturating_duration_since(now);
+            Awaited::More { starts_in }
+        }
+        None => Awaited::Enough,
     }
 }
 
