@@ -247,8 +247,8 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
     let mut job = running(1, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
-    assert_eq!(job.handle(at(7), Input::DeadlinePassed), []);
-    assert!(joins(&job.handle(at(8), Input::DeadlinePassed)), "its own restart");
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), []);
+    assert!(joins(&job.handle(at(11), Input::DeadlinePassed)), "its own restart");
 }
 
 #[test]

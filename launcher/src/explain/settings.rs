@@ -93,7 +93,7 @@ fn of_devices(name: &str) -> bool {
 
 /// As every option takes it.
 fn time(time: Duration) -> String {
-    format!("{}s", time.as_secs_f64())
+    humantime::format_duration(time).to_string()
 }
 
 fn setting(name: &'static str, value: Option<String>, source: Source) -> Setting {
@@ -210,7 +210,6 @@ impl Sources<'_> {
     /// Only where something was said: most jobs have no policy.
     fn of_the_restarts(&self) -> Vec<Setting> {
         let policy = &self.spec.restart;
-        let time = |time: Duration| humantime::format_duration(time).to_string();
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
         let backoff = policy.backoff.as_ref();
         let progress = policy.progress.as_ref();

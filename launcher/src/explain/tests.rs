@@ -78,7 +78,7 @@ fn each_value_has_its_source() {
 #[test]
 fn the_sources_are_those_that_decide() {
     for (name, words, environment, value, source) in [
-        ("grace", "--grace 1.5", None, "1.5s", option("--grace")),
+        ("grace", "--grace 1.5", None, "1s 500ms", option("--grace")),
         ("grace", "--grace 1 --shutdown-timeout 2", None, "2s", option("--shutdown-timeout")),
         ("grace", "", Some(("RANKRUN_GRACE", "3")), "3s", by_variable("RANKRUN_GRACE")),
         ("grace", "", Some(("PET_SHUTDOWN_TIMEOUT", "4")), "4s", by_variable("PET_SHUTDOWN_TIMEOUT")),
@@ -90,11 +90,11 @@ fn the_sources_are_those_that_decide() {
             by_variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         ),
         ("grace", "", None, "30s", Source::Default),
-        ("leftover-grace", "--leftover-grace 1.5", None, "1.5s", option("--leftover-grace")),
+        ("leftover-grace", "--leftover-grace 1.5", None, "1s 500ms", option("--leftover-grace")),
         ("leftover-grace", "", None, "30s", Source::Default),
-        ("start-timeout", "--start-timeout 2.5", None, "2.5s", option("--start-timeout")),
-        ("time-limit", "--time-limit 1h30m", None, "5400s", option("--time-limit")),
-        ("time-limit", "", Some(("RANKRUN_TIME_LIMIT", "1:30")), "90s", by_variable("RANKRUN_TIME_LIMIT")),
+        ("start-timeout", "--start-timeout 2.5", None, "2s 500ms", option("--start-timeout")),
+        ("time-limit", "--time-limit 1h30m", None, "1h 30m", option("--time-limit")),
+        ("time-limit", "", Some(("RANKRUN_TIME_LIMIT", "1:30")), "1m 30s", by_variable("RANKRUN_TIME_LIMIT")),
         ("warn-signal", "--time-limit 9 --warn-signal USR1@5", None, "SIGUSR1@5s", option("--warn-signal")),
         (
             "store",

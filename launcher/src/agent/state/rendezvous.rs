@@ -20,8 +20,9 @@ use crate::agent::policy::Place;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::rendezvous::{Change, FailureNote, Round};
 
-/// Who is asked whether a failure is another node's answers within 50 ms, or does not know.
-const LONGEST_BLAME: Duration = Duration::from_secs(5);
+/// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
+/// 7 s, or does not know.
+const LONGEST_BLAME: Duration = Duration::from_secs(8);
 /// What fails here so shortly before it is known that the host of the store stops, fails of that: its workers are told to
 /// stop in the same moment as this node is told of it.
 const SAME_MOMENT: Duration = Duration::from_secs(1);

@@ -70,7 +70,7 @@ fn each_setting_of_the_nodes_has_its_source() {
         values([
             (Some("2:4"), option("--nnodes")),
             (None, Source::Default),
-            (Some("60s"), by_variable("RANKRUN_JOIN_TIMEOUT")),
+            (Some("1m"), by_variable("RANKRUN_JOIN_TIMEOUT")),
             (Some("4s"), option("--rdzv-conf")),
             (Some("2s"), option("--lease")),
             (Some("eth0"), option("--iface")),
@@ -82,7 +82,7 @@ fn each_setting_of_the_nodes_has_its_source() {
         values([
             (Some("3"), option("--nnodes")),
             (Some("1"), option("--node-rank")),
-            (Some("900s"), Source::Default),
+            (Some("15m"), Source::Default),
             (None, Source::Default),
             (Some("5s"), Source::Default),
             (None, Source::Default),

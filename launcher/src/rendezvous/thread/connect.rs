@@ -182,6 +182,9 @@ impl Driver {
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
+        if self.store.is_some() {
+            backend.tell_watched().map_err(Failure::Store)?;
+        }
         if self.is_over() {
             return Ok(());
         }

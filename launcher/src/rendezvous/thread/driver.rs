@@ -204,7 +204,11 @@ impl Driver {
             }
             (Wish::Failed(note), Phase::Member(membership)) => membership.fails(note),
             (Wish::Succeeded, Phase::Member(membership)) => membership.succeeds(),
-            (Wish::Blame, Phase::Member(membership)) => membership.asks_for_blame(now),
+            (Wish::Blame, Phase::Member(membership)) => {
+                membership.asks_for_blame(now);
+                // Who lives shows it after this look.
+                self.next_tick = now;
+            }
             // There is no round, so nobody was lost from it.
             (Wish::Blame, _) => self.outlet.tell(News::Blamed(None)),
             (Wish::Failed(_) | Wish::Succeeded, _) => {}

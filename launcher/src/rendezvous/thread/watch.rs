@@ -9,8 +9,15 @@ use crate::rendezvous::round::{Me, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{Awaited, FailureNote, Waiting};
 
+use crate::spec::rendezvous::RoundTimes;
+
 use super::book::Book;
 use super::member::{Past, Stage};
+
+/// How long a lost node has to be noticed where that needs no lease.
+const BLAME: Duration = Duration::from_millis(50);
+/// And where it does: no failure is held back for longer.
+const LONGEST_BLAME: Duration = Duration::from_secs(7);
 
 /// What a look says about the round that this node is in, beside who is in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +79,25 @@ fn may_go_on(stage: Stage, look: &Look, all_gone: bool) -> bool {
         Stage::Succeeded => look.failure.is_none() && !all_gone,
         Stage::Stopping | Stage::Over => false,
     }
+}
+
+/// A question whom to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) asked: Instant,
+    /// When it was looked for signs of life for the first time since, and whether the host of the store tells at once whose
+    /// connections have closed.
+    pub(super) seen: Option<(Instant, bool)>,
+}
+
+/// Until when a lost node has to be noticed before what has happened here is our own doing: where `all_live` is false, some
+/// agent has given no sign of life since the question was asked.
+pub(super) fn blamed_until(asked: Instant, is_watched: bool, all_live: bool, times: &RoundTimes) -> Instant {
+    if is_watched || all_live {
+        return asked + BLAME;
+    }
+    // Its last sign may have come just before.
+    asked + (times.lease + BLAME).min(LONGEST_BLAME)
 }
 
 /// What people are told while it is waited for nodes.
@@ -158,6 +184,18 @@ mod tests {
     fn judged(stage: Stage, look: &Look, is_closed: bool) -> Verdict {
         let nodes = [node("a"), node("b")];
         judge(&Known { stage, nodes: &nodes, told: None, is_closed, all_gone: false }, look)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn a_failure_is_held_back_while_it_is_not_known_who_lives() {
+        let asked = Instant::now();
+        let until = |is_watched, all_live, lease| {
+            let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
+            (blamed_until(asked, is_watched, all_live, &times) - asked).as_millis()
+        };
+        assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
+        assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
     }
 
     #[test]

@@ -116,6 +116,21 @@ fn a_lost_node_is_to_blame() {
     assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
 }
 
+/// The store is another program's, as torchrun's, and says nothing of closed connections.
+#[test]
+fn where_nobody_sees_connections_close_who_has_failed_waits_for_the_lease_of_who_is_silent() {
+    let store = store();
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[0].news(), News::Blamed(None)), "the other lives");
+    drop(agents.remove(1));
+    agents[0].rendezvous.wish(Wish::Blame);
+    let answer = agents[0].news();
+    assert!(matches!(&answer, News::Blamed(Some(_))), "{answer:?}");
+}
+
 #[test]
 fn a_failure_that_is_told_before_its_cause_is_known_is_still_the_lost_nodes() {
     let mut job = hosted(1, 2);
