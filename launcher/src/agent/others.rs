@@ -220,7 +220,7 @@ impl Agent<'_> {
             }
             let deadline = say_at.into_iter().chain([departure.until]).min();
             let fds = [departure.over.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if super::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
+            if super::inputs::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
                 return;
             }
             if !matches!(self.next_signal(), Ok(None)) {

@@ -81,9 +81,9 @@ fn the_stop_of_the_stores_host_is_the_cause_on_every_node() {
     ] {
         let Some(fleet) = Fleet::up(3) else { return };
         let start = |host: usize| {
-            let launch = own(host).worker(["seat", "sum", "print=met", "reduce=4000000000"]);
             let limit = time_limit.filter(|_| host == 1).map(|limit| ["--time-limit", limit]);
-            fleet.on(host, launch.args(limit.into_iter().flatten())).start()
+            let launch = own(host).args(limit.into_iter().flatten());
+            fleet.on(host, launch.worker(["seat", "sum", "reduce=4000000000"])).start()
         };
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));

@@ -29,15 +29,21 @@ const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
+/// The end of the job elsewhere.
+#[derive(Debug)]
+struct Over {
+    ending: Ending,
+    /// What has failed here is the doing of the node that has ended it.
+    is_their_doing: bool,
+}
+
 /// What is known of the other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Others {
     /// The first failure of this round, where it is another node's.
     failed_first: Option<FailureNote>,
     /// The job is over.
-    over: Option<Ending>,
-    /// What has failed here is the doing of the node that has ended the job.
-    is_their_doing: bool,
+    over: Option<Over>,
     /// The workers have been started before.
     has_started: bool,
     /// They could not be started here.
@@ -182,8 +188,8 @@ impl State {
 
     /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
     fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
-        self.others.over.as_ref()?;
-        let is_own = self.others.failed_first.is_none() && !self.others.is_their_doing;
+        let over = self.others.over.as_ref()?;
+        let is_own = self.others.failed_first.is_none() && !over.is_their_doing;
         let own = is_own.then(|| failure.clone());
         Some(self.finish_failed(own))
     }
@@ -236,8 +242,8 @@ impl State {
         if self.phase == Phase::Finished || self.others.over.is_some() {
             return Vec::new();
         }
-        self.others.over = Some(ending.clone());
-        self.others.is_their_doing = self.fails_of_the_host(now, &ending);
+        let is_their_doing = self.fails_of_the_host(now, &ending);
+        self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
             Ending::NotNeeded | Ending::Closed { .. } => None,
@@ -272,7 +278,7 @@ impl State {
 
     /// How the job ended elsewhere, and of what first, where it did.
     pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
-        let over = self.others.over.clone();
+        let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
             Some(Ending::Closed { failure }) => failure.clone(),
             _ => None,
@@ -302,7 +308,7 @@ impl State {
 
     /// What ends with the job where it ended elsewhere.
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
-        self.others.over.as_ref().map(|ending| match ending {
+        self.others.over.as_ref().map(|over| match over.ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
             Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
