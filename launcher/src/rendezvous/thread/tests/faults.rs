@@ -92,6 +92,21 @@ fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
     host.leave("its time limit is over");
 }
 
+/// Who is still connected may have more to read, or its last words to write.
+#[test]
+fn the_host_stays_until_the_others_have_heard() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let host = agents.remove(0);
+    host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    let end = std::thread::spawn(move || host.leave("its time limit is over"));
+    assert_eq!(why_host_left(&agents[0].over()).1, "its time limit is over");
+    assert!(!end.is_finished(), "somebody is still connected");
+    drop(agents);
+    end.join().unwrap();
+}
+
 #[test]
 fn who_stops_without_the_store_leaves_the_others_alone() {
     let mut job = hosted(1, 2);
