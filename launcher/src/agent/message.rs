@@ -194,6 +194,11 @@ pub enum Action {
     AskBlame,
     /// Tell the other nodes that all workers of this one have succeeded.
     TellSuccess,
+    /// Tell the other nodes that this one is being stopped, where the job ends with it.
+    TellStop {
+        /// Why.
+        because: OwnStop,
+    },
     /// Signal the process groups of these workers.
     Signal {
         /// Which life of the group.
@@ -255,6 +260,15 @@ pub enum Action {
     Say(Happening),
     /// The job is over.
     Finish(JobEnd),
+}
+
+/// Why this node stops its workers and leaves, whatever happens on others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnStop {
+    /// The launcher was told to stop.
+    Signal(Signal),
+    /// The time limit of the job is over.
+    TimeLimit,
 }
 
 /// Why nobody waits any more for the worker that was left to a person.

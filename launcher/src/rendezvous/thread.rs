@@ -125,7 +125,7 @@ impl Rendezvous {
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
         // Where no store has ever heard of us there is nobody to tell.
-        let is_unknown = matches!(parting, Parting::Leave { .. }) && self.fence().is_none();
+        let is_unknown = matches!(parting, Parting::Leave { .. }) && !self.fencepost.is_known();
         let limit = if is_unknown { Duration::ZERO } else { limit };
         self.mailbox.send(Command::End { parting, until });
         // A thread that is late is left behind: the process ends, and takes it along.

@@ -36,6 +36,22 @@ impl Backend {
         self.calls.add(&self.keys.beat(node), 1).map(drop)
     }
 
+    /// Says, as the host of the store, that whose connections close is known at once.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn tell_watched(&mut self) -> Result<(), ClientError> {
+        self.calls.set(&self.keys.watched(), b"1")
+    }
+
+    /// Whether the host of the store has said so.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn is_watched(&mut self) -> Result<bool, ClientError> {
+        self.calls.check(&[&self.keys.watched()])
+    }
+
     /// What nodes say of themselves, and their counters.
     ///
     /// # Errors

@@ -182,6 +182,9 @@ impl Driver {
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
+        if self.store.is_some() {
+            backend.tell_watched().map_err(Failure::Store)?;
+        }
         if self.is_over() {
             return Ok(());
         }
@@ -320,17 +323,23 @@ impl Driver {
     }
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
-    pub(super) fn take_gone(&mut self, now: Instant) {
-        let Some(store) = &self.store else { return };
+    pub(super) fn take_gone(&mut self, now: Instant) -> Result<(), Trouble> {
+        let Some(store) = &self.store else { return Ok(()) };
         if !is_readable(store.departures()) {
-            return;
+            return Ok(());
         }
-        for nonce in store.departed().unwrap_or_default() {
-            if let Some(node) = self.book.of_nonce(nonce).cloned() {
+        let departed = store.departed().unwrap_or_default();
+        if departed.iter().any(|nonce| self.book.of_nonce(*nonce).is_none()) {
+            // It may have come into the state since the last look: what it wrote is there before it is gone.
+            self.look()?;
+        }
+        for nonce in &departed {
+            if let Some(node) = self.book.of_nonce(*nonce).cloned() {
                 self.book.sightings.gone(&node);
                 self.next_look = now;
             }
         }
+        self.free_ranks(&departed)
     }
 
     /// Readable when connections to our store have gone.

@@ -183,6 +183,12 @@ impl Driver {
             self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
+            (Wish::Stopping { why }, _) => {
+                // Otherwise it is said at the parting.
+                if let Err(trouble) = self.end_with_the_store(&why) {
+                    self.stumble(trouble);
+                }
+            }
             (Wish::Join { workers }, phase) => {
                 let before = match std::mem::replace(phase, Phase::Idle) {
                     Phase::Member(membership) => Some(membership.into_past()),
@@ -193,7 +199,11 @@ impl Driver {
             }
             (Wish::Failed(note), Phase::Member(membership)) => membership.fails(note),
             (Wish::Succeeded, Phase::Member(membership)) => membership.succeeds(),
-            (Wish::Blame, Phase::Member(membership)) => membership.asks_for_blame(now),
+            (Wish::Blame, Phase::Member(membership)) => {
+                membership.asks_for_blame(now);
+                // Who lives shows it after this look.
+                self.next_tick = now;
+            }
             // There is no round, so nobody was lost from it.
             (Wish::Blame, _) => self.outlet.tell(News::Blamed(None)),
             (Wish::Failed(_) | Wish::Succeeded, _) => {}
@@ -206,7 +216,7 @@ impl Driver {
         if self.is_over() {
             return Ok(now + NEVER);
         }
-        self.take_gone(now);
+        self.take_gone(now)?;
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
@@ -320,7 +330,11 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        self.answer_blame(None);
+        // Where the host of the store has left, that is the answer.
+        let says_it = matches!(&over, Over::Closed { failure: Some(note) } if note.why_host_left().is_some());
+        if !says_it {
+            self.answer_blame(None);
+        }
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         if !matches!(over, Over::Failed(_)) {

@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, View, is_spare, next};
+use crate::rendezvous::round::{Goal, Step, is_spare, next};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
@@ -82,12 +82,7 @@ impl Driver {
                 joining.in_time = Some(Box::new(backend.state().clone()));
             }
             self.memory.saw(backend.state());
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             let before = joining.before.as_ref().map(|past| past.number);
             let goal = Goal::Join { deadline: joining.deadline, before };
             let step = next(&view, me, goal, now, wall());
@@ -157,7 +152,8 @@ impl Driver {
             return now;
         };
         if let Some(left) = joining.line_is_due(now) {
-            let waiting = watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), left);
+            let waiting =
+                watch::waiting((backend.state(), now), me, &self.book, joining.before.as_ref(), left);
             self.outlet.tell(News::Waiting(waiting));
         }
         joining.next_line
@@ -171,7 +167,7 @@ impl Driver {
         // As it was in time: whoever else gives up has taken itself out of it.
         let too_few = |state: &&State| state.participants.len() < me.nodes.min.get() as usize;
         let state = joining.in_time.as_deref().filter(too_few).unwrap_or(backend.state());
-        let waiting = watch::waiting(state, me, &self.book, joining.before.as_ref(), Duration::ZERO);
+        let waiting = watch::waiting((state, now), me, &self.book, joining.before.as_ref(), Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
         self.over(Over::Failed(RendezvousError::TooFew {
@@ -292,16 +288,11 @@ impl Driver {
         if now >= self.next_tick {
             self.beat().map_err(Some)?;
         }
-        self.take_gone(now);
+        self.take_gone(now).map_err(Some)?;
         self.look().map_err(Some)?;
         self.say_who_is_missing(now);
         let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Err(None) };
-        let view = View {
-            state: backend.state(),
-            sightings: &self.book.sightings,
-            agents: &self.book.agents,
-            ranks: self.book.ranks.as_ref(),
-        };
+        let view = self.book.view(backend.state());
         if let Step::Write { state, rings } = next(&view, me, Goal::Hold, now, wall()) {
             self.write(&state, rings).map_err(Some)?;
         }

@@ -51,6 +51,72 @@ fn the_host_notices_at_once() {
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
 
+/// Why the job is over, in the words of the host of the store.
+#[track_caller]
+fn why_host_left(over: &Over) -> (NodeRank, &str) {
+    let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
+    (note.node_rank, note.why_host_left().expect("it tells of the host"))
+}
+
+#[test]
+fn the_host_that_leaves_ends_the_job_and_says_why() {
+    let mut job = hosted(1, 2);
+    (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(1)));
+    let host = job.agent();
+    // Whoever hosts has said so before anybody else can come.
+    assert!(host.note().contains("hosts"), "the first one");
+    let other = Job { node_rank: Some(NodeRank(0)), ..job }.agent();
+    other.rejoined();
+    host.leave("it was told to stop by SIGTERM");
+    let over = std::iter::repeat_with(|| other.news()).find_map(|news| match news {
+        News::Over(over) => Some(over),
+        _ => None,
+    });
+    assert_eq!(why_host_left(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
+}
+
+/// While its workers are being stopped it is still there, and the others need not wait for its end to know.
+#[test]
+fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_host_left(&agents[1].over()).1, "its time limit is over");
+    // What fails here now is the stop's doing.
+    agents[0].fail(&note(0));
+    let [host, other] = agents.try_into().ok().unwrap();
+    other.leave("the job has ended");
+    assert!(host.rendezvous.receive().is_none());
+    assert_eq!(host.rendezvous.fence(), None);
+    host.leave("its time limit is over");
+}
+
+/// Who is still connected may have more to read, or its last words to write.
+#[test]
+fn the_host_stays_until_the_others_have_heard() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let host = agents.remove(0);
+    host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_host_left(&agents[0].over()).1, "its time limit is over");
+    let before = Instant::now();
+    host.leave("its time limit is over");
+    assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
+}
+
+#[test]
+fn who_stops_without_the_store_leaves_the_others_alone() {
+    let mut job = hosted(1, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let stops = agents.remove(1);
+    stops.rendezvous.wish(Wish::Stopping { why: "SIGTERM".to_owned() });
+    stops.leave("SIGTERM");
+    assert!(matches!(agents[0].changed(), Change::PeerLeft { why, .. } if why == "SIGTERM"));
+}
+
 #[test]
 fn a_lost_node_is_to_blame() {
     let mut job = hosted(1, 2);
@@ -62,6 +128,21 @@ fn a_lost_node_is_to_blame() {
     assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
     agents[0].rendezvous.wish(Wish::Blame);
     assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
+}
+
+/// The store is another program's, as torchrun's, and says nothing of closed connections.
+#[test]
+fn where_nobody_sees_connections_close_who_has_failed_waits_for_the_lease_of_who_is_silent() {
+    let store = store();
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[0].news(), News::Blamed(None)), "the other lives");
+    drop(agents.remove(1));
+    agents[0].rendezvous.wish(Wish::Blame);
+    let answer = agents[0].news();
+    assert!(matches!(&answer, News::Blamed(Some(_))), "{answer:?}");
 }
 
 #[test]
