@@ -1,0 +1,145 @@
+//! Nodes of torchrun 2.15 and of ours in one job, of which one is killed with its workers: the others go on, and a spare of
+//! the other kind takes its place.
+
+use std::time::Duration;
+
+use harness::{Fleet, Gate, Job, Launch, Name, Scratch, soak, tell};
+use nix::sys::signal::Signal;
+
+use super::{TIMES, succeed};
+
+/// A job of one agent on each of some hosts; the first of them has rank 0 in every round.
+struct Mixed<'a> {
+    fleet: &'a Fleet,
+    gate: &'a Gate,
+    /// The host of the store.
+    store: usize,
+    nodes: &'a str,
+    /// `--rdzv-conf`
+    times: &'a str,
+}
+
+impl Mixed<'_> {
+    fn start(&self, host: usize, name: Name) -> Job {
+        let launch = Launch::new(name).args(["--nnodes", self.nodes, "--rdzv-id", "job"]);
+        let endpoint = format!("th{}:29400", self.store);
+        let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
+        // Ranks follow the addresses as text; torchrun says that it is a spare only in its own debugging words.
+        let launch = launch.args(["--rdzv-conf", self.times, "--local-addr", &Fleet::address(host)]);
+        let launch = launch.env("TORCH_LOGS", "+torch.distributed.elastic.rendezvous.dynamic_rendezvous");
+        let launch = launch.limit(Duration::from_secs(180));
+        self.fleet.on(host, launch.worker(["seat", "sum", &self.gate.step()])).start()
+    }
+}
+
+/// No process of the job's is left, and no word is said.
+#[track_caller]
+fn kill(job: Job) {
+    for process in job.processes() {
+        process.signal(Signal::SIGKILL);
+    }
+    let _ = job.wait();
+}
+
+/// Waits until the workers of these agents have met so often in a world of that size.
+#[track_caller]
+fn met(jobs: &[Job], world: usize, times: usize) {
+    for job in jobs {
+        job.lines(&format!("world={world} total={}", world * (world + 1) / 2), times);
+    }
+}
+
+/// Two nodes of each kind, the last of which, torchrun's, is killed: three go on.
+#[track_caller]
+fn one_of_torchrun_is_killed(kinds: [Name; 4], store: usize, times: &str) {
+    let Some(fleet) = Fleet::up(4) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let mixed = Mixed { fleet: &fleet, gate: &gate, store, nodes: "2:4", times };
+    let mut jobs: Vec<_> = kinds.into_iter().zip(1..).map(|(name, host)| mixed.start(host, name)).collect();
+    met(&jobs, 4, 1);
+    let killed = jobs.pop().expect("four agents");
+    let began = killed.elapsed();
+    kill(killed);
+    met(&jobs, 3, 1);
+    if soak() {
+        let took = jobs[0].elapsed().saturating_sub(began);
+        tell(&format!("three nodes go on without a torchrun node after {took:?} (`{times}`)"));
+    }
+    gate.open(3);
+    for outcome in succeed(jobs) {
+        assert_eq!(outcome.lines_with("seat rank=").len(), 2, "{outcome}");
+    }
+    fleet.is_empty();
+}
+
+use Name::{Rankrun as Ours, Reference as Torchrun};
+
+#[test]
+fn a_torchrun_agent_is_killed_where_we_have_rank_0() {
+    one_of_torchrun_is_killed([Ours, Torchrun, Ours, Torchrun], 1, TIMES);
+}
+
+#[test]
+fn a_torchrun_agent_is_killed_where_torchrun_has_rank_0_and_the_store() {
+    one_of_torchrun_is_killed([Torchrun, Ours, Ours, Torchrun], 1, TIMES);
+}
+
+/// With the times that torchrun has by itself: a node is dead after 15 s.
+#[test]
+fn a_torchrun_agent_is_killed_and_nobody_has_set_any_time() {
+    if soak() {
+        one_of_torchrun_is_killed([Ours, Torchrun, Ours, Torchrun], 1, "last_call_timeout=2");
+        one_of_torchrun_is_killed([Torchrun, Ours, Ours, Torchrun], 2, "last_call_timeout=2");
+    }
+}
+
+/// Two members, of which the second is killed, and a spare of this kind on the third host.
+#[track_caller]
+fn a_spare_takes_over(members: [Name; 2], spare: Name) {
+    let Some(fleet) = Fleet::up(3) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let mixed = Mixed { fleet: &fleet, gate: &gate, store: 1, nodes: "2", times: TIMES };
+    let [stays, dies] = [mixed.start(1, members[0]), mixed.start(2, members[1])];
+    stays.line("world=2 total=3");
+    dies.line("world=2 total=3");
+    let waits = mixed.start(3, spare);
+    waits.line(if spare == Torchrun { "is in redundancy list" } else { "spare" });
+    let began = stays.elapsed();
+    kill(dies);
+    waits.line("world=2 total=3");
+    stays.lines("world=2 total=3", 2);
+    if soak() {
+        let took = stays.elapsed().saturating_sub(began);
+        tell(&format!(
+            "a spare {spare:?} takes the place of {:?} beside {:?} after {took:?}",
+            members[1], members[0]
+        ));
+    }
+    gate.open(2);
+    for (outcome, starts) in succeed([stays, waits]).into_iter().zip([2, 1]) {
+        assert_eq!(outcome.lines_with("seat rank=").len(), starts, "{outcome}");
+    }
+    fleet.is_empty();
+}
+
+#[test]
+fn a_spare_of_torchrun_takes_the_place_of_ours() {
+    a_spare_takes_over([Ours, Ours], Torchrun);
+}
+
+#[test]
+fn a_spare_of_ours_takes_the_place_of_torchruns() {
+    a_spare_takes_over([Torchrun, Torchrun], Ours);
+}
+
+/// Those that are left; but two of torchrun cannot meet where the first one has published already (contract 8.2).
+#[test]
+fn other_spares_of_mixed_jobs() {
+    if soak() {
+        a_spare_takes_over([Ours, Torchrun], Torchrun);
+        a_spare_takes_over([Ours, Torchrun], Ours);
+        a_spare_takes_over([Torchrun, Ours], Ours);
+    }
+}
