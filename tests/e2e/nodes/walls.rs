@@ -46,7 +46,8 @@ fn a_static_job_behind_a_wall() {
     let Some(fleet) = walled() else { return };
     let launch = |host: usize| {
         let launch = Launch::new(Name::Rankrun).args(["--nnodes", "2", "--node-rank"]);
-        let launch = launch.args([(host - 1).to_string().as_str(), "--master-addr", "th1", "--master-port", "30004"]);
+        let launch =
+            launch.args([(host - 1).to_string().as_str(), "--master-addr", "th1", "--master-port", "30004"]);
         // A second round is over the same ports.
         launch.args(RANGE).args(["--max-restarts", "1"]).worker(["seat", "sum", "rank1:life0:exit=3"])
     };
