@@ -5,12 +5,18 @@
 
 use harness::{Fleet, Gate, Name, Outcome, Scratch, fixture, only_ours};
 
+use rankrun::rendezvous::descriptor::PROTOCOL;
+
 use super::{ENDPOINT, LEASE, Team, c10d, fixed, succeed};
 
-/// How an agent of this build begins what it says of itself.
-const OURS: &str = concat!(r#"{"protocol":1,"version":""#, env!("CARGO_PKG_VERSION"), r#"","#);
-/// And one of another protocol.
-const THEIRS: &str = r#"{"protocol":9,"version":"9.9.9","#;
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// How an agent of another protocol begins what it says of itself.
+const THEIRS: &str = r#"{"protocol":99,"version":"9.9.9","#;
+
+/// How one of this build does.
+fn ours() -> String {
+    format!(r#"{{"protocol":{PROTOCOL},"version":"{VERSION}","#)
+}
 
 /// Puts one text in place of another in what the agents have said of themselves.
 #[track_caller]
@@ -22,8 +28,8 @@ fn edit(fleet: &Fleet, agents: &str, from: &str, to: &str) {
 #[track_caller]
 fn is_refused(outcome: &Outcome) {
     outcome.exits(1).never_says("seat rank=").never_says("panicked");
-    let ours = concat!("rankrun ", env!("CARGO_PKG_VERSION"), " (protocol 1)");
-    outcome.complains(ours).complains("9.9.9 (protocol 9)").complains("the same version of rankrun");
+    outcome.complains(&format!("rankrun {VERSION} (protocol {PROTOCOL})"));
+    outcome.complains("9.9.9 (protocol 99)").complains("the same version of rankrun");
 }
 
 #[test]
@@ -32,7 +38,7 @@ fn a_newcomer_among_agents_of_another_protocol_goes() {
         return;
     }
     let Some(team) = Team::start(2, "2:3", &[]) else { return };
-    edit(&team.fleet, "/torch.rendezvous.job/rankrun/agent/", OURS, THEIRS);
+    edit(&team.fleet, "/torch.rendezvous.job/rankrun/agent/", &ours(), THEIRS);
     let newcomer = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", LEASE]).worker(["seat"]);
     is_refused(&team.fleet.on(0, newcomer).run());
     goes_on(team);
@@ -83,10 +89,10 @@ fn a_second_static_node_of_another_protocol_goes() {
     };
     let first = own(1).start();
     first.line("1 of 2");
-    edit(&fleet, "/none/rankrun/agent/", OURS, THEIRS);
+    edit(&fleet, "/none/rankrun/agent/", &ours(), THEIRS);
     is_refused(&own(2).run());
     // The same version again: nothing has become of the one that waits.
-    edit(&fleet, "/none/rankrun/agent/", THEIRS, OURS);
+    edit(&fleet, "/none/rankrun/agent/", THEIRS, &ours());
     let jobs = [first, own(2).start()];
     jobs.iter().for_each(|job| drop(job.line("world=2 total=3")));
     gate.open(2);
