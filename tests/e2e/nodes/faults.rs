@@ -66,13 +66,14 @@ fn a_host_is_cut_off_and_healed() {
 }
 
 /// The others see its connection break, and it learns that nobody takes its packets: its agent ends with an error that
-/// names the store, long before one that hears nothing gives up. A new one is let in.
+/// names the store, long before one that hears nothing gives up (after 30 s). A new one is let in.
 #[test]
 fn a_host_is_cut_off_by_resets() {
     each("host cut off by resets", "1:3", &[], |mut team| {
         let worker = Process::open(team.worker(3)).expect("the worker lives");
         team.fleet.reject(3, Refusal::Reset);
         team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        let _ = team.job(3).ends_within(Duration::from_secs(20));
         team.take(3).wait().exits(1).complains("th1:29400").never_says("panicked");
         team.meets(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);

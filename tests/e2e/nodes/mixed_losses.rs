@@ -33,7 +33,7 @@ impl Mixed<'_> {
         // Ranks follow the addresses as text; torchrun says that it is a spare only in its own debugging words.
         let launch = launch.args(["--rdzv-conf", self.times, "--local-addr", &Fleet::address(host)]);
         let launch = launch.env("TORCH_LOGS", "+torch.distributed.elastic.rendezvous.dynamic_rendezvous");
-        let launch = launch.limit(Duration::from_secs(180));
+        let launch = launch.limit(Duration::from_secs(120));
         self.fleet.on(host, launch.worker(["seat", "sum", &self.gate.step()])).start()
     }
 }
