@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use super::{TIMES, succeed};
 
 /// A dead torchrun agent is noticed within seconds; but no round is without one that is slow to start.
-const PATIENT: &str = "join_timeout=60,last_call_timeout=40,keep_alive_interval=1,keep_alive_max_attempt=4";
+const PATIENT: &str = "join_timeout=60,last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=4";
 /// torchrun's own times: a node is dead after 15 s.
 const DEFAULT: &str = "keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=30";
 
@@ -62,7 +62,7 @@ fn one_of_torchrun_is_killed(kinds: &[Name], store: usize, times: &str) {
     let Some(fleet) = Fleet::up(world) else { return };
     let scratch = Scratch::new();
     let gate = Gate::new(&scratch, "gate");
-    let nodes = format!("1:{world}");
+    let nodes = format!("{}:{world}", world - 1);
     let mixed = Mixed { fleet: &fleet, gate: &gate, store, nodes: &nodes, times };
     let mut jobs: Vec<_> = kinds.iter().zip(1..).map(|(name, host)| mixed.start(host, *name)).collect();
     met(&jobs, world, 1);
