@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::{Process, only_ours, soak};
+use harness::{Process, Refusal, only_ours, soak};
 use nix::sys::signal::Signal;
 
 use super::{Team, told};
@@ -57,6 +57,38 @@ fn a_host_is_cut_off_and_healed() {
         let worker = Process::open(team.worker(3)).expect("the worker lives");
         team.fleet.cut(3);
         // The cut one ends its own workers, while nobody tells it to.
+        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        team.meets(2, &[(1, 1), (2, 1)]);
+        team.fleet.heal(3);
+        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finishes(&[1, 2, 3]);
+    });
+}
+
+/// The others see its connection break, and it learns that nobody takes its packets: its agent ends with an error that
+/// names the store, long before one that hears nothing gives up (after 30 s). A new one is let in.
+#[test]
+fn a_host_is_cut_off_by_resets() {
+    each("host cut off by resets", "1:3", &[], |mut team| {
+        let worker = Process::open(team.worker(3)).expect("the worker lives");
+        team.fleet.reject(3, Refusal::Reset);
+        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        let _ = team.job(3).ends_within(Duration::from_secs(20));
+        team.take(3).wait().exits(1).complains("th1:29400").never_says("panicked");
+        team.meets(2, &[(1, 1), (2, 1)]);
+        team.fleet.heal(3);
+        team.begin(3);
+        team.meets(3, &[(1, 2), (2, 2), (3, 1)]);
+        team.finishes(&[1, 2, 3]);
+    });
+}
+
+/// To open connections it is as if nobody answered: it waits for the way to be mended, and joins again.
+#[test]
+fn a_host_is_cut_off_by_icmp() {
+    each("host cut off by ICMP", "1:3", &[], |team| {
+        let worker = Process::open(team.worker(3)).expect("the worker lives");
+        team.fleet.reject(3, Refusal::Icmp);
         team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
         team.meets(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);

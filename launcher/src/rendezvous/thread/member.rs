@@ -200,7 +200,7 @@ impl Driver {
         }
         if membership.untold_success {
             let counted = beside_torch.then_some(membership.size);
-            backend.tell_success(membership.number, &me.node, counted)?;
+            backend.tell_success(membership.number, &me.node, &membership.nodes, counted)?;
             membership.untold_success = false;
             membership.succeeded = Some(Instant::now());
         }
