@@ -27,7 +27,7 @@ fn serve() -> StoreServer {
 }
 
 fn connect(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: LIMIT };
+    let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
     Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
 }
 

@@ -28,6 +28,8 @@ use super::first::Begun;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
+/// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
+const SILENCE: Duration = Duration::from_secs(15);
 /// How long a name server may take, and how often it is asked again.
 const RESOLVE: Duration = Duration::from_secs(2);
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
@@ -83,9 +85,10 @@ impl Bond {
 }
 
 impl Driver {
-    /// How long the store may take to answer, so that an answer that does not come is known before the fence.
+    /// How long the store may take to answer, so that an answer that does not come is known early enough before the fence to
+    /// connect anew.
     fn answer(&self) -> Duration {
-        self.plan.times.lease * 2 / 5
+        self.plan.times.lease * 3 / 10
     }
 
     /// From the last sign of life that was acknowledged until a store that is refused is given up: before the fence, so
@@ -128,7 +131,7 @@ impl Driver {
                     self.all_succeeded(round);
                 }
                 // Kept until there is another: its end would tell the host of the store that we are gone.
-                self.worn = self.backend.take();
+                self.worn = self.backend.take().or(self.worn.take());
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
@@ -177,7 +180,9 @@ impl Driver {
 
     fn connect(&mut self, now: Instant) -> Result<(), Failure> {
         let addresses = self.addresses(now)?;
-        let settings = ClientSettings { nonce: self.plan.nonce, answer: self.answer() };
+        // Our kernel may end a connection on which all its questions were lost: then we are dead in any case.
+        let silence = self.plan.times.lease.max(SILENCE);
+        let settings = ClientSettings { nonce: self.plan.nonce, answer: self.answer(), silence };
         let deadline = Instant::now() + TRY;
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;

@@ -26,7 +26,7 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
-use super::fence::Fencepost;
+use super::fence::{Fencepost, Pulse};
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
@@ -78,6 +78,7 @@ pub(super) struct Driver {
     pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) fencepost: Fencepost,
+    pub(super) pulse: Pulse,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
@@ -120,6 +121,7 @@ impl Driver {
             book: Book::new(&plan.times),
             bond: Bond::new(now),
             fencepost: Fencepost::default(),
+            pulse: Pulse::new(now),
             plan,
             outlet,
             store,
@@ -258,6 +260,11 @@ impl Driver {
         Ok(())
     }
 
+    /// A sign of life, in the midst of what may take long.
+    pub(super) fn beat_if_due(&mut self) -> Result<(), Trouble> {
+        if Instant::now() >= self.next_tick { self.beat() } else { Ok(()) }
+    }
+
     /// One sign of life.
     pub(super) fn beat(&mut self) -> Result<(), Trouble> {
         let sent = Instant::now();
@@ -297,6 +304,7 @@ impl Driver {
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
         let look = backend.look(&Wants { round, done, beats: &beats })?;
+        self.pulse.beats(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
         }

@@ -1,3 +1,5 @@
+//! What the agent reads of how the thread stands with the store, without waiting for the thread.
+//!
 //! Until when the others do not take this node for lost: the thread writes it with each sign of life that the store has
 //! acknowledged, and the agent reads it, so that nothing that the thread waits for can put off the end of the workers.
 
@@ -15,8 +17,29 @@ pub struct Fence {
 
 impl Fence {
     /// Of a sign of life that was sent then.
+    ///
+    /// One sign of life may be late by several tries to send it, and the next comes a fifth of the lease later. The last
+    /// part is for the kernel, which takes time to end a large process.
     pub(super) fn of(sent: Instant, lease: Duration) -> Self {
-        Self { stop_at: sent + lease * 3 / 5, kill_by: sent + lease }
+        Self { stop_at: sent + lease * 7 / 10, kill_by: sent + lease * 19 / 20 }
+    }
+}
+
+/// When the store has answered last.
+#[derive(Debug, Clone)]
+pub(super) struct Pulse(Arc<Mutex<Instant>>);
+
+impl Pulse {
+    pub(super) fn new(now: Instant) -> Self {
+        Self(Arc::new(Mutex::new(now)))
+    }
+
+    pub(super) fn beats(&self, now: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    pub(super) fn last(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

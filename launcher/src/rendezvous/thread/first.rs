@@ -123,11 +123,8 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
-        let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
-        self.call_the_roll(now).map_err(Some)
+        self.beat_if_due().map_err(Some)?;
+        self.call_the_roll(Instant::now()).map_err(Some)
     }
 
     /// Tells people now and then who is missing.

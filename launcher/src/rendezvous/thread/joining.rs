@@ -123,9 +123,11 @@ impl Driver {
     }
 
     fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+        self.beat_if_due()?;
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         let won = backend.write(state, rings && !completes)?;
+        self.pulse.beats(Instant::now());
         if won && completes {
             // Whoever completes the next round may not have been in this one.
             let ranks = ranks_of(state);
@@ -288,10 +290,8 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
+        self.beat_if_due().map_err(Some)?;
         let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
         self.take_gone(now);
         self.look().map_err(Some)?;
         self.say_who_is_missing(now);

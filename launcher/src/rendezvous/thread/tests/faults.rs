@@ -182,7 +182,7 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     job.times.lease = Duration::from_secs(2);
     let agent = job.round(1).remove(0);
     let first = agent.rendezvous.fence().unwrap();
-    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(800));
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
     wall.is_open.store(false, Ordering::SeqCst);
     let fence = loop {
         let fence = agent.rendezvous.fence().unwrap();
@@ -208,6 +208,20 @@ fn a_store_that_stays_silent_is_lost() {
     let agent = job.round(1).remove(0);
     wall.is_open.store(false, Ordering::SeqCst);
     assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+}
+
+/// The thread waits for an answer that does not come, and nobody waits for the thread.
+#[test]
+fn who_leaves_a_store_that_is_silent_goes_at_once() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = PATIENCE;
+    let agent = job.round(1).remove(0);
+    wall.is_open.store(false, Ordering::SeqCst);
+    let began = Instant::now();
+    agent.leave("somebody has pressed Ctrl-C");
+    assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
 }
 
 #[test]

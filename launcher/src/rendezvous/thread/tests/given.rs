@@ -113,7 +113,7 @@ fn a_dead_node_is_replaced_by_one_with_its_rank() {
 
 /// A torchrun agent, as far as the first round has it.
 fn torchrun(port: u16, node_rank: u32) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     let store = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let mut client = Client::connect(&[store], settings, Instant::now() + PATIENCE).unwrap();
     let keys = RoundKeys::first_of_static(&RunId("none".to_owned()));
