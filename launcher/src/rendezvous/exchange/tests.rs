@@ -43,6 +43,7 @@ fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
         host: host.to_owned(),
         nodes: NodeRange::ONE,
         node_rank: None,
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 7,

@@ -57,6 +57,7 @@ impl Agent {
                 host,
                 nodes: NodeRange { min: nodes, max: nodes },
                 node_rank: Some(NodeRank(rank)),
+                lease: Duration::from_secs(5),
                 workers: LocalWorldSize::new(rank + 1).unwrap(),
                 entrypoint: "train.py".to_owned(),
                 nonce: rank,

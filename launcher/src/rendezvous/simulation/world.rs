@@ -285,6 +285,7 @@ impl World<'_> {
                 host: String::new(),
                 nodes: me.nodes,
                 node_rank: me.node_rank,
+                lease: me.times.lease,
                 workers: LocalWorldSize::ONE,
                 entrypoint: String::new(),
                 nonce: 0,
