@@ -50,10 +50,12 @@ pub(super) enum Fault {
     RefreshesByTheClock,
     NeverRefreshes,
     RefusesForTheDead,
+    /// It gives up its connection to the store when a packet is lost.
+    TakesALossForTheEnd,
 }
 
 /// All of them, with the invariants by which each is found.
-pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
+pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::RejoinsTheOld, &["R11"]),
     (Fault::SkipsARound, &["R1"]),
     (Fault::IsImpatient, &["R1", "R10"]),
@@ -79,6 +81,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
+    (Fault::TakesALossForTheEnd, &["R14"]),
 ];
 
 impl Machine {

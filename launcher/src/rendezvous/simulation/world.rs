@@ -24,7 +24,9 @@ use crate::spec::rendezvous::RoundTimes;
 /// Between two beats of an agent.
 pub(super) const TICK: u64 = LEASE / 5;
 /// Without an answer for so long it asks again.
-const TIMEOUT: u64 = 1_000;
+const TIMEOUT: u64 = LEASE * 3 / 10;
+/// What is sent again at the end of a bad time has arrived so long after it, and what follows from it.
+const MOST_LATE: u64 = 4_000;
 /// All faults are over for so long before the end is judged at the latest.
 pub(super) const PATIENCE: u64 = JOIN + 20_000;
 /// The end is well where it stays so for so long.
@@ -35,20 +37,21 @@ const MOST_TURNS: u32 = 30_000;
 /// Everything there is.
 pub(super) struct World<'a> {
     pub(super) setup: &'a Setup,
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) store: Store,
     /// By seat; the newest agent of each.
     pub(super) agents: [Option<Agent>; MOST],
     lives: [u32; MOST],
     descriptors: BTreeMap<Node, Descriptor>,
-    cut_until: [u64; MOST],
-    losing_until: u64,
+    pub(super) cut_until: [u64; MOST],
+    pub(super) losing_until: u64,
+    pub(super) resending_until: u64,
     /// All faults are over by then.
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
-    random: Random,
+    pub(super) random: Random,
     pub(super) book: Book,
     /// What all agents have decided, as one number, and in words.
     pub(super) trace: u64,
@@ -59,7 +62,7 @@ pub(super) struct World<'a> {
 #[derive(Debug)]
 enum Happening {
     Chosen(What, usize),
-    Arrives { who: Who, id: u64, request: Request },
+    Arrives { who: Who, id: u64, request: Request, sent: u64 },
     Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
     TimesOut { who: Who, id: u64 },
     Rings { seat: usize },
@@ -97,6 +100,7 @@ pub(super) fn live(
         descriptors: BTreeMap::new(),
         cut_until: [0; MOST],
         losing_until: 0,
+        resending_until: 0,
         quiet: 0,
         now: 0,
         queue: BinaryHeap::new(),
@@ -124,7 +128,7 @@ impl World<'_> {
         for event in &history.events {
             moment += u64::from(event.after);
             let lasts = match event.what {
-                What::Cut(lasts) | What::Loses(lasts) => u64::from(lasts),
+                What::Cut(lasts) | What::Loses(lasts) | What::Resends(lasts) => u64::from(lasts),
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
@@ -170,7 +174,7 @@ impl World<'_> {
     fn happen(&mut self, happening: Happening) -> Result<(), Broken> {
         match happening {
             Happening::Chosen(what, seat) => self.choose(what, seat),
-            Happening::Arrives { who, id, request } => self.arrive(who, id, request),
+            Happening::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
             Happening::Answered { who, id, answer, sent } => {
                 if self.is_cut(who.0) {
                     return Ok(());
@@ -222,19 +226,6 @@ impl World<'_> {
         (seat, self.lives[seat])
     }
 
-    const fn is_cut(&self, seat: usize) -> bool {
-        self.cut_until[seat] > self.now
-    }
-
-    fn is_lost(&mut self, seat: usize) -> bool {
-        self.is_cut(seat)
-            || (self.losing_until > self.now && !self.setup.is_torch(seat) && self.random.one_in(4))
-    }
-
-    fn delay(&mut self) -> u64 {
-        u64::from(self.random.below(self.setup.delay + 1))
-    }
-
     fn choose(&mut self, what: What, seat: usize) -> Result<(), Broken> {
         self.say(|_| format!("{what:?} of n{seat}"));
         let lives = self.agents[seat].as_ref().is_some_and(Agent::lives);
@@ -245,6 +236,10 @@ impl World<'_> {
             What::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
                 self.book.disturbed = self.book.disturbed.max(self.losing_until);
+            }
+            What::Resends(lasts) => {
+                self.resending_until = now + u64::from(lasts);
+                self.book.late = self.book.late.max(self.resending_until + MOST_LATE);
             }
             What::Cut(lasts) if lives && !self.setup.is_torch(seat) => {
                 self.cut_until[seat] = now + u64::from(lasts);
@@ -337,14 +332,18 @@ impl World<'_> {
             agent.owes = None;
         }
         let who = self.who(seat);
+        if let Some(away) = self.gives_up() {
+            return self.later(self.now + away, Happening::TimesOut { who, id });
+        }
         self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
         if !self.is_lost(seat) {
-            let arrives = self.now + self.delay();
-            self.later(arrives, Happening::Arrives { who, id, request });
+            let sent = self.now;
+            let arrives = sent + self.delay();
+            self.later(arrives, Happening::Arrives { who, id, request, sent });
         }
     }
 
-    fn arrive(&mut self, who: Who, id: u64, request: Request) -> Result<(), Broken> {
+    fn arrive(&mut self, who: Who, id: u64, request: Request, sent: u64) -> Result<(), Broken> {
         let seat = who.0;
         if self.is_cut(seat) {
             return Ok(());
@@ -372,8 +371,7 @@ impl World<'_> {
             Request::Look { .. } => {}
         }
         if !self.is_lost(seat) {
-            // Sent at most so long ago as it can have been under way.
-            let sent = is_beat.then_some(self.now.saturating_sub(u64::from(self.setup.delay)));
+            let sent = is_beat.then_some(sent);
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
             self.later(answered, Happening::Answered { who, id, answer, sent });
@@ -395,6 +393,7 @@ impl World<'_> {
             agent.version = answer.version;
             return self.act(seat);
         }
+        let is_cut_off = agent.loses_its_workers(now);
         agent.mind_the_lease(now, stop);
         if let Some(sent) = sent {
             agent.has_beaten(sent);
@@ -403,6 +402,9 @@ impl World<'_> {
         agent.version = answer.version;
         agent.learn(answer.ranks);
         agent.see(answer.beats.as_deref(), at(now));
+        if is_cut_off {
+            self.judge_cut_off(seat)?;
+        }
         self.wait_for_workers(seat);
         self.judge_look(seat)?;
         self.act(seat)?;
