@@ -11,6 +11,7 @@ mod joining;
 mod member;
 mod parting;
 mod plan;
+mod pulse;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -33,7 +34,7 @@ use crate::spec::rendezvous::NetworkSpec;
 
 use driver::Driver;
 pub use fence::Fence;
-use fence::{Fencepost, Pulse};
+use fence::{Fencepost, Heard};
 use inbox::{Command, Mailbox, channels};
 use plan::Plan;
 use workers_store::Greeted;
@@ -65,7 +66,7 @@ pub struct Rendezvous {
     mailbox: Mailbox,
     greeted: Greeted,
     fencepost: Fencepost,
-    pulse: Pulse,
+    heard: Heard,
     ended: mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -88,7 +89,7 @@ impl Rendezvous {
         let mut driver = Driver::open(setup, outlet)?;
         limits(&mut driver.plan);
         let (greeted, fencepost) = (driver.greeted.clone(), driver.fencepost.clone());
-        let pulse = driver.pulse.clone();
+        let heard = driver.heard.clone();
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("rendezvous".to_owned())
@@ -98,7 +99,7 @@ impl Rendezvous {
                 let _ = over.send(());
             })
             .map_err(failed)?;
-        Ok(Self { mailbox, greeted, fencepost, pulse, ended, thread: Some(thread) })
+        Ok(Self { mailbox, greeted, fencepost, heard, ended, thread: Some(thread) })
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
@@ -148,7 +149,7 @@ impl Rendezvous {
     fn ends_by(&self, until: Instant, haste: Option<Duration>) -> bool {
         let asked = Instant::now();
         loop {
-            let until = haste.map_or(until, |haste| until.min(self.pulse.last().max(asked) + haste));
+            let until = haste.map_or(until, |haste| until.min(self.heard.last().max(asked) + haste));
             let left = until.saturating_duration_since(Instant::now());
             match self.ended.recv_timeout(left) {
                 Ok(()) => return true,

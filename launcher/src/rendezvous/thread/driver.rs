@@ -26,12 +26,13 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
-use super::fence::{Fencepost, Pulse};
+use super::fence::{Fencepost, Heard};
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
 use super::plan::Plan;
+use super::pulse::Pulse;
 use super::workers_store::{Greeted, WorkersStore};
 
 /// Where nothing is to be done.
@@ -78,7 +79,8 @@ pub(super) struct Driver {
     pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) fencepost: Fencepost,
-    pub(super) pulse: Pulse,
+    pub(super) heard: Heard,
+    pub(super) pulse: Option<Pulse>,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
@@ -121,7 +123,8 @@ impl Driver {
             book: Book::new(&plan.times),
             bond: Bond::new(now),
             fencepost: Fencepost::default(),
-            pulse: Pulse::new(now),
+            heard: Heard::new(now),
+            pulse: None,
             plan,
             outlet,
             store,
@@ -256,6 +259,7 @@ impl Driver {
             self.book.introduce(&me.node, descriptor);
             self.acknowledged(sent);
             self.next_tick = sent + self.plan.tick();
+            self.start_pulse();
         }
         Ok(())
     }
@@ -304,7 +308,7 @@ impl Driver {
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
         let look = backend.look(&Wants { round, done, beats: &beats })?;
-        self.pulse.beats(Instant::now());
+        self.heard.now(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
         }
@@ -336,9 +340,10 @@ impl Driver {
         self.answer_blame(None);
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
+        self.pulse = None;
         if !matches!(over, Over::Failed(_)) {
             // There is no other round.
-            self.fencepost.set(None);
+            self.fencepost.take_down();
         }
         self.outlet.tell(News::Over(over));
     }

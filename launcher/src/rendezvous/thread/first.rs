@@ -102,7 +102,7 @@ impl Driver {
                     backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
                 }
                 self.begun = Begun::Mixed(Box::new(round.clone()));
-                self.fencepost.set(None);
+                self.fencepost.take_down();
                 self.starts(round, Vec::new());
             }
         }

@@ -102,7 +102,7 @@ impl Driver {
                 }
                 Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
                 Step::Joined => {
-                    if let Some(until) = self.doubted_until(now) {
+                    if let Some(until) = self.fencepost.doubted_until(now) {
                         return Ok(until);
                     }
                     return self.take_seats();
@@ -127,7 +127,7 @@ impl Driver {
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         let won = backend.write(state, rings && !completes)?;
-        self.pulse.beats(Instant::now());
+        self.heard.now(Instant::now());
         if won && completes {
             // Whoever completes the next round may not have been in this one.
             let ranks = ranks_of(state);

@@ -50,7 +50,7 @@ impl Driver {
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
         let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
-        (self.backend, self.worn) = (None, None);
+        (self.backend, self.worn, self.pulse) = (None, None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
