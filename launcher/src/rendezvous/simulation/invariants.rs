@@ -140,7 +140,7 @@ impl World<'_> {
     fn judge_removed(&self, new: &State) -> Result<(), Broken> {
         let old = &self.store.state;
         let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
-        for (seat, agent) in self.living().filter(|(_, agent)| is_there(&agent)) {
+        for (seat, agent) in self.living().filter(|(_, agent)| is_there(agent)) {
             let has_workers = matches!(agent.phase, Phase::Running { .. } | Phase::Stopping { .. });
             let is_lost = has_workers && self.is_connected() && self.setup.torch == 0;
             hold!("R14", !is_lost, "n{seat} lives, and is in no list any more");

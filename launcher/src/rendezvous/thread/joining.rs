@@ -195,13 +195,17 @@ impl Driver {
     fn closed(&mut self, was_spare: bool) -> Result<(), Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let last = match &self.phase {
-            Phase::Joining(joining) => joining.before.as_ref().map(|past| past.number),
+            Phase::Joining(joining) => joining.before.as_ref(),
             Phase::Idle | Phase::Member(_) => None,
         };
-        let round = if was_spare { backend.state().round } else { last.unwrap_or(backend.state().round) };
-        let look: Look = backend.look(&Wants { round: Some(round), ..Wants::default() })?;
+        let last_number = last.map_or(backend.state().round, |past| past.number);
+        let round = if was_spare { backend.state().round } else { last_number };
+        let nodes = last.filter(|_| !was_spare).map_or([].as_slice(), |past| past.nodes.as_slice());
+        let look: Look = backend.look(&Wants { round: Some(round), done: nodes, ..Wants::default() })?;
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
-        let over = if was_spare && succeeded {
+        // A member that was taken for lost has come back and said that its workers have succeeded too.
+        let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
+        let over = if succeeded && (was_spare || was_done) {
             Over::NotNeeded
         } else {
             Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }

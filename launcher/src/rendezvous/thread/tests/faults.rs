@@ -244,6 +244,20 @@ fn a_store_that_stays_silent_is_lost() {
 }
 
 /// The thread waits for an answer that does not come, and nobody waits for the thread.
+/// A node that was done joins again, since another one was lost; that one comes back, and was done too.
+#[test]
+fn a_round_in_which_all_have_succeeded_is_a_success_for_those_who_were_about_to_repeat_it() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].succeed();
+    agents[0].join();
+    agents[1].succeed();
+    assert!(matches!(agents[1].news(), News::AllSucceeded));
+    let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
+    ends.close(true, None);
+    assert!(matches!(repeats.over(), Over::NotNeeded));
+}
+
 #[test]
 fn who_leaves_a_store_that_is_silent_goes_at_once() {
     let store = store();
