@@ -25,6 +25,8 @@ pub(super) struct Agent {
     pub(super) pending: Option<u64>,
     /// It is to look again after that, and whether with a beat.
     pub(super) owes: Option<bool>,
+    /// When the sign of life was sent that is not answered yet, on the connection for those alone.
+    pub(super) pulse: Option<u64>,
     /// When the newest beat was sent that was acknowledged.
     pub(super) beaten: u64,
     /// It was cut off for long enough that others may be about to find it dead, until then.
@@ -95,6 +97,7 @@ impl Agent {
             before: None,
             pending: None,
             owes: None,
+            pulse: None,
             beaten: now,
             doubted_until: 0,
             clear_since: now,
@@ -120,6 +123,7 @@ impl Agent {
 
     /// A beat that was sent then is acknowledged.
     pub(super) fn has_beaten(&mut self, sent: u64) {
+        // A newer one may have been faster on the other connection.
         if sent >= self.beaten + LATE {
             self.doubted_until = sent + DOUBT;
         }

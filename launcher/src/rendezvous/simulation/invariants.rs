@@ -40,7 +40,7 @@ pub(super) const INVARIANTS: [Invariant; 14] = [
     Invariant { number: "R13", words: "Nobody is refused for the node rank of an agent that is dead" },
     Invariant {
         number: "R14",
-        words: "Packets that are late make nobody look dead who lives, and stop nobody's workers",
+        words: "Who lives and reaches the store is taken for dead by nobody, itself included, however late packets are",
     },
 ];
 

@@ -50,7 +50,7 @@ pub(super) enum Fault {
     RefreshesByTheClock,
     NeverRefreshes,
     RefusesForTheDead,
-    /// It gives up its connection to the store when a packet is lost.
+    /// It has but one connection to the store, and gives it up when a packet is lost.
     TakesALossForTheEnd,
 }
 
@@ -77,7 +77,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R1", "R5", "R9"]),
+    (Fault::BelievesClocks, &["R1", "R5", "R9", "R14"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),

@@ -24,7 +24,7 @@ use crate::spec::rendezvous::RoundTimes;
 /// Between two beats of an agent.
 pub(super) const TICK: u64 = LEASE / 5;
 /// Without an answer for so long it asks again.
-const TIMEOUT: u64 = LEASE * 3 / 10;
+pub(super) const TIMEOUT: u64 = LEASE * 3 / 10;
 /// What is sent again at the end of a bad time has arrived so long after it, and what follows from it.
 const MOST_LATE: u64 = 4_000;
 /// All faults are over for so long before the end is judged at the latest.
@@ -60,11 +60,13 @@ pub(super) struct World<'a> {
 
 /// What happens at a moment.
 #[derive(Debug)]
-enum Happening {
+pub(super) enum Happening {
     Chosen(What, usize),
     Arrives { who: Who, id: u64, request: Request, sent: u64 },
     Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
     TimesOut { who: Who, id: u64 },
+    PulseArrives { who: Who, sent: u64 },
+    PulseAnswered { who: Who, sent: u64 },
     Rings { seat: usize },
     Ticks { who: Who },
     Wakes { who: Who },
@@ -72,7 +74,7 @@ enum Happening {
 }
 
 /// A life of an agent: its seat, and which one there.
-type Who = (usize, u32);
+pub(super) type Who = (usize, u32);
 
 /// Where the virtual clock starts.
 fn origin() -> Instant {
@@ -137,7 +139,7 @@ impl World<'_> {
         quiet
     }
 
-    fn later(&mut self, moment: u64, happening: Happening) {
+    pub(super) fn later(&mut self, moment: u64, happening: Happening) {
         self.happenings.push(Some(happening));
         let id = self.happenings.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
@@ -191,6 +193,11 @@ impl World<'_> {
                 self.ask(who.0, Request::Look { beat: true });
                 Ok(())
             }
+            Happening::PulseArrives { who, sent } => {
+                self.pulse_arrives(who, sent);
+                Ok(())
+            }
+            Happening::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
             Happening::Rings { seat } => {
                 if self.is_cut(seat) {
                     return Ok(());
@@ -201,6 +208,7 @@ impl World<'_> {
             Happening::Ticks { who } => {
                 if self.agent(who).is_some() {
                     self.later(self.now + TICK, Happening::Ticks { who });
+                    self.pulse(who);
                     self.look(who.0, true);
                 }
                 Ok(())
@@ -217,7 +225,7 @@ impl World<'_> {
     }
 
     /// The agent of this life, as long as it lives.
-    fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
+    pub(super) fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
         let is_it = self.lives[seat] == life;
         self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
     }
@@ -310,7 +318,7 @@ impl World<'_> {
         self.book.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
             // The end of a connection comes after all that was sent through it.
-            self.later(self.now + u64::from(self.setup.delay) + 1, Happening::Gone(node));
+            self.later(self.all_arrived(), Happening::Gone(node));
         }
     }
 
@@ -415,7 +423,7 @@ impl World<'_> {
     }
 
     /// When the workers are gone, it goes on.
-    fn wait_for_workers(&mut self, seat: usize) {
+    pub(super) fn wait_for_workers(&mut self, seat: usize) {
         let now = self.now;
         let Some(agent) = &self.agents[seat] else { return };
         if let Phase::Stopping { until, .. } = agent.phase {
