@@ -1,5 +1,5 @@
 //! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it, which owns every connection
-//! to other agents.
+//! to other agents, but the one that only gives signs of life.
 
 mod book;
 mod connect;

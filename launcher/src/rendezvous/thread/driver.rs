@@ -1,7 +1,7 @@
 //! The thread's loop: obey the agent, look at the store, do what follows, sleep until something happens.
 //!
-//! One owner of all that is known and of every connection. What is decided is decided by pure functions: `round::next` and
-//! [`super::watch`].
+//! One owner of all that is known and of every connection, but that of the signs of life ([`super::pulse`]). What is
+//! decided is decided by pure functions: `round::next` and [`super::watch`].
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::collections::BTreeMap;
