@@ -119,7 +119,7 @@ pub enum Input {
 /// How the job has ended, as far as it was not this node that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// It has succeeded without this spare node.
+    /// It has succeeded, and needs nothing more of this node, which was a spare or done.
     NotNeeded,
     /// Another node has ended it, by this failure where it was told.
     Closed {

@@ -254,7 +254,8 @@ pub enum Awaited {
 /// Why there is nothing to take part in.
 #[derive(Debug)]
 pub enum Over {
-    /// The job has succeeded without this spare node.
+    /// The job has succeeded, and needs nothing more of this node: a spare, or one whose workers had all succeeded in a round
+    /// that the others were about to repeat.
     NotNeeded,
     /// The job was ended elsewhere, by this failure where it was told.
     Closed {

@@ -39,7 +39,7 @@ pub fn changed(change: &Change) -> String {
 #[must_use]
 pub fn over(ending: &Ending) -> String {
     match ending {
-        Ending::NotNeeded => "the job has succeeded without this spare node".to_owned(),
+        Ending::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         Ending::Closed { failure: Some(note) } if note.is_of_lost_node() => {
             plain(&format!("the job has ended since node {} ({}) was lost", note.node_rank, note.host))
         }

@@ -37,6 +37,18 @@ fn another_number_of_nodes() {
     }
 }
 
+/// The others would go on without a node whose workers run until its own, longer lease is over.
+#[test]
+fn another_lease() {
+    if only_ours() {
+        let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
+        let wrong = |gate: &Gate| {
+            c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", "10"]).worker(["seat", "sum", &gate.step()])
+        };
+        refused(right, wrong, &["--lease 5s`", "--lease 10s`", "th1"]);
+    }
+}
+
 #[test]
 fn another_entrypoint() {
     if only_ours() {

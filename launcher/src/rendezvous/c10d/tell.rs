@@ -214,7 +214,8 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
         fn new() -> Self {
             let store = StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-            let settings = ClientSettings { nonce: 1, answer: Duration::from_secs(30) };
+            let answer = Duration::from_secs(30);
+            let settings = ClientSettings { nonce: 1, answer, silence: answer };
             let deadline = Instant::now() + settings.answer;
             let addresses = [store.local_addr()];
             let keys = Keys::dynamic(&RunId("job".to_owned()));

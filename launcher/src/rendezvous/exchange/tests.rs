@@ -28,7 +28,7 @@ fn serve() -> StoreServer {
 }
 
 fn connect(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: LIMIT };
+    let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
     Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
 }
 
@@ -44,6 +44,7 @@ fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
         host: host.to_owned(),
         nodes: NodeRange::ONE,
         node_rank: None,
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 7,

@@ -22,7 +22,7 @@ fn serve() -> StoreServer {
 }
 
 fn connect(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: LIMIT };
+    let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
     Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
 }
 
@@ -56,6 +56,7 @@ impl Agent {
                 host,
                 nodes: NodeRange { min: nodes, max: nodes },
                 node_rank: Some(NodeRank(rank)),
+                lease: Duration::from_secs(5),
                 workers: LocalWorldSize::new(rank + 1).unwrap(),
                 entrypoint: "train.py".to_owned(),
                 nonce: rank,

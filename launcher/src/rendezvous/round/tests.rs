@@ -26,6 +26,7 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
         host: String::new(),
         nodes,
         node_rank: node_rank.map(NodeRank),
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: String::new(),
         nonce: 0,

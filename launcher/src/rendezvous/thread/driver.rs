@@ -1,7 +1,7 @@
 //! The thread's loop: obey the agent, look at the store, do what follows, sleep until something happens.
 //!
-//! One owner of all that is known and of every connection. What is decided is decided by pure functions: `round::next` and
-//! [`super::watch`].
+//! One owner of all that is known and of every connection, but that of the signs of life ([`super::pulse`]). What is
+//! decided is decided by pure functions: `round::next` and [`super::watch`].
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::collections::BTreeMap;
@@ -26,12 +26,13 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
-use super::fence::Fencepost;
+use super::fence::{Fencepost, Heard};
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
 use super::plan::Plan;
+use super::pulse::Pulse;
 use super::workers_store::{Greeted, WorkersStore};
 
 /// Where nothing is to be done.
@@ -78,6 +79,8 @@ pub(super) struct Driver {
     pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) fencepost: Fencepost,
+    pub(super) heard: Heard,
+    pub(super) pulse: Option<Pulse>,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
@@ -115,6 +118,8 @@ impl Driver {
             book: Book::new(&plan.times),
             bond: Bond::new(now),
             fencepost: Fencepost::default(),
+            heard: Heard::new(now),
+            pulse: None,
             plan,
             outlet,
             store,
@@ -259,8 +264,14 @@ impl Driver {
             self.book.introduce(&me.node, descriptor);
             self.acknowledged(sent);
             self.next_tick = sent + self.plan.tick();
+            self.start_pulse();
         }
         Ok(())
+    }
+
+    /// A sign of life, in the midst of what may take long.
+    pub(super) fn beat_if_due(&mut self) -> Result<(), Trouble> {
+        if Instant::now() >= self.next_tick { self.beat() } else { Ok(()) }
     }
 
     /// One sign of life.
@@ -302,6 +313,7 @@ impl Driver {
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
         let look = backend.look(&Wants { round, done, beats: &beats })?;
+        self.heard.now(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
         }
@@ -337,9 +349,10 @@ impl Driver {
         }
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
+        self.pulse = None;
         if !matches!(over, Over::Failed(_)) {
             // There is no other round.
-            self.fencepost.set(None);
+            self.fencepost.take_down();
         }
         self.outlet.tell(News::Over(over));
     }

@@ -103,7 +103,7 @@ impl Driver {
                     backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
                 }
                 self.begun = Begun::Mixed(Box::new(round.clone()));
-                self.fencepost.set(None);
+                self.fencepost.take_down();
                 self.starts(round, Vec::new());
             }
         }
@@ -124,10 +124,8 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
+        self.beat_if_due().map_err(Some)?;
         let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
         self.take_gone(now).map_err(Some)?;
         self.call_the_roll(now).map_err(Some)
     }

@@ -97,7 +97,7 @@ impl Driver {
                 }
                 Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
                 Step::Joined => {
-                    if let Some(until) = self.doubted_until(now) {
+                    if let Some(until) = self.fencepost.doubted_until(now) {
                         return Ok(until);
                     }
                     return self.take_seats();
@@ -118,9 +118,11 @@ impl Driver {
     }
 
     fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+        self.beat_if_due()?;
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         let won = backend.write(state, rings && !completes)?;
+        self.heard.now(Instant::now());
         if won && completes {
             // Whoever completes the next round may not have been in this one.
             let ranks = ranks_of(state);
@@ -189,13 +191,17 @@ impl Driver {
     fn closed(&mut self, was_spare: bool) -> Result<(), Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let last = match &self.phase {
-            Phase::Joining(joining) => joining.before.as_ref().map(|past| past.number),
+            Phase::Joining(joining) => joining.before.as_ref(),
             Phase::Idle | Phase::Member(_) => None,
         };
-        let round = if was_spare { backend.state().round } else { last.unwrap_or(backend.state().round) };
-        let look: Look = backend.look(&Wants { round: Some(round), ..Wants::default() })?;
+        let last_number = last.map_or(backend.state().round, |past| past.number);
+        let round = if was_spare { backend.state().round } else { last_number };
+        let nodes = last.filter(|_| !was_spare).map_or([].as_slice(), |past| past.nodes.as_slice());
+        let look: Look = backend.look(&Wants { round: Some(round), done: nodes, ..Wants::default() })?;
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
-        let over = if was_spare && succeeded {
+        // A member that was taken for lost has come back and said that its workers have succeeded too.
+        let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
+        let over = if succeeded && (was_spare || was_done) {
             Over::NotNeeded
         } else {
             Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }
@@ -284,10 +290,8 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
+        self.beat_if_due().map_err(Some)?;
         let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
         self.take_gone(now).map_err(Some)?;
         self.look().map_err(Some)?;
         self.say_who_is_missing(now);

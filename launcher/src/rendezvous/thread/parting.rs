@@ -52,7 +52,7 @@ impl Driver {
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
         let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
-        (self.backend, self.worn) = (None, None);
+        (self.backend, self.worn, self.pulse) = (None, None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
@@ -71,7 +71,7 @@ impl Driver {
         self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
         (self.standing, self.phase) = (Standing::Over, Phase::Idle);
-        self.fencepost.set(None);
+        self.fencepost.take_down();
         Ok(())
     }
 

@@ -134,6 +134,7 @@ impl Plan {
             host: self.host.clone(),
             nodes: self.nodes,
             node_rank: self.node_rank,
+            lease: self.times.lease,
             workers,
             entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,

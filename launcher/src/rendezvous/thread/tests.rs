@@ -225,7 +225,7 @@ fn store() -> StoreServer {
 }
 
 fn client(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     Client::connect(&[store.local_addr()], settings, Instant::now() + PATIENCE).unwrap()
 }
 

@@ -204,7 +204,8 @@ mod tests {
         let fixed = Fixed { run_id: RunId("worker".to_owned()), node_rank: NodeRank(0), master };
         let mut workers = WorkersStore::shared(Arc::clone(&store), &fixed);
         workers.agents([7].into_iter());
-        let settings = ClientSettings { nonce: 7, answer: Duration::from_secs(30) };
+        let answer = Duration::from_secs(30);
+        let settings = ClientSettings { nonce: 7, answer, silence: answer };
         let deadline = Instant::now() + settings.answer;
         let mut client = Client::connect(&[store.local_addr()], settings, deadline).unwrap();
         let kept = ["/worker/rankrun/state", "/worker/torchelastic/role_info/0"];

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
@@ -217,6 +217,8 @@ struct Wall {
     /// The next bytes break the connection that they come over.
     breaks: Arc<AtomicBool>,
     is_open: Arc<AtomicBool>,
+    /// The connection of this number is let through also then.
+    spared: Arc<AtomicUsize>,
 }
 
 impl Wall {
@@ -225,14 +227,23 @@ impl Wall {
         let (port, store) = (listener.local_addr().unwrap().port(), store.local_addr());
         let is_open = Arc::new(AtomicBool::new(true));
         let breaks = Arc::new(AtomicBool::new(false));
-        let wall = Self { port, breaks: Arc::clone(&breaks), is_open: Arc::clone(&is_open) };
+        let spared = Arc::new(AtomicUsize::new(usize::MAX));
+        let wall = Self {
+            port,
+            breaks: Arc::clone(&breaks),
+            is_open: Arc::clone(&is_open),
+            spared: Arc::clone(&spared),
+        };
         thread::spawn(move || {
-            for near in listener.incoming().map_while(Result::ok) {
+            for (number, near) in listener.incoming().map_while(Result::ok).enumerate() {
                 let Ok(far) = TcpStream::connect(store) else { return };
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let (is_open, breaks) = (Arc::clone(&is_open), Arc::clone(&breaks));
-                    thread::spawn(move || pass(from, to, &is_open, &breaks));
+                    let (is_open, spared) = (Arc::clone(&is_open), Arc::clone(&spared));
+                    let breaks = Arc::clone(&breaks);
+                    let lets =
+                        move || is_open.load(Ordering::SeqCst) || spared.load(Ordering::SeqCst) == number;
+                    thread::spawn(move || pass(from, to, lets, &breaks));
                 }
             }
         });
@@ -240,13 +251,13 @@ impl Wall {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, is_open: &AtomicBool, breaks: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, lets: impl Fn() -> bool, breaks: &AtomicBool) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if breaks.swap(false, Ordering::SeqCst) {
             break;
         }
-        if is_open.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+        if lets() && to.write_all(&bytes[..count]).is_err() {
             break;
         }
     }
@@ -263,7 +274,7 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     job.times.lease = Duration::from_secs(2);
     let agent = job.round(1).remove(0);
     let first = agent.rendezvous.fence().unwrap();
-    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(800));
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
     wall.is_open.store(false, Ordering::SeqCst);
     let fence = loop {
         let fence = agent.rendezvous.fence().unwrap();
@@ -280,6 +291,28 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     }
 }
 
+/// The first two connections are those for calls and for the bell, and nothing new is let through either.
+#[test]
+fn what_a_call_waits_for_puts_off_no_sign_of_life() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 2) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    wall.spared.store(2, Ordering::SeqCst);
+    wall.is_open.store(false, Ordering::SeqCst);
+    let first = agent.rendezvous.fence().unwrap();
+    loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        if fence.stop_at > first.kill_by + job.times.lease {
+            return;
+        }
+        let left = fence.stop_at.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "the fence has come");
+        thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}
+
 #[test]
 fn a_store_that_stays_silent_is_lost() {
     let store = store();
@@ -289,6 +322,34 @@ fn a_store_that_stays_silent_is_lost() {
     let agent = job.round(1).remove(0);
     wall.is_open.store(false, Ordering::SeqCst);
     assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+}
+
+/// The thread waits for an answer that does not come, and nobody waits for the thread.
+/// A node that was done joins again, since another one was lost; that one comes back, and was done too.
+#[test]
+fn a_round_in_which_all_have_succeeded_is_a_success_for_those_who_were_about_to_repeat_it() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].succeed();
+    agents[0].join();
+    agents[1].succeed();
+    assert!(matches!(agents[1].news(), News::AllSucceeded));
+    let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
+    ends.close(true, None);
+    assert!(matches!(repeats.over(), Over::NotNeeded));
+}
+
+#[test]
+fn who_leaves_a_store_that_is_silent_goes_at_once() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = PATIENCE;
+    let agent = job.round(1).remove(0);
+    wall.is_open.store(false, Ordering::SeqCst);
+    let began = Instant::now();
+    agent.leave("somebody has pressed Ctrl-C");
+    assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn who_dies_just_before_the_last_one_comes_is_replaced_at_once() {
 
 /// A torchrun agent, as far as the first round has it.
 fn torchrun(port: u16, node_rank: u32) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     let store = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let mut client = Client::connect(&[store], settings, Instant::now() + PATIENCE).unwrap();
     let keys = RoundKeys::first_of_static(&RunId("none".to_owned()));
