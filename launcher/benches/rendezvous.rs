@@ -95,6 +95,7 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
     let nodes = |count| NodeCount::new(count).unwrap();
     Setup {
         spec: RendezvousSpec::C10d {
+            named_by: None,
             run_id: RunId("bench".to_owned()),
             host: "localhost".to_owned(),
             port,

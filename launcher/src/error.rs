@@ -36,10 +36,12 @@ pub enum LaunchError {
         limit: Duration,
     },
     /// The host that the workers are told is not this machine's.
-    #[error("cannot find an address of this machine for `{host}`")]
+    #[error("cannot find an address of this machine for `{host}`{}", which_names(named_by.as_deref()))]
     Address {
         /// As the user gave it.
         host: String,
+        /// What names it: an option, a variable, a key of a file.
+        named_by: Option<String>,
         /// The resolver's answer.
         source: io::Error,
     },
@@ -78,6 +80,11 @@ pub enum LaunchError {
         /// The kernel's refusal.
         source: io::Error,
     },
+}
+
+/// Behind a value: where it comes from, if that is known.
+pub(crate) fn which_names(what: Option<&str>) -> String {
+    what.map_or_else(String::new, |what| format!(", which {what} names"))
 }
 
 impl LaunchError {

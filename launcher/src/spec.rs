@@ -144,6 +144,8 @@ pub enum RendezvousSpec {
         host: String,
         /// Port of `--rdzv-endpoint`; 0 is any free one.
         port: u16,
+        /// What names the host, as messages show it: an option, a variable, a key of a file; nothing by default.
+        named_by: Option<String>,
         /// `--local-addr`: the address that the workers are told.
         local_addr: Option<String>,
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the workers' store instead of the agent.
@@ -165,6 +167,8 @@ pub enum RendezvousSpec {
         addr: String,
         /// `--master-port`; 0 is any free one.
         port: u16,
+        /// What names the host, as messages show it: an option, a variable, a key of a file; nothing by default.
+        named_by: Option<String>,
         /// `--local-addr`: where the other nodes reach this one.
         local_addr: Option<String>,
         /// How many nodes.
@@ -211,10 +215,13 @@ impl RendezvousSpec {
             Self::Standalone { local_addr, worker_store, .. }
             | Self::C10d { local_addr, worker_store, .. } => StorePlan {
                 addr: local_addr.as_deref().unwrap_or(LOOPBACK),
+                named_by: None,
                 port: 0,
                 host: if *worker_store { StoreHost::Worker } else { StoreHost::Agent },
             },
-            Self::Static { addr, port, .. } => StorePlan { addr, port: *port, host: StoreHost::Agent },
+            Self::Static { addr, port, named_by, .. } => {
+                StorePlan { addr, named_by: named_by.as_deref(), port: *port, host: StoreHost::Agent }
+            }
         }
     }
 }
@@ -224,6 +231,8 @@ impl RendezvousSpec {
 pub struct StorePlan<'a> {
     /// What the workers are told as host.
     pub addr: &'a str,
+    /// What names it, as messages show it, where that is known.
+    pub named_by: Option<&'a str>,
     /// 0 is any free port.
     pub port: u16,
     /// Who opens it.

@@ -26,6 +26,15 @@ pub struct Fleet {
     keeper: Child,
 }
 
+/// How packets are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// A reset for every packet of TCP: its connection is over at once.
+    Reset,
+    /// An ICMP error: a connection that is open tries on, a new one fails.
+    Icmp,
+}
+
 impl Fleet {
     /// Hosts 1 to `size`, and 0; nothing where this machine permits no namespaces.
     ///
@@ -134,6 +143,16 @@ impl Fleet {
     #[track_caller]
     pub fn cut(&self, host: usize) {
         self.tell(&["cut", &host.to_string()]);
+    }
+
+    /// Nobody reaches the host any more, and it reaches nobody: every packet is refused, in this way.
+    #[track_caller]
+    pub fn reject(&self, host: usize, refusal: Refusal) {
+        let how = match refusal {
+            Refusal::Reset => "tcp",
+            Refusal::Icmp => "icmp",
+        };
+        self.tell(&["reject", &host.to_string(), how]);
     }
 
     /// Two hosts do not hear each other.

@@ -24,7 +24,7 @@ mod store;
 mod transcript;
 
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
-pub use fleet::Fleet;
+pub use fleet::{Fleet, Refusal};
 pub use gate::Gate;
 pub use job::Job;
 pub use launch::{Launch, Name};

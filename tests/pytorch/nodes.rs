@@ -1,6 +1,6 @@
 //! gloo over several hosts: each with its own network, name and loopback.
 
-use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, oracle};
+use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, oracle, soak};
 
 use crate::programs::source;
 
@@ -87,20 +87,90 @@ fn hosts_with_ipv6_alone() {
     meet(&fleet, |_| dynamic(Name::Rankrun, 2, &endpoint).args([source("meet.py")]));
 }
 
-/// Hosts 1 and 3 are torchrun's, 2 and 4 ours, which host the store. A worker of ours fails: all four start again.
-#[test]
-fn two_nodes_of_torchrun_and_two_of_ours() {
+/// The script that fails on these hosts, one after the other, each time in a life of its own.
+fn failing(launch: Launch, hosts: &[&str], lives: &str) -> Launch {
+    let launch = launch.args(["--max-restarts", "3"]).args([source("meet.py")]).args(["--lives", lives]);
+    hosts.iter().fold(launch, |launch, host| launch.args(["--fail", host]))
+}
+
+/// Every rank has the right sum in each of so many lives.
+#[track_caller]
+fn lived(outcomes: &[Outcome], times: usize) {
+    let world = outcomes.len();
+    let right = format!("world={world} total={}", world * (world + 1) / 2);
+    for outcome in outcomes {
+        assert_eq!(outcome.lines_with(&right).len(), times, "{outcome}");
+    }
+}
+
+/// Two hosts of torchrun, and two of ours; a worker of each kind fails, in this order: each time all four start again.
+#[track_caller]
+fn both_kinds(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
     let Some(fleet) = Fleet::up(4) else { return };
     let scratch = Scratch::new();
     let lives = scratch.folder("lives", 0o777);
+    let endpoint = format!("{store}:29400");
     let outcomes = meet(&fleet, |host| {
-        let name = if host % 2 == 1 { Name::Reference } else { ours() };
-        let launch = dynamic(name, 4, "th2:29400").args(["--max-restarts", "2"]);
+        let name = if torchruns.contains(&host) { Name::Reference } else { ours() };
         // Ranks follow the addresses as text: host 1 has rank 0.
-        let launch = launch.args(["--local-addr", &Fleet::address(host)]).args([source("meet.py")]);
-        launch.args(["--fail", "th4", "--lives", &lives])
+        let launch = dynamic(name, 4, &endpoint).args(["--local-addr", &Fleet::address(host)]);
+        failing(launch, &fail, &lives)
     });
+    lived(&outcomes, 3);
+}
+
+#[test]
+fn two_nodes_of_torchrun_and_two_of_ours_which_host_the_store() {
+    both_kinds([1, 3], "th2", ["th4", "th3"]);
+}
+
+#[test]
+fn two_nodes_of_ours_and_two_of_torchrun_which_host_the_store() {
+    both_kinds([2, 4], "th2", ["th4", "th3"]);
+}
+
+/// torchrun's switch: the worker with rank 0 hosts the workers' store, at another port in each life; but the one of a static
+/// job is always the agent's.
+#[test]
+fn the_worker_with_rank_0_hosts_the_store() {
+    const SWITCH: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+    let Some(fleet) = Fleet::up(2) else { return };
+    let scratch = Scratch::new();
+    let lives = scratch.folder("dynamic", 0o777);
+    let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &lives);
+    let outcomes = meet(&fleet, own);
+    lived(&outcomes, 3);
     for outcome in &outcomes {
-        assert_eq!(outcome.lines_with("total=10").len(), 2, "{outcome}");
+        assert_eq!(outcome.lines_with("agent_store=False").len(), 3, "{outcome}");
+    }
+    if oracle() {
+        // A restart of its static jobs is that of one node alone.
+        return;
+    }
+    let lives = scratch.folder("static", 0o777);
+    let own = |host| failing(fixed(ours(), 2, host - 1, "th1").env(SWITCH, "1"), &["th2"], &lives);
+    let outcomes = meet(&fleet, own);
+    lived(&outcomes, 2);
+    for outcome in &outcomes {
+        assert_eq!(outcome.lines_with("agent_store=True").len(), 2, "{outcome}");
+    }
+}
+
+/// The same switch where either launcher has rank 0 once.
+#[test]
+fn the_worker_with_rank_0_hosts_the_store_of_both_kinds() {
+    for torchrun in [1, 2] {
+        if !soak() {
+            return;
+        }
+        let Some(fleet) = Fleet::up(2) else { return };
+        let scratch = Scratch::new();
+        let lives = scratch.folder("lives", 0o777);
+        let outcomes = meet(&fleet, |host| {
+            let name = if host == torchrun { Name::Reference } else { ours() };
+            let launch = dynamic(name, 2, "th1:29400").args(["--local-addr", &Fleet::address(host)]);
+            failing(launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), &["th2", "th1"], &lives)
+        });
+        lived(&outcomes, 3);
     }
 }

@@ -108,8 +108,10 @@ fn report_others(end: &JobEnd, voice: &Voice) {
         let first = end.failure.as_ref().map(|failure| failure.first);
         note.host == short_hostname() && first.is_some_and(|first| first.pid.as_raw() == note.pid)
     };
+    // Where all nodes were stopped alike, each has its own reason.
+    let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
     match (&end.first_cause, &end.elsewhere) {
-        (Some(note), _) if is_own(note) => {}
+        (Some(note), _) if is_own(note) || (is_stopped && note.why_host_left().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
         (None, Some(ending @ Ending::NotNeeded)) => voice.say(&nodes::over(ending)),
         (None, Some(ending @ Ending::Closed { .. })) => {

@@ -41,10 +41,10 @@ impl Meeting {
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
     pub(super) fn open(rendezvous: &RendezvousSpec, ports: Option<PortRange>) -> Result<Self, LaunchError> {
-        let StorePlan { addr, port, host } = rendezvous.store();
-        let workers = match host {
-            StoreHost::Worker => StoreOwner::Worker(WorkerStore::new(addr.to_owned(), ports)),
-            StoreHost::Agent => StoreOwner::agent_store(addr, port, ports)?,
+        let plan = rendezvous.store();
+        let workers = match plan.host {
+            StoreHost::Worker => StoreOwner::Worker(WorkerStore::new(plan.addr.to_owned(), ports)),
+            StoreHost::Agent => StoreOwner::agent_store(plan, ports)?,
         };
         Ok(Self { workers })
     }
@@ -78,23 +78,30 @@ impl Meeting {
 }
 
 impl StoreOwner {
-    fn agent_store(addr: &str, port: u16, ports: Option<PortRange>) -> Result<Self, LaunchError> {
-        let store = bind_first(addr, &resolve(addr, port)?, ports)?;
-        let master = Master { addr: addr.to_owned(), port: store.local_addr().port(), agent_store: true };
+    fn agent_store(plan: StorePlan<'_>, ports: Option<PortRange>) -> Result<Self, LaunchError> {
+        let no_address = |source| LaunchError::Address {
+            host: plan.addr.to_owned(),
+            named_by: plan.named_by.map(str::to_owned),
+            source,
+        };
+        let addresses = resolve(plan.addr, plan.port).map_err(no_address)?;
+        let store =
+            bind_first(&addresses, ports)?.ok_or_else(|| no_address(io::ErrorKind::NotFound.into()))?;
+        let master =
+            Master { addr: plan.addr.to_owned(), port: store.local_addr().port(), agent_store: true };
         Ok(Self::Agent { store, master })
     }
 }
 
-/// Listens on the first address that this machine has.
+/// Listens on the first address that this machine has; nothing where there is no address.
 fn bind_first(
-    host: &str,
     addresses: &[SocketAddr],
     ports: Option<PortRange>,
-) -> Result<StoreServer, LaunchError> {
+) -> Result<Option<StoreServer>, LaunchError> {
     let mut refusal = None;
     for address in addresses {
         match StoreServer::bind_in(Interfaces::One(address.ip()), address.port(), ports) {
-            Ok(store) => return Ok(store),
+            Ok(store) => return Ok(Some(store)),
             Err(StoreError::Bind { addr, source }) if is_of_another_machine(&source) => {
                 refusal = refusal.or(Some(StoreError::Bind { addr, source }));
             }
@@ -102,10 +109,7 @@ fn bind_first(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(refusal.map_or_else(
-        || LaunchError::Address { host: host.to_owned(), source: io::ErrorKind::NotFound.into() },
-        LaunchError::Store,
-    ))
+    refusal.map_or(Ok(None), |refusal| Err(refusal.into()))
 }
 
 /// Whether no interface has this address, or the kernel not even its family.
@@ -113,17 +117,14 @@ fn is_of_another_machine(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
 
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LaunchError> {
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if host == "localhost" {
         return Ok(loopback(port).into());
     }
     if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    (host, port)
-        .to_socket_addrs()
-        .map(Iterator::collect)
-        .map_err(|source| LaunchError::Address { host: host.to_owned(), source })
+    (host, port).to_socket_addrs().map(Iterator::collect)
 }
 
 /// Without asking a resolver; clients try both families.
@@ -150,6 +151,7 @@ mod tests {
             run_id: RunId("job".to_owned()),
             addr: host.to_owned(),
             port,
+            named_by: None,
             local_addr: None,
             nodes: NodeCount::ONE,
             node_rank: NodeRank(0),

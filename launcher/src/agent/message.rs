@@ -119,7 +119,7 @@ pub enum Input {
 /// How the job has ended, as far as it was not this node that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// It has succeeded without this spare node.
+    /// It has succeeded, and needs nothing more of this node, which was a spare or done.
     NotNeeded,
     /// Another node has ended it, by this failure where it was told.
     Closed {
@@ -194,6 +194,11 @@ pub enum Action {
     AskBlame,
     /// Tell the other nodes that all workers of this one have succeeded.
     TellSuccess,
+    /// Tell the other nodes that this one is being stopped, where the job ends with it.
+    TellStop {
+        /// Why.
+        because: OwnStop,
+    },
     /// Signal the process groups of these workers.
     Signal {
         /// Which life of the group.
@@ -255,6 +260,15 @@ pub enum Action {
     Say(Happening),
     /// The job is over.
     Finish(JobEnd),
+}
+
+/// Why this node stops its workers and leaves, whatever happens on others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnStop {
+    /// The launcher was told to stop.
+    Signal(Signal),
+    /// The time limit of the job is over.
+    TimeLimit,
 }
 
 /// Why nobody waits any more for the worker that was left to a person.

@@ -12,6 +12,7 @@ mod events;
 pub mod failure;
 mod halt;
 mod host;
+mod inputs;
 mod last_words;
 mod left_out;
 pub mod leftovers;
@@ -31,12 +32,9 @@ mod workers;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
@@ -44,8 +42,9 @@ use rankrun_contract::report::ErrorReport;
 
 use crate::agent::check::Check;
 use crate::agent::halt::Halts;
+use crate::agent::inputs::wait;
 use crate::agent::last_words::LastWords;
-use crate::agent::message::{Action, Happening, Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Action, Happening, Input, JobEnd};
 use crate::agent::others::Others;
 use crate::agent::progress::ProgressLook;
 use crate::agent::reseat::Words;
@@ -54,7 +53,7 @@ use crate::agent::state::State;
 use crate::agent::workers::{Joined, Workers};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::process::link::{Link, Received, ToAgent, ToGuard};
+use crate::process::link::{Link, Received, ToGuard};
 use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
@@ -213,94 +212,6 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Everything that has happened, as inputs for the state.
-    fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
-        inputs.extend(self.workers.by_hand(SystemTime::now()));
-        while let Some(signal) = self.own_signal()? {
-            if signal == libc::SIGCHLD {
-                self.reap(inputs);
-            } else if let Ok(signal) = Signal::try_from(signal)
-                && signal != Signal::SIGWINCH
-            {
-                // Sent to the agent itself: counts, but never as the second one.
-                inputs.push_back(self.meaning(signal, false));
-            }
-        }
-        while let Some(signal) = self.signal_from_guard()? {
-            let again = self.signalled;
-            self.signalled |= self.handled.stops(signal as i32);
-            inputs.push_back(self.meaning(signal, again));
-        }
-        // Behind the signals: who is told to stop does not start again.
-        let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
-        inputs.extend(checked);
-        if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
-            self.progress = None;
-            inputs.push_back(seen);
-        }
-        if let Some(others) = &mut self.others {
-            inputs.extend(others.news(self.voice));
-            if self.state.has_workers() {
-                inputs.extend(others.cut_off(Instant::now()));
-            }
-        }
-        // Whatever else came is met with the deadlines as they are now.
-        if let Some(lasted) = self.halts.take() {
-            inputs.push_front(Input::Halted { lasted });
-        }
-        if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
-            inputs.push_back(Input::DeadlinePassed);
-        }
-        Ok(())
-    }
-
-    fn reap(&mut self, inputs: &mut VecDeque<Input>) {
-        let at = SystemTime::now();
-        let reaped = self.workers.reap();
-        for (pid, exit) in reaped.others {
-            if let Some(check) = &mut self.check {
-                check.reaped(pid, exit);
-            }
-        }
-        inputs.extend(reaped.workers.into_iter().map(|exit| Input::Exited {
-            generation: exit.worker.generation,
-            end: WorkerEnd {
-                local_rank: exit.worker.local_rank,
-                pid: exit.pid,
-                exit: exit.exit,
-                at,
-                testimony: self.workers.testimony(&exit),
-            },
-        }));
-    }
-
-    fn meaning(&self, signal: Signal, again: bool) -> Input {
-        if self.handled.stops(signal as i32) {
-            Input::StopRequested { signal, again }
-        } else {
-            Input::SignalPassed { signal }
-        }
-    }
-
-    fn signal_from_guard(&mut self) -> Result<Option<Signal>, Interrupted> {
-        loop {
-            match self.word_of_guard() {
-                Received::Message(ToAgent::Signal(number)) => {
-                    if self.handled.stops(number) {
-                        self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
-                    }
-                    return Ok(Signal::try_from(number).ok());
-                }
-                Received::Message(ToAgent::Resized) => self.workers.resize(),
-                Received::Message(ToAgent::Halt) => self.halt()?,
-                // It was not waited for: a signal had ended the halt.
-                Received::Message(ToAgent::GoOn) => {}
-                Received::Nothing => return Ok(None),
-                Received::Closed => return Err(Interrupted::GuardGone),
-            }
-        }
-    }
-
     fn perform(&mut self, action: Action) -> Option<Input> {
         match action {
             Action::Start { generation, .. } if self.unswept.is_some() => {
@@ -311,9 +222,11 @@ impl<'a> Agent<'a> {
                 let joined = round.map(|round| Joined { round: *round, took });
                 return self.start(generation, restart_count, joined);
             }
-            Action::Join { .. } | Action::TellFailure { .. } | Action::AskBlame | Action::TellSuccess => {
-                self.speak_to_others(&action);
-            }
+            Action::Join { .. }
+            | Action::TellFailure { .. }
+            | Action::AskBlame
+            | Action::TellSuccess
+            | Action::TellStop { .. } => self.speak_to_others(&action),
             Action::Pass { generation, local_ranks, signal } => {
                 self.workers.pass(generation, &local_ranks, signal);
             }
@@ -420,20 +333,5 @@ impl<'a> Agent<'a> {
             },
             _ => end.status,
         }
-    }
-}
-
-/// Until one of them can be read or the deadline has come.
-fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), Interrupted> {
-    let mut inputs: Vec<PollFd<'_>> =
-        inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
-    let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up: a millisecond too early would be a turn for nothing.
-        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
-    });
-    match poll(&mut inputs, timeout) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(Interrupted::Blind(errno.into())),
     }
 }

@@ -18,7 +18,7 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd};
+use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd, OwnStop};
 use crate::error::LaunchError;
 use crate::rendezvous::descriptor::entrypoint;
 use crate::rendezvous::error::RendezvousError;
@@ -186,6 +186,7 @@ impl Agent<'_> {
             }
             Action::AskBlame => others.wish(Wish::Blame),
             Action::TellSuccess => others.wish(Wish::Succeeded),
+            Action::TellStop { because } => others.wish(Wish::Stopping { why: reason(*because) }),
             _ => {}
         }
     }
@@ -219,7 +220,7 @@ impl Agent<'_> {
             }
             let deadline = say_at.into_iter().chain([departure.until]).min();
             let fds = [departure.over.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if super::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
+            if super::inputs::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
                 return;
             }
             if !matches!(self.next_signal(), Ok(None)) {
@@ -247,10 +248,17 @@ const fn limit_of(farewell: Farewell) -> Duration {
 
 fn why(end: &JobEnd) -> String {
     match (end.stopped_by, end.time_limit, &end.elsewhere) {
-        (Some(signal), ..) => format!("it was told to stop by {signal}"),
-        (None, Some(_), _) => "its time limit is over".to_owned(),
+        (Some(signal), ..) => reason(OwnStop::Signal(signal)),
+        (None, Some(_), _) => reason(OwnStop::TimeLimit),
         (None, None, Some(_)) => "the job has ended".to_owned(),
         (None, None, None) => "its workers cannot be ended".to_owned(),
+    }
+}
+
+fn reason(stop: OwnStop) -> String {
+    match stop {
+        OwnStop::Signal(signal) => format!("it was told to stop by {signal}"),
+        OwnStop::TimeLimit => "its time limit is over".to_owned(),
     }
 }
 

@@ -3,12 +3,11 @@
 use super::*;
 use crate::agent::message::{Ending, Farewell};
 use crate::rendezvous::{Change, FailureNote};
-use crate::spec::stop::TimeLimit;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 /// A node with two workers of a job of several.
-fn node(max_restarts: u32, persona: Persona) -> State {
+pub(super) fn node(max_restarts: u32, persona: Persona) -> State {
     State::new(Rules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
 }
 
@@ -27,15 +26,15 @@ fn round(number: u64) -> Box<Round> {
     })
 }
 
-fn joined(number: u64) -> Input {
+pub(super) fn joined(number: u64) -> Input {
     Input::Joined(round(number))
 }
 
-fn lost() -> Input {
+pub(super) fn lost() -> Input {
     Input::Changed(Change::PeerLost { node: "th1".to_owned() })
 }
 
-fn note() -> FailureNote {
+pub(super) fn note() -> FailureNote {
     FailureNote {
         node_rank: NodeRank(0),
         host: "th1".to_owned(),
@@ -47,19 +46,19 @@ fn note() -> FailureNote {
     }
 }
 
-fn peer_failed() -> Input {
+pub(super) fn peer_failed() -> Input {
     Input::Changed(Change::PeerFailed(note()))
 }
 
 /// A node whose workers run in round 0.
-fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
+pub(super) fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
     let mut job = node(max_restarts, Persona::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
     job
 }
 
-fn joins(actions: &[Action]) -> bool {
+pub(super) fn joins(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Join { .. }))
 }
 
@@ -247,8 +246,8 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
     let mut job = running(1, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
-    assert_eq!(job.handle(at(7), Input::DeadlinePassed), []);
-    assert!(joins(&job.handle(at(8), Input::DeadlinePassed)), "its own restart");
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), []);
+    assert!(joins(&job.handle(at(11), Input::DeadlinePassed)), "its own restart");
 }
 
 #[test]
@@ -262,129 +261,6 @@ fn what_succeeded_runs_again_where_another_node_starts_again() {
     assert!(joins(&actions) && signals(&actions).is_empty());
     assert_eq!(job.handle(at(3), Input::AllSucceeded), [], "of the round before");
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)));
-}
-
-#[test]
-fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
-    let at = clock();
-    let end_of = |job: &mut State| {
-        let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
-        let end = end(&actions).expect("invariant 10").clone();
-        assert_eq!((end.farewell, end.stopped_by), (Farewell::Left, Some(Signal::SIGTERM)));
-        assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
-        end.status
-    };
-    for (persona, before, after) in [
-        (Persona::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
-        (Persona::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
-    ] {
-        let mut job = node(1, persona);
-        let _ = job.handle(at(0), Input::Ready);
-        assert_eq!(end_of(&mut job), before, "contract 3.3: before the first start");
-
-        let run = |inputs: &[Input]| {
-            let mut job = node(1, persona);
-            let _ = job.handle(at(0), Input::Ready);
-            let _ = job.handle(at(1), joined(0));
-            for input in inputs {
-                let _ = job.handle(at(2), input.clone());
-            }
-            job
-        };
-        let (failed, stopped) = (exited(0, 0, Exit::Code(1)), exited(0, 1, killed_by(15)));
-        let succeeded = |rank| exited(0, rank, Exit::Code(0));
-        for mut job in [
-            run(&[lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
-            run(&[failed.clone(), stopped.clone()]),
-            run(&[failed.clone(), stopped.clone(), Input::Blamed(None)]),
-            run(&[succeeded(0), succeeded(1)]),
-        ] {
-            assert_eq!(end_of(&mut job), after, "{:?}", job.phase);
-        }
-    }
-}
-
-#[test]
-fn the_time_limit_ends_every_wait_for_others_too() {
-    let at = clock();
-    let limited = || {
-        let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-        let rules = Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) };
-        let mut job = State::new(rules);
-        let _ = job.handle(at(0), Input::Ready);
-        assert_eq!(job.deadline(), None, "it runs from the first start of the workers");
-        let _ = job.handle(at(100), joined(0));
-        job
-    };
-    let ends = [exited(0, 0, killed_by(15)), exited(0, 1, killed_by(15))];
-    let (rejoining, settling) = (
-        [vec![lost()], ends.to_vec()].concat(),
-        vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0))],
-    );
-    for inputs in [rejoining.clone(), settling] {
-        let mut job = limited();
-        for input in inputs {
-            let _ = job.handle(at(101), input);
-        }
-        let actions = job.handle(at(110), Input::DeadlinePassed);
-        let end = end(&actions).unwrap_or_else(|| panic!("{:?}", job.phase));
-        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), Farewell::Left));
-    }
-    let mut job = limited();
-    for input in rejoining {
-        let _ = job.handle(at(101), input);
-    }
-    assert!(end(&job.handle(at(110), joined(1))).is_some(), "invariant 7: no start after it");
-}
-
-#[test]
-fn what_is_over_elsewhere_ends_here_in_every_phase() {
-    let at = clock();
-    let closed = || Input::Over(Ending::Closed { failure: Some(note()) });
-    let status = |actions: &[Action]| {
-        let end = end(actions).unwrap();
-        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), Farewell::Left));
-        end.status
-    };
-    let mut job = node(0, Persona::Rankrun);
-    let _ = job.handle(at(0), Input::Ready);
-    assert_eq!(status(&job.handle(at(1), closed())), ExitStatus::Code(1));
-
-    let mut job = running(3, &at);
-    let actions = job.handle(at(2), closed());
-    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-    assert!(matches!(&actions[1], Action::Say(Happening::OverElsewhere { .. })));
-    let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
-    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
-    assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");
-
-    let mut job = running(3, &at);
-    let _ = job.handle(at(2), exited(0, 0, Exit::Code(5)));
-    assert_eq!(job.handle(at(2), closed()), []);
-    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
-    assert_eq!(status(&actions), ExitStatus::Code(1));
-    assert!(end(&actions).unwrap().failure.is_some(), "contract 8.12: what failed here is told too");
-
-    let mut spare = node(0, Persona::Torchrun);
-    let _ = spare.handle(at(0), Input::Ready);
-    let actions = spare.handle(at(1), Input::Over(Ending::NotNeeded));
-    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
-    assert_eq!(spare.handle(at(2), closed()), []);
-}
-
-#[test]
-fn workers_that_cannot_be_started_end_the_job_and_who_cannot_be_ended_leaves_it() {
-    let at = clock();
-    let mut job = running(3, &at);
-    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
-    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, Farewell::Failed);
-
-    let mut job = running(3, &at);
-    let _ = job.handle(at(2), lost());
-    let _ = job.handle(at(32), Input::DeadlinePassed);
-    let actions = job.handle(at(37), Input::DeadlinePassed);
-    assert!(!joins(&actions), "invariant 1: somebody is there");
-    assert_eq!(end(&actions).unwrap().farewell, Farewell::Left, "the others may go on");
 }
 
 #[test]

@@ -27,6 +27,8 @@ mod halts;
 mod left_out;
 #[path = "limit_tests.rs"]
 mod limits;
+#[path = "parting_tests.rs"]
+mod partings;
 #[path = "rendezvous_tests.rs"]
 mod rendezvous_tests;
 #[path = "start_tests.rs"]

@@ -1,27 +1,93 @@
 //! The syntax of `--rdzv-endpoint` (contract 1.8).
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::error::HostProblem;
+
+/// Of a name with a dot at its end (RFC 1035, 2.3.4).
+const LONGEST_NAME: usize = 254;
+
+/// Why a text names no place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum NoPlace {
+    /// torch cannot read it either.
+    Unreadable,
+    /// Nobody can ever be reached at this host.
+    Host {
+        /// Without brackets.
+        host: String,
+        /// Why not.
+        problem: HostProblem,
+    },
+}
 
 /// Host and port, as torch reads them; no port where none is written.
 ///
-/// `None` for what torch cannot read. A bare IPv6 address is misread as torch misreads it: `::1` is port 1 of `:`.
-pub(super) fn parse_endpoint(text: &str) -> Option<(String, Option<u16>)> {
+/// A bare IPv6 address is misread as torch misreads it: `::1` is port 1 of `:`.
+///
+/// # Errors
+/// What torch cannot read, and what torchrun would try in vain until its time is over.
+pub(super) fn parse_endpoint(text: &str) -> Result<(String, Option<u16>), NoPlace> {
     let text = text.trim();
     if text.is_empty() {
-        return Some(("localhost".to_owned(), None));
+        return Ok(("localhost".to_owned(), None));
     }
     let in_brackets = text.starts_with('[') && text.ends_with(']');
     match text.rsplit_once(':').filter(|_| !in_brackets) {
-        Some((host, port)) => Some((parse_host(host)?, Some(parse_port(port)?))),
-        None => Some((parse_host(text)?, None)),
+        Some((host, port)) => {
+            let port = parse_port(port).ok_or(NoPlace::Unreadable)?;
+            Ok((parse_host(host)?, Some(port)))
+        }
+        None => Ok((parse_host(text)?, None)),
     }
 }
 
 /// A host as torch's endpoints have it: letters, digits, `_`, `.`, `:`, `-`, in brackets or not.
-pub(super) fn parse_host(text: &str) -> Option<String> {
+///
+/// # Errors
+/// See [`parse_endpoint`].
+pub(super) fn parse_host(text: &str) -> Result<String, NoPlace> {
     let host = text.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(text);
     let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.' | ':' | '-');
-    (!host.is_empty() && host.chars().all(fits)).then(|| host.to_owned())
+    if host.is_empty() || !host.chars().all(fits) {
+        return Err(NoPlace::Unreadable);
+    }
+    match problem_of(host) {
+        Some(problem) => Err(NoPlace::Host { host: host.to_owned(), problem }),
+        None => Ok(host.to_owned()),
+    }
+}
+
+/// Whether nobody can be at this host, whatever a resolver says.
+fn problem_of(host: &str) -> Option<HostProblem> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return match address.to_canonical() {
+            IpAddr::V4(address) if address.is_broadcast() || address.is_multicast() => {
+                Some(HostProblem::ManyMachines)
+            }
+            IpAddr::V6(address) if address.is_multicast() => Some(HostProblem::ManyMachines),
+            // The kernel refuses to connect to one without an interface (ipv6(7)), and torch reads no `%`.
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(HostProblem::NeedsInterface),
+            _ => None,
+        };
+    }
+    if host.contains(':') {
+        return Some(HostProblem::NeitherNameNorIpv6);
+    }
+    let is_number = host.split('.').all(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_name = host.len() <= LONGEST_NAME && host.chars().any(char::is_alphanumeric);
+    if is_number && !is_short_ipv4(host) {
+        return Some(HostProblem::NoIpv4);
+    }
+    (!is_name).then_some(HostProblem::NoName)
+}
+
+/// An IPv4 address as inet_aton(3) reads it too: `127.1`, `10.0.258`. Octal digits go to the resolver unread.
+fn is_short_ipv4(host: &str) -> bool {
+    let parts: Vec<_> = host.split('.').collect();
+    let Some((last, first)) = parts.split_last().filter(|(_, first)| first.len() < 4) else { return false };
+    let is_below = |part: &str, limit: u64| part.parse::<u64>().is_ok_and(|number| number < limit);
+    first.iter().all(|part| is_below(part, 256)) && is_below(last, 1 << (8 * (4 - first.len())))
 }
 
 /// An IPv6 address, with or without a port behind it, and without the brackets that tell which.
@@ -55,16 +121,71 @@ mod tests {
             ("a.b-c_d:1", "a.b-c_d", Some(1)),
             ("[::1]", "::1", None),
             ("[::1]:7", "::1", Some(7)),
-            ("::1", ":", Some(1)),
-            ("fe80::2:7", "fe80::2", Some(7)),
+            ("fd00::2:7", "fd00::2", Some(7)),
+            // torchrun's node that hosts may call itself so.
+            ("0.0.0.0:5", "0.0.0.0", Some(5)),
+            ("[::]:5", "::", Some(5)),
         ] {
-            assert_eq!(parse_endpoint(text), Some((host.to_owned(), port)), "`{text}`");
+            assert_eq!(parse_endpoint(text), Ok((host.to_owned(), port)), "`{text}`");
         }
         for text in
             ["h:", "h:000001", "h:65536", "h:-1", "h:x", ":5", "tcp://h:1", "a b:1", "h/:1", "[]", "[a]:[b]"]
         {
-            assert_eq!(parse_endpoint(text), None, "`{text}`");
+            assert_eq!(parse_endpoint(text), Err(NoPlace::Unreadable), "`{text}`");
         }
+    }
+
+    #[test]
+    fn a_host_where_nobody_can_be_is_none() {
+        use HostProblem::{ManyMachines, NeedsInterface, NeitherNameNorIpv6, NoIpv4, NoName};
+        let long = "a".repeat(LONGEST_NAME + 1);
+        for (host, problem) in [
+            ("th1:29400", NeitherNameNorIpv6),
+            (":", NeitherNameNorIpv6),
+            ("a:b:c", NeitherNameNorIpv6),
+            ("1.2.3.4:5", NeitherNameNorIpv6),
+            ("1:2:3:4:5:6:7:8:9", NeitherNameNorIpv6),
+            ("256.0.0.1", NoIpv4),
+            ("1.2.3.4.5", NoIpv4),
+            ("10.0..1", NoIpv4),
+            ("4294967296", NoIpv4),
+            (".", NoIpv4),
+            ("--", NoName),
+            ("_.-", NoName),
+            (long.as_str(), NoName),
+            ("255.255.255.255", ManyMachines),
+            ("224.0.0.1", ManyMachines),
+            ("ff02::1", ManyMachines),
+            ("::ffff:239.1.2.3", ManyMachines),
+            ("fe80::2", NeedsInterface),
+        ] {
+            let expected = Err(NoPlace::Host { host: host.to_owned(), problem });
+            assert_eq!(parse_host(host), expected, "`{host}`");
+            assert_eq!(parse_endpoint(&format!("{host}:29400")).map(|_| String::new()), expected, "`{host}`");
+        }
+        for host in [
+            "h",
+            "h.",
+            "a-b",
+            "_a",
+            "1a",
+            "12.a",
+            "é",
+            "127.1",
+            "0",
+            "010.0.0.1",
+            "10.0.258",
+            "4294967295",
+            "10.255.255.255",
+            "0.0.0.0",
+            "::",
+            "::1",
+            "fd00::2",
+            "::ffff:10.0.0.1",
+        ] {
+            assert_eq!(parse_host(host), Ok(host.to_owned()), "`{host}`");
+        }
+        assert_eq!(parse_host(&long[1..]), Ok(long[1..].to_owned()));
     }
 
     #[test]

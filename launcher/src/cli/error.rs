@@ -10,6 +10,7 @@ pub use conf::ConfProblem;
 pub use config::{ConfigError, ConfigProblem};
 pub use device::DeviceError;
 pub use expected::Expected;
+pub use host::HostProblem;
 pub use rule::RuleProblem;
 pub use setting::{EntrypointProblem, SettingError};
 
@@ -24,6 +25,7 @@ mod conf;
 mod config;
 mod device;
 mod expected;
+mod host;
 mod rule;
 mod setting;
 

@@ -9,8 +9,10 @@ use crate::spec::rendezvous::{NetworkSpec, PortRange};
 
 /// Linux's own limit.
 const LONGEST_INTERFACE: usize = 15;
-/// What the libraries of the workers read.
-const INTERFACE_VARIABLES: [&str; 2] = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
+/// What the libraries of the workers read, and what stands before the name. To NCCL a bare name is a prefix, so that
+/// `eth1` is `eth10` too; after `=` it is the whole name (NCCL's documentation of its variables). gloo knows whole names
+/// only, and no `=`.
+const INTERFACE_VARIABLES: [(&str, &str); 2] = [("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")];
 
 /// How this node is reached, and where it may listen.
 ///
@@ -36,8 +38,8 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
 /// The variables that tell the workers' libraries the interface, where the user did not set them.
 pub(super) fn interfaces(network: &NetworkSpec, facts: &Facts) -> Vec<(&'static str, String)> {
     let Some(iface) = &network.iface else { return Vec::new() };
-    let unset = INTERFACE_VARIABLES.into_iter().filter(|name| facts.filled_variable(name).is_none());
-    unset.map(|name| (name, iface.clone())).collect()
+    let unset = INTERFACE_VARIABLES.into_iter().filter(|(name, _)| facts.filled_variable(name).is_none());
+    unset.map(|(name, sign)| (name, format!("{sign}{iface}"))).collect()
 }
 
 fn is_interface(name: &str) -> bool {
@@ -115,7 +117,7 @@ mod tests {
             let spec = launch(words, environment).unwrap().spec;
             (spec.network, spec.defaults.interfaces)
         };
-        let both = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"].map(|name| (name, "eth0".to_owned()));
+        let both = [("GLOO_SOCKET_IFNAME", "eth0".to_owned()), ("NCCL_SOCKET_IFNAME", "=eth0".to_owned())];
         let ports = Some(PortRange { first: 5, last: 6 });
         let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports };
         assert_eq!(

@@ -194,8 +194,8 @@ impl fmt::Display for Notice {
             }
             Self::OnThisMachine { port } => write!(
                 f,
-                "no `--rdzv-endpoint` is given: this node meets others at `localhost:{port}`, which other machines \
-                 cannot reach"
+                "no `--rdzv-endpoint` is given: this node meets others at `localhost:{port}`; on other machines it \
+                 needs the name of this one"
             ),
             Self::MadeUpRunId { run_id } => write!(f, "the run id is empty, so it is `{run_id}`"),
             Self::Signal { origin, name, problem: SignalProblem::Unknown } => {

@@ -5,14 +5,16 @@ mod conf;
 mod nodes;
 mod times;
 
+use std::net::IpAddr;
+
 use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf};
 use nodes::{Nodes, rank_among, rank_in_order};
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
-use super::endpoint::{is_bare_ipv6, parse_endpoint, parse_host};
-use super::error::{CliError, ConfProblem, Expected, Origin, SettingError};
+use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
+use super::error::{CliError, ConfProblem, Expected, HostProblem, Origin, SettingError};
 use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
 use super::run::LAST_CALL;
@@ -39,10 +41,16 @@ enum Mode {
     /// What was said about the others has no effect, for this reason.
     Standalone(IgnoredBecause),
     C10d,
-    Static {
-        addr: String,
-        port: u16,
-    },
+    Static(Spot),
+}
+
+/// Where nodes meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Spot {
+    host: String,
+    port: u16,
+    /// What names the host, where anything does.
+    named_by: Option<Origin>,
 }
 
 /// A setting that may have no effect, and the values that then need no mention.
@@ -80,7 +88,7 @@ pub(super) fn resolve_rendezvous(
             resolve_standalone(settings, because, notices)
         }
         Mode::C10d => resolve_c10d(settings, &nodes, node_rank, notices),
-        Mode::Static { addr, port } => {
+        Mode::Static(Spot { host: addr, port, named_by }) => {
             let conf = read_conf(settings, STATIC_KEYS, RoundTimes::of_static())?;
             let nodes = nodes.fixed(notices);
             let node_rank = rank_among(node_rank, nodes)?;
@@ -96,6 +104,7 @@ pub(super) fn resolve_rendezvous(
                 run_id: run_id(settings, notices)?,
                 addr,
                 port,
+                named_by: named_by.map(|origin| origin.to_string()),
                 local_addr: if is_many { local_addr(settings)? } else { None },
                 nodes,
                 node_rank,
@@ -130,7 +139,7 @@ fn choose_mode(
             return Err(refused(origin, text, Expected::EndpointOfMany));
         }
         say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
-        return Ok(Mode::Static { addr: host, port });
+        return Ok(Mode::Static(Spot { host, port, named_by: Some(origin) }));
     }
     let port = match master_port {
         None if is_many => STATIC_PORT,
@@ -141,7 +150,11 @@ fn choose_mode(
             Err(_) => return Err(refused(origin, value.to_string(), Expected::Port)),
         },
     };
-    Ok(Mode::Static { addr: master_addr(settings)?, port })
+    let (host, named_by) = match settings.text(&MASTER_ADDR)? {
+        None => ("127.0.0.1".to_owned(), None),
+        Some(Setting { origin, value }) => (usable_host(&origin, &value, value.trim_start())?, Some(origin)),
+    };
+    Ok(Mode::Static(Spot { host, port, named_by }))
 }
 
 fn resolve_standalone(
@@ -173,13 +186,21 @@ fn resolve_c10d(
 ) -> Result<RendezvousSpec, CliError> {
     let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
     let is_many = nodes.range.is_many();
-    let (host, port) = match endpoint(settings, Some(C10D_PORT))? {
-        Some(Endpoint { host, port, .. }) => (host, port),
+    let Spot { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
+        Some(Endpoint { origin, text, host, port }) => {
+            // torchrun looks for the store of another agent on this machine then.
+            let is_told = conf.is_host.is_some() || settings.persona == Persona::Torchrun;
+            if !is_told && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+                let problem = HostProblem::OnlyHere;
+                return Err(SettingError::Host { origin, value: text, host, problem }.into());
+            }
+            Spot { host, port, named_by: Some(origin) }
+        }
         None => {
             if is_many {
                 notices.push(Notice::OnThisMachine { port: C10D_PORT });
             }
-            ("localhost".to_owned(), C10D_PORT)
+            Spot { host: "localhost".to_owned(), port: C10D_PORT, named_by: None }
         }
     };
     if port == 0 {
@@ -197,6 +218,7 @@ fn resolve_c10d(
         run_id: run_id(settings, notices)?,
         host,
         port,
+        named_by: named_by.map(|origin| origin.to_string()),
         local_addr: local_addr(settings)?,
         worker_store: worker_store(settings),
         nodes: nodes.range,
@@ -231,26 +253,29 @@ fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option
         return Err(refused(origin, value, Expected::BracketedEndpoint));
     }
     match parse_endpoint(&value).map(|(host, port)| (host, port.or(default_port))) {
-        Some((host, Some(port))) => Ok(Some(Endpoint { origin, text: value, host, port })),
-        Some((_, None)) => Err(refused(origin, value, Expected::EndpointWithPort)),
-        None => Err(refused(origin, value, Expected::Endpoint)),
+        Ok((host, Some(port))) => Ok(Some(Endpoint { origin, text: value, host, port })),
+        Ok((_, None)) => Err(refused(origin, value, Expected::EndpointWithPort)),
+        Err(problem) => Err(no_place(origin, value, (problem, Expected::Endpoint))),
     }
 }
 
-fn master_addr(settings: &Settings<'_>) -> Result<String, CliError> {
-    match settings.text(&MASTER_ADDR)? {
-        None => Ok("127.0.0.1".to_owned()),
-        Some(Setting { origin, value }) => {
-            parse_host(value.trim_start()).ok_or_else(|| refused(origin, value, Expected::Host))
-        }
+fn no_place(origin: Origin, value: String, (problem, expected): (NoPlace, Expected)) -> CliError {
+    match problem {
+        NoPlace::Unreadable => refused(origin, value, expected),
+        NoPlace::Host { host, problem } => SettingError::Host { origin, value, host, problem }.into(),
     }
+}
+
+/// The host that stands in this text, which is the value or the part of it that counts.
+fn usable_host(origin: &Origin, value: &str, text: &str) -> Result<String, CliError> {
+    parse_host(text).map_err(|problem| no_place(origin.clone(), value.to_owned(), (problem, Expected::Host)))
 }
 
 /// torchrun publishes any text; nobody reaches one that is no host.
 fn local_addr(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
     match settings.text(&LOCAL_ADDR)?.filter(|addr| !addr.value.is_empty()) {
         Some(Setting { origin, value }) if settings.persona == Persona::Rankrun => {
-            parse_host(&value).map(Some).ok_or_else(|| refused(origin, value, Expected::Host))
+            usable_host(&origin, &value, &value).map(Some)
         }
         found => Ok(found.map(|addr| addr.value)),
     }

@@ -181,8 +181,9 @@ pub(super) static LAST_CALL: OptionRow = OptionRow::text(
 pub(super) static IFACE: OptionRow = OptionRow::text(
     "iface",
     "NAME",
-    "The network interface by which the other nodes reach this one, as in eth0; the workers get it as \
-     GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not set [default: that of the way to the endpoint]",
+    "The network interface by which the other nodes reach this one, as in eth0, or lo where all nodes are on this \
+     machine; the workers get it as GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not set [default: that \
+     of the way to the endpoint]",
 )
 .family(Family::Rankrun);
 pub(super) static PORT_RANGE: OptionRow = OptionRow::text(

@@ -1,7 +1,5 @@
 //! What a launch would have to do with other nodes. Pure: nobody is asked, so what they decide is not known.
 
-use std::net::IpAddr;
-
 use serde::Serialize;
 
 use rankrun_contract::env::{
@@ -12,6 +10,7 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::facts::short_hostname;
 use crate::rendezvous::Round;
+use crate::rendezvous::address::loopback;
 use crate::spec::rendezvous::{NetworkSpec, RoundTimes};
 use crate::spec::{LaunchSpec, RendezvousSpec};
 
@@ -95,8 +94,7 @@ fn host_of(rendezvous: &RendezvousSpec) -> String {
 }
 
 fn is_of_this_machine(host: &str) -> bool {
-    let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    host == "localhost" || is_loopback(host) || host == short_hostname()
+    loopback(host).is_some() || host == short_hostname()
 }
 
 /// Whether only the nodes together decide what a worker finds in this variable.

@@ -91,6 +91,11 @@ fn of_devices(name: &str) -> bool {
     vendors.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// As every option takes it.
+fn time(time: Duration) -> String {
+    humantime::format_duration(time).to_string()
+}
+
 fn setting(name: &'static str, value: Option<String>, source: Source) -> Setting {
     Setting { name, value: value.map(|value| Value::Known(value.into())), source }
 }
@@ -205,7 +210,6 @@ impl Sources<'_> {
     /// Only where something was said: most jobs have no policy.
     fn of_the_restarts(&self) -> Vec<Setting> {
         let policy = &self.spec.restart;
-        let time = |time: Duration| humantime::format_duration(time).to_string();
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
         let backoff = policy.backoff.as_ref();
         let progress = policy.progress.as_ref();
@@ -233,7 +237,7 @@ impl Sources<'_> {
 
     fn of_the_end(&self) -> [Setting; 8] {
         let spec = self.spec;
-        let grace = spec.stop.grace.as_secs_f64().to_string();
+        let grace = time(spec.stop.grace);
         let events = match spec.events {
             EventLog::Off => "null",
             EventLog::Console => "console",
@@ -242,10 +246,10 @@ impl Sources<'_> {
             Some(_) => Source::Variable { name: STUCK_LIMIT.to_owned() },
             None => Source::Default,
         };
-        let limit = spec.stuck_limit.map(|limit| limit.as_secs_f64().to_string());
+        let limit = spec.stuck_limit.map(time);
         let leftovers = match spec.leftovers {
             LeftoverPolicy::Keep => None,
-            LeftoverPolicy::End { grace } => Some(grace.as_secs_f64().to_string()),
+            LeftoverPolicy::End { grace } => Some(time(grace)),
         };
         let of_grace = self.said(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
         let said = |name, value| setting(name, value, self.said(&[name], &[]));
@@ -254,9 +258,9 @@ impl Sources<'_> {
         [
             setting("grace", Some(grace), of_grace),
             setting("leftover-grace", leftovers, self.said(&["leftover-grace"], &[])),
-            said("start-timeout", spec.start_timeout.map(|limit| limit.as_secs_f64().to_string())),
-            said("time-limit", spec.time_limit.map(|limit| limit.limit.as_secs_f64().to_string())),
-            said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, w.before.as_secs_f64()))),
+            said("start-timeout", spec.start_timeout.map(time)),
+            said("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
+            said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
             setting("stuck-limit", limit, stuck),
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),
@@ -268,7 +272,7 @@ impl Sources<'_> {
         GraceCause::ALL.into_iter().filter_map(|cause| {
             let grace = self.spec.stop.grace_for.said_for(cause)?;
             let name = cause.setting();
-            Some(setting(name, Some(grace.as_secs_f64().to_string()), self.said(&[name], &[])))
+            Some(setting(name, Some(time(grace)), self.said(&[name], &[])))
         })
     }
 

@@ -100,12 +100,15 @@ fn of_the_nodes(nodes: &Nodes) -> Vec<(&'static str, String)> {
         (min, max) => format!("{min} to {max}"),
     };
     let me = nodes.node_rank.map_or_else(String::new, |rank| format!("; this one has node rank {rank}"));
-    let last_call = nodes.last_call_seconds.map(|last| format!(", and {last} s more once there are enough"));
+    let wait = match nodes.last_call_seconds {
+        Some(last) => format!("until there are {}, then {last} s for more", nodes.min),
+        None => "until all are there".to_owned(),
+    };
     let mut rows = vec![
         ("nodes", format!("{count}{me}")),
         ("they meet in", format!("a store that is opened by {}", nodes.store_opened_by)),
-        ("they have", format!("{} s{}", nodes.join_timeout_seconds, last_call.unwrap_or_default())),
-        ("lost is who", format!("gives no sign of life for {} s", nodes.lease_seconds)),
+        ("waits for them", format!("up to {} s {wait}", nodes.join_timeout_seconds)),
+        ("lost", format!("a node that gives no sign of life for {} s is lost", nodes.lease_seconds)),
     ];
     if let Some(addr) = &nodes.local_addr {
         rows.push(("reached at", for_people(addr.as_ref())));

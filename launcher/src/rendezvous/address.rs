@@ -1,9 +1,12 @@
 //! Which address this node publishes, so that its peers can reach it: a pure choice over what is known.
 //!
-//! In this order: `--local-addr`; the address of `--iface`; `127.0.0.1` where the endpoint itself is this machine only
-//! (`localhost`); our end of the connection to the rendezvous store; and where that is a loopback address although
-//! other machines may come, the address of an interface: one that is up and no loopback, of the family that is wanted;
-//! those of hardware come before those of containers and virtual machines, and then in the kernel's order.
+//! In this order: `--local-addr`; the loopback where the job has one node; the address of `--iface`; our end of the
+//! connection to the rendezvous store; and where that is a loopback address although other machines may come, the
+//! address of an interface: one that is up and no loopback, of the family that is wanted; those of hardware come before
+//! those of containers and virtual machines, and then in the kernel's order.
+//!
+//! An endpoint of `localhost` does not say that all nodes are on this machine: the node that hosts may call itself so,
+//! and the others call it by its name, as under torchrun. `--iface lo` says it.
 
 use std::fmt;
 use std::io;
@@ -55,8 +58,8 @@ pub struct Known<'a> {
     pub interfaces: &'a [Interface],
     /// Our end of the connection to the rendezvous store.
     pub connection: IpAddr,
-    /// Whether the endpoint is `localhost` or a loopback address: then all nodes are on this machine.
-    pub one_machine: bool,
+    /// Whether the job has one node: then only its own workers come.
+    pub is_alone: bool,
 }
 
 /// The address, and why this one.
@@ -78,8 +81,8 @@ pub enum Why {
         /// The interface.
         name: String,
     },
-    /// All nodes are on this machine.
-    OneMachine,
+    /// The job has one node.
+    Alone,
     /// It is our end of the connection to the store.
     OfConnection,
     /// The store is here, and others need another address than the loopback's.
@@ -97,7 +100,7 @@ impl fmt::Display for Chosen {
         match &self.why {
             Why::Given => f.write_str("as `--local-addr` says"),
             Why::OfGivenInterface { name } => write!(f, "the address of `{name}`"),
-            Why::OneMachine => f.write_str("since the endpoint is this machine only"),
+            Why::Alone => f.write_str("since the job has one node"),
             Why::OfConnection => f.write_str("our end of the connection to the rendezvous store"),
             Why::OfInterface { name } => {
                 write!(f, "the address of `{name}`; `--iface` or `--local-addr` name another one")
@@ -151,13 +154,12 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
         return Ok(Chosen { addr: given.to_owned(), why: Why::Given });
     }
     let connection = known.connection.to_canonical();
+    if known.is_alone {
+        return Ok(Chosen { addr: loopback_of(connection).to_string(), why: Why::Alone });
+    }
     if let Some(name) = known.iface {
         let addr = of_interface(known.interfaces, name, connection.is_ipv6())?.to_string();
         return Ok(Chosen { addr, why: Why::OfGivenInterface { name: name.to_owned() } });
-    }
-    if known.one_machine {
-        let addr = loopback_of(connection).to_string();
-        return Ok(Chosen { addr, why: Why::OneMachine });
     }
     if !connection.is_loopback() {
         return Ok(Chosen { addr: connection.to_string(), why: Why::OfConnection });
@@ -174,19 +176,59 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
     })
 }
 
-/// Whether `--iface` can be obeyed at all: known before anything is connected.
+/// Whether `--local-addr` or `--iface` says that this node is reached over the loopback alone, and so that all nodes
+/// are on this machine: known before anything is connected.
 ///
 /// # Errors
-/// See [`choose`].
-pub fn check(iface: &str, interfaces: &[Interface]) -> Result<(), AddressError> {
-    of_interface(interfaces, iface, false).map(drop)
+/// See [`choose`]; also where `--local-addr` counts.
+pub fn is_confined(
+    local_addr: Option<&str>,
+    iface: Option<&str>,
+    interfaces: &[Interface],
+) -> Result<bool, AddressError> {
+    let by_interface = match iface {
+        Some(name) => of_interface(interfaces, name, false)?.is_loopback(),
+        None => false,
+    };
+    Ok(local_addr.map_or(by_interface, |addr| loopback(addr).is_some()))
+}
+
+/// The loopback address that this host is; nothing where others may reach it. No name but `localhost` is known.
+#[must_use]
+pub fn loopback(host: &str) -> Option<IpAddr> {
+    if host == "localhost" {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
+    host.parse::<IpAddr>().ok().map(|address| address.to_canonical()).filter(IpAddr::is_loopback)
+}
+
+/// What is said where `--local-addr` is an address that this machine does not have. It may be right all the same, where
+/// addresses are translated; a name is not looked up.
+#[must_use]
+pub fn doubt(known: &Known<'_>) -> Option<String> {
+    let given = known.local_addr?;
+    let address = given.trim_matches(['[', ']']).parse::<IpAddr>().ok()?.to_canonical();
+    let is_own = address.is_loopback()
+        || (known.is_alone && address.is_unspecified())
+        || known.interfaces.iter().any(|interface| interface.address == Some(address));
+    (!is_own).then(|| {
+        format!(
+            "`--local-addr` is `{given}`, which no interface of this machine has: it is reached there only if \
+             something forwards it"
+        )
+    })
 }
 
 fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
     let mine = || interfaces.iter().filter(|interface| interface.name == name);
     if mine().next().is_none() {
-        let mut known: Vec<_> = interfaces.iter().map(|interface| interface.name.clone()).collect();
-        known.dedup();
+        // The kernel lists an interface's addresses of one family apart from those of the other.
+        let mut known: Vec<String> = Vec::new();
+        for Interface { name, .. } in interfaces {
+            if !known.contains(name) {
+                known.push(name.clone());
+            }
+        }
         return Err(AddressError::Unknown { name: name.to_owned(), known });
     }
     mine()
@@ -237,15 +279,15 @@ mod tests {
             Interface { is_up: false, ..interface("eth9", "10.9.0.1") },
             interface("eth0", "fe80::1"),
             interface("eth0", "10.0.0.2"),
-            interface("eth0", "fd00::2"),
             interface("ib0", "10.1.0.2"),
             interface("bare", ""),
+            interface("eth0", "fd00::2"),
         ]
     }
 
     fn known<'a>(interfaces: &'a [Interface], connection: &str) -> Known<'a> {
         let connection = connection.parse().unwrap();
-        Known { local_addr: None, iface: None, interfaces, connection, one_machine: false }
+        Known { local_addr: None, iface: None, interfaces, connection, is_alone: false }
     }
 
     fn addr(known: &Known<'_>) -> String {
@@ -273,16 +315,47 @@ mod tests {
     #[test]
     fn an_interface_must_be_there_and_have_an_address() {
         let machine = machine();
-        let error = check("eth7", &machine).unwrap_err();
+        let check = |name| is_confined(None, Some(name), &machine);
+        let error = check("eth7").unwrap_err();
         assert_eq!(
             error.to_string(),
             "this machine has no interface `eth7`; it has `lo`, `docker0`, `eth9`, `eth0`, `ib0`, `bare`"
         );
-        assert_eq!(
-            check("bare", &machine).unwrap_err().to_string(),
-            "the interface `bare` has no IP address"
-        );
-        assert_eq!(check("eth0", &machine), Ok(()));
+        assert_eq!(check("bare").unwrap_err().to_string(), "the interface `bare` has no IP address");
+        assert_eq!(check("eth0"), Ok(false));
+        // What is not used must be right too.
+        assert!(is_confined(Some("10.0.0.2"), Some("eth7"), &machine).is_err());
+    }
+
+    #[test]
+    fn the_loopback_says_that_all_nodes_are_here() {
+        let machine = machine();
+        let on = |addr, iface| is_confined(addr, iface, &machine).unwrap();
+        assert!(on(None, Some("lo")) && !on(None, Some("ib0")) && !on(None, None));
+        for addr in ["localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(on(Some(addr), None) && on(Some(addr), Some("eth0")), "{addr}");
+        }
+        for addr in ["10.0.0.2", "0.0.0.0", "node7"] {
+            assert!(!on(Some(addr), Some("lo")), "{addr}");
+        }
+        let chosen = choose(&Known { iface: Some("lo"), ..known(&machine, "::1") }).unwrap();
+        assert_eq!(chosen.addr, "::1");
+    }
+
+    #[test]
+    fn a_given_address_that_no_interface_has_is_doubted() {
+        let machine = machine();
+        let of =
+            |addr, is_alone| doubt(&Known { local_addr: Some(addr), is_alone, ..known(&machine, "::1") });
+        for addr in ["10.0.0.2", "fd00::2", "[fd00::2]", "::ffff:10.1.0.2", "127.0.0.2", "::1", "node7"] {
+            assert_eq!(of(addr, false), None, "{addr}");
+        }
+        let said = of("203.0.113.7", false).unwrap();
+        assert!(said.starts_with("`--local-addr` is `203.0.113.7`, which no interface of this machine has"));
+        assert!(of("203.0.113.7", true).is_some() && of("fd00::3", false).is_some());
+        // Every address of this machine is one for its own workers only.
+        assert!(of("0.0.0.0", true).is_none() && of("0.0.0.0", false).is_some());
+        assert_eq!(doubt(&known(&machine, "::1")), None);
     }
 
     #[test]
@@ -303,11 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn one_machine_needs_the_loopback_only() {
+    fn one_node_needs_the_loopback_only() {
         let machine = machine();
-        let on = |connection| addr(&Known { one_machine: true, ..known(&machine, connection) });
-        assert_eq!(on("127.0.0.1"), "127.0.0.1");
-        assert_eq!(on("::1"), "::1");
+        let on = |connection| Known { is_alone: true, iface: Some("eth0"), ..known(&machine, connection) };
+        assert_eq!(addr(&on("127.0.0.1")), "127.0.0.1");
+        assert_eq!(addr(&on("::1")), "::1");
+        // Also where the store is elsewhere.
+        assert_eq!(addr(&on("10.0.0.2")), "127.0.0.1");
+        assert_eq!(addr(&Known { local_addr: Some("node7"), ..on("10.0.0.2") }), "node7");
     }
 
     #[test]

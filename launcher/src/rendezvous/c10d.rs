@@ -154,7 +154,7 @@ impl Backend {
     /// # Errors
     /// See [`Client`].
     pub fn known_identity(&mut self) -> Result<String, ClientError> {
-        Ok(harmless_bytes(&self.calls.get(&self.keys.store())?, MAX_IDENTITY))
+        known_identity(&mut self.calls, &self.keys)
     }
 
     /// The state as it was seen last.
@@ -323,6 +323,14 @@ impl Backend {
     pub fn give_back(&mut self, bell: Client) {
         self.bell = Some(bell);
     }
+}
+
+/// Which store this is, where somebody has said it.
+///
+/// # Errors
+/// See [`Client`].
+pub fn known_identity(client: &mut Client, keys: &Keys) -> Result<String, ClientError> {
+    Ok(harmless_bytes(&client.get(&keys.store())?, MAX_IDENTITY))
 }
 
 /// A counter as the store keeps it.

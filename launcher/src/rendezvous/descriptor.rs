@@ -4,6 +4,7 @@
 //! [`Descriptor`].
 
 use std::ffi::OsStr;
+use std::time::Duration;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,8 @@ pub struct Descriptor {
     pub nodes: NodeRange,
     /// `--node-rank`, where it was given.
     pub node_rank: Option<NodeRank>,
+    /// `--lease`: the others age it by theirs, and it stops its workers by its own, so that both have to be the same.
+    pub lease: Duration,
     /// How many workers it starts.
     pub workers: LocalWorldSize,
     /// What the workers run: see [`entrypoint`].
@@ -75,6 +78,17 @@ pub enum Mismatch {
         /// The other agent's.
         theirs: NodeRange,
     },
+    /// Another `--lease`: the longer one's workers would still run when others have long gone on without it.
+    #[error(
+        "this agent was started with `--lease {}`, that one with `--lease {}`",
+        humantime::format_duration(*ours), humantime::format_duration(*theirs)
+    )]
+    Lease {
+        /// Ours.
+        ours: Duration,
+        /// The other agent's.
+        theirs: Duration,
+    },
     /// Another program, or other arguments.
     #[error("this agent runs `{ours}`, that one `{theirs}`")]
     Entrypoint {
@@ -100,6 +114,7 @@ impl Mismatch {
                 "install the same version of rankrun on every node"
             }
             Self::Nodes { .. } => "give `--nnodes` the same value on every node",
+            Self::Lease { .. } => "give `--lease` the same value on every node",
             Self::Entrypoint { .. } => {
                 "start the same program on every node, or another job with another `--rdzv-id`"
             }
@@ -122,6 +137,9 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
     }
     if theirs.nodes != ours.nodes {
         return Err(Mismatch::Nodes { ours: ours.nodes, theirs: theirs.nodes });
+    }
+    if theirs.lease != ours.lease {
+        return Err(Mismatch::Lease { ours: ours.lease, theirs: theirs.lease });
     }
     if theirs.entrypoint != ours.entrypoint {
         return Err(Mismatch::Entrypoint {
@@ -182,6 +200,7 @@ struct Wire {
     min: u32,
     max: u32,
     node_rank: Option<u32>,
+    lease_ms: u64,
     workers: u32,
     entrypoint: String,
     nonce: u32,
@@ -198,6 +217,7 @@ impl Descriptor {
             min: self.nodes.min.get(),
             max: self.nodes.max.get(),
             node_rank: self.node_rank.map(|rank| rank.0),
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             workers: self.workers.get(),
             entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,
@@ -233,6 +253,7 @@ impl Wire {
             host: harmless(&self.host, MAX_NAME),
             nodes,
             node_rank: self.node_rank.map(NodeRank),
+            lease: Duration::from_millis(self.lease_ms),
             workers: LocalWorldSize::new(self.workers)?,
             entrypoint: harmless(&self.entrypoint, MAX_ENTRYPOINT),
             nonce: self.nonce,

@@ -8,6 +8,7 @@ use rankrun_contract::rank::NodeRank;
 use super::address::AddressError;
 use super::descriptor::Mismatch;
 use super::pickle::NotAState;
+use crate::error::which_names;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
 
@@ -37,10 +38,12 @@ pub enum RendezvousError {
         source: ClientError,
     },
     /// The endpoint's name means nothing here.
-    #[error("cannot find the host `{host}` of the rendezvous endpoint within {}", humantime::format_duration(*waited))]
+    #[error("cannot find the host `{host}`{} (tried for {})", which_names(named_by.as_deref()), humantime::format_duration(*waited))]
     NoSuchHost {
         /// The name.
         host: String,
+        /// What names it: an option, a variable, a key of a file.
+        named_by: Option<String>,
         /// How long it was tried.
         waited: Duration,
         /// The resolver's last answer.
@@ -187,11 +190,9 @@ impl RendezvousError {
                 "start the launcher on every node with the same `--rdzv-id` and endpoint; `--join-timeout TIME` waits longer (for torchrun's name: `--rdzv-conf join_timeout=SECONDS`)"
             }
             Self::Unreachable { .. } => {
-                "is the launcher running on the node that the endpoint names, and is its port open there?"
+                "is the launcher running on the node that hosts the store, and is its port open there?"
             }
-            Self::NoSuchHost { .. } => {
-                "give an address as the host of `--rdzv-endpoint`, or a name that this machine knows"
-            }
+            Self::NoSuchHost { .. } => "give an address there, or a name that this machine knows",
             Self::AnotherStore { .. } => {
                 "the node that hosts the store was started anew; start the job again on all nodes"
             }

@@ -22,7 +22,7 @@ use super::roles::{Assigned, RoleInfo, assign};
 use super::state::Node;
 use super::text::harmless;
 use super::torch_peer::{Members, Memory};
-use super::{Launcher, Member, Round};
+use super::{Member, Round};
 use crate::store::client::{Client, ClientError};
 
 /// The longest wait without a look at anything else.
@@ -262,10 +262,6 @@ pub(super) fn round(number: u64, seats: &Seats<'_>, assigned: Assigned, told: To
         node_rank,
         name: name(seats.members, node_rank.index()),
         workers: told.workers.get(node_rank.index()).copied().or(descriptor.as_ref().map(|one| one.workers)),
-        launcher: match descriptor {
-            Some(descriptor) => Launcher::Rankrun { version: descriptor.version.clone() },
-            None => Launcher::Torchrun,
-        },
     });
     let nodes = u32::try_from(seats.members.len()).ok().and_then(NodeCount::new);
     Round {

@@ -9,6 +9,8 @@ mod claim;
 #[cfg(test)]
 mod tests;
 
+pub use claim::take_back;
+
 use std::time::Duration;
 
 use rankrun_contract::env::Master;
@@ -132,29 +134,46 @@ pub fn first_round(
     Ok(FirstRound::Alone { round: Box::new(round), state })
 }
 
-/// The node ranks of which nobody has come yet, and the names of those who have, as far as they are known: for people
-/// who wait.
+/// Who has come to a job with given ranks: for people who wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RollCall {
+    /// The names of those who are here, as far as they are known.
+    pub here: Vec<String>,
+    /// The node ranks of which nobody has come yet.
+    pub missing: Vec<NodeRank>,
+    /// The name of the agent that still holds the node rank of whoever asks, and may be dead.
+    pub holder: Option<String>,
+}
+
+/// Calls the roll, for an agent of this name with this node rank.
 ///
 /// # Errors
 /// See [`Client`].
 pub fn roll_call(
     store: &mut Client,
-    run_id: &RunId,
-    nodes: NodeCount,
-) -> Result<(Vec<String>, Vec<NodeRank>), ClientError> {
+    (run_id, nodes): (&RunId, NodeCount),
+    (own_rank, own): (NodeRank, &Node),
+    own_host: &str,
+) -> Result<RollCall, ClientError> {
     let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
     let ranks = || (0..nodes.get()).map(NodeRank);
     let names: Vec<String> = ranks().flat_map(|rank| [keys.claim(rank), round.role_info(rank)]).collect();
     let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let (mut here, mut missing) = (Vec::new(), Vec::new());
+    let mut roll = RollCall::default();
     for (rank, pair) in ranks().zip(values.chunks_exact(2)) {
-        match Claim::from_json(&pair[0]) {
-            Some(claim) => here.push(claim.host()),
-            None if pair[1].is_empty() => missing.push(rank),
-            None => here.push(format!("node rank {rank}")),
+        let claim = Claim::from_json(&pair[0]);
+        if rank == own_rank {
+            roll.holder = claim.filter(|claim| claim.node != *own).map(|claim| claim.host());
+            roll.here.push(own_host.to_owned());
+            continue;
+        }
+        match claim {
+            Some(claim) => roll.here.push(claim.host()),
+            None if pair[1].is_empty() || pair[0] == claim::TAKEN_BACK => roll.missing.push(rank),
+            None => roll.here.push(format!("node rank {rank}")),
         }
     }
-    Ok((here, missing))
+    Ok(roll)
 }
 
 struct Job<'a> {
@@ -199,7 +218,8 @@ impl Job<'_> {
     /// Whether everybody who has claimed a node rank is of our job and version.
     fn compare(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
         let ours = self.setup.descriptor;
-        for text in self.claim_texts(talk)?.iter().filter(|text| !text.is_empty()) {
+        let is_claim = |text: &&Vec<u8>| !text.is_empty() && *text != claim::TAKEN_BACK;
+        for text in self.claim_texts(talk)?.iter().filter(is_claim) {
             let (host, agent) = claim::outer(text);
             if let Err(mismatch) = meet(ours, agent.as_bytes()) {
                 return Err(RendezvousError::Mismatch { host, mismatch }.into());
@@ -223,7 +243,9 @@ impl Job<'_> {
     /// Why the others' part has not come: they are not here.
     fn too_few(&self, talk: &mut Talk<'_, '_>) -> Result<RendezvousError, ExchangeError> {
         let setup = self.setup;
-        let (here, missing) = roll_call(talk.store, setup.run_id, setup.nodes)?;
+        let job = (setup.run_id, setup.nodes);
+        let RollCall { here, missing, .. } =
+            roll_call(talk.store, job, (setup.node_rank, setup.node), &setup.descriptor.host)?;
         let waited = setup.timeout;
         if missing.is_empty() {
             let nodes = vec!["node rank 0".to_owned()];

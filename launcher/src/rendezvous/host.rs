@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
-use crate::rendezvous::address::interfaces;
+use crate::rendezvous::address::{self, interfaces};
 use crate::spec::rendezvous::PortRange;
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
@@ -40,10 +40,10 @@ impl std::fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Whether only this machine can reach it.
+    /// Whether it names this machine on every machine.
     #[must_use]
-    pub fn is_one_machine(&self) -> bool {
-        self.host == "localhost" || self.address().is_some_and(|address| address.is_loopback())
+    pub fn is_loopback(&self) -> bool {
+        address::loopback(&self.host).is_some()
     }
 
     fn address(&self) -> Option<IpAddr> {
@@ -90,7 +90,7 @@ fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>
 
 /// What the endpoint's text alone says about who hosts: nothing where it is a name that is not ours. Pure.
 fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
-    if endpoint.is_one_machine() || endpoint.host == own_name {
+    if endpoint.is_loopback() || endpoint.host == own_name {
         return Some(true);
     }
     let address = endpoint.address()?;

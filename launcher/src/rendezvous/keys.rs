@@ -128,6 +128,12 @@ impl Keys {
         format!("{}{round}/done/{}", self.own, name(node))
     }
 
+    /// Appears where an agent of ours hosts the store, and tells at once whose connections have closed.
+    #[must_use]
+    pub fn watched(&self) -> String {
+        format!("{}watched", self.own)
+    }
+
     /// The closing note.
     #[must_use]
     pub fn end(&self) -> String {

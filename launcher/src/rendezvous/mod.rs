@@ -61,20 +61,6 @@ pub struct Member {
     pub name: String,
     /// How many workers it has, where it has told.
     pub workers: Option<LocalWorldSize>,
-    /// What it runs.
-    pub launcher: Launcher,
-}
-
-/// What a node is launched by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Launcher {
-    /// By us.
-    Rankrun {
-        /// Its version.
-        version: String,
-    },
-    /// By PyTorch's own launcher, which does not say who it is.
-    Torchrun,
 }
 
 impl Round {
@@ -107,7 +93,8 @@ pub struct FailureNote {
     pub rank: Rank,
     /// Its local rank.
     pub local_rank: LocalRank,
-    /// Its pid on its host; no process has 0: then it is a whole node that was lost.
+    /// Its pid on its host; no process has 0: then it is a whole node that was lost, or that has ended the job for the
+    /// reason that is the message.
     pub pid: i32,
     /// How it ended, in words: `exit code 7`, `killed by SIGKILL (9)`.
     pub ended: String,
@@ -123,10 +110,22 @@ impl FailureNote {
         Self { node_rank, host, rank: Rank(0), local_rank: LocalRank(0), pid: 0, ended, message: None }
     }
 
+    /// The node that hosts the store leaves for this reason, and the job ends with it.
+    #[must_use]
+    pub fn of_leaving_host(node_rank: NodeRank, host: String, why: String) -> Self {
+        Self { message: Some(why), ..Self::of_lost_node(node_rank, host) }
+    }
+
     /// Whether it tells of a node that was lost, and of no worker.
     #[must_use]
     pub const fn is_of_lost_node(&self) -> bool {
-        self.pid == 0
+        self.pid == 0 && self.message.is_none()
+    }
+
+    /// Why the node that hosted the store has left, where it tells of that and of no worker.
+    #[must_use]
+    pub fn why_host_left(&self) -> Option<&str> {
+        self.message.as_deref().filter(|_| self.pid == 0)
     }
 }
 
@@ -144,6 +143,12 @@ pub enum Wish {
     Blame,
     /// All workers of this node have succeeded: wait for the others.
     Succeeded,
+    /// This node's workers are being told to stop, for this reason of its own, and then it leaves: where the job ends with
+    /// the store that it hosts, the others are to know at once, before what their workers fail of.
+    Stopping {
+        /// In words for people.
+        why: String,
+    },
 }
 
 /// How an agent goes.
@@ -226,14 +231,31 @@ pub struct Waiting {
     pub max: NodeCount,
     /// How long there is still time.
     pub left: Duration,
-    /// Whether this node is a spare: the job runs without it.
-    pub is_spare: bool,
+    /// For what.
+    pub awaited: Awaited,
+}
+
+/// What a node waits for that wants to be in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// As many nodes as the job needs.
+    Enough,
+    /// More of them: there are enough.
+    More {
+        /// Until the round begins with those who are here.
+        starts_in: Duration,
+    },
+    /// What the others say of their workers: the nodes of the round are here.
+    Ranks,
+    /// A place in the job, which runs without this node, a spare.
+    Place,
 }
 
 /// Why there is nothing to take part in.
 #[derive(Debug)]
 pub enum Over {
-    /// The job has succeeded without this spare node.
+    /// The job has succeeded, and needs nothing more of this node: a spare, or one whose workers had all succeeded in a round
+    /// that the others were about to repeat.
     NotNeeded,
     /// The job was ended elsewhere, by this failure where it was told.
     Closed {

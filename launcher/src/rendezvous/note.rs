@@ -145,6 +145,16 @@ mod tests {
     }
 
     #[test]
+    fn who_was_lost_and_who_left_are_told_apart() {
+        let of = |note: &FailureNote| FailureNote::from_json(&note.to_json()).unwrap();
+        let lost = of(&FailureNote::of_lost_node(NodeRank(1), "th1".to_owned()));
+        let left = of(&FailureNote::of_leaving_host(NodeRank(1), "th1".to_owned(), "SIGTERM\n".to_owned()));
+        assert!(lost.is_of_lost_node() && !left.is_of_lost_node() && !note().is_of_lost_node());
+        let whys = [&lost, &left, &note()].map(|note| note.why_host_left().map(str::to_owned));
+        assert_eq!(whys, [None, Some("SIGTERM ".to_owned()), None]);
+    }
+
+    #[test]
     fn texts_of_others_are_bounded_and_fit_for_a_terminal() {
         let long = format!("\x1b]0;{}\n", "x".repeat(10_000));
         let loud =

@@ -131,6 +131,12 @@ impl Sightings {
         self.signs.get(node).is_some_and(|sign| sign.has_moved)
     }
 
+    /// Whether a rankrun agent has given a sign of life that was seen after this moment.
+    #[must_use]
+    pub fn lives_since(&self, node: &Node, then: Instant) -> bool {
+        self.signs.get(node).is_some_and(|sign| sign.since > then && matches!(sign.life, Life::Beat(_)))
+    }
+
     /// The earliest moment at which a look may find somebody dead who is not yet.
     #[must_use]
     pub fn next_death(&self, now: Instant) -> Option<Instant> {

@@ -1,5 +1,5 @@
 //! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it, which owns every connection
-//! to other agents.
+//! to other agents, but the one that only gives signs of life.
 
 mod book;
 mod connect;
@@ -11,6 +11,7 @@ mod joining;
 mod member;
 mod parting;
 mod plan;
+mod pulse;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -33,10 +34,14 @@ use crate::spec::rendezvous::NetworkSpec;
 
 use driver::Driver;
 pub use fence::Fence;
-use fence::Fencepost;
+use fence::{Fencepost, Heard};
 use inbox::{Command, Mailbox, channels};
 use plan::Plan;
 use workers_store::Greeted;
+
+/// Without an answer of the store for so long, whoever leaves goes without a word: its connections end with it, which says
+/// enough.
+const HASTE: Duration = Duration::from_millis(500);
 
 /// What a rendezvous is told at its start.
 #[derive(Debug, Clone)]
@@ -61,6 +66,9 @@ pub struct Rendezvous {
     mailbox: Mailbox,
     greeted: Greeted,
     fencepost: Fencepost,
+    heard: Heard,
+    /// Whether the store is this node's own, which others have to hear from before it goes.
+    is_host: bool,
     ended: mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -83,6 +91,7 @@ impl Rendezvous {
         let mut driver = Driver::open(setup, outlet)?;
         limits(&mut driver.plan);
         let (greeted, fencepost) = (driver.greeted.clone(), driver.fencepost.clone());
+        let (heard, is_host) = (driver.heard.clone(), driver.store.is_some());
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("rendezvous".to_owned())
@@ -92,7 +101,7 @@ impl Rendezvous {
                 let _ = over.send(());
             })
             .map_err(failed)?;
-        Ok(Self { mailbox, greeted, fencepost, ended, thread: Some(thread) })
+        Ok(Self { mailbox, greeted, fencepost, heard, is_host, ended, thread: Some(thread) })
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
@@ -120,19 +129,35 @@ impl Rendezvous {
     }
 
     /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns
-    /// within `limit`.
+    /// within `limit`, and where this node leaves a store that does not answer, sooner: a user waits for that.
     pub fn end(mut self, parting: Parting, limit: Duration) {
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
+        let haste = (matches!(parting, Parting::Leave { .. }) && !self.is_host).then_some(HASTE);
         // Where no store has ever heard of us there is nobody to tell.
-        let is_unknown = matches!(parting, Parting::Leave { .. }) && self.fence().is_none();
-        let limit = if is_unknown { Duration::ZERO } else { limit };
+        let is_unknown = matches!(parting, Parting::Leave { .. }) && !self.fencepost.is_known();
+        let wait_until = if is_unknown { until - limit } else { until };
         self.mailbox.send(Command::End { parting, until });
         // A thread that is late is left behind: the process ends, and takes it along.
-        if self.ended.recv_timeout(limit).is_ok()
+        if self.ends_by(wait_until, haste)
             && let Some(thread) = self.thread.take()
         {
             let _ = thread.join();
+        }
+    }
+
+    /// Waits for the end of the thread, with `haste` only as long as the store goes on to answer it; whether it has ended.
+    #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
+    fn ends_by(&self, until: Instant, haste: Option<Duration>) -> bool {
+        let asked = Instant::now();
+        loop {
+            let until = haste.map_or(until, |haste| until.min(self.heard.last().max(asked) + haste));
+            let left = until.saturating_duration_since(Instant::now());
+            match self.ended.recv_timeout(left) {
+                Ok(()) => return true,
+                Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(_) => return false,
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
-use crate::rendezvous::{Change, FailureNote, Round, Waiting};
+use crate::rendezvous::{Awaited, Change, FailureNote, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
 
@@ -19,7 +19,10 @@ pub fn changed(change: &Change) -> String {
         Change::PeerFailed(note) if note.is_of_lost_node() => {
             plain(&format!("node {} ({}) is lost, and failed first", note.node_rank, note.host))
         }
-        Change::PeerFailed(note) => format!("{} failed: {}", worker(note), plain(&note.ended)),
+        Change::PeerFailed(note) => {
+            let words = || format!("{} failed: {}", worker(note), plain(&note.ended));
+            host_left(note).unwrap_or_else(words)
+        }
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
         Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
@@ -36,12 +39,13 @@ pub fn changed(change: &Change) -> String {
 #[must_use]
 pub fn over(ending: &Ending) -> String {
     match ending {
-        Ending::NotNeeded => "the job has succeeded without this spare node".to_owned(),
+        Ending::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         Ending::Closed { failure: Some(note) } if note.is_of_lost_node() => {
             plain(&format!("the job has ended since node {} ({}) was lost", note.node_rank, note.host))
         }
         Ending::Closed { failure: Some(note) } => {
-            plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host))
+            let words = || plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host));
+            host_left(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
         Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
@@ -68,29 +72,44 @@ pub fn rejoined(round: &Round, workers: u32) -> String {
 /// Who is here and who is not, as one line.
 #[must_use]
 pub fn waiting(waiting: &Waiting) -> String {
-    let here = waiting.here.len();
-    if waiting.is_spare {
-        return format!(
-            "the job runs on {} without this node, a spare: it takes over where one is lost",
-            nodes_here(here)
-        );
-    }
-    let wanted = match (waiting.min, waiting.max) {
-        (min, max) if min == max => max.to_string(),
-        (min, max) => format!("{min} to {max}"),
-    };
+    let Waiting { min, max, .. } = *waiting;
+    let count = waiting.here.len();
+    let is_or_are = if count == 1 { "is" } else { "are" };
+    let here = format!("{is_or_are} here ({})", names(&waiting.here));
     let missing = match waiting.missing.len() {
         0 => String::new(),
         1 => format!(", {} is missing", names(&waiting.missing)),
         _ => format!(", {} are missing", names(&waiting.missing)),
     };
-    let left = Duration::from_secs(waiting.left.as_secs());
-    let is_or_are = if here == 1 { "is" } else { "are" };
-    format!(
-        "waiting for nodes: {here} of {wanted} {is_or_are} here ({}){missing}; {} left",
-        names(&waiting.here),
-        humantime::format_duration(left)
-    )
+    let left = whole_seconds(waiting.left);
+    match waiting.awaited {
+        Awaited::Place => format!(
+            "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
+            nodes_here(count)
+        ),
+        Awaited::Ranks => {
+            format!(
+                "waiting for what the others say of their workers: {} {here}; {left} left",
+                nodes_here(count)
+            )
+        }
+        Awaited::More { starts_in } => format!(
+            "waiting for more nodes: {count} {here}{missing}, {min} {} enough and {max} the most; \
+             it starts with those who are here in {}",
+            if min == NodeCount::ONE { "is" } else { "are" },
+            whole_seconds(starts_in)
+        ),
+        Awaited::Enough if min == max => {
+            format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
+        }
+        Awaited::Enough => {
+            format!("waiting for nodes: {count} {here}{missing}, at least {min} are needed; {left} left")
+        }
+    }
+}
+
+fn whole_seconds(time: Duration) -> humantime::FormattedDuration {
+    humantime::format_duration(Duration::from_secs(time.as_secs()))
 }
 
 /// Something that people want to know of the rendezvous.
@@ -104,6 +123,9 @@ pub fn note(text: &str) -> String {
 pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {
         return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
+    }
+    if let Some(text) = host_left(note) {
+        return text + "\n";
     }
     let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
     text.push_str(&format!(
@@ -122,10 +144,18 @@ pub fn first_cause(note: &FailureNote) -> String {
 pub fn hint(note: &FailureNote) -> String {
     let words = if note.is_of_lost_node() {
         format!("see whether {} is up, and what its launcher said last", note.host)
+    } else if note.why_host_left().is_some() {
+        format!("{} hosts the rendezvous store, and no node goes on without it", note.host)
     } else {
         format!("the launcher on {} shows its last lines and where its logs are", note.host)
     };
     plain(&words)
+}
+
+/// Where it is the host of the store that has left.
+fn host_left(note: &FailureNote) -> Option<String> {
+    let why = note.why_host_left()?;
+    Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
 }
 
 fn worker(note: &FailureNote) -> String {
@@ -182,17 +212,28 @@ mod tests {
             min: count(3),
             max: count(3),
             left: Duration::from_millis(590_400),
-            is_spare: false,
+            awaited: Awaited::Enough,
         };
         let words = "waiting for nodes: 2 of 3 are here (th1, th2), th3 is missing; 9m 50s left";
         assert_eq!(waiting(&seen), words);
         seen.here = texts(&["th1"]);
         (seen.missing, seen.max) = (Vec::new(), count(5));
-        assert_eq!(waiting(&seen), "waiting for nodes: 1 of 3 to 5 is here (th1); 9m 50s left");
+        let words = "waiting for nodes: 1 is here (th1), at least 3 are needed; 9m 50s left";
+        assert_eq!(waiting(&seen), words);
+        seen.here = texts(&["th1", "th2", "th3"]);
+        seen.awaited = Awaited::More { starts_in: Duration::from_millis(25_900) };
+        let words = "waiting for more nodes: 3 are here (th1, th2, th3), 3 are enough and 5 the most; \
+                     it starts with those who are here in 25s";
+        assert_eq!(waiting(&seen), words);
+        seen.awaited = Awaited::Ranks;
+        let words =
+            "waiting for what the others say of their workers: 3 nodes are here (th1, th2, th3); 9m 50s left";
+        assert_eq!(waiting(&seen), words);
+        seen.awaited = Awaited::Enough;
         seen.here = (0..200).map(|at| format!("n{at}")).collect();
         assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
-        seen.is_spare = true;
-        assert!(waiting(&seen).starts_with("the job runs on 200 nodes without this node, a spare"));
+        seen.awaited = Awaited::Place;
+        assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
     }
 
     #[test]
@@ -213,6 +254,12 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
         let lost = FailureNote::of_lost_node(NodeRank(2), "th3".to_owned());
         assert_eq!(first_cause(&lost), "node 2 (th3) was lost first\n");
         assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3) is lost, and failed first");
+        let why = "it was told to stop by SIGTERM".to_owned();
+        let host = FailureNote::of_leaving_host(NodeRank(0), "th\x1b[2J1".to_owned(), why);
+        let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
+        assert_eq!(first_cause(&host), format!("{words}\n"));
+        assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
+        assert_eq!(hint(&host), "th1 hosts the rendezvous store, and no node goes on without it");
         let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }

@@ -25,9 +25,11 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 pub struct ClientSettings {
     /// The number in our greeting (the store's PING).
     pub nonce: u32,
-    /// How long the store may take to answer what it can answer at once; a connection on which nothing is acknowledged
-    /// for as long is lost.
+    /// How long the store may take to answer what it can answer at once.
     pub answer: Duration,
+    /// A connection on which the other machine has acknowledged nothing for so long is lost, also where nobody waits for an
+    /// answer. The store's host hears of it, and takes it for our end.
+    pub silence: Duration,
 }
 
 /// A connection to a store. Every call ends: with its answer, or with an error once [`ClientSettings::answer`] is over.
@@ -242,7 +244,7 @@ impl Client {
         match self.exchange(&Request::CancelWait)? {
             Reply::Cancelled => Ok(false),
             // The answer of the wait crossed with the cancellation, whose own answer follows.
-            Reply::Arrived => match self.wire.read(ReplyKind::Wait, self.limit())? {
+            Reply::Arrived => match self.wire.next(ReplyKind::Wait, self.limit())? {
                 Some(Reply::Cancelled) => Ok(true),
                 Some(_) => Err(ClientError::NoStore),
                 None => Err(self.silent()),
@@ -281,7 +283,7 @@ impl Client {
     fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
         self.send(request)?;
         let kind = request.reply_kind().ok_or(ClientError::NoStore)?;
-        self.wire.read(kind, self.limit())?.ok_or_else(|| self.silent())
+        self.wire.answer(kind, self.limit())?.ok_or_else(|| self.silent())
     }
 
     fn send(&mut self, request: &Request) -> Result<(), ClientError> {

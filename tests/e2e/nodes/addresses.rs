@@ -1,6 +1,7 @@
-//! How hosts reach each other: names that do not resolve, IPv6 alone, interfaces, and walls with few open ports.
+//! How hosts reach each other: names that do not resolve, `localhost`, IPv6 alone, interfaces, and walls with few open
+//! ports.
 
-use harness::{Fleet, Job, Launch, Name, Outcome, field, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, only_ours};
 
 use super::{c10d, fixed, succeed};
 
@@ -84,10 +85,11 @@ fn the_interface_that_is_named() {
         assert_eq!(outcome.lines_with(" GLOO_SOCKET_IFNAME=eth0").len(), 1, "{outcome}");
         assert_eq!(outcome.lines_with(" NCCL_SOCKET_IFNAME=mine").len(), 1, "{outcome}");
     }
-    // The other one is published when it is the one that is named.
-    let launch = c10d(Name::Rankrun, "127.0.0.1:29400", "1").args(["--iface", "aside"]);
-    let outcome = fleet.on(1, launch.worker(["seat"])).run();
+    // The other one is published when it is the one that is named; NCCL would take a bare name for a prefix.
+    let launch = c10d(Name::Rankrun, "127.0.0.1:29400", "1:2").args(["--iface", "aside"]);
+    let outcome = fleet.on(1, launch.worker(["seat", "sum", "env"])).run();
     assert_eq!(master(outcome.exits(0)), "10.77.0.9", "{outcome}");
+    assert_eq!(outcome.lines_with(" NCCL_SOCKET_IFNAME==aside").len(), 1, "{outcome}");
     let unknown = c10d(Name::Rankrun, "127.0.0.1:29400", "1").args(["--iface", "eth7"]);
     fleet.on(1, unknown.worker(["seat"])).run().exits(1).complains("`eth7`").complains("eth0");
 }
@@ -106,6 +108,154 @@ fn a_given_address_wins() {
         for outcome in run(&fleet, own) {
             assert_eq!(master(&outcome), Fleet::address_v6(1), "{outcome}");
         }
+    }
+}
+
+/// The node that hosts may call itself `localhost` while the others call it by its name.
+#[track_caller]
+fn host_at_localhost(fleet: &Fleet, names: [Name; 2], store: usize, own_name: &str) -> Vec<Outcome> {
+    run(fleet, |host| {
+        let place = if host == store { own_name.to_owned() } else { format!("th{store}") };
+        c10d(names[host - 1], &format!("{place}:29400"), "2").worker(STEPS)
+    })
+}
+
+/// Rank 0 is the node with the lower address, whether it hosts or not.
+#[test]
+fn the_host_is_called_localhost_by_itself_alone() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    for name in Name::both() {
+        for (store, own_name) in [(1, "localhost"), (2, "localhost"), (1, "127.0.0.1"), (2, "[::1]")] {
+            for outcome in host_at_localhost(&fleet, [*name; 2], store, own_name) {
+                assert_eq!(master(&outcome), Fleet::address(1), "{outcome}");
+            }
+        }
+    }
+}
+
+/// With torchrun on either side.
+#[test]
+fn the_host_is_called_localhost_beside_torchrun() {
+    let Some(fleet) = Fleet::up(2) else { return };
+    for names in [[Name::Rankrun, Name::Reference], [Name::Reference, Name::Rankrun]] {
+        host_at_localhost(&fleet, names, 1, "localhost");
+    }
+}
+
+/// Addresses and ports on which a host listens.
+fn listening(fleet: &Fleet, host: usize) -> Vec<String> {
+    let lines = fleet.run(host, &["ss", "-Hltn"]);
+    lines.lines().filter_map(|line| line.split_whitespace().nth(3)).map(str::to_owned).collect()
+}
+
+/// Two agents on one machine, at `localhost`: where they listen, and what the workers are told.
+#[track_caller]
+fn two_on_one_host(fleet: &Fleet, name: Name, more: &[&str]) -> (Vec<String>, String) {
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let jobs = [1, 2].map(|_| {
+        let launch = c10d(name, "localhost:29400", "2").args(more);
+        fleet.on(1, launch.worker(["seat", "sum", &gate.step(), "reduce=2"])).start()
+    });
+    for job in &jobs {
+        job.line("world=2 total=3");
+    }
+    let listening = listening(fleet, 1);
+    gate.open(2);
+    let outcomes = succeed(jobs);
+    fleet.is_empty();
+    (listening, master(&outcomes[0]))
+}
+
+#[test]
+fn two_nodes_on_one_machine_meet_at_localhost() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(1) else { return };
+    for name in Name::both() {
+        let (listening, master) = two_on_one_host(&fleet, *name, &[]);
+        // The store of the agents, and that of the workers: others may come to both.
+        assert_eq!(listening.len(), 2, "{listening:?}");
+        assert!(listening.iter().all(|place| place.starts_with("*:")), "{listening:?}");
+        assert_eq!(master, Fleet::address(1));
+    }
+}
+
+#[test]
+fn the_loopback_that_is_named_is_listened_on_alone() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(1) else { return };
+    for more in [["--iface", "lo"], ["--local-addr", "127.0.0.1"]] {
+        let (listening, master) = two_on_one_host(&fleet, Name::Rankrun, &more);
+        assert_eq!(listening.len(), 2, "{listening:?}");
+        assert!(listening.iter().all(|place| place.starts_with("127.0.0.1:")), "{more:?}: {listening:?}");
+        assert_eq!(master, "127.0.0.1");
+    }
+}
+
+/// Also where its endpoint has a name that others know.
+#[test]
+fn one_node_meets_where_its_store_listens() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(1) else { return };
+    let address = Fleet::address(1);
+    let told: [(&[&str], &str); 4] = [
+        (&[], "127.0.0.1"),
+        (&["--local-addr", &address], &address),
+        (&["--local-addr", "th1"], "th1"),
+        (&["--iface", "eth0"], "127.0.0.1"),
+    ];
+    for (more, addr) in told {
+        let launch = c10d(Name::Rankrun, "th1:29400", "1").args(more).worker(["seat", "sum"]);
+        let outcome = fleet.on(1, launch).run();
+        assert_eq!(master(outcome.exits(0).says("world=1 total=1")), addr, "{outcome}");
+    }
+    fleet.is_empty();
+}
+
+/// As with torchrun: a node that hosts reaches itself there.
+#[test]
+fn any_address_of_this_machine_is_where_a_node_hosts() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    let meet = |launch: &dyn Fn(usize) -> Launch| {
+        let jobs = [1, 2].map(|host| fleet.on(host, launch(host).worker(["seat", "sum"])).start());
+        for outcome in succeed(jobs) {
+            outcome.says("world=2 total=3");
+        }
+    };
+    for name in Name::both() {
+        let hosting = |_| c10d(*name, "0.0.0.0:29400", "2").args(["--rdzv-conf", "is_host=1"]);
+        meet(&|host| if host == 1 { hosting(host) } else { c10d(*name, "th1:29400", "2") });
+        meet(&|host| fixed(*name, ["::", "th1"][host - 1], 2, host - 1));
+    }
+    fleet.is_empty();
+}
+
+#[test]
+fn a_given_address_that_no_interface_has_is_told() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    for name in Name::both() {
+        let outcomes = run(&fleet, |host| {
+            // That of the node with rank 1, which nobody connects to.
+            let addr = [&Fleet::address(1), "203.0.113.7"][host - 1].to_owned();
+            c10d(*name, "th1:29400", "2").args(["--local-addr", &addr]).worker(STEPS)
+        });
+        outcomes[1].complains("`--local-addr` is `203.0.113.7`, which no interface of this machine has");
+        assert!(!outcomes[0].err().contains("no interface"), "{}", outcomes[0]);
     }
 }
 

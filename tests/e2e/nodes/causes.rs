@@ -1,6 +1,7 @@
 //! One failure, told on every node: by its node, its rank and how it ended.
 
 use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, only_ours};
+use nix::sys::signal::Signal;
 
 use super::{ENDPOINT, c10d, fixed};
 
@@ -62,6 +63,45 @@ fn what_a_worker_wrote_is_told_on_every_node() {
 fn under_torchruns_name_the_others_end_too() {
     if only_ours() {
         let _ = fails(Name::Torchrun, |_| c10d(Name::Torchrun, ENDPOINT, "3"));
+    }
+}
+
+/// The host of the store is stopped alone, and the workers of the others fail of that: every node names the stop.
+#[test]
+fn the_stop_of_the_stores_host_is_the_cause_on_every_node() {
+    if !only_ours() {
+        return;
+    }
+    let dynamic =
+        |host: usize| c10d(Name::Rankrun, ENDPOINT, "1:3").args(["--max-restarts", &host.to_string()]);
+    for (own, time_limit) in [
+        (dynamic as fn(usize) -> Launch, None),
+        (|host| fixed(Name::Rankrun, "th1", 3, host - 1), None),
+        (dynamic, Some("4s")),
+    ] {
+        let Some(fleet) = Fleet::up(3) else { return };
+        let start = |host: usize| {
+            let limit = time_limit.filter(|_| host == 1).map(|limit| ["--time-limit", limit]);
+            let launch = own(host).args(limit.into_iter().flatten());
+            fleet.on(host, launch.worker(["seat", "sum", "reduce=4000000000"])).start()
+        };
+        let jobs: Vec<_> = fleet.hosts().map(start).collect();
+        jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
+        let (why, code) = match time_limit {
+            Some(_) => ("its time limit is over", 124),
+            None => ("it was told to stop by SIGTERM", 143),
+        };
+        if time_limit.is_none() {
+            jobs[0].signal(Signal::SIGTERM);
+        }
+        for (job, code) in jobs.into_iter().zip([code, 1, 1]) {
+            let outcome = job.wait();
+            outcome.exits(code).never_says("panicked").never_says("is lost").never_says("failed first");
+            if code == 1 {
+                outcome.complains(&format!("(th1) has ended the job: {why}"));
+            }
+        }
+        fleet.is_empty();
     }
 }
 

@@ -1,12 +1,13 @@
 //! Faults of hosts and networks. Each ends in a finished job with the right result, or in one clear error on every node,
 //! and nothing is left running anywhere.
 
+use std::fs;
 use std::time::Duration;
 
-use harness::{Process, only_ours, soak};
+use harness::{Fleet, Gate, Job, Name, Process, Refusal, Scratch, field, only_ours, soak};
 use nix::sys::signal::Signal;
 
-use super::{Team, told};
+use super::{ENDPOINT, Team, c10d, succeed, told};
 
 /// How often each fault happens.
 fn times() -> usize {
@@ -65,6 +66,38 @@ fn a_host_is_cut_off_and_healed() {
     });
 }
 
+/// The others see its connection break, and it learns that nobody takes its packets: its agent ends with an error that
+/// names the store, long before one that hears nothing gives up (after 30 s). A new one is let in.
+#[test]
+fn a_host_is_cut_off_by_resets() {
+    each("host cut off by resets", "1:3", &[], |mut team| {
+        let worker = Process::open(team.worker(3)).expect("the worker lives");
+        team.fleet.reject(3, Refusal::Reset);
+        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        let _ = team.job(3).ends_within(Duration::from_secs(20));
+        team.take(3).wait().exits(1).complains("th1:29400").never_says("panicked");
+        team.meets(2, &[(1, 1), (2, 1)]);
+        team.fleet.heal(3);
+        team.begin(3);
+        team.meets(3, &[(1, 2), (2, 2), (3, 1)]);
+        team.finishes(&[1, 2, 3]);
+    });
+}
+
+/// To open connections it is as if nobody answered: it waits for the way to be mended, and joins again.
+#[test]
+fn a_host_is_cut_off_by_icmp() {
+    each("host cut off by ICMP", "1:3", &[], |team| {
+        let worker = Process::open(team.worker(3)).expect("the worker lives");
+        team.fleet.reject(3, Refusal::Icmp);
+        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        team.meets(2, &[(1, 1), (2, 1)]);
+        team.fleet.heal(3);
+        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finishes(&[1, 2, 3]);
+    });
+}
+
 /// The others look for it until the join timeout is over: nobody tells them that it will not come back.
 #[test]
 fn the_store_loses_its_host() {
@@ -113,5 +146,93 @@ fn packets_are_late() {
         worker.signal(Signal::SIGKILL);
         team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
         team.finishes_in_the_end(&[1, 2, 3]);
+    });
+}
+
+/// Packets that are lost and late make nobody look dead who lives: TCP sends them again in time.
+#[test]
+fn nobody_is_lost_where_packets_are() {
+    if !only_ours() {
+        return;
+    }
+    let (times, millis) = if soak() { (10, 60_000) } else { (1, 15_000) };
+    for _ in 0..times {
+        let Some(fleet) = Fleet::up(4) else { return };
+        for host in fleet.hosts() {
+            fleet.lose(host, 5);
+            fleet.delay(host, Duration::from_millis(50));
+        }
+        let steps = ["seat", "sum", &format!("sleep-ms={millis}"), "print=finished"];
+        let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "4").worker(steps)).start();
+        let jobs: Vec<_> = fleet.hosts().map(start).collect();
+        for outcome in succeed(jobs) {
+            assert_eq!(outcome.lines_with("seat rank=").len(), 1, "{outcome}");
+        }
+        fleet.is_empty();
+    }
+    told("5 % of the packets lost and 50 ms of delay", times);
+}
+
+/// When the first and the last instant of a worker were, in nanoseconds.
+#[track_caller]
+fn lifespan(scratch: &Scratch, pid: i32) -> (u64, u64) {
+    let text = fs::read(scratch.path().join("lifespans").join(pid.to_string())).expect("it has lived");
+    let number = |at: usize| u64::from_le_bytes(text[at..at + 8].try_into().expect("eight bytes"));
+    (number(0), number(8))
+}
+
+/// A worker that stops for nothing but SIGKILL is gone when the others, who hear nothing of its node, go on without it.
+#[test]
+fn no_instant_has_workers_of_two_rounds() {
+    if !only_ours() {
+        return;
+    }
+    for _ in 0..times() {
+        let Some(fleet) = Fleet::up(3) else { return };
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
+        let start = |host| {
+            let deaf = (host == 3).then(|| "deaf".to_owned());
+            let common = [lifespan_step.clone(), "seat".to_owned(), "sum".to_owned(), gate.step()];
+            let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
+            fleet.on(host, launch.worker(deaf.into_iter().chain(common))).start()
+        };
+        let jobs = [1, 2, 3].map(start);
+        jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
+        let newest = |job: &Job| {
+            let line = job.lines("seat rank=", 1).pop().expect("a seat");
+            field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
+        };
+        let old = newest(&jobs[2]);
+        let worker = Process::open(old).expect("the worker lives");
+        fleet.cut(3);
+        jobs[..2].iter().for_each(|job| drop(job.line("world=2 total=3")));
+        jobs[2].outlived_by_none(&[worker], Duration::from_secs(30));
+        let (_, last) = lifespan(&scratch, old);
+        for job in &jobs[..2] {
+            let (first, _) = lifespan(&scratch, newest(job));
+            assert!(last < first, "the old round ended {} us after the new one began", (last - first) / 1000);
+        }
+        let [one, two, three] = jobs;
+        drop(three);
+        gate.open(2);
+        succeed([one, two]);
+        fleet.is_empty();
+    }
+    told("the old round ends before the new one begins", times());
+}
+
+/// Who hears nothing of the store is not waited for: the user has said that it is to end.
+#[test]
+fn a_signal_ends_a_node_that_is_cut_off_at_once() {
+    each("cut-off node told to stop", "1:3", &["--lease", "6"], |mut team| {
+        team.fleet.cut(3);
+        team.job(3).signal(Signal::SIGTERM);
+        team.job(3).ends_within(Duration::from_millis(1_500));
+        team.take(3).wait().exits(128 + Signal::SIGTERM as i32);
+        team.fleet.heal(3);
+        team.meets(2, &[(1, 1), (2, 1)]);
+        team.finishes(&[1, 2]);
     });
 }

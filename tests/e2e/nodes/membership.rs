@@ -150,6 +150,32 @@ fn a_dead_static_node_is_replaced() {
     fleet.is_empty();
 }
 
+/// The lease is longer than the test: that the agent is dead is known as soon as it is, and its seat is free.
+#[test]
+fn a_killed_static_agent_is_replaced_at_once() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    let scratch = Scratch::new();
+    let gate = Gate::new(&scratch, "gate");
+    let own = |host: usize| {
+        let launch = fixed(Name::Rankrun, "th1", 2, host - 1).args(["--lease", "10m"]);
+        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+    };
+    let (stays, dies) = (own(1), own(2));
+    dies.line("world=2 total=3");
+    stays.line("world=2 total=3");
+    dies.signal_to(dies.only_child_of(dies.pid()), Signal::SIGKILL);
+    let comes = own(2);
+    comes.line("sum rank=1 world=2 total=3");
+    stays.lines("world=2 total=3", 2);
+    let _ = dies.wait();
+    gate.open(2);
+    super::succeed([stays, comes]);
+    fleet.is_empty();
+}
+
 /// The store is on host 3 and rank 0 on host 1, whose agent is killed: the others go on with another rank 0, and a new agent
 /// there is let in.
 #[test]

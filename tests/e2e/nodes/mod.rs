@@ -5,13 +5,17 @@
 
 mod addresses;
 mod causes;
+mod crowd;
 mod faults;
 mod membership;
 mod mixed;
+mod mixed_losses;
 mod refusals;
 mod strangers;
 mod times;
+mod versions;
 mod waiting;
+mod walls;
 mod worlds;
 
 use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, tell};

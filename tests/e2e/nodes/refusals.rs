@@ -37,6 +37,18 @@ fn another_number_of_nodes() {
     }
 }
 
+/// The others would go on without a node whose workers run until its own, longer lease is over.
+#[test]
+fn another_lease() {
+    if only_ours() {
+        let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
+        let wrong = |gate: &Gate| {
+            c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", "10"]).worker(["seat", "sum", &gate.step()])
+        };
+        refused(right, wrong, &["--lease 5s`", "--lease 10s`", "th1"]);
+    }
+}
+
 #[test]
 fn another_entrypoint() {
     if only_ours() {
@@ -83,4 +95,47 @@ fn a_node_rank_that_two_others_have() {
     });
     master.wait().exits(1);
     fleet.is_empty();
+}
+
+/// Before anything is asked or opened: torchrun tries such a host for minutes.
+#[test]
+fn a_host_where_nobody_can_be() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        for host in ["th1:29400", "256.0.0.1", "255.255.255.255", "[ff02::1]", "[fe80::1]"] {
+            let endpoint = format!("{host}:29400");
+            let launch = c10d(*name, &endpoint, "2").worker(["seat"]);
+            launch
+                .run()
+                .exits(1)
+                .complains(&format!("`--rdzv-endpoint` is `{endpoint}`, whose host"))
+                .complains("hint: ");
+            let launch = fixed(*name, host, 2, 1).worker(["seat"]);
+            launch.run().exits(1).complains(&format!("`--master-addr` is `{host}`"));
+        }
+    }
+}
+
+#[test]
+fn a_host_that_nobody_knows_is_told_with_what_names_it() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(1) else { return };
+    for name in Name::both() {
+        let launch =
+            Launch::new(*name).args(["--nnodes", "2", "--node-rank", "1", "--rdzv-conf", "timeout=1"]);
+        let launch = launch.env("PET_MASTER_ADDR", "nope").worker(["seat"]);
+        let outcome = fleet.on(1, launch).run();
+        outcome
+            .exits(1)
+            .complains("cannot find the host `nope`, which `PET_MASTER_ADDR` names (tried for 1s)");
+        let launch = Launch::new(*name).args(["--master-port", "29400", "--master-addr", "nope"]);
+        let outcome = fleet.on(1, launch.worker(["seat"])).run();
+        outcome
+            .exits(1)
+            .complains("cannot find an address of this machine for `nope`, which `--master-addr` names");
+    }
 }

@@ -1,4 +1,5 @@
-"""Adds up the ranks over gloo, and tells the sum; with --fail, the rank on a host fails in its first life.
+"""Adds up the ranks over gloo, and tells the sum; with --fail, the rank on the first host fails in its first life, that on
+the second one in its second life, and so on.
 
 Launchers count lives in their own ways, so that a folder keeps the marks of those that were.
 """
@@ -22,7 +23,7 @@ def total(value: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fail", metavar="HOST")
+    parser.add_argument("--fail", metavar="HOST", action="append", default=[])
     parser.add_argument("--lives", metavar="FOLDER")
     options = parser.parse_args()
     dist.init_process_group("gloo")
@@ -32,13 +33,14 @@ def main() -> None:
         found = total(rank + 1)
         if found != right:
             sys.exit(f"rank {rank}: the sum is {found}, not {right}")
-    print(f"reduced rank={rank} world={world} total={found}", flush=True)
-    if options.lives is not None:
-        mark = os.path.join(options.lives, str(rank))
+    agent_store = os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    print(f"reduced rank={rank} world={world} total={found} agent_store={agent_store}", flush=True)
+    for life, host in enumerate(options.fail):
+        mark = os.path.join(options.lives, f"{life}-{rank}")
         if not os.path.exists(mark):
             os.mkdir(mark)
             dist.barrier()
-            if socket.gethostname() == options.fail:
+            if socket.gethostname() == host:
                 sys.exit(5)
             time.sleep(600)
     dist.barrier()

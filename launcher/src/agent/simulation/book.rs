@@ -300,7 +300,7 @@ impl Book {
                 self.life.settled = Some(now);
                 self.life.ended.get_or_insert(now);
             }
-            Action::Pass { .. } | Action::Look { .. } => {}
+            Action::TellStop { .. } | Action::Pass { .. } | Action::Look { .. } => {}
         }
         if let Some(cause) = self.life.found(action) {
             self.life.because(cause, now);

@@ -31,6 +31,7 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::TellFailure { .. }
         | Action::AskBlame
         | Action::TellSuccess
+        | Action::TellStop { .. }
         | Action::Signal { .. }
         | Action::Look { .. }
         | Action::LookWhoJoined { .. }

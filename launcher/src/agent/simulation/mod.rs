@@ -10,6 +10,7 @@
 mod book;
 mod budget;
 mod causes;
+mod deeds;
 mod faults;
 mod history;
 mod invariants;

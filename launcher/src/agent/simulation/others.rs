@@ -308,4 +308,4 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
 }
 
 /// From the question whose failure it is to the moment from which on nobody waits for the answer.
-pub(super) const LONGEST_BLAME: Duration = Duration::from_secs(5);
+pub(super) const LONGEST_BLAME: Duration = Duration::from_secs(8);

@@ -27,18 +27,18 @@ use crate::process::Exit;
 const MOST_TURNS: u32 = 2_000;
 
 /// A node on which one history happens.
-struct World<'a, M> {
-    setup: &'a Setup,
+pub(super) struct World<'a, M> {
+    pub(super) setup: &'a Setup,
     machine: M,
-    book: Book,
-    node: Node,
-    rendezvous: Rendezvous,
-    queue: VecDeque<Input>,
-    now: Instant,
+    pub(super) book: Book,
+    pub(super) node: Node,
+    pub(super) rendezvous: Rendezvous,
+    pub(super) queue: VecDeque<Input>,
+    pub(super) now: Instant,
     /// A signal to stop came through the guard.
     signalled: bool,
     /// Its answer is not on its way.
-    unanswered: Option<Question>,
+    pub(super) unanswered: Option<Question>,
     transcript: Option<&'a mut Vec<String>>,
 }
 
@@ -161,7 +161,7 @@ impl<M: Machine> World<'_, M> {
         if launcher >= 0 && !self.book.finished { self.choose(stop) } else { Ok(()) }
     }
 
-    fn answer(&mut self, dead: bool, seats: Option<u32>) {
+    pub(super) fn answer(&mut self, dead: bool, seats: Option<u32>) {
         let generation = self.book.generation;
         let input = match self.unanswered.take() {
             Some(Question::Devices) => Input::DevicesChecked { generation, checkup: checkup(dead) },
@@ -179,7 +179,7 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(input);
     }
 
-    fn happen_elsewhere(&mut self, what: Elsewhere) {
+    pub(super) fn happen_elsewhere(&mut self, what: Elsewhere) {
         let input = self.rendezvous.happen(what, self.now);
         self.queue.extend(input);
     }
@@ -198,7 +198,7 @@ impl<M: Machine> World<'_, M> {
     }
 
     /// The first local rank that a start of this generation does not give.
-    fn first_missing(&self, generation: Generation) -> LocalRank {
+    pub(super) fn first_missing(&self, generation: Generation) -> LocalRank {
         let failed = self.setup.start_fails.filter(|(at, _)| *at == generation.0).map(|(_, rank)| rank);
         LocalRank(failed.unwrap_or(self.book.seats).min(self.book.seats))
     }
@@ -224,7 +224,7 @@ impl<M: Machine> World<'_, M> {
         });
     }
 
-    fn wall_clock(&self) -> SystemTime {
+    pub(super) fn wall_clock(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + (self.now - origin())
     }
 
@@ -329,79 +329,6 @@ impl<M: Machine> World<'_, M> {
             deadline_before: input.and_then(|(.., before)| before),
             deadline: self.machine.deadline(),
             actions,
-        }
-    }
-
-    /// As the agent's loop does it.
-    fn perform(&mut self, action: &Action) {
-        match action {
-            Action::Start { generation, .. } => self.start(*generation),
-            Action::Signal { generation, local_ranks, signal } => {
-                self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
-            }
-            Action::Look { generation, local_ranks } => {
-                let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
-                let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
-                let asleep =
-                    asleep.map(|process| Asleep { local_rank: process.local_rank, pid: process.pid });
-                let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
-                self.queue.push_back(Input::Looked { generation, at, asleep });
-            }
-            Action::LookWhoJoined { generation, local_ranks } => {
-                self.look_who_joined(*generation, local_ranks)
-            }
-            Action::CheckDevices { .. } => self.ask(Question::Devices),
-            Action::Reseat { .. } => self.ask(Question::Seats),
-            Action::LookForProgress { .. } => self.ask(Question::Progress),
-            Action::Join { .. } => {
-                self.rendezvous.join();
-                if self.setup.meets {
-                    self.happen_elsewhere(Elsewhere::Completes);
-                }
-            }
-            Action::TellSuccess => {
-                self.rendezvous.succeed();
-                if self.setup.meets {
-                    self.happen_elsewhere(Elsewhere::AllSucceed);
-                }
-            }
-            Action::AskBlame => self.ask(Question::Blame),
-            Action::TellFailure { .. }
-            | Action::Pass { .. }
-            | Action::Release { .. }
-            | Action::KillLeftovers { .. }
-            | Action::Say(_)
-            | Action::Finish(_) => {}
-        }
-    }
-
-    fn ask(&mut self, question: Question) {
-        self.unanswered = Some(question);
-        if self.setup.prompt {
-            self.answer(false, Some(self.setup.workers));
-        }
-    }
-
-    fn look_who_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
-        let age = self.book.life.began.map_or(Duration::ZERO, |began| self.now - began);
-        let has_joined =
-            |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
-        let asked = self.node.ours(generation).filter(|process| local_ranks.contains(&process.local_rank));
-        let missing = asked.filter(|process| !has_joined(process.local_rank));
-        let missing =
-            missing.map(|process| NotJoined { local_rank: process.local_rank, pid: process.pid }).collect();
-        self.queue.push_back(Input::JoinsSeen { generation, at: self.wall_clock(), missing });
-    }
-
-    fn start(&mut self, generation: Generation) {
-        let first_missing = self.first_missing(generation);
-        let left_out = self.setup.left_out.map(LocalRank);
-        for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != left_out) {
-            self.node.spawn(generation, local_rank, false);
-        }
-        if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
-            self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
-            self.book.life.start_pending = true;
         }
     }
 

@@ -9,7 +9,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, Happening, WorkerEnd};
+use crate::agent::message::{Action, Happening, OwnStop, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
 use crate::exit_code::code_of_signal;
 use crate::process::Exit;
@@ -159,7 +159,7 @@ impl State {
         let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        with_at(actions, at, said)
+        self.tell_of_stop(OwnStop::TimeLimit).into_iter().chain(with_at(actions, at, said)).collect()
     }
 
     fn time_is_up(&mut self, now: Instant) -> Vec<Action> {

@@ -14,16 +14,28 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, Ending, Farewell, Happening, WorkerEnd};
+use crate::agent::message::{Action, Ending, Farewell, Happening, OwnStop, WorkerEnd};
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::agent::policy::Place;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::rendezvous::{Change, FailureNote, Round};
 
-/// Who is asked whether a failure is another node's answers within 50 ms, or does not know.
-const LONGEST_BLAME: Duration = Duration::from_secs(5);
+/// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
+/// 7 s, or does not know.
+const LONGEST_BLAME: Duration = Duration::from_secs(8);
+/// What fails here so shortly before it is known that the host of the store stops, fails of that: its workers are told to
+/// stop in the same moment as this node is told of it.
+const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// The end of the job elsewhere.
+#[derive(Debug)]
+struct Over {
+    ending: Ending,
+    /// What has failed here is the doing of the node that has ended it.
+    is_their_doing: bool,
+}
 
 /// What is known of the other nodes.
 #[derive(Debug, Default)]
@@ -31,7 +43,7 @@ pub(super) struct Others {
     /// The first failure of this round, where it is another node's.
     failed_first: Option<FailureNote>,
     /// The job is over.
-    over: Option<Ending>,
+    over: Option<Over>,
     /// The workers have been started before.
     has_started: bool,
     /// They could not be started here.
@@ -149,6 +161,12 @@ impl State {
         (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
     }
 
+    /// This node stops its workers, and leaves when they have gone: others may not be able to go on without it.
+    pub(super) fn tell_of_stop(&self, because: OwnStop) -> Option<Action> {
+        let is_news = self.rules.has_rendezvous && self.others.over.is_none();
+        is_news.then_some(Action::TellStop { because })
+    }
+
     /// Whose failure it is, as long as a restart may come of it; nothing where this node alone decides.
     pub(super) fn put_down_to_others(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
         if !self.rules.has_rendezvous {
@@ -170,8 +188,9 @@ impl State {
 
     /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
     fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
-        self.others.over.as_ref()?;
-        let own = self.others.failed_first.is_none().then(|| failure.clone());
+        let over = self.others.over.as_ref()?;
+        let is_own = self.others.failed_first.is_none() && !over.is_their_doing;
+        let own = is_own.then(|| failure.clone());
         Some(self.finish_failed(own))
     }
 
@@ -223,7 +242,8 @@ impl State {
         if self.phase == Phase::Finished || self.others.over.is_some() {
             return Vec::new();
         }
-        self.others.over = Some(ending.clone());
+        let is_their_doing = self.fails_of_the_host(now, &ending);
+        self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
             Ending::NotNeeded | Ending::Closed { .. } => None,
@@ -250,9 +270,15 @@ impl State {
         }
     }
 
+    fn fails_of_the_host(&self, now: Instant, ending: &Ending) -> bool {
+        let Ending::Closed { failure: Some(note) } = ending else { return false };
+        let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
+        note.why_host_left().is_some() && self.history.first_end().is_none_or(is_new)
+    }
+
     /// How the job ended elsewhere, and of what first, where it did.
     pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
-        let over = self.others.over.clone();
+        let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
             Some(Ending::Closed { failure }) => failure.clone(),
             _ => None,
@@ -282,7 +308,7 @@ impl State {
 
     /// What ends with the job where it ended elsewhere.
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
-        self.others.over.as_ref().map(|ending| match ending {
+        self.others.over.as_ref().map(|over| match over.ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
             Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })

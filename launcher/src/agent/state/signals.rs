@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
-use crate::agent::message::{Action, Farewell, Happening, Impatience, JobEnd};
+use crate::agent::message::{Action, Farewell, Happening, Impatience, JobEnd, OwnStop};
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::exit_code::ExitStatus;
 use crate::spec::Persona;
@@ -27,7 +27,8 @@ impl State {
                 let ours = live.clone();
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 let said = self.stopping(now, signal, &ours);
-                with_at(actions, 1, said)
+                let told = self.tell_of_stop(OwnStop::Signal(signal));
+                told.into_iter().chain(with_at(actions, 1, said)).collect()
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
                 if again {
@@ -44,7 +45,8 @@ impl State {
                 let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
                 let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
                 self.phase = Phase::Stopping { live, cause, stage };
-                vec![told, self.stopping(now, signal, &ours)]
+                let known = self.tell_of_stop(OwnStop::Signal(signal));
+                known.into_iter().chain([told, self.stopping(now, signal, &ours)]).collect()
             }
             Phase::Blaming { failure, .. }
             | Phase::Checking { failure, .. }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{Clash, ConfProblem, ConfigError, DeviceError, Expected, Origin, RuleProblem, SEE_HELP};
+use super::{
+    Clash, ConfProblem, ConfigError, DeviceError, Expected, HostProblem, Origin, RuleProblem, SEE_HELP,
+};
 
 /// What was asked for cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +85,18 @@ pub enum SettingError {
         value: String,
         /// What would have been accepted, in words.
         expected: Expected,
+    },
+    /// A host at which nobody can be reached: torchrun would try it until its time is over.
+    #[error("{origin} is `{value}`, {} {problem}", whose(value, host))]
+    Host {
+        /// Where it came from.
+        origin: Origin,
+        /// As it was written.
+        value: String,
+        /// The host in it.
+        host: String,
+        /// What is wrong with it.
+        problem: HostProblem,
     },
     /// `--rdzv-conf` that torchrun could not read either.
     #[error("{origin} has the item `{item}`, {problem}")]
@@ -254,6 +268,10 @@ fn places(looked: &[PathBuf]) -> String {
     looked.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
 }
 
+fn whose(value: &str, host: &str) -> String {
+    if value == host { "which is".to_owned() } else { format!("whose host `{host}` is") }
+}
+
 /// The file is already named.
 fn beside(origin: &Origin) -> String {
     match origin {
@@ -283,6 +301,7 @@ impl SettingError {
             Self::DuplicatesWithoutFiles { .. } => {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
+            Self::Host { problem, .. } => Some(problem.hint().to_owned()),
             Self::RendezvousConf { problem, .. } => Some(problem.hint().to_owned()),
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),

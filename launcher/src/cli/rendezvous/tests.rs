@@ -19,9 +19,14 @@ fn try_launch(line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliErr
     }
 }
 
-/// The rendezvous, and which settings have no effect.
+/// The rendezvous without what names its host, and which settings have no effect.
 fn chosen(line: &str, environment: &[(&str, &str)]) -> (RendezvousSpec, Vec<String>) {
-    let launch = try_launch(line, environment).unwrap();
+    let mut launch = try_launch(line, environment).unwrap();
+    if let RendezvousSpec::C10d { named_by, .. } | RendezvousSpec::Static { named_by, .. } =
+        &mut launch.spec.rendezvous
+    {
+        *named_by = None;
+    }
     let said = launch.notices.iter().map(|notice| notice.to_string());
     let said = said.map(|text| text.split(" has no effect").next().unwrap_or_default().replace('`', ""));
     (launch.spec.rendezvous, said.collect())
@@ -40,6 +45,7 @@ fn fixed_of(nodes: u32, node_rank: u32, (run_id, addr, port): (&str, &str, u16))
         run_id: RunId(run_id.to_owned()),
         addr: addr.to_owned(),
         port,
+        named_by: None,
         local_addr: None,
         nodes: NodeCount::new(nodes).unwrap(),
         node_rank: NodeRank(node_rank),
@@ -125,6 +131,7 @@ fn a_dynamic_rendezvous_of_one_node() {
         run_id: RunId(run_id.to_owned()),
         host: host.to_owned(),
         port,
+        named_by: None,
         local_addr: None,
         worker_store: false,
         nodes: NodeRange::ONE,
@@ -157,6 +164,7 @@ fn a_dynamic_rendezvous_of_one_node() {
             run_id: RunId("none".to_owned()),
             host: "h".to_owned(),
             port: 7,
+            named_by: None,
             local_addr: Some("a".to_owned()),
             worker_store: true,
             nodes: NodeRange::ONE,
@@ -222,6 +230,29 @@ fn the_published_address_and_the_owner_of_the_store() {
         RendezvousSpec::Standalone { run_id: run_id(), local_addr: Some("h".to_owned()), worker_store: true }
     );
     assert_eq!(spec("torchrun --standalone --local-addr=", "true"), standalone(UUID));
+}
+
+#[test]
+fn what_names_the_host_is_known() {
+    let named_by = |line: &str, environment: &[(&str, &str)]| match try_launch(line, environment)
+        .unwrap()
+        .spec
+        .rendezvous
+    {
+        RendezvousSpec::C10d { named_by, .. } | RendezvousSpec::Static { named_by, .. } => named_by,
+        RendezvousSpec::Standalone { .. } => panic!("`{line}` names no host"),
+    };
+    for (line, expected) in [
+        ("rankrun --nnodes 2 --master-addr h", Some("`--master-addr`")),
+        ("torchrun --nnodes 2 --rdzv-endpoint h:1", Some("`--rdzv-endpoint`")),
+        ("rankrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h", Some("`--rdzv-endpoint`")),
+        ("rankrun --nnodes 2", None),
+        ("rankrun --nnodes 2 --rdzv-backend c10d", None),
+    ] {
+        assert_eq!(named_by(line, &[]).as_deref(), expected, "`{line}`");
+    }
+    let variable = named_by("torchrun --nnodes 2", &[("PET_MASTER_ADDR", "h")]);
+    assert_eq!(variable.as_deref(), Some("`PET_MASTER_ADDR`"));
 }
 
 #[test]

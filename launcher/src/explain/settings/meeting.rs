@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT};
 
-use super::{Setting, Source, Sources, setting};
+use super::{Setting, Source, Sources, setting, time};
 use crate::explain::nodes::{is_agreed_on, nodes_of};
 use crate::explain::{Pending, Value, port};
 use crate::spec::rendezvous::RoundTimes;
@@ -83,20 +83,20 @@ impl Sources<'_> {
                 RendezvousSpec::Static { .. } => RoundTimes::of_static(),
                 _ => RoundTimes::default(),
             };
-            let time = |name, value: Option<f64>, usual: Duration| {
-                let by_conf = value.is_some_and(|value| value != usual.as_secs_f64());
+            let by_conf_too = |name, value: Option<Duration>, usual: Duration| {
+                let by_conf = value.is_some_and(|value| value != usual);
                 let source = match self.said(&[name], &[]) {
                     Source::Default if by_conf => self.said(&["rdzv-conf"], &[]),
                     source => source,
                 };
-                setting(name, value.map(|value| value.to_string()), source)
+                setting(name, value.map(time), source)
             };
-            let seconds = |value: f64| Some(value.to_string());
+            let seconds = Duration::from_secs_f64;
             settings.extend([
                 option("node-rank", nodes.node_rank.map(|rank| rank.to_string())),
-                time("join-timeout", Some(nodes.join_timeout_seconds), usual.join),
-                time("last-call", nodes.last_call_seconds, usual.last_call),
-                option("lease", seconds(nodes.lease_seconds)),
+                by_conf_too("join-timeout", Some(seconds(nodes.join_timeout_seconds)), usual.join),
+                by_conf_too("last-call", nodes.last_call_seconds.map(seconds), usual.last_call),
+                option("lease", Some(time(seconds(nodes.lease_seconds)))),
                 option("local-addr", nodes.local_addr),
             ]);
         }

@@ -70,9 +70,9 @@ fn each_setting_of_the_nodes_has_its_source() {
         values([
             (Some("2:4"), option("--nnodes")),
             (None, Source::Default),
-            (Some("60"), by_variable("RANKRUN_JOIN_TIMEOUT")),
-            (Some("4"), option("--rdzv-conf")),
-            (Some("2"), option("--lease")),
+            (Some("1m"), by_variable("RANKRUN_JOIN_TIMEOUT")),
+            (Some("4s"), option("--rdzv-conf")),
+            (Some("2s"), option("--lease")),
             (Some("eth0"), option("--iface")),
             (Some("5-9"), option("--port-range")),
         ])
@@ -82,9 +82,9 @@ fn each_setting_of_the_nodes_has_its_source() {
         values([
             (Some("3"), option("--nnodes")),
             (Some("1"), option("--node-rank")),
-            (Some("900"), Source::Default),
+            (Some("15m"), Source::Default),
             (None, Source::Default),
-            (Some("5"), Source::Default),
+            (Some("5s"), Source::Default),
             (None, Source::Default),
             (None, Source::Default),
         ])[..5]
@@ -122,8 +122,8 @@ fn people_and_programs_are_told() {
         "  agents meet at  h, port 7",
         "  nodes           2 to 4",
         "  they meet in    a store that is opened by the first launcher on the machine `h`",
-        "  they have       600 s, and 4 s more once there are enough",
-        "  lost is who     gives no sign of life for 2 s",
+        "  waits for them  up to 600 s until there are 2, then 4 s for more",
+        "  lost            a node that gives no sign of life for 2 s is lost",
         "  reached by      eth0",
         "  listens on      ports 5 to 9",
         "rank ? (local rank 0, cpu:0)",

@@ -36,6 +36,22 @@ impl Backend {
         self.calls.add(&self.keys.beat(node), 1).map(drop)
     }
 
+    /// Says, as the host of the store, that whose connections close is known at once.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn tell_watched(&mut self) -> Result<(), ClientError> {
+        self.calls.set(&self.keys.watched(), b"1")
+    }
+
+    /// Whether the host of the store has said so.
+    ///
+    /// # Errors
+    /// See [`Client`](crate::store::client::Client).
+    pub fn is_watched(&mut self) -> Result<bool, ClientError> {
+        self.calls.check(&[&self.keys.watched()])
+    }
+
     /// What nodes say of themselves, and their counters.
     ///
     /// # Errors
@@ -124,12 +140,16 @@ impl Backend {
     /// Says that all workers of this node have succeeded: by a key of this node, and where torchrun agents are among the
     /// members, whose count is `beside_torch`, also in torch's way, which counts.
     ///
+    /// Among agents of ours only the last success of all `members` is news: before it nobody has anything to do, and if
+    /// everybody looked at everybody's, a large job would do nothing else.
+    ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn tell_success(
         &mut self,
         round: u64,
         node: &Node,
+        members: &[Node],
         beside_torch: Option<usize>,
     ) -> Result<(), ClientError> {
         let done = self.keys.done(round, node);
@@ -137,7 +157,12 @@ impl Backend {
             self.count_success(&done, round, nodes)?;
         }
         self.calls.set(&done, COUNTED)?;
-        self.ring()
+        let all: Vec<String> = members.iter().map(|member| self.keys.done(round, member)).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        if beside_torch.is_some() || self.calls.check(&all)? {
+            self.ring()?;
+        }
+        Ok(())
     }
 
     /// Counts this node once, although it may have been counted over a connection that was lost before the answer: twice
@@ -189,7 +214,8 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
         fn new() -> Self {
             let store = StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-            let settings = ClientSettings { nonce: 1, answer: Duration::from_secs(30) };
+            let answer = Duration::from_secs(30);
+            let settings = ClientSettings { nonce: 1, answer, silence: answer };
             let deadline = Instant::now() + settings.answer;
             let addresses = [store.local_addr()];
             let keys = Keys::dynamic(&RunId("job".to_owned()));
@@ -217,7 +243,7 @@ mod tests {
         }
 
         fn tell(&mut self) {
-            self.backend.tell_success(0, &self.node, Some(NODES)).unwrap();
+            self.backend.tell_success(0, &self.node, &[], Some(NODES)).unwrap();
         }
 
         fn all(&mut self) -> bool {
@@ -266,9 +292,27 @@ mod tests {
     #[test]
     fn among_agents_of_ours_nobody_counts() {
         let mut seen = Seen::new();
-        seen.backend.tell_success(0, &seen.node, None).unwrap();
+        seen.backend.tell_success(0, &seen.node, &[], None).unwrap();
         assert_eq!(seen.count(), 0);
         let key = seen.backend.keys().done(0, &seen.node);
         assert!(seen.other.check(&[&key]).unwrap());
+    }
+
+    #[test]
+    fn among_agents_of_ours_only_the_last_success_rings() {
+        let mut seen = Seen::new();
+        let other = Node { addr: "th2".to_owned(), pid: 2, local_id: 0 };
+        let members = [seen.node.clone(), other.clone()];
+        let rings = |seen: &mut Seen| {
+            let version = seen.other.get(&seen.backend.keys().version()).unwrap();
+            number(&version).unwrap_or(0)
+        };
+        seen.backend.tell_success(0, &members[0], &members, None).unwrap();
+        assert_eq!(rings(&mut seen), 0);
+        seen.backend.tell_success(0, &members[1], &members, None).unwrap();
+        assert_eq!(rings(&mut seen), 1);
+        // Over a new connection it is told once more.
+        seen.backend.tell_success(0, &members[0], &members, None).unwrap();
+        assert_eq!(rings(&mut seen), 2);
     }
 }

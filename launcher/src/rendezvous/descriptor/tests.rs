@@ -13,6 +13,7 @@ fn descriptor() -> Descriptor {
         host: "th1".to_owned(),
         nodes: range(2, 4),
         node_rank: Some(NodeRank(3)),
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::new(8).unwrap(),
         entrypoint: "train.py".to_owned(),
         nonce: 77,
@@ -47,6 +48,10 @@ fn every_difference_is_said_with_both_values() {
             "this agent was started with `--nnodes 2:4`, that one with `--nnodes 3`",
         ),
         (
+            Descriptor { lease: Duration::from_millis(2_500), ..descriptor() },
+            "this agent was started with `--lease 5s`, that one with `--lease 2s 500ms`",
+        ),
+        (
             Descriptor { entrypoint: "eval.py".to_owned(), ..descriptor() },
             "this agent runs `train.py`, that one `eval.py`",
         ),
@@ -76,6 +81,8 @@ fn what_no_agent_writes_is_refused() {
         "[".repeat(60_000),
         good.replace("\"min\":2", "\"min\":0"),
         good.replace("\"min\":2", "\"min\":5"),
+        good.replace("\"lease_ms\":5000", "\"lease_ms\":-1"),
+        good.replace("\"lease_ms\":5000,", ""),
         good.replace("\"workers\":8", "\"workers\":0"),
         good.replace("\"workers\":8", "\"workers\":-1"),
         good.replace("\"workers\":8", "\"workers\":4294967296"),

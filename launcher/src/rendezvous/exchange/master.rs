@@ -206,7 +206,7 @@ fn try_to_empty(
     place: &Place,
 ) -> Result<Result<(), ClientError>, ExchangeError> {
     let listed = (plan.resolve)(&place.addr, place.port).map_err(ClientError::from).and_then(|addresses| {
-        let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER };
+        let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER, silence: plan.read_timeout };
         let mut store = Client::connect(&addresses, settings, Instant::now() + SLICE)?;
         Ok((store.list_keys()?, store))
     });

@@ -1,28 +1,48 @@
 //! The claim of an agent to a node rank: who it is, so that a second agent with the same rank is found out, and a new one
 //! can take the place of a dead one.
+//!
+//! The host of the store takes back the claims of those whose connections have closed: they are dead, and known to be.
+//! Whoever only falls silent, as with a host that is cut off, keeps its claim for a lease.
 #![expect(
     clippy::disallowed_methods,
     reason = "a shell: it reads the clock to see how long an agent gives no sign"
 )]
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
+use crate::rendezvous::keys::{Keys, RoundKeys};
 use crate::rendezvous::pickle;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::text::harmless;
-use crate::store::client::ClientError;
+use crate::store::client::{Client, ClientError};
 
 /// Longest text that is read at all, in bytes.
 const MAX_JSON: usize = 128 * 1024;
 
 /// Longest address and host name, in characters.
 const MAX_NAME: usize = 255;
+
+/// Stands where a claim is being taken back: nobody's, and not yet free.
+pub(super) const TAKEN_BACK: &[u8] = b"taken back";
+
+/// What becomes of another agent's claim to our node rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Its agent lives.
+    Stands,
+    /// Its agent is dead.
+    Falls,
+    /// There is another now, or none.
+    Changed,
+}
 
 /// Who has a node rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,36 +123,78 @@ impl Job<'_> {
                 expected.clear();
                 continue;
             }
-            if !self.is_dead(talk, &found)? {
-                let (theirs, _) = outer(&found);
-                let (node_rank, ours) = (setup.node_rank, self.host());
-                return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());
+            match self.watch(talk, (&key, &found))? {
+                Fate::Falls => expected = found,
+                Fate::Changed => expected.clear(),
+                Fate::Stands => {
+                    let (theirs, _) = outer(&found);
+                    let (node_rank, ours) = (setup.node_rank, self.host());
+                    return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());
+                }
             }
-            expected = found;
         }
     }
 
-    /// Watches the agent of a claim until it has given a sign of life, or none for too long.
-    fn is_dead(&self, talk: &mut Talk<'_, '_>, claim: &[u8]) -> Result<bool, ExchangeError> {
+    /// Watches a claim until it is another one, or its agent has given a sign of life, or none for too long.
+    fn watch(&self, talk: &mut Talk<'_, '_>, (key, claim): (&str, &[u8])) -> Result<Fate, ExchangeError> {
+        if claim == TAKEN_BACK {
+            // For no longer than its host needs for two requests.
+            talk.pause()?;
+            return Ok(Fate::Changed);
+        }
         // A claim that cannot be read is nobody's to take over.
-        let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(false) };
+        let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(Fate::Stands) };
         let (beat, left) = (self.keys.beat(&node), self.keys.left(&node));
         let first = talk.store.get(&beat)?;
         let started = Instant::now();
         loop {
             if talk.wait_slice(&left, started + self.setup.lease)? {
-                return Ok(true);
+                return Ok(Fate::Falls);
             }
-            let values = talk.store.multi_get(&[&beat, self.keys.state()])?;
-            let [beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
+            let values = talk.store.multi_get(&[key, &beat, self.keys.state()])?;
+            let [now, beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
+            if now != claim {
+                return Ok(Fate::Changed);
+            }
             // Before the first round there is no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
             match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
-                Some(is_dead) => return Ok(is_dead),
+                Some(is_dead) => return Ok(if is_dead { Fate::Falls } else { Fate::Stands }),
                 None => talk.pause()?,
             }
         }
     }
+}
+
+/// Takes back the claims of agents whose connections, by their nonces, have all closed; for the host of the store, which
+/// alone sees it. `is_back` says who has come again since.
+///
+/// # Errors
+/// See [`Client`].
+pub fn take_back(
+    store: &mut Client,
+    (run_id, nodes): (&RunId, NodeCount),
+    departed: &BTreeSet<u32>,
+    is_back: impl Fn(u32) -> bool,
+) -> Result<(), ClientError> {
+    let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
+    let names: Vec<String> = (0..nodes.get()).map(|rank| keys.claim(NodeRank(rank))).collect();
+    let texts = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    for (rank, (name, text)) in (0..).map(NodeRank).zip(names.iter().zip(texts)) {
+        let nonce = Claim::from_json(&text).map(|claim| claim.agent.nonce);
+        let Some(nonce) = nonce.filter(|nonce| departed.contains(nonce)) else { continue };
+        if store.compare_set(name, &text, TAKEN_BACK)? != TAKEN_BACK {
+            continue;
+        }
+        // From now on nobody gets the claim, and so what is said of this rank's workers is that of the dead.
+        if is_back(nonce) {
+            store.set(name, &text)?;
+            continue;
+        }
+        store.delete(&round.role_info(rank))?;
+        store.delete(name)?;
+    }
+    Ok(())
 }
 
 /// Whether an agent is dead that was watched for so long; nothing where it is too early to say.

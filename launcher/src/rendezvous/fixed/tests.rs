@@ -7,7 +7,6 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::Launcher;
 use crate::rendezvous::descriptor::PROTOCOL;
 use crate::rendezvous::exchange::Aborted;
 use crate::rendezvous::roles::{Assigned, RoleInfo, assign};
@@ -23,7 +22,7 @@ fn serve() -> StoreServer {
 }
 
 fn connect(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: LIMIT };
+    let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
     Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
 }
 
@@ -57,6 +56,7 @@ impl Agent {
                 host,
                 nodes: NodeRange { min: nodes, max: nodes },
                 node_rank: Some(NodeRank(rank)),
+                lease: Duration::from_secs(5),
                 workers: LocalWorldSize::new(rank + 1).unwrap(),
                 entrypoint: "train.py".to_owned(),
                 nonce: rank,
@@ -174,7 +174,6 @@ fn with_torchrun_there_is_one_round() {
             let assigned = scope.spawn(|| torchrun(&store, (theirs, 2)));
             let joined = agent.join(&store, &mut |_| Ok(()));
             let Ok(FirstRound::Mixed(round)) = joined else { panic!("{joined:?}") };
-            assert_eq!(round.members[theirs as usize].launcher, Launcher::Torchrun);
             assert_eq!(round.members[theirs as usize].name, format!("node rank {theirs}"));
             assert_eq!(round.world_size, assigned.join().unwrap().world_size);
         });
@@ -210,10 +209,84 @@ fn who_is_missing_is_named() {
             format!("only {} of 5 nodes came within 20ms: {missing} missing", if rank == 0 { 1 } else { 2 })
         );
     }
-    let (here, missing) =
-        roll_call(&mut connect(&store), &RunId("job".to_owned()), NodeCount::new(5).unwrap()).unwrap();
-    assert_eq!(here, ["th0", "th2"]);
-    assert_eq!(missing, [NodeRank(1), NodeRank(3), NodeRank(4)]);
+    let roll = roll_of(&Agent::new(2, 5), &store);
+    assert_eq!(roll.here, ["th0", "th2"]);
+    assert_eq!(roll.missing, [NodeRank(1), NodeRank(3), NodeRank(4)]);
+    assert_eq!(roll.holder, None);
+}
+
+/// Who waits for the place of another is here, and the other is not.
+#[test]
+fn who_still_holds_the_own_rank_is_named_and_not_counted() {
+    let store = store_with_the_claim_of(&Agent::new(1, 2));
+    let roll = roll_of(&Agent::new(1, 2).other_process("th7"), &store);
+    assert_eq!((roll.here, roll.missing), (vec!["th7".to_owned()], vec![NodeRank(0)]));
+    assert_eq!(roll.holder.as_deref(), Some("th1"));
+}
+
+fn roll_of(agent: &Agent, store: &StoreServer) -> RollCall {
+    let own = (agent.descriptor.node_rank.unwrap(), &agent.node);
+    roll_call(&mut connect(store), (&agent.run_id, agent.nodes), own, &agent.descriptor.host).unwrap()
+}
+
+/// The agent has been here, and has said how many workers it has.
+fn store_with_the_claim_of(agent: &Agent) -> StoreServer {
+    let store = serve();
+    let result = agent.join(&store, &mut |_| Err(Aborted));
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    let names = [keys().0.claim(NodeRank(1)), keys().1.role_info(NodeRank(1))];
+    assert!(connect(&store).check(&names.each_ref().map(String::as_str)).unwrap());
+    store
+}
+
+fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
+    let departed = [agent.descriptor.nonce].into();
+    take_back(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
+}
+
+#[test]
+fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
+    let dead = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&dead);
+    take_back_of(&Agent::new(2, 3), &store, false);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [], "another one has gone");
+    take_back_of(&dead, &store, false);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [NodeRank(1)]);
+    // What it has said of its workers is gone too: rank 0 waits for who comes in its place.
+    assert!(!connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
+    let next = dead.other_process("th7");
+    let result = next.join(&store, &mut |_| Err(Aborted));
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th7"]);
+}
+
+#[test]
+fn who_has_come_again_keeps_its_rank() {
+    let agent = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&agent);
+    take_back_of(&agent, &store, true);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th1"]);
+    assert!(connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
+}
+
+/// Its lease is longer than the test: only the death that becomes known ends the wait.
+#[test]
+fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
+    let dead = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&dead);
+    let next = dead.other_process("th7");
+    let mut is_known = false;
+    let result = next.join(&store, &mut |_| {
+        if is_known {
+            let is_ours = roll_of(&Agent::new(0, 2), &store).here == ["th0", "th7"];
+            return if is_ours { Err(Aborted) } else { Ok(()) };
+        }
+        take_back_of(&dead, &store, false);
+        is_known = true;
+        Ok(())
+    });
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    assert!(is_known);
 }
 
 /// An agent that waits for others, and says when it does; it is alive as long as the test lets it be.
@@ -306,8 +379,7 @@ fn a_dead_agents_rank_is_taken_over() {
     client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
     let last = Agent::new(1, 2).other_process("th8");
     assert_eq!(last.join(&store, &mut |_| Err(Aborted)).unwrap(), FirstRound::Running);
-    let (here, _) = roll_call(&mut client, &last.run_id, last.nodes).unwrap();
-    assert_eq!(here, ["th0", "th8"]);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th8"]);
 }
 
 #[test]

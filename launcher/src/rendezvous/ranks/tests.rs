@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
@@ -23,6 +24,7 @@ pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
         host: "host".to_owned(),
         nodes: NodeRange { min: NodeCount::ONE, max: NodeCount::new(9).unwrap() },
         node_rank: node_rank.map(NodeRank),
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 0,

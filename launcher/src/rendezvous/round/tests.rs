@@ -26,6 +26,7 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
         host: String::new(),
         nodes,
         node_rank: node_rank.map(NodeRank),
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: String::new(),
         nonce: 0,
@@ -85,14 +86,14 @@ impl Stage {
         self.sightings.saw(&self.state, &beats, self.at(seconds));
     }
 
+    fn view(&self) -> View<'_> {
+        let ranks = self.ranks.as_ref();
+        View { state: &self.state, sightings: &self.sightings, agents: &self.agents, ranks }
+    }
+
     fn next(&mut self, goal: Goal<'_>, seconds: f64) -> Step {
         self.look(seconds);
-        let view = View {
-            state: &self.state,
-            sightings: &self.sightings,
-            agents: &self.agents,
-            ranks: self.ranks.as_ref(),
-        };
+        let view = self.view();
         let wall = Timestamp(WALL.0 + (seconds * 1e6) as i64);
         next(&view, &self.me, goal, self.at(seconds), wall)
     }
@@ -361,7 +362,6 @@ fn two_agents_with_one_node_rank_the_newcomer_goes_if_the_other_lives() {
     let beats = BTreeMap::from([(node("a"), 1_000)]);
     stage.sightings.saw(&stage.state, &beats, stage.at(1.0));
     let deadline = stage.at(DEADLINE);
-    let view = View { state: &stage.state, sightings: &stage.sightings, agents: &stage.agents, ranks: None };
-    let step = next(&view, &stage.me, Goal::Join { deadline, before: None }, stage.at(1.0), WALL);
+    let step = next(&stage.view(), &stage.me, Goal::Join { deadline, before: None }, stage.at(1.0), WALL);
     assert_eq!(told(step), "0 [m0] [] []");
 }

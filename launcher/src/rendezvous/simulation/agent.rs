@@ -25,6 +25,8 @@ pub(super) struct Agent {
     pub(super) pending: Option<u64>,
     /// It is to look again after that, and whether with a beat.
     pub(super) owes: Option<bool>,
+    /// When the sign of life was sent that is not answered yet, on the connection for those alone.
+    pub(super) pulse: Option<u64>,
     /// When the newest beat was sent that was acknowledged.
     pub(super) beaten: u64,
     /// It was cut off for long enough that others may be about to find it dead, until then.
@@ -71,7 +73,13 @@ pub(super) enum Why {
 }
 
 /// After this without an acknowledged beat it stops its workers.
-const CUT_OFF: u64 = LEASE * 3 / 5;
+const CUT_OFF: u64 = LEASE * 7 / 10;
+
+/// After this it has killed them.
+const KILLED: u64 = LEASE * 19 / 20;
+
+/// After this without an acknowledged beat others may be about to take it for dead.
+const LATE: u64 = LEASE * 3 / 5;
 
 /// So long after a time without beats others may not have seen the new ones.
 const DOUBT: u64 = LEASE * 2 / 5;
@@ -89,6 +97,7 @@ impl Agent {
             before: None,
             pending: None,
             owes: None,
+            pulse: None,
             beaten: now,
             doubted_until: 0,
             clear_since: now,
@@ -107,9 +116,15 @@ impl Agent {
         now >= self.beaten + CUT_OFF
     }
 
+    /// Whether it is about to stop its workers for that.
+    pub(super) const fn loses_its_workers(&self, now: u64) -> bool {
+        matches!(self.phase, Phase::Running { .. }) && !self.outlives && self.is_cut_off(now)
+    }
+
     /// A beat that was sent then is acknowledged.
     pub(super) fn has_beaten(&mut self, sent: u64) {
-        if sent >= self.beaten + CUT_OFF {
+        // A newer one may have been faster on the other connection.
+        if sent >= self.beaten + LATE {
             self.doubted_until = sent + DOUBT;
         }
         self.beaten = self.beaten.max(sent);
@@ -117,7 +132,7 @@ impl Agent {
 
     /// Of which round its workers are, and until when they live at most if it hears nothing more.
     pub(super) fn workers(&self, stop: u64) -> Option<(u64, u64)> {
-        let limit = if self.outlives { u64::MAX } else { self.beaten + LEASE };
+        let limit = if self.outlives { u64::MAX } else { self.beaten + KILLED };
         match self.phase {
             Phase::Running { round, .. } if self.outlives => Some((round, limit)),
             Phase::Running { round, .. } => Some((round, (self.beaten + CUT_OFF + stop).min(limit))),
@@ -128,7 +143,7 @@ impl Agent {
 
     /// Stops its workers where it has been cut off for too long; the lease is the limit, whatever comes later.
     pub(super) fn mind_the_lease(&mut self, now: u64, stop: u64) {
-        let limit = self.beaten + LEASE;
+        let limit = self.beaten + KILLED;
         if self.outlives {
             return;
         }

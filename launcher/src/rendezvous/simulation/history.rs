@@ -111,19 +111,22 @@ pub(super) enum What {
     Closes,
     /// Of all messages of all agents, one in a few is lost for so long.
     Loses(u32),
+    /// Of all packets of all agents, one in ten is lost for so long, and sent again until it arrives.
+    Resends(u32),
 }
 
 impl Event {
     fn random(random: &mut Random) -> Self {
         let after = random.pick(&[0, 0, 3, 40, 700, 2_500, 6_000]);
         let seat = random.below(u32::try_from(MOST).expect("few")) as usize;
-        let what = match random.below(24) {
+        let what = match random.below(26) {
             0..5 => What::Crash,
             5..10 => What::Boot,
             10..13 => What::Cut(random.pick(&[500, 2_000, 4_500, 6_000, 9_000])),
             13..18 => What::Fails,
             18..21 => What::Leaves,
             21 => What::Closes,
+            22..24 => What::Resends(random.pick(&[3_000, 8_000, 20_000])),
             _ => What::Loses(random.pick(&[500, 3_000, 8_000])),
         };
         Self { after, seat, what }
@@ -204,7 +207,7 @@ impl History {
         let min = 1 + random.below(nodes);
         let (offsets, given) = ([0; MOST], Given::None);
         history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
-        let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_));
+        let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_) | What::Resends(_));
         history.events.retain(|event| (1..nodes as usize).contains(&event.seat) && is_borne(event.what));
         history
     }

@@ -15,7 +15,7 @@ pub(super) struct Invariant {
 }
 
 /// All of them.
-pub(super) const INVARIANTS: [Invariant; 13] = [
+pub(super) const INVARIANTS: [Invariant; 14] = [
     Invariant { number: "R1", words: "One round comes after the other, and only one has living workers" },
     Invariant { number: "R2", words: "No round has fewer members than min or more than max" },
     Invariant {
@@ -38,6 +38,10 @@ pub(super) const INVARIANTS: [Invariant; 13] = [
     Invariant { number: "R11", words: "Nobody starts the same round twice" },
     Invariant { number: "R12", words: "The heartbeats of rankrun agents that live are fresh" },
     Invariant { number: "R13", words: "Nobody is refused for the node rank of an agent that is dead" },
+    Invariant {
+        number: "R14",
+        words: "Who lives and reaches the store is taken for dead by nobody, itself included, however late packets are",
+    },
 ];
 
 /// What is broken, and how.
@@ -68,6 +72,8 @@ pub(super) struct Book {
     pub(super) lost_writes: u64,
     /// The network was as it should be from then on.
     pub(super) disturbed: u64,
+    /// Packets were as fast as they should be from then on.
+    pub(super) late: u64,
 }
 
 /// Breaks an invariant unless something holds.
@@ -103,6 +109,7 @@ impl World<'_> {
             let same = new.complete && ranks(new).iter().all(|it| ranks(old).get(it.0) == Some(it.1));
             hold!("R3", same, "round {} was complete, and has changed", old.round);
         }
+        self.judge_removed(new)?;
         if new.closed && !old.closed {
             self.book.closed = Some(self.now);
         }
@@ -121,6 +128,29 @@ impl World<'_> {
         self.judge_kept(&ranks)?;
         self.judge_workers(round)?;
         self.book.rounds.insert(round, ranks);
+        Ok(())
+    }
+
+    /// Whether every message of the last while came through, however late.
+    fn is_connected(&self) -> bool {
+        self.book.disturbed == 0 || self.book.disturbed + 2 * LEASE < self.now
+    }
+
+    /// Who is taken out of all lists has gone, or wants to.
+    fn judge_removed(&self, new: &State) -> Result<(), Broken> {
+        let old = &self.store.state;
+        let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
+        for (seat, agent) in self.living().filter(|(_, agent)| is_there(agent)) {
+            let has_workers = matches!(agent.phase, Phase::Running { .. } | Phase::Stopping { .. });
+            let is_lost = has_workers && self.is_connected() && self.setup.torch == 0;
+            hold!("R14", !is_lost, "n{seat} lives, and is in no list any more");
+        }
+        Ok(())
+    }
+
+    /// An agent without an acknowledged beat for too long stops its workers.
+    pub(super) fn judge_cut_off(&self, seat: usize) -> Result<(), Broken> {
+        hold!("R14", !self.is_connected(), "n{seat} has the store, and stops its workers");
         Ok(())
     }
 
@@ -171,7 +201,8 @@ impl World<'_> {
     pub(super) fn judge_look(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.lives()) else { return Ok(()) };
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK + 100;
-        let saw_all = |since: u64| agent.clear_since <= since && self.book.disturbed <= since;
+        let settled = self.book.disturbed.max(self.book.late);
+        let saw_all = |since: u64| agent.clear_since <= since && settled <= since;
         let cleans = !agent.known.closed && !matches!(agent.phase, Phase::Parting { .. });
         let limit = if self.setup.torch == 0 { LEASE } else { 15_000 };
         for (node, crashed) in self.book.crashed.iter().filter(|_| cleans) {
@@ -204,7 +235,8 @@ impl World<'_> {
     /// Somebody is refused for the node rank of this one.
     pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
-        let died = self.book.crashed.get(by).is_some_and(|crashed| crashed + slack < self.now);
+        let crashed = self.book.crashed.get(by).map(|crashed| *crashed.max(&self.book.late));
+        let died = crashed.is_some_and(|crashed| crashed + slack < self.now);
         hold!("R13", !died, "{by} is dead");
         Ok(())
     }
@@ -255,7 +287,8 @@ impl World<'_> {
         let is_open = |why: Why| !matches!(why, Why::Closed | Why::NotNeeded | Why::HasClosed);
         let agrees = self.store.state.closed || reasons.clone().all(is_open);
         hold!("R5", agrees, "it is not closed, and {}", ends());
-        let is_calm = self.book.disturbed == 0 || self.book.disturbed + 10_000 < self.now;
+        let disturbed = self.book.disturbed.max(self.book.late);
+        let is_calm = disturbed == 0 || disturbed + 10_000 < self.now;
         let is_right = is_calm && self.setup.offsets == [0; MOST] && !self.store.state.closed;
         for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
             let beat = self.store.state.last_heartbeats.get(&agent.me.node);

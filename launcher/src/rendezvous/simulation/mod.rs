@@ -10,6 +10,7 @@ mod agent;
 mod history;
 mod invariants;
 mod mutants;
+mod network;
 mod report;
 mod store;
 mod torch;

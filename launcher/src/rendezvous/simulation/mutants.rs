@@ -50,10 +50,12 @@ pub(super) enum Fault {
     RefreshesByTheClock,
     NeverRefreshes,
     RefusesForTheDead,
+    /// It has but one connection to the store, and gives it up when a packet is lost.
+    TakesALossForTheEnd,
 }
 
 /// All of them, with the invariants by which each is found.
-pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
+pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::RejoinsTheOld, &["R11"]),
     (Fault::SkipsARound, &["R1"]),
     (Fault::IsImpatient, &["R1", "R10"]),
@@ -75,10 +77,11 @@ pub(super) const FAULTS: [(Fault, &[&str]); 25] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R1", "R5", "R9"]),
+    (Fault::BelievesClocks, &["R1", "R5", "R9", "R14"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
+    (Fault::TakesALossForTheEnd, &["R14"]),
 ];
 
 impl Machine {

@@ -24,7 +24,9 @@ use crate::spec::rendezvous::RoundTimes;
 /// Between two beats of an agent.
 pub(super) const TICK: u64 = LEASE / 5;
 /// Without an answer for so long it asks again.
-const TIMEOUT: u64 = 1_000;
+pub(super) const TIMEOUT: u64 = LEASE * 3 / 10;
+/// What is sent again at the end of a bad time has arrived so long after it, and what follows from it.
+const MOST_LATE: u64 = 4_000;
 /// All faults are over for so long before the end is judged at the latest.
 pub(super) const PATIENCE: u64 = JOIN + 20_000;
 /// The end is well where it stays so for so long.
@@ -35,20 +37,21 @@ const MOST_TURNS: u32 = 30_000;
 /// Everything there is.
 pub(super) struct World<'a> {
     pub(super) setup: &'a Setup,
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) store: Store,
     /// By seat; the newest agent of each.
     pub(super) agents: [Option<Agent>; MOST],
     lives: [u32; MOST],
     descriptors: BTreeMap<Node, Descriptor>,
-    cut_until: [u64; MOST],
-    losing_until: u64,
+    pub(super) cut_until: [u64; MOST],
+    pub(super) losing_until: u64,
+    pub(super) resending_until: u64,
     /// All faults are over by then.
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
-    random: Random,
+    pub(super) random: Random,
     pub(super) book: Book,
     /// What all agents have decided, as one number, and in words.
     pub(super) trace: u64,
@@ -57,11 +60,13 @@ pub(super) struct World<'a> {
 
 /// What happens at a moment.
 #[derive(Debug)]
-enum Happening {
+pub(super) enum Happening {
     Chosen(What, usize),
-    Arrives { who: Who, id: u64, request: Request },
+    Arrives { who: Who, id: u64, request: Request, sent: u64 },
     Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
     TimesOut { who: Who, id: u64 },
+    PulseArrives { who: Who, sent: u64 },
+    PulseAnswered { who: Who, sent: u64 },
     Rings { seat: usize },
     Ticks { who: Who },
     Wakes { who: Who },
@@ -69,7 +74,7 @@ enum Happening {
 }
 
 /// A life of an agent: its seat, and which one there.
-type Who = (usize, u32);
+pub(super) type Who = (usize, u32);
 
 /// Where the virtual clock starts.
 fn origin() -> Instant {
@@ -97,6 +102,7 @@ pub(super) fn live(
         descriptors: BTreeMap::new(),
         cut_until: [0; MOST],
         losing_until: 0,
+        resending_until: 0,
         quiet: 0,
         now: 0,
         queue: BinaryHeap::new(),
@@ -124,7 +130,7 @@ impl World<'_> {
         for event in &history.events {
             moment += u64::from(event.after);
             let lasts = match event.what {
-                What::Cut(lasts) | What::Loses(lasts) => u64::from(lasts),
+                What::Cut(lasts) | What::Loses(lasts) | What::Resends(lasts) => u64::from(lasts),
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
@@ -133,7 +139,7 @@ impl World<'_> {
         quiet
     }
 
-    fn later(&mut self, moment: u64, happening: Happening) {
+    pub(super) fn later(&mut self, moment: u64, happening: Happening) {
         self.happenings.push(Some(happening));
         let id = self.happenings.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
@@ -170,7 +176,7 @@ impl World<'_> {
     fn happen(&mut self, happening: Happening) -> Result<(), Broken> {
         match happening {
             Happening::Chosen(what, seat) => self.choose(what, seat),
-            Happening::Arrives { who, id, request } => self.arrive(who, id, request),
+            Happening::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
             Happening::Answered { who, id, answer, sent } => {
                 if self.is_cut(who.0) {
                     return Ok(());
@@ -187,6 +193,11 @@ impl World<'_> {
                 self.ask(who.0, Request::Look { beat: true });
                 Ok(())
             }
+            Happening::PulseArrives { who, sent } => {
+                self.pulse_arrives(who, sent);
+                Ok(())
+            }
+            Happening::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
             Happening::Rings { seat } => {
                 if self.is_cut(seat) {
                     return Ok(());
@@ -197,6 +208,7 @@ impl World<'_> {
             Happening::Ticks { who } => {
                 if self.agent(who).is_some() {
                     self.later(self.now + TICK, Happening::Ticks { who });
+                    self.pulse(who);
                     self.look(who.0, true);
                 }
                 Ok(())
@@ -213,26 +225,13 @@ impl World<'_> {
     }
 
     /// The agent of this life, as long as it lives.
-    fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
+    pub(super) fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
         let is_it = self.lives[seat] == life;
         self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
     }
 
     const fn who(&self, seat: usize) -> Who {
         (seat, self.lives[seat])
-    }
-
-    const fn is_cut(&self, seat: usize) -> bool {
-        self.cut_until[seat] > self.now
-    }
-
-    fn is_lost(&mut self, seat: usize) -> bool {
-        self.is_cut(seat)
-            || (self.losing_until > self.now && !self.setup.is_torch(seat) && self.random.one_in(4))
-    }
-
-    fn delay(&mut self) -> u64 {
-        u64::from(self.random.below(self.setup.delay + 1))
     }
 
     fn choose(&mut self, what: What, seat: usize) -> Result<(), Broken> {
@@ -245,6 +244,10 @@ impl World<'_> {
             What::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
                 self.book.disturbed = self.book.disturbed.max(self.losing_until);
+            }
+            What::Resends(lasts) => {
+                self.resending_until = now + u64::from(lasts);
+                self.book.late = self.book.late.max(self.resending_until + MOST_LATE);
             }
             What::Cut(lasts) if lives && !self.setup.is_torch(seat) => {
                 self.cut_until[seat] = now + u64::from(lasts);
@@ -285,6 +288,7 @@ impl World<'_> {
                 host: String::new(),
                 nodes: me.nodes,
                 node_rank: me.node_rank,
+                lease: me.times.lease,
                 workers: LocalWorldSize::ONE,
                 entrypoint: String::new(),
                 nonce: 0,
@@ -314,7 +318,7 @@ impl World<'_> {
         self.book.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
             // The end of a connection comes after all that was sent through it.
-            self.later(self.now + u64::from(self.setup.delay) + 1, Happening::Gone(node));
+            self.later(self.all_arrived(), Happening::Gone(node));
         }
     }
 
@@ -336,14 +340,18 @@ impl World<'_> {
             agent.owes = None;
         }
         let who = self.who(seat);
+        if let Some(away) = self.gives_up() {
+            return self.later(self.now + away, Happening::TimesOut { who, id });
+        }
         self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
         if !self.is_lost(seat) {
-            let arrives = self.now + self.delay();
-            self.later(arrives, Happening::Arrives { who, id, request });
+            let sent = self.now;
+            let arrives = sent + self.delay();
+            self.later(arrives, Happening::Arrives { who, id, request, sent });
         }
     }
 
-    fn arrive(&mut self, who: Who, id: u64, request: Request) -> Result<(), Broken> {
+    fn arrive(&mut self, who: Who, id: u64, request: Request, sent: u64) -> Result<(), Broken> {
         let seat = who.0;
         if self.is_cut(seat) {
             return Ok(());
@@ -371,8 +379,7 @@ impl World<'_> {
             Request::Look { .. } => {}
         }
         if !self.is_lost(seat) {
-            // Sent at most so long ago as it can have been under way.
-            let sent = is_beat.then_some(self.now.saturating_sub(u64::from(self.setup.delay)));
+            let sent = is_beat.then_some(sent);
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
             self.later(answered, Happening::Answered { who, id, answer, sent });
@@ -394,6 +401,7 @@ impl World<'_> {
             agent.version = answer.version;
             return self.act(seat);
         }
+        let is_cut_off = agent.loses_its_workers(now);
         agent.mind_the_lease(now, stop);
         if let Some(sent) = sent {
             agent.has_beaten(sent);
@@ -402,6 +410,9 @@ impl World<'_> {
         agent.version = answer.version;
         agent.learn(answer.ranks);
         agent.see(answer.beats.as_deref(), at(now));
+        if is_cut_off {
+            self.judge_cut_off(seat)?;
+        }
         self.wait_for_workers(seat);
         self.judge_look(seat)?;
         self.act(seat)?;
@@ -412,7 +423,7 @@ impl World<'_> {
     }
 
     /// When the workers are gone, it goes on.
-    fn wait_for_workers(&mut self, seat: usize) {
+    pub(super) fn wait_for_workers(&mut self, seat: usize) {
         let now = self.now;
         let Some(agent) = &self.agents[seat] else { return };
         if let Phase::Stopping { until, .. } = agent.phase {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
 use crate::rendezvous::exchange::node_name;
 use crate::rendezvous::ranks::Ranks;
+use crate::rendezvous::round::View;
 use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State};
 use crate::spec::rendezvous::RoundTimes;
@@ -99,6 +100,12 @@ impl Book {
     /// The rankrun agents of the state.
     pub(super) fn rankrun(&self, state: &State) -> Vec<Node> {
         state.listed().filter(|node| self.agents.contains_key(*node)).cloned().collect()
+    }
+
+    /// What is known beside a state.
+    pub(super) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
+        let ranks = self.ranks.as_ref();
+        View { state, sightings: &self.sightings, agents: &self.agents, ranks }
     }
 
     /// What people call a node; fit for a terminal, whoever has written it.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::rendezvous::address::{self, Known, interfaces};
+use crate::rendezvous::address::{self, Known};
 use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
@@ -22,12 +22,14 @@ use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings};
 
-use super::driver::{Driver, Phase, Standing, random};
-use super::fence::Fence;
+use super::driver::{Driver, Phase, Standing, interfaces, random};
 use super::first::Begun;
+use super::pulse::{Heart, Pulse};
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
+/// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
+const SILENCE: Duration = Duration::from_secs(15);
 /// How long a name server may take, and how often it is asked again.
 const RESOLVE: Duration = Duration::from_secs(2);
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
@@ -42,10 +44,6 @@ const LINE: Duration = Duration::from_secs(5);
 pub(super) struct Bond {
     /// Since when we try to connect.
     since: Instant,
-    /// When the sign of life was sent that the store has acknowledged last.
-    acknowledged: Option<Instant>,
-    /// Others may have been about to take us for dead, and not all have seen that we live, until then.
-    doubted_until: Option<Instant>,
     /// Which store it is that we have joined.
     identity: Option<String>,
     /// Why there is no connection.
@@ -65,8 +63,6 @@ impl Bond {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             since: now,
-            acknowledged: None,
-            doubted_until: None,
             identity: None,
             failure: None,
             addresses: Vec::new(),
@@ -83,9 +79,10 @@ impl Bond {
 }
 
 impl Driver {
-    /// How long the store may take to answer, so that an answer that does not come is known before the fence.
+    /// How long the store may take to answer, so that an answer that does not come is known early enough before the fence to
+    /// connect anew.
     fn answer(&self) -> Duration {
-        self.plan.times.lease * 2 / 5
+        self.plan.times.lease * 3 / 10
     }
 
     /// From the last sign of life that was acknowledged until a store that is refused is given up: before the fence, so
@@ -97,20 +94,41 @@ impl Driver {
     /// The store has answered a sign of life that was sent then.
     pub(super) fn acknowledged(&mut self, sent: Instant) {
         let lease = self.plan.times.lease;
-        let is_late = |before: Instant| sent.saturating_duration_since(before) >= lease * 3 / 5;
-        if self.bond.acknowledged.replace(sent).is_some_and(is_late) {
-            self.bond.doubted_until = Some(sent + lease * 2 / 5);
-        }
         if matches!(self.begun, Begun::Mixed(_)) {
             // There is no other round that anybody would go on with.
-            return;
+            self.fencepost.acknowledge(sent, lease);
+        } else {
+            self.fencepost.put_up(sent, lease);
         }
-        self.fencepost.set(Some(Fence::of(sent, self.plan.times.lease)));
     }
 
-    /// Until when a round that we are in may be one that the others have gone on from without us.
-    pub(super) fn doubted_until(&self, now: Instant) -> Option<Instant> {
-        self.bond.doubted_until.filter(|until| *until > now)
+    /// Gives signs of life from now on, whatever the calls wait for, where there may be somebody to see them.
+    pub(super) fn start_pulse(&mut self) {
+        let (Some(me), Some(identity)) = (&self.me, &self.bond.identity) else { return };
+        if self.pulse.is_some() || self.plan.nodes.max.get() == 1 {
+            return;
+        }
+        let heart = Heart {
+            addresses: self.bond.addresses.clone(),
+            settings: self.client_settings(),
+            keys: self.plan.keys.clone(),
+            identity: identity.clone(),
+            node: me.node.clone(),
+            tick: self.plan.tick(),
+            lease: self.plan.times.lease,
+            fencepost: self.fencepost.clone(),
+        };
+        match Pulse::start(heart) {
+            Ok(pulse) => self.pulse = Some(pulse),
+            // Those between the calls go on.
+            Err(error) => tracing::warn!(%error, "there is no thread for signs of life of its own"),
+        }
+    }
+
+    fn client_settings(&self) -> ClientSettings {
+        // Our kernel may end a connection on which all its questions were lost: then we are dead in any case.
+        let silence = self.plan.times.lease.max(SILENCE);
+        ClientSettings { nonce: self.plan.nonce, answer: self.answer(), silence }
     }
 
     /// The connection, or what came over it, is of no use.
@@ -128,7 +146,7 @@ impl Driver {
                     self.all_succeeded(round);
                 }
                 // Kept until there is another: its end would tell the host of the store that we are gone.
-                self.worn = self.backend.take();
+                self.worn = self.backend.take().or(self.worn.take());
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
@@ -177,11 +195,14 @@ impl Driver {
 
     fn connect(&mut self, now: Instant) -> Result<(), Failure> {
         let addresses = self.addresses(now)?;
-        let settings = ClientSettings { nonce: self.plan.nonce, answer: self.answer() };
+        let settings = self.client_settings();
         let deadline = Instant::now() + TRY;
         let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
             .map_err(Failure::Store)?;
         self.recognise(&mut backend).map_err(Failure::Store)?;
+        if self.store.is_some() {
+            backend.tell_watched().map_err(Failure::Store)?;
+        }
         if self.is_over() {
             return Ok(());
         }
@@ -194,6 +215,9 @@ impl Driver {
         }
         if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
             backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+        }
+        if let Some(pulse) = &self.pulse {
+            pulse.moves_to(&addresses);
         }
         (self.backend, self.worn) = (Some(backend), None);
         Ok(())
@@ -239,16 +263,19 @@ impl Driver {
     fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
         /// torch counts the rendezvous of a process.
         static COUNT: LazyLock<AtomicI64> = LazyLock::new(|| AtomicI64::new(first_id(random())));
-        let interfaces = interfaces()
-            .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
-        let chosen = address::choose(&Known {
+        let interfaces = interfaces()?;
+        let known = Known {
             local_addr: self.plan.local_addr.as_deref(),
             iface: self.plan.network.iface.as_deref(),
             interfaces: &interfaces,
             connection,
-            one_machine: self.plan.endpoint.is_one_machine(),
-        })?;
-        if self.plan.nodes.max.get() > 1 {
+            is_alone: self.plan.is_alone(),
+        };
+        let chosen = address::choose(&known)?;
+        if let Some(doubt) = address::doubt(&known) {
+            self.outlet.tell(News::Note(doubt));
+        }
+        if !self.plan.is_alone() {
             let host = match self.own_store() {
                 Some(store) => format!("this node hosts the rendezvous store at `{store}`"),
                 None => format!("the rendezvous store is at `{}`", self.plan.endpoint),
@@ -280,7 +307,7 @@ impl Driver {
         let limit = match &self.phase {
             _ if has_joined && self.bond.is_refused() => {
                 // Nobody else has the store either: there is nothing to come back to.
-                let seen = self.bond.acknowledged.unwrap_or(since);
+                let seen = self.fencepost.acknowledged().unwrap_or(since);
                 return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
             }
             _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
@@ -298,7 +325,8 @@ impl Driver {
         let has_joined = self.bond.identity.is_some();
         match self.bond.failure.take() {
             Some(Failure::Name(source)) => {
-                RendezvousError::NoSuchHost { host: self.plan.endpoint.host.clone(), waited, source }
+                let (host, named_by) = (self.plan.endpoint.host.clone(), self.plan.named_by.clone());
+                RendezvousError::NoSuchHost { host, named_by, waited, source }
             }
             Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
             Some(Failure::Store(source)) => RendezvousError::Unreachable { endpoint, waited, source },
@@ -316,17 +344,23 @@ impl Driver {
     }
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
-    pub(super) fn take_gone(&mut self, now: Instant) {
-        let Some(store) = &self.store else { return };
+    pub(super) fn take_gone(&mut self, now: Instant) -> Result<(), Trouble> {
+        let Some(store) = &self.store else { return Ok(()) };
         if !is_readable(store.departures()) {
-            return;
+            return Ok(());
         }
-        for nonce in store.departed().unwrap_or_default() {
-            if let Some(node) = self.book.of_nonce(nonce).cloned() {
+        let departed = store.departed().unwrap_or_default();
+        if departed.iter().any(|nonce| self.book.of_nonce(*nonce).is_none()) {
+            // It may have come into the state since the last look: what it wrote is there before it is gone.
+            self.look()?;
+        }
+        for nonce in &departed {
+            if let Some(node) = self.book.of_nonce(*nonce).cloned() {
                 self.book.sightings.gone(&node);
                 self.next_look = now;
             }
         }
+        self.free_ranks(&departed)
     }
 
     /// Readable when connections to our store have gone.

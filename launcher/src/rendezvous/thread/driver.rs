@@ -1,7 +1,7 @@
 //! The thread's loop: obey the agent, look at the store, do what follows, sleep until something happens.
 //!
-//! One owner of all that is known and of every connection. What is decided is decided by pure functions: `round::next` and
-//! [`super::watch`].
+//! One owner of all that is known and of every connection, but that of the signs of life ([`super::pulse`]). What is
+//! decided is decided by pure functions: `round::next` and [`super::watch`].
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::LaunchError;
-use crate::rendezvous::address::{check, interfaces};
+use crate::rendezvous::address::{self, Interface, is_confined};
 use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, Guests};
@@ -26,12 +26,13 @@ use crate::store::StoreServer;
 use super::Setup;
 use super::book::Book;
 use super::connect::Bond;
-use super::fence::Fencepost;
+use super::fence::{Fencepost, Heard};
 use super::first::Begun;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
 use super::plan::Plan;
+use super::pulse::Pulse;
 use super::workers_store::{Greeted, WorkersStore};
 
 /// Where nothing is to be done.
@@ -78,6 +79,8 @@ pub(super) struct Driver {
     pub(super) worn: Option<Backend>,
     pub(super) bond: Bond,
     pub(super) fencepost: Fencepost,
+    pub(super) heard: Heard,
+    pub(super) pulse: Option<Pulse>,
     pub(super) me: Option<Me>,
     pub(super) book: Book,
     pub(super) phase: Phase,
@@ -98,12 +101,7 @@ impl Driver {
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
         let (plan, is_host) = Plan::of(setup);
-        if let Some(iface) = &plan.network.iface {
-            let known = interfaces()
-                .map_err(|source| RendezvousError::System { what: "list the network interfaces", source })?;
-            check(iface, &known).map_err(RendezvousError::Address)?;
-        }
-        let guests = if plan.nodes.max.get() > 1 { Guests::Others } else { Guests::ThisMachine };
+        let guests = guests(&plan)?;
         let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
@@ -111,7 +109,7 @@ impl Driver {
             greeted.is(store);
             WorkersStore::shared(Arc::clone(store), fixed)
         } else if plan.agent_store {
-            WorkersStore::of_agent(greeted.clone(), guests, ports)
+            WorkersStore::of_agent(greeted.clone(), ports)
         } else {
             WorkersStore::of_worker(ports)
         };
@@ -120,6 +118,8 @@ impl Driver {
             book: Book::new(&plan.times),
             bond: Bond::new(now),
             fencepost: Fencepost::default(),
+            heard: Heard::new(now),
+            pulse: None,
             plan,
             outlet,
             store,
@@ -188,6 +188,12 @@ impl Driver {
             self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
+            (Wish::Stopping { why }, _) => {
+                // Otherwise it is said at the parting.
+                if let Err(trouble) = self.end_with_the_store(&why) {
+                    self.stumble(trouble);
+                }
+            }
             (Wish::Join { workers }, phase) => {
                 let before = match std::mem::replace(phase, Phase::Idle) {
                     Phase::Member(membership) => Some(membership.into_past()),
@@ -198,7 +204,11 @@ impl Driver {
             }
             (Wish::Failed(note), Phase::Member(membership)) => membership.fails(note),
             (Wish::Succeeded, Phase::Member(membership)) => membership.succeeds(),
-            (Wish::Blame, Phase::Member(membership)) => membership.asks_for_blame(now),
+            (Wish::Blame, Phase::Member(membership)) => {
+                membership.asks_for_blame(now);
+                // Who lives shows it after this look.
+                self.next_tick = now;
+            }
             // There is no round, so nobody was lost from it.
             (Wish::Blame, _) => self.outlet.tell(News::Blamed(None)),
             (Wish::Failed(_) | Wish::Succeeded, _) => {}
@@ -211,7 +221,7 @@ impl Driver {
         if self.is_over() {
             return Ok(now + NEVER);
         }
-        self.take_gone(now);
+        self.take_gone(now)?;
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
@@ -254,8 +264,14 @@ impl Driver {
             self.book.introduce(&me.node, descriptor);
             self.acknowledged(sent);
             self.next_tick = sent + self.plan.tick();
+            self.start_pulse();
         }
         Ok(())
+    }
+
+    /// A sign of life, in the midst of what may take long.
+    pub(super) fn beat_if_due(&mut self) -> Result<(), Trouble> {
+        if Instant::now() >= self.next_tick { self.beat() } else { Ok(()) }
     }
 
     /// One sign of life.
@@ -297,6 +313,7 @@ impl Driver {
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
         let look = backend.look(&Wants { round, done, beats: &beats })?;
+        self.heard.now(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
         }
@@ -325,12 +342,17 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        self.answer_blame(None);
+        // Where the host of the store has left, that is the answer.
+        let says_it = matches!(&over, Over::Closed { failure: Some(note) } if note.why_host_left().is_some());
+        if !says_it {
+            self.answer_blame(None);
+        }
         self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
+        self.pulse = None;
         if !matches!(over, Over::Failed(_)) {
             // There is no other round.
-            self.fencepost.set(None);
+            self.fencepost.take_down();
         }
         self.outlet.tell(News::Over(over));
     }
@@ -351,6 +373,22 @@ impl Driver {
         // Whatever it gives: the next turn sees what has happened.
         let _ = poll(&mut inputs, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
     }
+}
+
+/// Who may come to the rendezvous store, if it is ours: others too, unless the job has one node, or both the endpoint
+/// and what the user says about this node's address are of the loopback.
+fn guests(plan: &Plan) -> Result<Guests, RendezvousError> {
+    let iface = plan.network.iface.as_deref();
+    let known = if iface.is_some() { interfaces()? } else { Vec::new() };
+    let is_confined = is_confined(plan.local_addr.as_deref(), iface, &known)?;
+    let stays_here = plan.is_alone() || (is_confined && plan.endpoint.is_loopback());
+    Ok(if stays_here { Guests::ThisMachine } else { Guests::Others })
+}
+
+/// This machine's.
+pub(super) fn interfaces() -> Result<Vec<Interface>, RendezvousError> {
+    let failed = |source| RendezvousError::System { what: "list the network interfaces", source };
+    address::interfaces().map_err(failed)
 }
 
 /// Our time of day, for agents that read no other clock.

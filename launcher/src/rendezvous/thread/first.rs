@@ -2,16 +2,17 @@
 //! or, beside torchrun's agents, there is no other round.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use rankrun_contract::env::Master;
 
 use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::exchange::{Aborted, ExchangeError};
-use crate::rendezvous::fixed::{FirstRound, Setup, first_round, roll_call};
+use crate::rendezvous::fixed::{FirstRound, RollCall, Setup, first_round, roll_call, take_back};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{News, Over, Round, Waiting};
+use crate::rendezvous::{Awaited, News, Over, Round, Waiting};
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
@@ -102,7 +103,7 @@ impl Driver {
                     backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
                 }
                 self.begun = Begun::Mixed(Box::new(round.clone()));
-                self.fencepost.set(None);
+                self.fencepost.take_down();
                 self.starts(round, Vec::new());
             }
         }
@@ -123,11 +124,23 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
+        self.beat_if_due().map_err(Some)?;
         let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
+        self.take_gone(now).map_err(Some)?;
         self.call_the_roll(now).map_err(Some)
+    }
+
+    /// In a job with given ranks, as the host of the store: whose connections have closed need not keep their ranks from
+    /// those who come in their places.
+    pub(super) fn free_ranks(&mut self, departed: &BTreeSet<u32>) -> Result<(), Trouble> {
+        let (Some(fixed), Some(store), Some(backend)) = (&self.plan.fixed, &self.store, &mut self.backend)
+        else {
+            return Ok(());
+        };
+        // A store that does not answer is ours, and about to end.
+        let is_back = |nonce| store.connected().is_ok_and(|connected| connected.contains(&nonce));
+        take_back(backend.calls(), (&fixed.run_id, self.plan.nodes.max), departed, is_back)?;
+        Ok(())
     }
 
     /// Tells people now and then who is missing.
@@ -137,10 +150,20 @@ impl Driver {
         };
         let Some(left) = joining.line_is_due(now) else { return Ok(()) };
         let nodes = self.plan.nodes;
-        let Some(backend) = &mut self.backend else { return Ok(()) };
-        let (here, missing) = roll_call(backend.calls(), &fixed.run_id, nodes.max)?;
+        let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
+        let (job, us) = ((&fixed.run_id, nodes.max), (fixed.node_rank, &me.node));
+        let RollCall { here, missing, holder } = roll_call(backend.calls(), job, us, &self.plan.host)?;
+        if let Some(holder) = holder {
+            let lease = humantime::format_duration(self.plan.times.lease);
+            self.outlet.tell(News::Note(format!(
+                "node rank {} is held by an agent on `{holder}`: it is taken over unless that one gives a sign of life within {lease}",
+                fixed.node_rank
+            )));
+            return Ok(());
+        }
+        let awaited = if missing.is_empty() { Awaited::Ranks } else { Awaited::Enough };
         let missing = missing.into_iter().map(|rank| format!("node rank {rank}")).collect();
-        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, is_spare: false };
+        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, awaited };
         self.outlet.tell(News::Waiting(waiting));
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, View, is_spare, next};
+use crate::rendezvous::round::{Goal, Step, is_spare, next};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
@@ -82,12 +82,7 @@ impl Driver {
                 joining.in_time = Some(Box::new(backend.state().clone()));
             }
             self.memory.saw(backend.state());
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             let before = joining.before.as_ref().map(|past| past.number);
             let goal = Goal::Join { deadline: joining.deadline, before };
             let step = next(&view, me, goal, now, wall());
@@ -102,7 +97,7 @@ impl Driver {
                 }
                 Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
                 Step::Joined => {
-                    if let Some(until) = self.doubted_until(now) {
+                    if let Some(until) = self.fencepost.doubted_until(now) {
                         return Ok(until);
                     }
                     return self.take_seats();
@@ -123,9 +118,11 @@ impl Driver {
     }
 
     fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+        self.beat_if_due()?;
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         let won = backend.write(state, rings && !completes)?;
+        self.heard.now(Instant::now());
         if won && completes {
             // Whoever completes the next round may not have been in this one.
             let ranks = ranks_of(state);
@@ -157,7 +154,8 @@ impl Driver {
             return now;
         };
         if let Some(left) = joining.line_is_due(now) {
-            let waiting = watch::waiting(backend.state(), me, &self.book, joining.before.as_ref(), left);
+            let waiting =
+                watch::waiting((backend.state(), now), me, &self.book, joining.before.as_ref(), left);
             self.outlet.tell(News::Waiting(waiting));
         }
         joining.next_line
@@ -171,7 +169,7 @@ impl Driver {
         // As it was in time: whoever else gives up has taken itself out of it.
         let too_few = |state: &&State| state.participants.len() < me.nodes.min.get() as usize;
         let state = joining.in_time.as_deref().filter(too_few).unwrap_or(backend.state());
-        let waiting = watch::waiting(state, me, &self.book, joining.before.as_ref(), Duration::ZERO);
+        let waiting = watch::waiting((state, now), me, &self.book, joining.before.as_ref(), Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
         self.over(Over::Failed(RendezvousError::TooFew {
@@ -193,13 +191,17 @@ impl Driver {
     fn closed(&mut self, was_spare: bool) -> Result<(), Trouble> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let last = match &self.phase {
-            Phase::Joining(joining) => joining.before.as_ref().map(|past| past.number),
+            Phase::Joining(joining) => joining.before.as_ref(),
             Phase::Idle | Phase::Member(_) => None,
         };
-        let round = if was_spare { backend.state().round } else { last.unwrap_or(backend.state().round) };
-        let look: Look = backend.look(&Wants { round: Some(round), ..Wants::default() })?;
+        let last_number = last.map_or(backend.state().round, |past| past.number);
+        let round = if was_spare { backend.state().round } else { last_number };
+        let nodes = last.filter(|_| !was_spare).map_or([].as_slice(), |past| past.nodes.as_slice());
+        let look: Look = backend.look(&Wants { round: Some(round), done: nodes, ..Wants::default() })?;
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
-        let over = if was_spare && succeeded {
+        // A member that was taken for lost has come back and said that its workers have succeeded too.
+        let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
+        let over = if succeeded && (was_spare || was_done) {
             Over::NotNeeded
         } else {
             Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }
@@ -288,20 +290,13 @@ impl Driver {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
+        self.beat_if_due().map_err(Some)?;
         let now = Instant::now();
-        if now >= self.next_tick {
-            self.beat().map_err(Some)?;
-        }
-        self.take_gone(now);
+        self.take_gone(now).map_err(Some)?;
         self.look().map_err(Some)?;
         self.say_who_is_missing(now);
         let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Err(None) };
-        let view = View {
-            state: backend.state(),
-            sightings: &self.book.sightings,
-            agents: &self.book.agents,
-            ranks: self.book.ranks.as_ref(),
-        };
+        let view = self.book.view(backend.state());
         if let Step::Write { state, rings } = next(&view, me, Goal::Hold, now, wall()) {
             self.write(&state, rings).map_err(Some)?;
         }

@@ -2,23 +2,20 @@
 //! are being stopped.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
-use crate::rendezvous::round::{Goal, Step, Upheaval, View, next};
+use crate::rendezvous::round::{Goal, Step, Upheaval, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{Change, FailureNote, News, Over};
 
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
-use super::watch::{Known, Verdict, judge};
-
-/// How long a lost node has to be noticed before what has happened here is our own doing.
-const BLAME: Duration = Duration::from_millis(50);
+use super::watch::{Known, Question, Verdict, blamed_until, judge};
 
 /// A round that is over for this node.
 #[derive(Debug, Clone)]
@@ -61,8 +58,8 @@ pub(super) struct Membership {
     succeeded: Option<Instant>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
-    /// The agent wants to know whom to blame, until then.
-    blame: Option<Instant>,
+    /// The agent wants to know whom to blame.
+    blame: Option<Question>,
     /// Who was lost: its rank and its name.
     lost: Option<(usize, String)>,
 }
@@ -102,7 +99,7 @@ impl Membership {
     }
 
     pub(super) fn asks_for_blame(&mut self, now: Instant) {
-        self.blame = Some(now + BLAME);
+        self.blame = Some(Question { asked: now, seen: None });
     }
 
     /// The round is over for this node's workers; whether that is news.
@@ -158,13 +155,12 @@ impl Driver {
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
-                self.answer_blame(None);
                 self.over(Over::Closed { failure });
                 return Ok(Instant::now());
             }
         }
         let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
-        self.blame_by(until)
+        self.blame_by(until, &look.done)
     }
 
     /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
@@ -204,7 +200,7 @@ impl Driver {
         }
         if membership.untold_success {
             let counted = beside_torch.then_some(membership.size);
-            backend.tell_success(membership.number, &me.node, counted)?;
+            backend.tell_success(membership.number, &me.node, &membership.nodes, counted)?;
             membership.untold_success = false;
             membership.succeeded = Some(Instant::now());
         }
@@ -262,12 +258,7 @@ impl Driver {
                 }
                 Stage::Stopping | Stage::Over => Goal::Hold,
             };
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
                 Step::Write { state, rings } => self.write(&state, rings)?,
                 Step::Wait { until } => return Ok(until),
@@ -329,15 +320,25 @@ impl Driver {
     }
 
     /// Answers who is to blame where that is known or the time is over; else when it is.
-    fn blame_by(&mut self, until: Instant) -> Result<Instant, Trouble> {
+    fn blame_by(&mut self, until: Instant, done: &[Node]) -> Result<Instant, Trouble> {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(until);
         };
-        let Some(deadline) = membership.blame else { return Ok(until) };
+        let Some(question) = &mut membership.blame else { return Ok(until) };
+        let (seen, is_watched) = match question.seen {
+            Some(seen) => seen,
+            None => *question.seen.insert((Instant::now(), backend.is_watched()?)),
+        };
+        let asked = question.asked;
         // A node that fails before it notices who was lost has told its own failure.
         let mut nodes = (0..).zip(&membership.nodes);
         let gone = nodes.find(|(_, node)| !backend.state().lists(node));
         let lost = membership.lost.clone().or(gone.map(|(rank, node)| (rank, self.book.name(node))));
+        let own = self.me.as_ref().map(|me| &me.node);
+        let is_asked = |node: &&Node| Some(*node) != own && !done.contains(node);
+        let agents = membership.nodes.iter().filter(|node| self.book.agents.contains_key(*node));
+        let all_live = agents.filter(is_asked).all(|node| self.book.sightings.lives_since(node, seen));
+        let deadline = blamed_until(asked, is_watched, all_live, &self.plan.times);
         if lost.is_none() && Instant::now() < deadline {
             return Ok(until.min(deadline));
         }

@@ -3,11 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::Parting;
+use rankrun_contract::rank::NodeRank;
+
 use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
-use crate::rendezvous::round::{Goal, Step, View, next};
+use crate::rendezvous::round::{Goal, Step, next};
 use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::{FailureNote, Parting};
 
 use super::driver::{Driver, Phase, Standing, wall};
 
@@ -50,11 +52,40 @@ impl Driver {
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
         let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
-        (self.backend, self.worn) = (None, None);
+        (self.backend, self.worn, self.pulse) = (None, None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
+    /// As the host of the store, without which nobody goes on: tells the others why the job ends. To be said once, and long
+    /// enough before the store is gone.
+    pub(super) fn end_with_the_store(&mut self, why: &str) -> Result<(), Trouble> {
+        if self.store.is_none() || self.is_over() {
+            return Ok(());
+        }
+        self.look()?;
+        self.tell()?;
+        let (rank, host) = (self.own_rank(), self.plan.host.clone());
+        let Some(backend) = &mut self.backend else { return Ok(()) };
+        let failure = Some(FailureNote::of_leaving_host(rank, host, why.to_owned()));
+        backend.tell_end(&ClosingNote { succeeded: false, failure })?;
+        self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
+        // The agent has its own reason, and is told of no other.
+        (self.standing, self.phase) = (Standing::Over, Phase::Idle);
+        self.fencepost.take_down();
+        Ok(())
+    }
+
+    /// In the last complete round, or as it was given.
+    fn own_rank(&self) -> NodeRank {
+        let rank = self.me.as_ref().and_then(|me| self.book.ranks.as_ref()?.of.get(&me.node));
+        let rank = rank.and_then(|rank| u32::try_from(*rank).ok()).map(NodeRank);
+        rank.or(self.plan.node_rank).unwrap_or_default()
+    }
+
     fn say_farewell(&mut self, parting: &Parting, deadline: Instant) -> Result<(), Trouble> {
+        if let Parting::Leave { why } = parting {
+            self.end_with_the_store(why)?;
+        }
         if !self.is_over() {
             self.look()?;
         }
@@ -79,15 +110,14 @@ impl Driver {
                 Goal::Leave
             }
         };
+        self.write_until_done(goal, deadline)
+    }
+
+    fn write_until_done(&mut self, goal: Goal<'_>, deadline: Instant) -> Result<(), Trouble> {
         loop {
             let now = Instant::now();
             let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Ok(()) };
-            let view = View {
-                state: backend.state(),
-                sightings: &self.book.sightings,
-                agents: &self.book.agents,
-                ranks: self.book.ranks.as_ref(),
-            };
+            let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
                 Step::Write { state, rings } if now < deadline => self.write(&state, rings)?,
                 _ => return Ok(()),

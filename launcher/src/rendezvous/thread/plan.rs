@@ -27,6 +27,8 @@ const EXIT_BARRIER: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
+    /// What names its host, as messages show it.
+    pub(super) named_by: Option<String>,
     pub(super) keys: Keys,
     pub(super) nodes: NodeRange,
     pub(super) node_rank: Option<NodeRank>,
@@ -63,6 +65,7 @@ impl Plan {
         let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
         let mut plan = Self {
             endpoint: standalone(),
+            named_by: None,
             keys: Keys::dynamic(spec.run_id()),
             nodes: NodeRange::ONE,
             node_rank: None,
@@ -83,6 +86,7 @@ impl Plan {
                 run_id: _,
                 host,
                 port,
+                named_by,
                 local_addr,
                 worker_store,
                 nodes,
@@ -90,13 +94,13 @@ impl Plan {
                 node_rank,
                 times,
             } => {
-                plan.endpoint = Endpoint { host, port };
+                (plan.endpoint, plan.named_by) = (Endpoint { host, port }, named_by);
                 (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
                 (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
                 is_host
             }
-            RendezvousSpec::Static { run_id, addr, port, local_addr, nodes, node_rank, times } => {
-                plan.endpoint = Endpoint { host: addr.clone(), port };
+            RendezvousSpec::Static { run_id, addr, port, named_by, local_addr, nodes, node_rank, times } => {
+                (plan.endpoint, plan.named_by) = (Endpoint { host: addr.clone(), port }, named_by);
                 plan.keys = Keys::fixed(&run_id);
                 (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
                 (plan.local_addr, plan.times) = (local_addr, times);
@@ -112,6 +116,11 @@ impl Plan {
         (plan, is_host)
     }
 
+    /// Whether the job has one node.
+    pub(super) fn is_alone(&self) -> bool {
+        !self.nodes.is_many()
+    }
+
     /// Between two signs of life.
     pub(super) fn tick(&self) -> Duration {
         POLL.min(self.times.lease / BEATS_IN_LEASE)
@@ -125,6 +134,7 @@ impl Plan {
             host: self.host.clone(),
             nodes: self.nodes,
             node_rank: self.node_rank,
+            lease: self.times.lease,
             workers,
             entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,

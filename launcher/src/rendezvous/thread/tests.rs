@@ -8,7 +8,7 @@ use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, RunId, WorldS
 
 use super::*;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::{Change, FailureNote, Over, Round, Waiting};
+use crate::rendezvous::{Awaited, Change, FailureNote, Over, Round, Waiting};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
@@ -58,6 +58,7 @@ impl Job {
                 run_id: self.run_id.clone(),
                 host: self.host.clone(),
                 port: self.port,
+                named_by: Some("`--rdzv-endpoint`".to_owned()),
                 local_addr: None,
                 worker_store: false,
                 nodes: self.nodes,
@@ -75,7 +76,7 @@ impl Job {
 
     /// An agent that does not want anything yet.
     fn open(&self) -> Agent {
-        Agent { rendezvous: Rendezvous::open(self.setup()).unwrap(), workers: LocalWorldSize::ONE }
+        Agent::of(self.setup())
     }
 
     /// An agent that wants to take part.
@@ -101,6 +102,11 @@ struct Agent {
 }
 
 impl Agent {
+    /// That was told this.
+    fn of(setup: Setup) -> Self {
+        Self { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
+    }
+
     fn join(&self) {
         self.rendezvous.wish(Wish::Join { workers: self.workers });
     }
@@ -165,6 +171,17 @@ impl Agent {
         }
     }
 
+    /// Wants to be in the next round as soon as the one before is over, until the job is.
+    fn goes_on_until_the_end(self) {
+        loop {
+            match self.news() {
+                News::Over(_) => return,
+                News::Changed(_) => self.join(),
+                _ => {}
+            }
+        }
+    }
+
     fn changed(&self) -> Change {
         match self.news() {
             News::Changed(change) => change,
@@ -208,7 +225,7 @@ fn store() -> StoreServer {
 }
 
 fn client(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     Client::connect(&[store.local_addr()], settings, Instant::now() + PATIENCE).unwrap()
 }
 
@@ -362,9 +379,21 @@ fn below_the_smallest_number_it_is_waited_and_said_who_is_missing() {
     assert!(matches!(agents[0].changed(), Change::PeerLost { .. } | Change::NodeWaits { .. }));
     agents[0].join();
     let waiting = agents[0].waiting();
-    assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.is_spare), (1, 1, false));
+    assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.awaited), (1, 1, Awaited::Enough));
     let error = agents[0].failed();
     assert!(matches!(&error, RendezvousError::TooFew { here: 1, needed: 2, .. }), "{error}");
+}
+
+/// There are enough, and more may come: it is said when it begins.
+#[test]
+fn in_the_last_call_it_is_said_until_when_it_lasts() {
+    let store = store();
+    let mut job = Job::at(&store, 1, 2);
+    job.times.last_call = Duration::from_secs(100);
+    let waiting = job.agent().waiting();
+    let Awaited::More { starts_in } = waiting.awaited else { panic!("{waiting:?}") };
+    assert!(starts_in <= job.times.last_call && !starts_in.is_zero(), "{waiting:?}");
+    assert_eq!((waiting.here.len(), waiting.missing.len()), (1, 0));
 }
 
 #[test]
@@ -386,7 +415,7 @@ fn a_spare_waits_and_takes_over() {
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
     let spare = job.agent();
-    assert!(spare.waiting().is_spare);
+    assert_eq!(spare.waiting().awaited, Awaited::Place);
     first.leave("SIGTERM");
     assert_eq!(spare.joined().nodes.get(), 1);
     spare.close(true, None);
@@ -398,7 +427,7 @@ fn a_spare_is_not_needed_when_the_job_has_succeeded() {
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
     let spare = job.agent();
-    assert!(spare.waiting().is_spare);
+    assert_eq!(spare.waiting().awaited, Awaited::Place);
     first.succeed();
     assert!(matches!(first.news(), News::AllSucceeded));
     first.close(true, None);

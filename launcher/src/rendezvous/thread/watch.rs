@@ -1,16 +1,23 @@
 //! What is to be said of what was seen. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
 use crate::rendezvous::round::{Me, is_spare};
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{FailureNote, Waiting};
+use crate::rendezvous::{Awaited, FailureNote, Waiting};
+
+use crate::spec::rendezvous::RoundTimes;
 
 use super::book::Book;
 use super::member::{Past, Stage};
+
+/// How long a lost node has to be noticed where that needs no lease.
+const BLAME: Duration = Duration::from_millis(50);
+/// And where it does: no failure is held back for longer.
+const LONGEST_BLAME: Duration = Duration::from_secs(7);
 
 /// What a look says about the round that this node is in, beside who is in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,8 +81,33 @@ fn may_go_on(stage: Stage, look: &Look, all_gone: bool) -> bool {
     }
 }
 
+/// A question whom to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) asked: Instant,
+    /// When it was looked for signs of life for the first time since, and whether the host of the store tells at once whose
+    /// connections have closed.
+    pub(super) seen: Option<(Instant, bool)>,
+}
+
+/// Until when a lost node has to be noticed before what has happened here is our own doing: where `all_live` is false, some
+/// agent has given no sign of life since the question was asked.
+pub(super) fn blamed_until(asked: Instant, is_watched: bool, all_live: bool, times: &RoundTimes) -> Instant {
+    if is_watched || all_live {
+        return asked + BLAME;
+    }
+    // Its last sign may have come just before.
+    asked + (times.lease + BLAME).min(LONGEST_BLAME)
+}
+
 /// What people are told while it is waited for nodes.
-pub(super) fn waiting(state: &State, me: &Me, book: &Book, before: Option<&Past>, left: Duration) -> Waiting {
+pub(super) fn waiting(
+    (state, now): (&State, Instant),
+    me: &Me,
+    book: &Book,
+    before: Option<&Past>,
+    left: Duration,
+) -> Waiting {
     let is_spare = is_spare(state, &me.node);
     let runs = state.complete && is_spare;
     let mut here: Vec<&Node> = if runs {
@@ -107,7 +139,22 @@ pub(super) fn waiting(state: &State, me: &Me, book: &Book, before: Option<&Past>
         min: me.nodes.min,
         max: me.nodes.max,
         left,
-        is_spare,
+        awaited: if is_spare { Awaited::Place } else { awaited(state, me, book, now) },
+    }
+}
+
+/// Of a node that is no spare.
+fn awaited(state: &State, me: &Me, book: &Book, now: Instant) -> Awaited {
+    if state.complete && state.participants.contains(&me.node) {
+        return Awaited::Ranks;
+    }
+    let is_enough = !state.complete && state.participants.len() >= me.nodes.min.get() as usize;
+    match book.sightings.deadline_seen(state).filter(|_| is_enough) {
+        Some(seen) => {
+            let starts_in = (seen + me.times.last_call).saturating_duration_since(now);
+            Awaited::More { starts_in }
+        }
+        None => Awaited::Enough,
     }
 }
 
@@ -137,6 +184,18 @@ mod tests {
     fn judged(stage: Stage, look: &Look, is_closed: bool) -> Verdict {
         let nodes = [node("a"), node("b")];
         judge(&Known { stage, nodes: &nodes, told: None, is_closed, all_gone: false }, look)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn a_failure_is_held_back_while_it_is_not_known_who_lives() {
+        let asked = Instant::now();
+        let until = |is_watched, all_live, lease| {
+            let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
+            (blamed_until(asked, is_watched, all_live, &times) - asked).as_millis()
+        };
+        assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
+        assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
     }
 
     #[test]

@@ -1,15 +1,14 @@
 //! The store where the workers meet, for the rounds in which this node has rank 0.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rankrun_contract::env::Master;
 
+use crate::rendezvous::address;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
-use crate::rendezvous::host::Guests;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
 use crate::store::StoreServer;
@@ -77,8 +76,8 @@ pub(super) struct SharedStore {
 
 impl WorkersStore {
     /// Not open yet.
-    pub(super) fn of_agent(greeted: Greeted, guests: Guests, ports: Option<PortRange>) -> Self {
-        Self::Agent(AgentHosted { greeted, addr: String::new(), guests, ports })
+    pub(super) fn of_agent(greeted: Greeted, ports: Option<PortRange>) -> Self {
+        Self::Agent(AgentHosted { greeted, addr: String::new(), ports })
     }
 
     /// Not open yet.
@@ -121,16 +120,13 @@ pub(super) struct AgentHosted {
     greeted: Greeted,
     /// What the workers are told as host.
     addr: String,
-    guests: Guests,
     ports: Option<PortRange>,
 }
 
 impl AgentHosted {
+    /// Everywhere, unless nobody outside can know the address.
     fn bind(&self) -> Result<StoreServer, RendezvousError> {
-        let at = match self.guests {
-            Guests::Others => Interfaces::All,
-            Guests::ThisMachine => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
-        };
+        let at = address::loopback(&self.addr).map_or(Interfaces::All, Interfaces::One);
         Ok(StoreServer::bind_in(at, 0, self.ports)?)
     }
 }
@@ -176,6 +172,7 @@ impl AgentStore for WorkersStore {
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
     use std::time::{Duration, Instant};
 
     use rankrun_contract::rank::{NodeRank, RunId};
@@ -184,13 +181,31 @@ mod tests {
     use crate::store::client::{Client, ClientSettings};
 
     #[test]
+    fn who_is_told_the_loopback_comes_over_the_loopback() {
+        let open = |addr: &str| {
+            let mut store = WorkersStore::of_agent(Greeted::default(), None);
+            store.at(addr);
+            let port = store.open().unwrap().port;
+            TcpStream::connect(("127.0.0.1", port)).unwrap();
+            // An address of the loopback too, but another one.
+            (store, TcpStream::connect(("127.0.0.2", port)).is_ok())
+        };
+        for (addr, is_everywhere) in
+            [("127.0.0.1", false), ("localhost", false), ("198.18.0.11", true), ("node7", true)]
+        {
+            assert_eq!(open(addr).1, is_everywhere, "{addr}");
+        }
+    }
+
+    #[test]
     fn no_run_id_keeps_what_workers_have_left() {
         let store = Arc::new(StoreServer::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
         let master = Master { addr: "th1".to_owned(), port: 1, agent_store: true };
         let fixed = Fixed { run_id: RunId("worker".to_owned()), node_rank: NodeRank(0), master };
         let mut workers = WorkersStore::shared(Arc::clone(&store), &fixed);
         workers.agents([7].into_iter());
-        let settings = ClientSettings { nonce: 7, answer: Duration::from_secs(30) };
+        let answer = Duration::from_secs(30);
+        let settings = ClientSettings { nonce: 7, answer, silence: answer };
         let deadline = Instant::now() + settings.answer;
         let mut client = Client::connect(&[store.local_addr()], settings, deadline).unwrap();
         let kept = ["/worker/rankrun/state", "/worker/torchelastic/role_info/0"];

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use super::*;
@@ -16,6 +18,7 @@ fn descriptor(host: &str) -> Descriptor {
         host: host.to_owned(),
         nodes: NodeRange { min: NodeCount::ONE, max: NodeCount::new(4).unwrap() },
         node_rank: None,
+        lease: Duration::from_secs(5),
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 7,

@@ -14,13 +14,15 @@ use super::*;
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// No test waits for it: what does not come by then never comes.
+const LONG: Duration = Duration::from_secs(30);
+
 fn patience() -> ClientSettings {
-    ClientSettings { nonce: 7, answer: Duration::from_secs(30) }
+    ClientSettings { nonce: 7, answer: LONG, silence: LONG }
 }
 
 /// For those whose answer never comes.
 fn haste() -> ClientSettings {
-    ClientSettings { nonce: 7, answer: Duration::from_millis(50) }
+    ClientSettings { nonce: 7, answer: Duration::from_millis(50), silence: LONG }
 }
 
 fn within(time: Duration) -> Instant {
@@ -241,6 +243,54 @@ fn a_store_that_comes_late_or_second_is_found() {
         tries <= 3
     });
     Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
+    thread.join().unwrap();
+}
+
+/// What a client sends where an answer is late: its greeting's number once more.
+fn nudge(stream: &mut TcpStream) -> [u8; 4] {
+    let mut ping = [0; 5];
+    stream.read_exact(&mut ping).unwrap();
+    assert_eq!(ping[0], 13, "a PING");
+    ping[1..].try_into().unwrap()
+}
+
+/// As where the kernel learns only from a later packet that one was lost.
+#[test]
+fn who_waits_for_an_answer_sends_something() {
+    let (address, thread) = listener(|mut stream| {
+        greet(&mut stream);
+        for value in [b"v", b"w"] {
+            // A GET of a key of two bytes.
+            stream.read_exact(&mut [0; 1 + 8 + 2]).unwrap();
+            let pong = nudge(&mut stream);
+            stream.write_all(&1_u64.to_le_bytes()).unwrap();
+            stream.write_all(value).unwrap();
+            stream.write_all(&pong).unwrap();
+        }
+        false
+    });
+    let mut client = Client::connect(&[address], patience(), within(LONG)).unwrap();
+    assert_eq!(client.get("/k").unwrap(), b"v");
+    assert_eq!(client.get("/k").unwrap(), b"w");
+    thread.join().unwrap();
+}
+
+#[test]
+fn what_was_sent_while_a_wait_was_taken_back_keeps_the_connection_in_step() {
+    let (address, thread) = listener(|mut stream| {
+        greet(&mut stream);
+        // A WAIT for one key of two bytes, then CANCEL_WAIT.
+        stream.read_exact(&mut [0; 1 + 8 + 8 + 2 + 1]).unwrap();
+        let pong = nudge(&mut stream);
+        stream.write_all(&[0, 1]).unwrap();
+        stream.write_all(&pong).unwrap();
+        stream.read_exact(&mut [0; 1 + 8 + 8 + 2]).unwrap();
+        stream.write_all(&[0]).unwrap();
+        false
+    });
+    let mut client = Client::connect(&[address], patience(), within(LONG)).unwrap();
+    assert!(client.wait(&["/k"], Instant::now()).unwrap());
+    assert!(client.wait(&["/k"], within(LONG)).unwrap());
     thread.join().unwrap();
 }
 

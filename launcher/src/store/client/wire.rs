@@ -20,11 +20,33 @@ const MAX_ANSWER: usize = 32 * 1024 * 1024;
 /// How much is read at once.
 const PIECE: usize = 16 * 1024;
 
+/// How long the first try to connect waits for an answer: more than the way there and back takes almost everywhere.
+const FIRST_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How long an answer may be under way before something else is sent.
+const NUDGE: Duration = Duration::from_millis(200);
+
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
     /// What arrived and is not decoded.
     input: Vec<u8>,
+    /// The number in our greeting, and in what is sent only to send something.
+    nonce: u32,
+    /// So many answers come before the next that is wanted, and mean nothing.
+    owed: u32,
+}
+
+/// An answer of which a part may have come.
+struct Reading {
+    decoder: ReplyDecoder,
+    taken: usize,
+}
+
+impl Reading {
+    const fn of(kind: ReplyKind) -> Self {
+        Self { decoder: ReplyDecoder::new(kind), taken: 0 }
+    }
 }
 
 impl Wire {
@@ -34,13 +56,13 @@ impl Wire {
         settings: &ClientSettings,
         deadline: Instant,
     ) -> Result<Self, ClientError> {
-        let stream = TcpStream::connect_timeout(&address, left(deadline).max(Duration::from_millis(1)))?;
-        socket::watch(&stream, settings.answer).map_err(io::Error::from)?;
+        let stream = open(address, deadline)?;
+        socket::watch(&stream, settings.silence).map_err(io::Error::from)?;
         stream.set_nonblocking(true)?;
-        let mut wire = Self { stream, input: Vec::new() };
         let nonce = settings.nonce;
+        let mut wire = Self { stream, input: Vec::new(), nonce, owed: 0 };
         let greeted = wire.write(&HANDSHAKE, deadline)? && wire.send(&Request::Ping { nonce }, deadline)?;
-        match if greeted { wire.read(ReplyKind::Pong, deadline)? } else { None } {
+        match if greeted { wire.answer(ReplyKind::Pong, deadline)? } else { None } {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
             Some(_) => Err(ClientError::NoStore),
             None => Err(ClientError::Silent { limit: settings.answer }),
@@ -75,16 +97,64 @@ impl Wire {
         Ok(true)
     }
 
+    /// The answer of a request that can be answered at once; `None` where it has not come whole by then.
+    ///
+    /// Where a packet is lost, the kernels learn it from those that come after it, within the time of a way there and
+    /// back; without such only after a time that they guess, which is several times as long. So while nothing comes,
+    /// something is sent that means nothing.
+    pub(super) fn answer(
+        &mut self,
+        kind: ReplyKind,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, ClientError> {
+        let mut reading = Reading::of(kind);
+        let mut nudges = 0;
+        loop {
+            let until = deadline.min(Instant::now() + NUDGE);
+            let reply = if self.settle(until)? { self.take(&mut reading, until)? } else { None };
+            if reply.is_some() {
+                self.owed += nudges;
+                return Ok(reply);
+            }
+            let nonce = self.nonce;
+            if left(deadline).is_zero() || !self.send(&Request::Ping { nonce }, deadline)? {
+                return Ok(None);
+            }
+            nudges += 1;
+        }
+    }
+
     /// One answer; `None` where it has not come whole by then. What has come already is taken however late it is.
     pub(super) fn read(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
-        let mut decoder = ReplyDecoder::new(kind);
+        if self.settle(deadline)? { self.next(kind, deadline) } else { Ok(None) }
+    }
+
+    /// As [`Self::read`], for a second answer of the request that [`Self::answer`] was for: it comes before what is owed.
+    pub(super) fn next(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
+        self.take(&mut Reading::of(kind), deadline)
+    }
+
+    /// Takes what is owed; whether all of it has come.
+    fn settle(&mut self, deadline: Instant) -> Result<bool, ClientError> {
+        while self.owed > 0 {
+            match self.next(ReplyKind::Pong, deadline)? {
+                Some(Reply::Pong(nonce)) if nonce == self.nonce => self.owed -= 1,
+                Some(_) => return Err(ClientError::NoStore),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, reading: &mut Reading, deadline: Instant) -> Result<Option<Reply>, ClientError> {
         let mut piece = [0; PIECE];
-        let (mut late, mut taken) = (false, 0);
+        let mut late = false;
         loop {
-            let (consumed, reply) = decoder.decode(&self.input).map_err(|_| ClientError::NoStore)?;
+            let decoded = reading.decoder.decode(&self.input);
+            let (consumed, reply) = decoded.map_err(|_| ClientError::NoStore)?;
             self.input.drain(..consumed);
-            taken += consumed;
-            if taken > MAX_ANSWER {
+            reading.taken += consumed;
+            if reading.taken > MAX_ANSWER {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long").into());
             }
             if reply.is_some() {
@@ -125,6 +195,19 @@ impl Wire {
 impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+/// The kernel sends a first packet that was lost again after a second, which is most of what a call may take: who has no
+/// answer begins anew, each time with more patience.
+fn open(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let mut patience = FIRST_PATIENCE;
+    loop {
+        let left = left(deadline);
+        match TcpStream::connect_timeout(&address, patience.min(left).max(Duration::from_millis(1))) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && patience < left => patience *= 2,
+            opened => return opened,
+        }
     }
 }
 

@@ -74,7 +74,7 @@ fn dynamic_nodes_meet_at_the_endpoint() {
     assert_eq!(
         said,
         [
-            "no --rdzv-endpoint is given: this node meets others at localhost:29400, which other machines cannot reach"
+            "no --rdzv-endpoint is given: this node meets others at localhost:29400; on other machines it needs the name of this one"
         ]
     );
 }
@@ -281,15 +281,71 @@ fn an_endpoint_that_is_none_is_refused_under_both_names() {
             }
         }
     }
-    for endpoint in ["::1", "::", "fe80::2:7", "2001:db8::1:29400"] {
+    for endpoint in ["::1", "::", "fd00::2:7", "2001:db8::1:29400"] {
         let line = |name| format!("{name} --nnodes 2 --rdzv-backend c10d --rdzv-endpoint {endpoint}");
         let said = refusal(&line("rankrun"), &[]);
         let expected = "which is not clear: an IPv6 address stands in brackets, as in `[::1]:29400`";
         assert_eq!(said, format!("`--rdzv-endpoint` is `{endpoint}`, {expected}"));
-        // torchrun takes the last part for the port.
+        // torchrun takes the last part for the port, and what is left may be a host.
         let torchruns = try_launch(&line("torchrun"), &[]).is_ok();
-        assert_eq!(torchruns, endpoint != "::", "{endpoint}");
+        assert_eq!(torchruns, !endpoint.starts_with("::"), "{endpoint}");
     }
     let said = refusal("torchrun --nnodes 2 --rdzv-backend c10d", &[("PET_RDZV_ENDPOINT", "a b:1")]);
     assert!(said.starts_with("`PET_RDZV_ENDPOINT` is `a b:1`, which is not HOST or HOST:PORT"), "{said}");
+}
+
+#[test]
+fn a_host_where_nobody_can_be_is_refused_under_both_names() {
+    let neither = "neither a name nor an IPv6 address";
+    let many = "an address of many machines, where no connection arrives";
+    let alone = "an address that means nothing without its interface, which cannot be given";
+    for (host, problem) in [
+        ("th1:29400", neither),
+        ("256.0.0.1", "not an IPv4 address"),
+        ("--", "not a host name"),
+        ("255.255.255.255", many),
+        ("224.0.0.1", many),
+        ("[ff02::1]", many),
+        ("[fe80::2]", alone),
+    ] {
+        let bare = host.trim_matches(['[', ']']);
+        for name in ["rankrun", "torchrun"] {
+            for backend in ["static", "c10d"] {
+                let line = format!("{name} --nnodes 2 --rdzv-backend {backend} --rdzv-endpoint={host}:29400");
+                let expected =
+                    format!("`--rdzv-endpoint` is `{host}:29400`, whose host `{bare}` is {problem}");
+                assert_eq!(refusal(&line, &[]), expected);
+            }
+            let which = if host == bare { "which".to_owned() } else { format!("whose host `{bare}`") };
+            let expected = format!("`--master-addr` is `{host}`, {which} is {problem}");
+            assert_eq!(refusal(&format!("{name} --nnodes 2 --master-addr={host}"), &[]), expected);
+        }
+        let said = refusal("torchrun --nnodes 2", &[("PET_MASTER_ADDR", host)]);
+        assert!(said.starts_with(&format!("`PET_MASTER_ADDR` is `{host}`, ")), "{said}");
+        let line = "rankrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h";
+        let said = refusal(&format!("{line} --local-addr={host}"), &[]);
+        assert!(said.starts_with(&format!("`--local-addr` is `{host}`, ")), "{said}");
+    }
+    for (addr, name) in
+        [("a b", "rankrun"), ("http://th1", "torchrun"), ("user@h", "rankrun"), ("", "torchrun")]
+    {
+        let said = refusal(&format!("{name} --nnodes 2"), &[("PET_MASTER_ADDR", addr)]);
+        let expected = format!("`PET_MASTER_ADDR` is `{addr}`, which is not a host name or an address");
+        assert_eq!(said, expected);
+    }
+}
+
+/// torchrun's node that hosts reaches itself there, and so does one beside another that hosts.
+#[test]
+fn any_address_of_this_machine_is_where_a_node_hosts() {
+    for host in ["0.0.0.0", "[::]"] {
+        let dynamic = format!("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {host}:29400");
+        let said = refusal(&format!("rankrun {dynamic}"), &[]);
+        assert!(said.ends_with("the node would look for the store here, and not open it"), "{said}");
+        assert!(try_launch(&format!("rankrun {dynamic} --rdzv-conf is_host=1"), &[]).is_ok());
+        assert!(try_launch(&format!("torchrun {dynamic}"), &[]).is_ok());
+        for name in ["rankrun", "torchrun"] {
+            assert!(try_launch(&format!("{name} --nnodes 2 --master-addr {host}"), &[]).is_ok());
+        }
+    }
 }

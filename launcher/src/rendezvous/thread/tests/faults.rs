@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
@@ -51,6 +51,72 @@ fn the_host_notices_at_once() {
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
 
+/// Why the job is over, in the words of the host of the store.
+#[track_caller]
+fn why_host_left(over: &Over) -> (NodeRank, &str) {
+    let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
+    (note.node_rank, note.why_host_left().expect("it tells of the host"))
+}
+
+#[test]
+fn the_host_that_leaves_ends_the_job_and_says_why() {
+    let mut job = hosted(1, 2);
+    (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(1)));
+    let host = job.agent();
+    // Whoever hosts has said so before anybody else can come.
+    assert!(host.note().contains("hosts"), "the first one");
+    let other = Job { node_rank: Some(NodeRank(0)), ..job }.agent();
+    other.rejoined();
+    host.leave("it was told to stop by SIGTERM");
+    let over = std::iter::repeat_with(|| other.news()).find_map(|news| match news {
+        News::Over(over) => Some(over),
+        _ => None,
+    });
+    assert_eq!(why_host_left(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
+}
+
+/// While its workers are being stopped it is still there, and the others need not wait for its end to know.
+#[test]
+fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_host_left(&agents[1].over()).1, "its time limit is over");
+    // What fails here now is the stop's doing.
+    agents[0].fail(&note(0));
+    let [host, other] = agents.try_into().ok().unwrap();
+    other.leave("the job has ended");
+    assert!(host.rendezvous.receive().is_none());
+    assert_eq!(host.rendezvous.fence(), None);
+    host.leave("its time limit is over");
+}
+
+/// Who is still connected may have more to read, or its last words to write.
+#[test]
+fn the_host_stays_until_the_others_have_heard() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let host = agents.remove(0);
+    host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_host_left(&agents[0].over()).1, "its time limit is over");
+    let before = Instant::now();
+    host.leave("its time limit is over");
+    assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
+}
+
+#[test]
+fn who_stops_without_the_store_leaves_the_others_alone() {
+    let mut job = hosted(1, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let stops = agents.remove(1);
+    stops.rendezvous.wish(Wish::Stopping { why: "SIGTERM".to_owned() });
+    stops.leave("SIGTERM");
+    assert!(matches!(agents[0].changed(), Change::PeerLeft { why, .. } if why == "SIGTERM"));
+}
+
 #[test]
 fn a_lost_node_is_to_blame() {
     let mut job = hosted(1, 2);
@@ -62,6 +128,21 @@ fn a_lost_node_is_to_blame() {
     assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
     agents[0].rendezvous.wish(Wish::Blame);
     assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
+}
+
+/// The store is another program's, as torchrun's, and says nothing of closed connections.
+#[test]
+fn where_nobody_sees_connections_close_who_has_failed_waits_for_the_lease_of_who_is_silent() {
+    let store = store();
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let mut agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Blame);
+    assert!(matches!(agents[0].news(), News::Blamed(None)), "the other lives");
+    drop(agents.remove(1));
+    agents[0].rendezvous.wish(Wish::Blame);
+    let answer = agents[0].news();
+    assert!(matches!(&answer, News::Blamed(Some(_))), "{answer:?}");
 }
 
 #[test]
@@ -136,6 +217,8 @@ struct Wall {
     /// The next bytes break the connection that they come over.
     breaks: Arc<AtomicBool>,
     is_open: Arc<AtomicBool>,
+    /// The connection of this number is let through also then.
+    spared: Arc<AtomicUsize>,
 }
 
 impl Wall {
@@ -144,14 +227,23 @@ impl Wall {
         let (port, store) = (listener.local_addr().unwrap().port(), store.local_addr());
         let is_open = Arc::new(AtomicBool::new(true));
         let breaks = Arc::new(AtomicBool::new(false));
-        let wall = Self { port, breaks: Arc::clone(&breaks), is_open: Arc::clone(&is_open) };
+        let spared = Arc::new(AtomicUsize::new(usize::MAX));
+        let wall = Self {
+            port,
+            breaks: Arc::clone(&breaks),
+            is_open: Arc::clone(&is_open),
+            spared: Arc::clone(&spared),
+        };
         thread::spawn(move || {
-            for near in listener.incoming().map_while(Result::ok) {
+            for (number, near) in listener.incoming().map_while(Result::ok).enumerate() {
                 let Ok(far) = TcpStream::connect(store) else { return };
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let (is_open, breaks) = (Arc::clone(&is_open), Arc::clone(&breaks));
-                    thread::spawn(move || pass(from, to, &is_open, &breaks));
+                    let (is_open, spared) = (Arc::clone(&is_open), Arc::clone(&spared));
+                    let breaks = Arc::clone(&breaks);
+                    let lets =
+                        move || is_open.load(Ordering::SeqCst) || spared.load(Ordering::SeqCst) == number;
+                    thread::spawn(move || pass(from, to, lets, &breaks));
                 }
             }
         });
@@ -159,13 +251,13 @@ impl Wall {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, is_open: &AtomicBool, breaks: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, lets: impl Fn() -> bool, breaks: &AtomicBool) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if breaks.swap(false, Ordering::SeqCst) {
             break;
         }
-        if is_open.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+        if lets() && to.write_all(&bytes[..count]).is_err() {
             break;
         }
     }
@@ -182,7 +274,7 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     job.times.lease = Duration::from_secs(2);
     let agent = job.round(1).remove(0);
     let first = agent.rendezvous.fence().unwrap();
-    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(800));
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
     wall.is_open.store(false, Ordering::SeqCst);
     let fence = loop {
         let fence = agent.rendezvous.fence().unwrap();
@@ -199,6 +291,28 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     }
 }
 
+/// The first two connections are those for calls and for the bell, and nothing new is let through either.
+#[test]
+fn what_a_call_waits_for_puts_off_no_sign_of_life() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 2) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    wall.spared.store(2, Ordering::SeqCst);
+    wall.is_open.store(false, Ordering::SeqCst);
+    let first = agent.rendezvous.fence().unwrap();
+    loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        if fence.stop_at > first.kill_by + job.times.lease {
+            return;
+        }
+        let left = fence.stop_at.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "the fence has come");
+        thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}
+
 #[test]
 fn a_store_that_stays_silent_is_lost() {
     let store = store();
@@ -208,6 +322,34 @@ fn a_store_that_stays_silent_is_lost() {
     let agent = job.round(1).remove(0);
     wall.is_open.store(false, Ordering::SeqCst);
     assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+}
+
+/// The thread waits for an answer that does not come, and nobody waits for the thread.
+/// A node that was done joins again, since another one was lost; that one comes back, and was done too.
+#[test]
+fn a_round_in_which_all_have_succeeded_is_a_success_for_those_who_were_about_to_repeat_it() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].succeed();
+    agents[0].join();
+    agents[1].succeed();
+    assert!(matches!(agents[1].news(), News::AllSucceeded));
+    let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
+    ends.close(true, None);
+    assert!(matches!(repeats.over(), Over::NotNeeded));
+}
+
+#[test]
+fn who_leaves_a_store_that_is_silent_goes_at_once() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = PATIENCE;
+    let agent = job.round(1).remove(0);
+    wall.is_open.store(false, Ordering::SeqCst);
+    let began = Instant::now();
+    agent.leave("somebody has pressed Ctrl-C");
+    assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
 }
 
 #[test]
@@ -289,6 +431,7 @@ fn a_host_name_that_means_nothing() {
     job.times.read = Duration::from_millis(300);
     let error = job.agent().failed();
     assert!(matches!(&error, RendezvousError::NoSuchHost { host, .. } if *host == job.host), "{error}");
+    assert!(error.to_string().contains("`no-such-host.invalid`, which `--rdzv-endpoint` names"), "{error}");
 }
 
 #[test]
@@ -311,9 +454,38 @@ fn an_interface_that_is_not_there_is_refused_at_once() {
 #[test]
 fn the_address_is_said() {
     let store = store();
-    let note = Job::at(&store, 2, 2).agent().note();
-    assert!(
-        note.contains("`127.0.0.1`") && note.contains("since the endpoint is this machine only"),
-        "{note}"
-    );
+    let mut setup = Job::at(&store, 2, 2).setup();
+    setup.network.iface = Some("lo".to_owned());
+    let agent = Agent::of(setup);
+    agent.join();
+    let note = agent.note();
+    assert!(note.contains("`127.0.0.1`") && note.ends_with("the address of `lo`"), "{note}");
+}
+
+#[test]
+fn an_endpoint_of_the_loopback_leaves_the_store_open_to_others() {
+    let is_open = |iface: Option<&str>| {
+        let job = hosted(2, 2);
+        let mut setup = job.setup();
+        setup.network.iface = iface.map(str::to_owned);
+        let _agent = Agent::of(setup);
+        TcpStream::connect(("127.0.0.1", job.port)).unwrap();
+        // An address of the loopback too, but another one.
+        TcpStream::connect(("127.0.0.2", job.port)).is_ok()
+    };
+    assert!(is_open(None));
+    assert!(!is_open(Some("lo")));
+}
+
+#[test]
+fn a_given_address_of_another_machine_is_told_once() {
+    let store = store();
+    let mut setup = Job::at(&store, 2, 2).setup();
+    let RendezvousSpec::C10d { local_addr, .. } = &mut setup.spec else { panic!("a job of many nodes") };
+    *local_addr = Some("203.0.113.7".to_owned());
+    let agent = Agent::of(setup);
+    agent.join();
+    let note = agent.note();
+    assert!(note.starts_with("`--local-addr` is `203.0.113.7`, which no interface"), "{note}");
+    assert!(agent.note().ends_with("reach this one at `203.0.113.7`, as `--local-addr` says"));
 }

@@ -29,6 +29,7 @@ impl Static {
             run_id: RunId("none".to_owned()),
             addr: "127.0.0.1".to_owned(),
             port: self.port,
+            named_by: None,
             local_addr: None,
             nodes: NodeCount::new(self.nodes).unwrap(),
             node_rank: NodeRank(node_rank),
@@ -101,7 +102,8 @@ fn who_is_missing_is_said_by_node_rank() {
 #[test]
 fn a_dead_node_is_replaced_by_one_with_its_rank() {
     let mut job = Static::new(2);
-    job.times.lease = Duration::from_secs(2);
+    // The host of the store knows of the death at once: nobody waits for the lease.
+    job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round();
     drop(agents.remove(0));
     assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
@@ -111,9 +113,44 @@ fn a_dead_node_is_replaced_by_one_with_its_rank() {
     assert_eq!(newcomer.joined().node_rank, NodeRank(1));
 }
 
+#[test]
+fn who_dies_while_others_are_awaited_is_replaced_at_once() {
+    let mut job = Static::new(3);
+    job.times.lease = Duration::from_secs(1000);
+    let (first, dies) = (job.agent(0), job.agent(1));
+    assert_eq!(first.waiting().missing, ["node rank 2"]);
+    drop(dies);
+    let comes = job.agent(1);
+    assert_eq!(comes.waiting().missing, ["node rank 2"]);
+    let last = job.agent(2);
+    for agent in [&first, &comes, &last] {
+        assert_eq!(agent.joined().number, 0);
+    }
+    // Nobody of this round is dead.
+    comes.fail(&note(1));
+    assert_eq!(first.changed(), Change::PeerFailed(note(1)));
+}
+
+/// The death may become known before the round begins or after: it is known at once either way.
+#[test]
+fn who_dies_just_before_the_last_one_comes_is_replaced_at_once() {
+    let mut job = Static::new(3);
+    job.times.lease = Duration::from_secs(1000);
+    let (first, dies) = (job.agent(0), job.agent(1));
+    assert_eq!(first.waiting().missing, ["node rank 2"]);
+    drop(dies);
+    let (last, comes) = (job.agent(2), job.agent(1));
+    let others = [first, last].map(|agent| std::thread::spawn(move || agent.goes_on_until_the_end()));
+    assert_eq!(comes.joined().node_rank, NodeRank(1));
+    comes.close(false, Some(note(1)));
+    for other in others {
+        other.join().unwrap();
+    }
+}
+
 /// A torchrun agent, as far as the first round has it.
 fn torchrun(port: u16, node_rank: u32) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: PATIENCE };
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     let store = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let mut client = Client::connect(&[store], settings, Instant::now() + PATIENCE).unwrap();
     let keys = RoundKeys::first_of_static(&RunId("none".to_owned()));

@@ -35,7 +35,14 @@ fn another_program_or_size_is_refused_and_the_job_goes_on() {
     let first = job.round(1).remove(0);
     let other_program = Job { program: "other.py", ..job.clone() };
     let other_size = Job { nodes: range(1, 3), ..job.clone() };
-    for (stranger, words) in [(other_program, ["`train.py`", "`other.py`"]), (other_size, ["1:2", "1:3"])] {
+    let times = RoundTimes { lease: Duration::from_secs(60), ..job.times };
+    let other_lease = Job { times, ..job.clone() };
+    let strangers = [
+        (other_program, ["`train.py`", "`other.py`"]),
+        (other_size, ["1:2", "1:3"]),
+        (other_lease, ["`--lease 5s`", "`--lease 1m`"]),
+    ];
+    for (stranger, words) in strangers {
         let agent = stranger.agent();
         let error = agent.failed();
         assert!(matches!(&error, RendezvousError::Mismatch { .. }), "{error}");

@@ -1,0 +1,121 @@
+//! What has happened, as inputs for the state: signals, ends of workers, answers of those who look for us, news of other
+//! nodes, deadlines.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell gives the state its time")]
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+
+use super::{Agent, Interrupted};
+use crate::agent::message::{Input, WorkerEnd};
+use crate::agent::progress::ProgressLook;
+use crate::process::link::{Received, ToAgent, ToGuard};
+
+impl Agent<'_> {
+    /// Everything that has happened, as inputs for the state.
+    pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
+        inputs.extend(self.workers.by_hand(SystemTime::now()));
+        while let Some(signal) = self.own_signal()? {
+            if signal == libc::SIGCHLD {
+                self.reap(inputs);
+            } else if let Ok(signal) = Signal::try_from(signal)
+                && signal != Signal::SIGWINCH
+            {
+                // Sent to the agent itself: counts, but never as the second one.
+                inputs.push_back(self.meaning(signal, false));
+            }
+        }
+        while let Some(signal) = self.signal_from_guard()? {
+            let again = self.signalled;
+            self.signalled |= self.handled.stops(signal as i32);
+            inputs.push_back(self.meaning(signal, again));
+        }
+        // Behind the signals: who is told to stop does not start again.
+        let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
+        inputs.extend(checked);
+        if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
+            self.progress = None;
+            inputs.push_back(seen);
+        }
+        if let Some(others) = &mut self.others {
+            inputs.extend(others.news(self.voice));
+            if self.state.has_workers() {
+                inputs.extend(others.cut_off(Instant::now()));
+            }
+        }
+        // Whatever else came is met with the deadlines as they are now.
+        if let Some(lasted) = self.halts.take() {
+            inputs.push_front(Input::Halted { lasted });
+        }
+        if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            inputs.push_back(Input::DeadlinePassed);
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, inputs: &mut VecDeque<Input>) {
+        let at = SystemTime::now();
+        let reaped = self.workers.reap();
+        for (pid, exit) in reaped.others {
+            if let Some(check) = &mut self.check {
+                check.reaped(pid, exit);
+            }
+        }
+        inputs.extend(reaped.workers.into_iter().map(|exit| Input::Exited {
+            generation: exit.worker.generation,
+            end: WorkerEnd {
+                local_rank: exit.worker.local_rank,
+                pid: exit.pid,
+                exit: exit.exit,
+                at,
+                testimony: self.workers.testimony(&exit),
+            },
+        }));
+    }
+
+    fn meaning(&self, signal: Signal, again: bool) -> Input {
+        if self.handled.stops(signal as i32) {
+            Input::StopRequested { signal, again }
+        } else {
+            Input::SignalPassed { signal }
+        }
+    }
+
+    pub(super) fn signal_from_guard(&mut self) -> Result<Option<Signal>, Interrupted> {
+        loop {
+            match self.word_of_guard() {
+                Received::Message(ToAgent::Signal(number)) => {
+                    if self.handled.stops(number) {
+                        self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
+                    }
+                    return Ok(Signal::try_from(number).ok());
+                }
+                Received::Message(ToAgent::Resized) => self.workers.resize(),
+                Received::Message(ToAgent::Halt) => self.halt()?,
+                // It was not waited for: a signal had ended the halt.
+                Received::Message(ToAgent::GoOn) => {}
+                Received::Nothing => return Ok(None),
+                Received::Closed => return Err(Interrupted::GuardGone),
+            }
+        }
+    }
+}
+
+/// Until one of them can be read or the deadline has come.
+pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), Interrupted> {
+    let mut inputs: Vec<PollFd<'_>> =
+        inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
+    let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up: a millisecond too early would be a turn for nothing.
+        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut inputs, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(Interrupted::Blind(errno.into())),
+    }
+}

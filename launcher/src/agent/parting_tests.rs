@@ -1,0 +1,179 @@
+//! How a job of several nodes ends on this one, and what the others are told of it.
+
+use super::rendezvous_tests::{joined, joins, lost, node, note, running};
+use super::*;
+use crate::agent::message::{Ending, Farewell, OwnStop};
+use crate::rendezvous::FailureNote;
+use crate::spec::stop::TimeLimit;
+use rankrun_contract::rank::NodeRank;
+
+#[test]
+fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
+    let at = clock();
+    let end_of = |job: &mut State| {
+        let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
+        let end = end(&actions).expect("invariant 10").clone();
+        assert_eq!((end.farewell, end.stopped_by), (Farewell::Left, Some(Signal::SIGTERM)));
+        assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
+        end.status
+    };
+    for (persona, before, after) in [
+        (Persona::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
+        (Persona::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
+    ] {
+        let mut job = node(1, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(end_of(&mut job), before, "contract 3.3: before the first start");
+
+        let run = |inputs: &[Input]| {
+            let mut job = node(1, persona);
+            let _ = job.handle(at(0), Input::Ready);
+            let _ = job.handle(at(1), joined(0));
+            for input in inputs {
+                let _ = job.handle(at(2), input.clone());
+            }
+            job
+        };
+        let (failed, stopped) = (exited(0, 0, Exit::Code(1)), exited(0, 1, killed_by(15)));
+        let succeeded = |rank| exited(0, rank, Exit::Code(0));
+        for mut job in [
+            run(&[lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
+            run(&[failed.clone(), stopped.clone()]),
+            run(&[failed.clone(), stopped.clone(), Input::Blamed(None)]),
+            run(&[succeeded(0), succeeded(1)]),
+        ] {
+            assert_eq!(end_of(&mut job), after, "{:?}", job.phase);
+        }
+    }
+}
+
+/// Their workers may fail before they know.
+#[test]
+fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
+    let at = clock();
+    let host = FailureNote::of_leaving_host(NodeRank(0), "th1".to_owned(), "SIGTERM".to_owned());
+    let left = || Input::Over(Ending::Closed { failure: Some(host.clone()) });
+    let failed = exited(0, 0, Exit::Code(5));
+    for (inputs, is_own) in [
+        (vec![(2, failed.clone()), (3, exited(0, 1, killed_by(15))), (3, left())], false),
+        (vec![(2, failed.clone()), (2, left()), (3, exited(0, 1, killed_by(15)))], false),
+        (vec![(2, left()), (2, failed.clone()), (3, exited(0, 1, killed_by(15)))], false),
+        (vec![(2, failed), (9, left()), (9, exited(0, 1, killed_by(15)))], true),
+    ] {
+        let mut job = running(0, &at);
+        let actions = inputs.into_iter().flat_map(|(time, input)| job.handle(at(time), input));
+        let actions: Vec<_> = actions.collect();
+        let end = end(&actions).unwrap();
+        assert_eq!(end.failure.is_some(), is_own);
+        assert_eq!((end.first_cause.as_deref(), end.status), (Some(&host), ExitStatus::Code(1)));
+    }
+}
+
+/// Before the signal: what the workers of others fail of is known to them when they do.
+#[test]
+fn a_stop_of_this_node_alone_is_told_before_it_begins() {
+    let at = clock();
+    let told = |actions: &[Action], because: OwnStop| {
+        assert_eq!(actions[0], Action::TellStop { because });
+        assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
+    };
+    let stop = || Input::StopRequested { signal: Signal::SIGINT, again: false };
+    told(&running(3, &at).handle(at(2), stop()), OwnStop::Signal(Signal::SIGINT));
+    // A restart was to come of it.
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), lost());
+    told(&job.handle(at(3), stop()), OwnStop::Signal(Signal::SIGINT));
+    let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
+    let mut job = State::new(Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) });
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), joined(0));
+    told(&job.handle(at(11), Input::DeadlinePassed), OwnStop::TimeLimit);
+    // Others know better.
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), Input::Over(Ending::Closed { failure: None }));
+    let actions = job.handle(at(3), stop());
+    assert!(!actions.iter().any(|action| matches!(action, Action::TellStop { .. })), "{actions:?}");
+}
+
+#[test]
+fn the_time_limit_ends_every_wait_for_others_too() {
+    let at = clock();
+    let limited = || {
+        let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
+        let rules = Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) };
+        let mut job = State::new(rules);
+        let _ = job.handle(at(0), Input::Ready);
+        assert_eq!(job.deadline(), None, "it runs from the first start of the workers");
+        let _ = job.handle(at(100), joined(0));
+        job
+    };
+    let ends = [exited(0, 0, killed_by(15)), exited(0, 1, killed_by(15))];
+    let (rejoining, settling) = (
+        [vec![lost()], ends.to_vec()].concat(),
+        vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0))],
+    );
+    for inputs in [rejoining.clone(), settling] {
+        let mut job = limited();
+        for input in inputs {
+            let _ = job.handle(at(101), input);
+        }
+        let actions = job.handle(at(110), Input::DeadlinePassed);
+        let end = end(&actions).unwrap_or_else(|| panic!("{:?}", job.phase));
+        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), Farewell::Left));
+    }
+    let mut job = limited();
+    for input in rejoining {
+        let _ = job.handle(at(101), input);
+    }
+    assert!(end(&job.handle(at(110), joined(1))).is_some(), "invariant 7: no start after it");
+}
+
+#[test]
+fn what_is_over_elsewhere_ends_here_in_every_phase() {
+    let at = clock();
+    let closed = || Input::Over(Ending::Closed { failure: Some(note()) });
+    let status = |actions: &[Action]| {
+        let end = end(actions).unwrap();
+        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), Farewell::Left));
+        end.status
+    };
+    let mut job = node(0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(status(&job.handle(at(1), closed())), ExitStatus::Code(1));
+
+    let mut job = running(3, &at);
+    let actions = job.handle(at(2), closed());
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+    assert!(matches!(&actions[1], Action::Say(Happening::OverElsewhere { .. })));
+    let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
+    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
+    assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");
+
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(5)));
+    assert_eq!(job.handle(at(2), closed()), []);
+    let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
+    assert_eq!(status(&actions), ExitStatus::Code(1));
+    assert!(end(&actions).unwrap().failure.is_some(), "contract 8.12: what failed here is told too");
+
+    let mut spare = node(0, Persona::Torchrun);
+    let _ = spare.handle(at(0), Input::Ready);
+    let actions = spare.handle(at(1), Input::Over(Ending::NotNeeded));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
+    assert_eq!(spare.handle(at(2), closed()), []);
+}
+
+#[test]
+fn workers_that_cannot_be_started_end_the_job_and_who_cannot_be_ended_leaves_it() {
+    let at = clock();
+    let mut job = running(3, &at);
+    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
+    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, Farewell::Failed);
+
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(32), Input::DeadlinePassed);
+    let actions = job.handle(at(37), Input::DeadlinePassed);
+    assert!(!joins(&actions), "invariant 1: somebody is there");
+    assert_eq!(end(&actions).unwrap().farewell, Farewell::Left, "the others may go on");
+}

@@ -1,0 +1,89 @@
+//! What the machine wants is done to the virtual node, as the agent's loop does it.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use super::book::Question;
+use super::mutants::Machine;
+use super::others::Elsewhere;
+use super::setup::millis;
+use super::world::World;
+use crate::agent::message::{Action, Input, NotJoined};
+use crate::agent::stuck::Asleep;
+
+impl<M: Machine> World<'_, M> {
+    /// As the agent's loop does it.
+    pub(super) fn perform(&mut self, action: &Action) {
+        match action {
+            Action::Start { generation, .. } => self.start(*generation),
+            Action::Signal { generation, local_ranks, signal } => {
+                self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
+            }
+            Action::Look { generation, local_ranks } => {
+                let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
+                let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
+                let asleep =
+                    asleep.map(|process| Asleep { local_rank: process.local_rank, pid: process.pid });
+                let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
+                self.queue.push_back(Input::Looked { generation, at, asleep });
+            }
+            Action::LookWhoJoined { generation, local_ranks } => {
+                self.look_who_joined(*generation, local_ranks)
+            }
+            Action::CheckDevices { .. } => self.ask(Question::Devices),
+            Action::Reseat { .. } => self.ask(Question::Seats),
+            Action::LookForProgress { .. } => self.ask(Question::Progress),
+            Action::Join { .. } => {
+                self.rendezvous.join();
+                if self.setup.meets {
+                    self.happen_elsewhere(Elsewhere::Completes);
+                }
+            }
+            Action::TellSuccess => {
+                self.rendezvous.succeed();
+                if self.setup.meets {
+                    self.happen_elsewhere(Elsewhere::AllSucceed);
+                }
+            }
+            Action::AskBlame => self.ask(Question::Blame),
+            Action::TellFailure { .. }
+            | Action::TellStop { .. }
+            | Action::Pass { .. }
+            | Action::Release { .. }
+            | Action::KillLeftovers { .. }
+            | Action::Say(_)
+            | Action::Finish(_) => {}
+        }
+    }
+
+    fn ask(&mut self, question: Question) {
+        self.unanswered = Some(question);
+        if self.setup.prompt {
+            self.answer(false, Some(self.setup.workers));
+        }
+    }
+
+    fn look_who_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
+        let age = self.book.life.began.map_or(Duration::ZERO, |began| self.now - began);
+        let has_joined =
+            |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
+        let asked = self.node.ours(generation).filter(|process| local_ranks.contains(&process.local_rank));
+        let missing = asked.filter(|process| !has_joined(process.local_rank));
+        let missing =
+            missing.map(|process| NotJoined { local_rank: process.local_rank, pid: process.pid }).collect();
+        self.queue.push_back(Input::JoinsSeen { generation, at: self.wall_clock(), missing });
+    }
+
+    fn start(&mut self, generation: Generation) {
+        let first_missing = self.first_missing(generation);
+        let left_out = self.setup.left_out.map(LocalRank);
+        for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != left_out) {
+            self.node.spawn(generation, local_rank, false);
+        }
+        if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
+            self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
+            self.book.life.start_pending = true;
+        }
+    }
+}

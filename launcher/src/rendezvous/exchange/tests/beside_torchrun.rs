@@ -1,0 +1,188 @@
+//! Members that run torchrun: what they publish, believe and cannot follow.
+
+use super::*;
+
+/// What torchrun 2.15 does after it has joined, as far as others see it. `believed` outlives the round.
+fn torchrun(
+    store: &StoreServer,
+    round: u64,
+    (rank, nodes): (u32, u32),
+    believed: &mut Option<Place>,
+    own: Option<&OwnStore>,
+) -> [u32; 4] {
+    let keys = keys().round(round);
+    let mut client = connect(store);
+    let mut get = |key: &str| {
+        assert!(client.wait(&[key], Instant::now() + LIMIT).unwrap(), "{key}");
+        client.get(key).unwrap()
+    };
+    if believed.is_none() && own.is_none() {
+        let (addr, port) = (get(&keys.master_addr()), get(&keys.master_port()));
+        *believed = Some(Place::parse(&addr, &port).unwrap());
+    }
+    let mut client = connect(store);
+    if let (None, Some(own)) = (&believed, own) {
+        client.set(&keys.master_addr(), own.place().addr.as_bytes()).unwrap();
+        client.set(&keys.master_port(), own.place().port.to_string().as_bytes()).unwrap();
+        *believed = Some(own.place());
+    }
+    let text = format!(r#"{{"role": "default", "rank": {rank}, "local_world_size": 2}}"#);
+    client.set(&keys.role_info(NodeRank(rank)), text.as_bytes()).unwrap();
+    if rank == 0 {
+        let names: Vec<String> = (0..nodes).map(|rank| keys.role_info(NodeRank(rank))).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert!(client.wait(&names, Instant::now() + LIMIT).unwrap());
+        if let Some(own) = own {
+            assert_eq!(own.keys(), 0, "a worker would find keys of the round before");
+        }
+        let texts = client.multi_get(&names).unwrap();
+        let infos: Vec<RoleInfo> = (0..nodes)
+            .zip(&texts)
+            .map(|(rank, text)| RoleInfo::from_json(text, NodeRank(rank)).unwrap())
+            .collect();
+        for (rank, one) in (0..nodes).zip(assign(&infos).unwrap()) {
+            client.set(&keys.assigned_ranks(NodeRank(rank)), &one.to_json()).unwrap();
+        }
+    }
+    let own_ranks = keys.assigned_ranks(NodeRank(rank));
+    assert!(client.wait(&[&own_ranks], Instant::now() + LIMIT).unwrap());
+    serde_json::from_slice(&client.get(&own_ranks).unwrap()).unwrap()
+}
+
+#[test]
+fn torchrun_reads_what_rank_zero_of_ours_publishes() {
+    let store = serve();
+    let (mut a, mut believed) = (Agent::new("a"), None);
+    for round in 0..2 {
+        a.store.is_used();
+        let ranks = thread::scope(|scope| {
+            let theirs = scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
+            let ours = join_all(&mut [&mut a], &store, round, "a T").remove(0).unwrap();
+            assert_eq!(ours.members[1].workers, LocalWorldSize::new(2));
+            theirs.join().unwrap()
+        });
+        assert_eq!(ranks, [1, 3, 1, 3]);
+        assert_eq!(believed, Some(a.store.place()));
+        assert_eq!(a.store.keys(), 0);
+    }
+}
+
+#[test]
+fn for_a_torchrun_rank_zero_its_address_is_published_and_its_store_emptied() {
+    let store = serve();
+    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    let (mut a, mut b, mut newcomer) = (Agent::new("a"), Agent::new("b"), None);
+    for (round, names) in [(0, "T a b"), (1, "T a b U"), (2, "T a b U")] {
+        theirs.is_used();
+        let nodes = members(names).len() as u32;
+        thread::scope(|scope| {
+            scope.spawn(|| torchrun(&store, round, (0, nodes), &mut believed, Some(&theirs)));
+            if nodes == 4 {
+                scope.spawn(|| torchrun(&store, round, (3, 4), &mut newcomer, None));
+            }
+            for joined in join_all(&mut [&mut a, &mut b], &store, round, names) {
+                assert_eq!(joined.unwrap().master, theirs.place().master(true));
+            }
+        });
+        assert_eq!(theirs.keys(), 0);
+    }
+    assert_eq!(newcomer, Some(theirs.place()));
+    assert!(a.store.resets.is_empty() && b.store.resets.is_empty());
+}
+
+#[test]
+fn a_newcomer_of_ours_finds_the_store_of_a_torchrun_rank_zero() {
+    let store = serve();
+    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    torchrun(&store, 0, (0, 1), &mut believed, Some(&theirs));
+    torchrun(&store, 1, (0, 1), &mut believed, Some(&theirs));
+    let mut a = Agent::new("a");
+    theirs.is_used();
+    thread::scope(|scope| {
+        scope.spawn(|| torchrun(&store, 2, (0, 2), &mut believed, Some(&theirs)));
+        let joined = join_all(&mut [&mut a], &store, 2, "T a").remove(0).unwrap();
+        assert_eq!((joined.master, joined.base_rank.0), (theirs.place().master(true), 2));
+    });
+}
+
+#[test]
+fn a_new_rank_zero_of_ours_stays_where_torchrun_believes() {
+    let store = serve();
+    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    let mut a = Agent::new("a");
+    thread::scope(|scope| {
+        scope.spawn(|| torchrun(&store, 0, (0, 2), &mut believed, Some(&theirs)));
+        join_all(&mut [&mut a], &store, 0, "T a").remove(0).unwrap();
+    });
+    theirs.is_used();
+    let mut b = Agent::new("b");
+    // As an agent that has seen the round before joins it.
+    let participants = [(node("T"), 0), (node("a"), 1)].into_iter().collect();
+    b.memory.saw(&crate::rendezvous::state::State { complete: true, participants, ..Default::default() });
+    thread::scope(|scope| {
+        scope.spawn(|| torchrun(&store, 1, (2, 3), &mut believed, Some(&theirs)));
+        for joined in join_all(&mut [&mut b, &mut a], &store, 1, "b a T") {
+            assert_eq!(joined.unwrap().master, theirs.place().master(true));
+        }
+    });
+    assert_eq!(theirs.keys(), 0);
+}
+
+#[test]
+fn a_move_that_torchrun_cannot_follow_is_refused_by_all_who_know() {
+    let store = serve();
+    let (mut a, mut b, mut believed) = (Agent::new("a"), Agent::new("b"), None);
+    let mut c = Agent::new("c");
+    thread::scope(|scope| {
+        scope.spawn(|| torchrun(&store, 0, (3, 4), &mut believed, None));
+        for joined in join_all(&mut [&mut a, &mut b, &mut c], &store, 0, "a b c T") {
+            joined.unwrap();
+        }
+    });
+    // `a` is gone. Rank 0 says so before anything is published; the other hears of it from there, or by its own wait.
+    c.read_timeout = Duration::from_millis(20);
+    let mut results = join_all(&mut [&mut b, &mut c], &store, 1, "b c T");
+    let place = a.store.place();
+    assert_eq!(
+        failure(results.remove(0)),
+        format!(
+            "the workers' store has moved from `{place}` to `b`, and torchrun on `T` cannot follow: it reads the address only once"
+        )
+    );
+    assert!(failure(results.remove(0)).contains("torchrun on `T` cannot follow"));
+    assert!(!connect(&store).check(&[&keys().round(1).role_info(NodeRank(0))]).unwrap());
+}
+
+#[test]
+fn a_store_that_workers_open_is_another_one_in_every_round() {
+    let store = serve();
+    let keys = keys();
+    let mut ports = BTreeSet::new();
+    let given = Mutex::new(crate::rendezvous::worker_store::WorkerStore::new("th1".to_owned(), None));
+    let (all, mut memory) = (members("a T"), Memory::default());
+    for round in 0..2 {
+        // It reads the address in every round.
+        let mut believed = None;
+        let plan = Exchange {
+            keys: &keys,
+            round,
+            role: "default",
+            workers: LocalWorldSize::ONE,
+            node_rank: NodeRank(0),
+            members: &all,
+            meeting: Meeting::Published { agent_store: false },
+            read_timeout: LIMIT,
+            nonce: 7,
+            resolve: &|_, _| unreachable!(),
+        };
+        let joined = thread::scope(|scope| {
+            scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
+            let mut given = given.lock().unwrap();
+            exchange(&mut connect(&store), &plan, &mut *given, &mut memory, &mut |_| Ok(())).unwrap()
+        });
+        assert!(!joined.master.agent_store);
+        assert_eq!(believed, Some(Place::from(&joined.master)));
+        ports.insert(joined.master.port);
+    }
+    assert_eq!(ports.len(), 2);
+}
