@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the worker's environment is read here")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rankrun_contract::env::{self, EnvError, WorkerEnv};
@@ -19,6 +20,8 @@ pub struct WorkerContext {
     run_id: RunId,
     /// `RANKRUN_BACKEND`.
     backend: Option<Wish>,
+    /// `GLOO_SOCKET_IFNAME`.
+    interface: Option<Arc<str>>,
 }
 
 impl WorkerContext {
@@ -29,7 +32,8 @@ impl WorkerContext {
     pub fn from_env() -> Result<Self, EnvError> {
         let lookup = |name: &str| std::env::var_os(name);
         let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::alone, Self::new);
-        Ok(Self { backend: env::setting(env::BACKEND, lookup)?, ..context })
+        let interface = std::env::var(env::INTERFACE).ok().filter(|name| !name.is_empty()).map(Arc::from);
+        Ok(Self { backend: env::setting(env::BACKEND, lookup)?, interface, ..context })
     }
 
     /// The place that `env` describes.
@@ -37,13 +41,14 @@ impl WorkerContext {
     pub fn new(env: WorkerEnv) -> Self {
         let told = env.rankrun.as_ref().and_then(|rankrun| rankrun.device.clone());
         let device = told.unwrap_or_else(|| format!("cpu:{}", env.local_rank));
-        Self { device, run_id: env.run_id.clone(), env: Some(env), backend: None }
+        Self { device, run_id: env.run_id.clone(), env: Some(env), ..Self::alone() }
     }
 
     /// A world of one: rank 0 on `cpu:0`, for which no store is needed.
     #[must_use]
     pub fn alone() -> Self {
-        Self { env: None, device: "cpu:0".to_owned(), run_id: RunId("none".to_owned()), backend: None }
+        let (device, run_id) = ("cpu:0".to_owned(), RunId("none".to_owned()));
+        Self { env: None, device, run_id, backend: None, interface: None }
     }
 
     /// What the launcher said, word for word; `None` outside any launcher.
@@ -122,6 +127,11 @@ impl WorkerContext {
     /// What the environment asks to carry the calls of process groups.
     pub(crate) fn backend(&self) -> Option<Wish> {
         self.backend
+    }
+
+    /// The network interface for other hosts, where one is named.
+    pub(crate) fn interface(&self) -> Option<Arc<str>> {
+        self.interface.clone()
     }
 
     /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts

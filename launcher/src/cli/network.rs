@@ -1,5 +1,7 @@
 //! Which interface and which ports the job uses: `--iface`, `--port-range`.
 
+use rankrun_contract::env;
+
 use super::error::{CliError, Expected};
 use super::resolve::refused;
 use super::run::{IFACE, PORT_RANGE};
@@ -12,7 +14,7 @@ const LONGEST_INTERFACE: usize = 15;
 /// What the libraries of the workers read, and what stands before the name. To NCCL a bare name is a prefix, so that
 /// `eth1` is `eth10` too; after `=` it is the whole name (NCCL's documentation of its variables). gloo knows whole names
 /// only, and no `=`.
-const INTERFACE_VARIABLES: [(&str, &str); 2] = [("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")];
+const INTERFACE_VARIABLES: [(&str, &str); 2] = [(env::INTERFACE, ""), ("NCCL_SOCKET_IFNAME", "=")];
 
 /// How this node is reached, and where it may listen.
 ///

@@ -14,17 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
-
-/// One address of one interface of this machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interface {
-    /// The interface.
-    pub name: String,
-    /// The address; none where the interface has no IP address.
-    pub address: Option<IpAddr>,
-    /// Whether it is switched on.
-    pub is_up: bool,
-}
+use rankrun_contract::network;
+pub use rankrun_contract::network::Interface;
 
 /// All interfaces of this machine, in the kernel's order, once for each address.
 ///
@@ -164,11 +155,7 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
     if !connection.is_loopback() {
         return Ok(Chosen { addr: connection.to_string(), why: Why::OfConnection });
     }
-    let others = known.interfaces.iter().filter_map(|interface| Some((interface, interface.address?)));
-    let best = others.filter(|(interface, address)| interface.is_up && is_reachable(*address)).min_by_key(
-        |(interface, address)| (address.is_ipv6() != connection.is_ipv6(), is_virtual(&interface.name)),
-    );
-    Ok(match best {
+    Ok(match network::reachable(known.interfaces, connection.is_ipv6()) {
         Some((interface, address)) => {
             Chosen { addr: address.to_string(), why: Why::OfInterface { name: interface.name.clone() } }
         }
@@ -220,8 +207,7 @@ pub fn doubt(known: &Known<'_>) -> Option<String> {
 }
 
 fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
-    let mine = || interfaces.iter().filter(|interface| interface.name == name);
-    if mine().next().is_none() {
+    if interfaces.iter().all(|interface| interface.name != name) {
         // The kernel lists an interface's addresses of one family apart from those of the other.
         let mut known: Vec<String> = Vec::new();
         for Interface { name, .. } in interfaces {
@@ -231,9 +217,7 @@ fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Resul
         }
         return Err(AddressError::Unknown { name: name.to_owned(), known });
     }
-    mine()
-        .filter_map(|interface| interface.address)
-        .min_by_key(|address| (is_link_local(*address), address.is_ipv6() != wants_ipv6))
+    network::of_interface(interfaces, name, wants_ipv6)
         .ok_or_else(|| AddressError::NoAddress { name: name.to_owned() })
 }
 
@@ -242,25 +226,6 @@ fn loopback_of(connection: IpAddr) -> IpAddr {
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
     }
-}
-
-fn is_reachable(address: IpAddr) -> bool {
-    !address.is_loopback() && !address.is_unspecified() && !is_link_local(address)
-}
-
-/// Such an address means nothing without the interface of the one who uses it.
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    }
-}
-
-/// By the names that container engines and virtual machines give to theirs, and tunnels.
-fn is_virtual(name: &str) -> bool {
-    const PREFIXES: [&str; 11] =
-        ["docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxc", "tun", "tailscale"];
-    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

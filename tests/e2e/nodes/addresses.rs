@@ -229,15 +229,17 @@ fn any_address_of_this_machine_is_where_a_node_hosts() {
     }
     let Some(fleet) = Fleet::up(2) else { return };
     let meet = |launch: &dyn Fn(usize) -> Launch| {
-        let jobs = [1, 2].map(|host| fleet.on(host, launch(host).worker(["seat", "sum"])).start());
+        let jobs = [1, 2].map(|host| fleet.on(host, launch(host).worker(STEPS)).start());
         for outcome in succeed(jobs) {
-            outcome.says("world=2 total=3");
+            outcome.says("world=2 total=3").says("reduced rank=");
         }
     };
     for name in Name::both() {
         let hosting = |_| c10d(*name, "0.0.0.0:29400", "2").args(["--rdzv-conf", "is_host=1"]);
         meet(&|host| if host == 1 { hosting(host) } else { c10d(*name, "th1:29400", "2") });
-        meet(&|host| fixed(*name, ["::", "th1"][host - 1], 2, host - 1));
+        for own_name in ["::", "localhost", "0.0.0.0"] {
+            meet(&|host| fixed(*name, [own_name, "th1"][host - 1], 2, host - 1));
+        }
     }
     fleet.is_empty();
 }

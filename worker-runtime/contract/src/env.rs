@@ -59,6 +59,8 @@ pub const DEVICE: &str = "RANKRUN_DEVICE";
 /// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for all
 /// workers. A user sets it, with or without a launcher.
 pub const BACKEND: &str = "RANKRUN_BACKEND";
+/// The network interface on which workers reach other hosts, as torch's gloo takes it; `--iface` sets it.
+pub const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
 const MARKS: [&str; 16] = [

@@ -6,6 +6,7 @@
 
 pub mod env;
 pub mod json;
+pub mod network;
 pub mod rank;
 pub mod report;
 pub mod store;

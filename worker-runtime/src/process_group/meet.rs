@@ -38,6 +38,8 @@ pub(crate) struct Seat {
     /// Which life of the workers this is, so that no entry of an earlier one is taken for ours.
     pub(crate) life: u32,
     pub(crate) run_id: String,
+    /// The network interface for other hosts, where one is named.
+    pub(crate) interface: Option<Arc<str>>,
     /// How long each call may take.
     pub(crate) timeout: Duration,
     /// By then the group is complete.
@@ -99,6 +101,7 @@ pub(crate) fn meet(
         hosts: Arc::new([0]),
         life: context.life(),
         run_id: context.run_id().to_string(),
+        interface: context.interface(),
         timeout: options.timeout,
         join_by: clock::after(options.timeout),
     };

@@ -87,6 +87,7 @@ impl MemoryGroup {
                 hosts: vec![0; ranks as usize].into(),
                 life: 0,
                 run_id: String::new(),
+                interface: None,
                 timeout,
                 join_by: clock::after(timeout),
             };

@@ -15,6 +15,7 @@ use rankrun_contract::rank::Rank;
 
 use super::mesh::{self, Mesh, poll};
 use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::host;
 use crate::process_group::meet::{self, Seat, lost};
 use crate::process_group::plan::PROTOCOL;
 use crate::store::TcpStore;
@@ -42,7 +43,7 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
 /// A socket that only this machine can reach, unless ranks are on other ones.
 fn listen(store: &TcpStore, seat: &Seat) -> Result<TcpListener, GroupError> {
     let listener = if seat.spans_hosts() {
-        TcpListener::bind((store.local_address()?, 0))?
+        TcpListener::bind((host::address(seat.interface.as_deref(), store.local_address()?)?, 0))?
     } else {
         let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
         TcpListener::bind(&loopback.map(|ip| SocketAddr::new(ip, 0))[..])?
