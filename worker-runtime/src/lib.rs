@@ -19,6 +19,10 @@
 
 mod clock;
 pub mod context;
+#[cfg(any(feature = "cuda", feature = "nccl"))]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "nccl"))]
+mod library;
 pub mod process_group;
 pub mod report;
 mod socket;

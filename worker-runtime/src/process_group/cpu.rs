@@ -115,7 +115,7 @@ impl ProcessGroup for CpuGroup {
 impl Drop for CpuGroup {
     fn drop(&mut self) {
         if let (None, Some(transport)) = (&self.ending, self.transport.take()) {
-            parting::take(transport);
+            parting::take(Box::new(transport));
         }
     }
 }

@@ -6,7 +6,12 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
+use super::Backend;
 use super::message::{Call, Operation};
+#[cfg(feature = "nccl")]
+use super::nccl::{NcclError, NcclMissing};
+#[cfg(feature = "nccl")]
+use crate::cuda::CudaMissing;
 use crate::store::StoreError;
 
 /// A failed call of a process group.
@@ -42,6 +47,28 @@ pub enum GroupError {
         /// How many there are.
         given: usize,
     },
+    /// Memory of a kind that this backend does not carry. Nothing was sent.
+    #[error("`{operation}` was given {given}, but this group carries {} only ({backend})", .given.other())]
+    WrongMemory {
+        /// The call.
+        operation: Operation,
+        /// What carries the group's calls.
+        backend: Backend,
+        /// What it was given.
+        given: MemoryKind,
+    },
+    /// There is no NCCL.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    NcclMissing(#[from] NcclMissing),
+    /// NCCL failed while the group was made.
+    #[cfg(feature = "nccl")]
+    #[error("NCCL cannot connect the ranks")]
+    Nccl(#[from] NcclError),
+    /// There is no CUDA device for the group.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    Cuda(#[from] CudaMissing),
     /// The store, through which the ranks find each other, failed.
     #[error("the ranks cannot find each other through the store")]
     Store(#[from] StoreError),
@@ -66,6 +93,53 @@ impl GroupError {
             Self::Ended { ending: Ending::Lost { rank, .. }, .. } => Some(*rank),
             _ => None,
         }
+    }
+
+    /// What to do about it, where something is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::WrongMemory { given: MemoryKind::Device, .. } => {
+                Some("make the group with NCCL, or copy the data to the host first")
+            }
+            Self::WrongMemory { given: MemoryKind::Host, .. } => {
+                Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
+            }
+            #[cfg(feature = "nccl")]
+            Self::NcclMissing(missing) => Some(missing.hint()),
+            #[cfg(feature = "nccl")]
+            Self::Nccl(error) => error.hint(),
+            #[cfg(feature = "nccl")]
+            Self::Cuda(missing) => Some(missing.hint()),
+            _ => None,
+        }
+    }
+}
+
+/// Where memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// In this process.
+    Host,
+    /// On an accelerator.
+    Device,
+}
+
+impl MemoryKind {
+    fn other(self) -> Self {
+        match self {
+            Self::Host => Self::Device,
+            Self::Device => Self::Host,
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host memory",
+            Self::Device => "device memory",
+        })
     }
 }
 
@@ -94,6 +168,13 @@ pub enum Ending {
         rank: Rank,
         /// The rank with which it disagrees.
         other: Rank,
+    },
+    /// What carries the calls, or the device, failed on a rank.
+    Failed {
+        /// The rank.
+        rank: Rank,
+        /// Its words.
+        reason: String,
     },
 }
 
@@ -134,6 +215,7 @@ impl fmt::Display for Ending {
                 write!(f, "rank {rank} sends what is no call where this rank makes {ours}")
             }
             Self::Disagreed { rank, other } => write!(f, "rank {rank} makes another call than rank {other}"),
+            Self::Failed { rank, reason } => write!(f, "on rank {rank}, {reason}"),
         }
     }
 }

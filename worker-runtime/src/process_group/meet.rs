@@ -27,21 +27,26 @@ pub(crate) fn meet(
         let alone = Tcp::new(place.0, place.1, Mesh::new(vec![None])?);
         return Ok(Box::new(CpuGroup::new(place, (Backend::Tcp, Box::new(alone)), options.timeout, None)));
     }
-    let seat = Seat {
+    let seat = seat(context, options);
+    let store = place_in(&context.store(options.timeout)?, &seat, &options.name)?;
+    let tcp = Tcp::new(seat.rank, seat.world_size, join::join(&store, &seat)?);
+    Ok(Box::new(CpuGroup::new(place, (Backend::Tcp, Box::new(tcp)), seat.timeout, Some(store))))
+}
+
+/// This worker's seat in the group of all ranks.
+pub(super) fn seat(context: &WorkerContext, options: &GroupOptions) -> Seat {
+    Seat {
         rank: context.rank(),
         world_size: context.world_size(),
         life: context.life(),
         run_id: context.run_id().to_string(),
         spans_nodes: context.spans_nodes(),
         timeout: options.timeout,
-    };
-    let store = place_in(&context.store(options.timeout)?, &seat, &options.name)?;
-    let tcp = Tcp::new(seat.rank, seat.world_size, join::join(&store, &seat)?);
-    Ok(Box::new(CpuGroup::new(place, (Backend::Tcp, Box::new(tcp)), seat.timeout, Some(store))))
+    }
 }
 
 /// The keys of this group alone.
-fn place_in(store: &TcpStore, seat: &Seat, name: &str) -> Result<TcpStore, GroupError> {
+pub(super) fn place_in(store: &TcpStore, seat: &Seat, name: &str) -> Result<TcpStore, GroupError> {
     let store = store.with_own_connection(VERDICT_TIMEOUT)?.with_timeout(seat.timeout);
     let store = store.with_prefix(&format!("rankrun/group/{name}/life {}", seat.life));
     // A name may be used again once its group is gone; nothing of the first use is in the second one.

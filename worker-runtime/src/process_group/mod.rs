@@ -16,12 +16,15 @@
 mod buffer;
 mod collective;
 mod cpu;
+mod device;
 mod element;
 mod error;
 mod group;
 mod layout;
 mod meet;
 mod message;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub(crate) mod parting;
 mod reduce;
 mod tcp;
@@ -35,8 +38,9 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 pub use buffer::{Buffer, Memory};
 pub use collective::{Collective, HostCollective, Length};
+pub use device::{DeviceCollective, DeviceMemory, Stream};
 pub use element::{DataType, Element, Reduction, bf16, f16};
-pub use error::{Ending, GroupError, LossCause};
+pub use error::{Ending, GroupError, LossCause, MemoryKind};
 pub use group::Group;
 pub use message::{Call, Operation};
 
@@ -61,12 +65,15 @@ impl Default for GroupOptions {
 pub enum Backend {
     /// TCP connections.
     Tcp,
+    /// NCCL, between NVIDIA's GPUs.
+    Nccl,
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
+            Self::Nccl => "nccl",
         })
     }
 }
@@ -90,6 +97,41 @@ pub trait ProcessGroup: Debug + Send {
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank.
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError>;
+
+    /// Puts a call on a stream of a device; it is done when the stream has come to it. The memory holds whole elements of
+    /// `data_type`.
+    ///
+    /// # Safety
+    /// All memory of `work` is memory of the group's device, is written by nobody and, where the call writes it, read by nobody
+    /// until the call is done. `stream` is a stream of the device's current context, and stays until
+    /// [`wait`](Self::wait) has returned for it or the group is left or dropped.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); this group carries host memory only.
+    #[expect(unsafe_code, reason = "the caller vouches for the memory")]
+    unsafe fn run_on_device(
+        &mut self,
+        data_type: DataType,
+        work: DeviceCollective<'_>,
+        stream: Stream,
+    ) -> Result<(), GroupError> {
+        let _ = (data_type, stream);
+        let (operation, backend) = (work.operation(), self.backend());
+        Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device })
+    }
+
+    /// Waits until all is done that was put on `stream`; at once where nothing ever is.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the device's current context.
+    ///
+    /// # Errors
+    /// How the group ended, if it did.
+    #[expect(unsafe_code, reason = "the caller vouches for the stream")]
+    unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+        let _ = stream;
+        Ok(())
+    }
 
     /// Zeroed memory that this backend carries with the fewest copies.
     fn allocate(&mut self, bytes: usize) -> Memory {

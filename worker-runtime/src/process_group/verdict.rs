@@ -28,6 +28,7 @@ fn render(ending: &Ending, me: Rank) -> String {
         Ending::Lost { rank, .. } => format!("lost {rank}"),
         Ending::Mismatch { rank, .. } => format!("mismatch {me} {rank}"),
         Ending::Disagreed { rank, other } => format!("mismatch {rank} {other}"),
+        Ending::Failed { rank, reason } => format!("failed {rank} {reason}"),
     }
 }
 
@@ -45,6 +46,10 @@ fn settle(seen: Ending, verdict: &str, me: Rank) -> Ending {
         ["mismatch", rank, other] => match (rank.parse(), other.parse()) {
             (Ok(rank), Ok(other)) => Ending::Disagreed { rank, other },
             _ => seen,
+        },
+        ["failed", rank, ..] => match rank.parse() {
+            Ok(rank) => Ending::Failed { rank, reason: words[2..].join(" ") },
+            Err(_) => seen,
         },
         _ => seen,
     }
@@ -71,13 +76,21 @@ mod tests {
     }
 
     #[test]
+    fn what_failed_on_another_rank_is_told_in_its_words() {
+        let failed = Ending::Failed { rank: Rank(1), reason: "no such device".to_owned() };
+        assert_eq!(settle(lost(1), &render(&failed, Rank(1)), ME), failed);
+    }
+
+    #[test]
     fn the_same_verdict_keeps_the_evidence() {
         assert_eq!(settle(lost(2), "lost 2", ME), lost(2));
     }
 
     #[test]
     fn a_strange_verdict_changes_nothing() {
-        for verdict in ["", "lost", "lost -1", "lost 1 2", "mismatch 1", "mismatch a b", "found 1"] {
+        for verdict in
+            ["", "lost", "lost -1", "lost 1 2", "mismatch 1", "mismatch a b", "found 1", "failed", "failed x"]
+        {
             assert_eq!(settle(lost(2), verdict, ME), lost(2), "{verdict}");
         }
     }

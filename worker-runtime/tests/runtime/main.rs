@@ -5,6 +5,8 @@
 mod group;
 mod join;
 mod loss;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod parting;
 mod process;
 mod report;

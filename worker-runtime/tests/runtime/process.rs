@@ -39,6 +39,8 @@ fn main_of_a_started_rank() {
     let role = role.to_str().unwrap().to_owned();
     let code = match role.as_str() {
         "panic" | "panic in a thread" | "error" | "fine" => crate::report::main(&role),
+        #[cfg(feature = "nccl")]
+        role if role.starts_with("nccl: ") => crate::nccl::main(role),
         role if role.starts_with("part: ") => crate::parting::main(role),
         _ => rankrun_worker::run(|context| repeat(context, &role)),
     };

@@ -73,6 +73,12 @@ impl Mesh {
         Ok(Self { peers: peers.collect::<io::Result<_>>()? })
     }
 
+    /// The connections by rank, without what of a message has arrived on them.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn into_streams(self) -> Vec<Option<TcpStream>> {
+        self.peers.into_iter().map(|peer| peer.map(|peer| peer.stream)).collect()
+    }
+
     /// Performs all transfers, one for each rank (that of this rank is ignored).
     pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
         let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new(step, it)).collect();

@@ -1,0 +1,172 @@
+//! How the ranks become one communicator: through the store, with a deadline, and with the name of whoever is missing.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use nix::sys::eventfd::EventFd;
+use rankrun_contract::rank::{Rank, WorldSize};
+
+use super::calls::{Nccl, NcclError, NcclId};
+use super::communicator::Communicator;
+use super::group::Link;
+use super::log::Log;
+use super::peers::{News, Peers};
+use super::symbols::ID_LEN;
+use super::watch::{Trouble, Watch, Watcher};
+use crate::context::WorkerContext;
+use crate::process_group::error::{Ending, GroupError, LossCause};
+use crate::process_group::message::Operation;
+use crate::process_group::tcp::join::Seat;
+use crate::process_group::{GroupOptions, meet, tcp, verdict};
+use crate::store::{StoreError, TcpStore};
+use crate::{clock, cuda};
+
+/// Where rank 0 leaves the id of the communicator.
+const ID: &str = "nccl/id";
+/// Between two looks at the other ranks while NCCL connects.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// The communicator of all ranks, watched over.
+pub(super) fn join(context: &WorkerContext, options: &GroupOptions, nccl: &Nccl) -> Result<Link, GroupError> {
+    let deadline = clock::after(options.timeout);
+    if context.world_size() == WorldSize::ONE {
+        let place = (context.rank(), context.world_size());
+        let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, options.timeout)?;
+        return watched(communicator, options, (Peers::new(vec![None]), None));
+    }
+    let seat = meet::seat(context, options);
+    let store = meet::place_in(&context.store(options.timeout)?, &seat, &options.name)?;
+    if seat.rank == Rank(0) {
+        store.set(ID, &nccl.unique_id()?.0)?;
+    }
+    let mut peers = Peers::new(tcp::join::join(&store, &seat)?.into_streams());
+    match connect(nccl, &store, &seat, (&mut peers, deadline)) {
+        Ok(communicator) => watched(communicator, options, (peers, Some(store))),
+        // The connections are closed, which others take for a loss, only when the verdict is written.
+        Err(Failure::Ending(seen)) => {
+            let ending = verdict::agree(&store, seen, seat.rank);
+            Err(GroupError::Ended { operation: Operation::Join, ending })
+        }
+        Err(Failure::Nccl(error)) => {
+            verdict::agree(&store, failed(seat.rank, &error), seat.rank);
+            Err(error.into())
+        }
+        Err(Failure::Other(error)) => Err(error),
+    }
+}
+
+/// Why there is no communicator.
+enum Failure {
+    Ending(Ending),
+    Nccl(NcclError),
+    Other(GroupError),
+}
+
+impl From<NcclError> for Failure {
+    fn from(error: NcclError) -> Self {
+        Self::Nccl(error)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Other(GroupError::Store(error))
+    }
+}
+
+fn failed(rank: Rank, error: &NcclError) -> Ending {
+    Ending::Failed { rank, reason: error.to_string() }
+}
+
+fn arrival(rank: Rank) -> String {
+    format!("nccl/arrived/{rank}")
+}
+
+/// Connects all ranks by NCCL, while watching whether they all are there.
+fn connect(
+    nccl: &Nccl,
+    store: &TcpStore,
+    seat: &Seat,
+    (peers, deadline): (&mut Peers, Instant),
+) -> Result<Communicator, Failure> {
+    const FUNCTION: &str = "ncclCommInitRankConfig";
+    let id = store.get(ID)?;
+    let id: [u8; ID_LEN] = id.try_into().map_err(|value: Vec<u8>| {
+        let value = String::from_utf8_lossy(&value).into_owned();
+        Failure::Other(GroupError::StrangeEntry { key: ID.to_owned(), value })
+    })?;
+    store.set(&arrival(seat.rank), b"1")?;
+    let place = (seat.rank, seat.world_size);
+    let communicator = Communicator::begin(nccl, &NcclId(id), place, clock::until(deadline))?;
+    let bell = EventFd::new().map_err(|error| Failure::Other(GroupError::Socket(error.into())))?;
+    let mut gone: HashMap<Rank, LossCause> = HashMap::new();
+    loop {
+        let settled = communicator.core().is_settled(FUNCTION);
+        for (rank, news) in peers.news() {
+            match news {
+                News::Lost(cause) => drop(gone.insert(rank, cause)),
+                News::Left(_) => drop(gone.insert(rank, LossCause::Left)),
+                // Somebody who is through and in trouble already: we have made no call.
+                News::Asked(_) => peers.answer(rank, None),
+                News::Answered(_) => {}
+            }
+        }
+        if let Ok(true) = settled {
+            return Ok(communicator);
+        }
+        if let Some((rank, cause)) = gone.into_iter().min_by_key(|(rank, _)| rank.0) {
+            return Err(Failure::Ending(Ending::Lost { rank, cause }));
+        }
+        gone = HashMap::new();
+        settled?;
+        if clock::until(deadline).is_zero() {
+            communicator.abort();
+            return Err(Failure::Ending(late(store, seat)?));
+        }
+        peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
+    }
+}
+
+/// Who is missing when the time is over.
+fn late(store: &TcpStore, seat: &Seat) -> Result<Ending, Failure> {
+    for rank in (0..seat.world_size.get()).map(Rank) {
+        if !store.check(&[&arrival(rank)])? {
+            return Ok(Ending::Lost { rank, cause: LossCause::Timeout(seat.timeout) });
+        }
+    }
+    let (function, timeout) = ("ncclCommInitRankConfig", seat.timeout);
+    Ok(failed(seat.rank, &NcclError::Timeout { function, timeout }))
+}
+
+/// Starts the watch.
+fn watched(
+    communicator: Communicator,
+    options: &GroupOptions,
+    (peers, store): (Peers, Option<TcpStore>),
+) -> Result<Link, GroupError> {
+    let driver = cuda::driver()?;
+    let context = driver.current_context()?;
+    let (rank, core) = (communicator.rank(), Arc::clone(communicator.core()));
+    let log = Log::new(driver, options.timeout);
+    let watch = Watch::new(rank, options.timeout, core, log).map_err(std::io::Error::from)?;
+    let watch = Arc::new(watch);
+    let watcher = Watcher {
+        watch: Arc::clone(&watch),
+        peers,
+        store,
+        lost: Vec::new(),
+        left: Vec::new(),
+        trouble: Trouble::None,
+    };
+    let named = thread::Builder::new().name("nccl watch".to_owned());
+    named.spawn(move || {
+        // A context that was current a moment ago can be made so here.
+        drop(driver.enter(context));
+        driver.relax_captures();
+        watcher.run();
+    })?;
+    Ok(Link { communicator, watch, is_parted: false })
+}
