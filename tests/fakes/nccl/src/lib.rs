@@ -14,6 +14,7 @@
 //! async=6                  ncclCommGetAsyncError reports this once a collective call was made
 //! stuck=1                  work on streams is not done before the communicator is aborted
 //! slow=2                   communicators and calls are in progress for so many looks
+//! busy=1                   calls are in progress for ever
 //! absent=1                 ranks that never come: a communicator stays in progress
 //! together=1               ranks of other processes count as having come
 //! nodevice=1               the driver shows no device

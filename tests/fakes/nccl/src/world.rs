@@ -119,7 +119,7 @@ impl Comm {
     pub(crate) fn answer(&self) -> c_int {
         let looks = value("slow").and_then(|looks| looks.parse().ok()).unwrap_or(0);
         self.looks.store(looks, Ordering::SeqCst);
-        if looks > 0 { IN_PROGRESS } else { SUCCESS }
+        if looks > 0 || value("busy").is_some() { IN_PROGRESS } else { SUCCESS }
     }
 
     /// What `ncclCommGetAsyncError` reports.
@@ -127,6 +127,9 @@ impl Comm {
         let arrived = locked(&ARRIVED).get(&self.id).copied().unwrap_or(0);
         let is_short = arrived < self.ranks && value("together").is_none();
         if is_short || value("absent").is_some() {
+            return IN_PROGRESS;
+        }
+        if value("busy").is_some() && self.calls.load(Ordering::SeqCst) > 0 {
             return IN_PROGRESS;
         }
         if self.looks.load(Ordering::SeqCst) > 0 {

@@ -1,6 +1,5 @@
 //! How the ranks become one communicator: through the store, with a deadline, and with the name of whoever is missing.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +12,7 @@ use super::calls::{Nccl, NcclError, NcclId};
 use super::communicator::Communicator;
 use super::group::Link;
 use super::log::Log;
-use super::peers::{News, Peers};
+use super::others::{Others, Said};
 use super::symbols::ID_LEN;
 use super::watch::{Trouble, Watch, Watcher};
 use crate::context::WorkerContext;
@@ -35,16 +34,16 @@ pub(super) fn join(context: &WorkerContext, options: &GroupOptions, nccl: &Nccl)
     if context.world_size() == WorldSize::ONE {
         let place = (context.rank(), context.world_size());
         let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, options.timeout)?;
-        return watched(communicator, options, (Peers::new(vec![None]), None));
+        return watched(communicator, options, (Others::new(vec![None]), None));
     }
     let seat = meet::seat(context, options);
     let store = meet::place_in(&context.store(options.timeout)?, &seat, &options.name)?;
     if seat.rank == Rank(0) {
         store.set(ID, &nccl.unique_id()?.0)?;
     }
-    let mut peers = Peers::new(tcp::join::join(&store, &seat)?.into_streams());
-    match connect(nccl, &store, &seat, (&mut peers, deadline)) {
-        Ok(communicator) => watched(communicator, options, (peers, Some(store))),
+    let mut others = Others::new(tcp::join::join(&store, &seat)?.into_streams());
+    match connect(nccl, &store, &seat, (&mut others, deadline)) {
+        Ok(communicator) => watched(communicator, options, (others, Some(store))),
         // The connections are closed, which others take for a loss, only when the verdict is written.
         Err(Failure::Ending(seen)) => {
             let ending = verdict::agree(&store, seen, seat.rank);
@@ -90,7 +89,7 @@ fn connect(
     nccl: &Nccl,
     store: &TcpStore,
     seat: &Seat,
-    (peers, deadline): (&mut Peers, Instant),
+    (others, deadline): (&mut Others, Instant),
 ) -> Result<Communicator, Failure> {
     const FUNCTION: &str = "ncclCommInitRankConfig";
     let id = store.get(ID)?;
@@ -102,31 +101,27 @@ fn connect(
     let place = (seat.rank, seat.world_size);
     let communicator = Communicator::begin(nccl, &NcclId(id), place, clock::until(deadline))?;
     let bell = EventFd::new().map_err(|error| Failure::Other(GroupError::Socket(error.into())))?;
-    let mut gone: HashMap<Rank, LossCause> = HashMap::new();
     loop {
+        // Asked before the others are heard: who is through may leave at once.
         let settled = communicator.core().is_settled(FUNCTION);
-        for (rank, news) in peers.news() {
-            match news {
-                News::Lost(cause) => drop(gone.insert(rank, cause)),
-                News::Left(_) => drop(gone.insert(rank, LossCause::Left)),
-                // Somebody who is through and in trouble already: we have made no call.
-                News::Asked(_) => peers.answer(rank, None),
-                News::Answered(_) => {}
+        for (rank, said) in others.hear() {
+            // Somebody who is through and hangs already: we have made no call.
+            if let Said::Asked(_) = said {
+                others.peers.answer(rank, None);
             }
         }
         if let Ok(true) = settled {
             return Ok(communicator);
         }
-        if let Some((rank, cause)) = gone.into_iter().min_by_key(|(rank, _)| rank.0) {
-            return Err(Failure::Ending(Ending::Lost { rank, cause }));
+        if let Some((rank, cause)) = others.lost.first() {
+            return Err(Failure::Ending(Ending::Lost { rank: *rank, cause: cause.clone() }));
         }
-        gone = HashMap::new();
         settled?;
         if clock::until(deadline).is_zero() {
             communicator.abort();
             return Err(Failure::Ending(late(store, seat)?));
         }
-        peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
+        others.peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
     }
 }
 
@@ -145,7 +140,7 @@ fn late(store: &TcpStore, seat: &Seat) -> Result<Ending, Failure> {
 fn watched(
     communicator: Communicator,
     options: &GroupOptions,
-    (peers, store): (Peers, Option<TcpStore>),
+    (others, store): (Others, Option<TcpStore>),
 ) -> Result<Link, GroupError> {
     let driver = cuda::driver()?;
     let context = driver.current_context()?;
@@ -153,14 +148,7 @@ fn watched(
     let log = Log::new(driver, options.timeout);
     let watch = Watch::new(rank, options.timeout, core, log).map_err(std::io::Error::from)?;
     let watch = Arc::new(watch);
-    let watcher = Watcher {
-        watch: Arc::clone(&watch),
-        peers,
-        store,
-        lost: Vec::new(),
-        left: Vec::new(),
-        trouble: Trouble::None,
-    };
+    let watcher = Watcher { watch: Arc::clone(&watch), others, store, trouble: Trouble::None };
     let named = thread::Builder::new().name("nccl watch".to_owned());
     named.spawn(move || {
         // A context that was current a moment ago can be made so here.

@@ -10,6 +10,7 @@ mod join;
 mod log;
 mod numbers;
 mod ops;
+mod others;
 mod peers;
 mod symbols;
 mod watch;

@@ -13,7 +13,7 @@ use rankrun_contract::rank::Rank;
 use super::communicator::Core;
 use super::explain::{Answer, explain};
 use super::log::Log;
-use super::peers::{News, Peers};
+use super::others::{Others, Said};
 use super::symbols::{IN_PROGRESS, SUCCESS};
 use crate::clock;
 use crate::process_group::error::{Ending, GroupError, LossCause};
@@ -45,14 +45,23 @@ pub(super) struct State {
     pub(super) ending: Option<Ending>,
     /// The call that did not get done.
     pub(super) ended_in: Operation,
-    /// Set where the thread has come to its end.
-    is_over: bool,
-    is_asleep: bool,
+    thread: Thread,
     /// The group cannot go on; what it died of is being found out.
     is_doomed: bool,
     /// An error that the program met.
     error: Option<String>,
     farewell: Option<Farewell>,
+}
+
+/// What the watching thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Thread {
+    /// It looks every few milliseconds.
+    Awake,
+    /// It waits for the bell, and for the other ranks.
+    Asleep,
+    /// It has come to its end.
+    Over,
 }
 
 /// How the watch ends before the group does.
@@ -70,8 +79,7 @@ impl Watch {
             log,
             ending: None,
             ended_in: Operation::Barrier,
-            is_over: false,
-            is_asleep: false,
+            thread: Thread::Awake,
             is_doomed: false,
             error: None,
             farewell: None,
@@ -91,7 +99,8 @@ impl Watch {
             return Err(self.fail("another rank is gone".to_owned()));
         }
         state.log.begin(call, clock::after(self.timeout), is_of_all);
-        if std::mem::take(&mut state.is_asleep) {
+        if state.thread == Thread::Asleep {
+            state.thread = Thread::Awake;
             self.ring();
         }
         Ok(())
@@ -123,7 +132,7 @@ impl Watch {
     pub(super) fn part(&self, farewell: Farewell) {
         self.locked().farewell.get_or_insert(farewell);
         self.ring();
-        let is_under_way = |state: &mut State| !state.is_over;
+        let is_under_way = |state: &mut State| state.thread != Thread::Over;
         drop(self.changed.wait_timeout_while(self.locked(), ANSWERS, is_under_way));
     }
 
@@ -131,7 +140,7 @@ impl Watch {
     fn ending(&self) -> Ending {
         // As long as it takes to learn it; the thread has its own deadlines.
         let state = self.locked();
-        let is_unknown = |state: &mut State| state.ending.is_none() && !state.is_over;
+        let is_unknown = |state: &mut State| state.ending.is_none() && state.thread != Thread::Over;
         let waited = self.changed.wait_while(state, is_unknown).unwrap_or_else(PoisonError::into_inner);
         let unknown = || Ending::Failed { rank: self.rank, reason: "the group has been left".to_owned() };
         waited.ending.clone().unwrap_or_else(unknown)
@@ -150,13 +159,9 @@ impl Watch {
 /// The watching thread.
 pub(super) struct Watcher {
     pub(super) watch: Arc<Watch>,
-    pub(super) peers: Peers,
+    pub(super) others: Others,
     /// Where the ending is agreed upon; none in a world of one.
     pub(super) store: Option<TcpStore>,
-    /// Ranks that are gone, in the order in which it was noticed.
-    pub(super) lost: Vec<(Rank, LossCause)>,
-    /// Ranks that have left, after so many calls.
-    pub(super) left: Vec<(Rank, u64)>,
     /// What is being found out.
     pub(super) trouble: Trouble,
 }
@@ -180,7 +185,7 @@ impl Watcher {
         impl Drop for Over {
             fn drop(&mut self) {
                 let mut state = self.0.locked();
-                state.is_over = true;
+                state.thread = Thread::Over;
                 state.log.clear();
                 drop(state);
                 self.0.changed.notify_all();
@@ -198,9 +203,9 @@ impl Watcher {
             };
             if farewell == Farewell::Left {
                 let calls = self.watch.locked().log.count();
-                self.peers.say_farewell(calls);
+                self.others.peers.say_farewell(calls);
             }
-            self.peers.close();
+            self.others.peers.close();
             drop(over);
             return;
         }
@@ -208,20 +213,18 @@ impl Watcher {
 
     /// Takes in what the other ranks say.
     fn hear(&mut self) {
-        for (rank, news) in self.peers.news() {
-            match news {
-                News::Asked(call) => {
+        for (rank, said) in self.others.hear() {
+            match said {
+                Said::Asked(call) => {
                     let own = self.watch.locked().log.at(&call);
-                    self.peers.answer(rank, own);
+                    self.others.peers.answer(rank, own);
                 }
-                News::Answered(call) => {
+                Said::Answered(call) => {
                     if let Trouble::Hang { answers, .. } = &mut self.trouble {
                         let own = answers.iter_mut().find(|(asked, _)| *asked == rank);
                         own.into_iter().for_each(|(_, answer)| *answer = Answer::Calls(call));
                     }
                 }
-                News::Left(calls) => self.left.push((rank, calls)),
-                News::Lost(cause) => self.lost.push((rank, cause)),
             }
         }
     }
@@ -236,13 +239,13 @@ impl Watcher {
         let overdue = state.log.overdue(now);
         let error = state.error.clone();
         // What was lost matters as soon as anything is called.
-        state.is_doomed = !self.lost.is_empty() || error.is_some();
+        state.is_doomed = !self.others.lost.is_empty() || error.is_some();
         drop(state);
         let is_needed = is_busy || error.is_some();
-        if is_needed && let Some((rank, cause)) = self.lost.first() {
+        if is_needed && let Some((rank, cause)) = self.others.lost.first() {
             return Some(Ending::Lost { rank: *rank, cause: cause.clone() });
         }
-        let gone = self.left.iter().find(|(_, made)| is_busy && calls > *made);
+        let gone = self.others.left.iter().find(|(_, made)| is_busy && calls > *made);
         if let Some((rank, _)) = gone {
             return Some(Ending::Lost { rank: *rank, cause: LossCause::Left });
         }
@@ -268,7 +271,7 @@ impl Watcher {
                     let patience = if self.store.is_some() { EXPLANATION } else { Duration::ZERO };
                     self.trouble = Trouble::Failure { reason, until: now + patience };
                 } else if let Some(call) = overdue {
-                    let answers = self.peers.ask(call).into_iter().map(|rank| (rank, Answer::Silence));
+                    let answers = self.others.peers.ask(call).into_iter().map(|rank| (rank, Answer::Silence));
                     let answers = answers.collect();
                     self.trouble = Trouble::Hang { call, answers, until: now + ANSWERS };
                 }
@@ -294,13 +297,15 @@ impl Watcher {
     fn rest(&mut self) {
         let mut state = self.watch.locked();
         let is_quiet = !state.log.is_busy() && matches!(self.trouble, Trouble::None) && state.error.is_none();
-        state.is_asleep = is_quiet && state.farewell.is_none();
-        let patience = if state.is_asleep { Duration::MAX } else { LOOK };
+        let may_sleep = is_quiet && state.farewell.is_none();
+        let (thread, patience) =
+            if may_sleep { (Thread::Asleep, Duration::MAX) } else { (Thread::Awake, LOOK) };
+        state.thread = thread;
         drop(state);
-        self.peers.wait(self.watch.bell.as_fd(), clock::after(patience));
+        self.others.peers.wait(self.watch.bell.as_fd(), clock::after(patience));
         // It may not have rung.
-        drop(self.watch.bell.read());
-        self.watch.locked().is_asleep = false;
+        let _ = self.watch.bell.read();
+        self.watch.locked().thread = Thread::Awake;
     }
 
     /// Agrees with the other ranks on the ending, tells the program, and frees whatever waits for NCCL.
@@ -315,7 +320,7 @@ impl Watcher {
         drop(state);
         self.watch.changed.notify_all();
         // The others notice, and read what was agreed upon.
-        self.peers.close();
+        self.others.peers.close();
         self.watch.core.abort();
     }
 }

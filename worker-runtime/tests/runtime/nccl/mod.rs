@@ -3,6 +3,7 @@
 //! The fake reads its orders from the environment, and NCCL's library and the driver's are found once per process: every scene
 //! is played by a process of its own.
 #![expect(unsafe_code, reason = "device memory is raw memory, which in these tests is the process's own")]
+#![expect(clippy::print_stdout, reason = "a scene tells its test what happened")]
 
 mod endings;
 mod loader;
@@ -21,6 +22,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         "world of one" => scenes::world_of_one(),
         "one call" => scenes::one_call(),
         "only join" => scenes::only_join(),
+        "real" => real::scene(),
         "wrong memory" => scenes::wrong_memory(),
         _ => return rankrun_worker::run(|context| ranks::scene(context, name)),
     }
