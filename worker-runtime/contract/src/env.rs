@@ -56,6 +56,8 @@ pub const ROUND: &str = "RANKRUN_ROUND";
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
+/// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.
+pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
 const MARKS: [&str; 16] = [

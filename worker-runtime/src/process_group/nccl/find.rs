@@ -7,8 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Names the library, before any other place; the launcher's `--nccl-lib` sets it.
-pub const NCCL_VARIABLE: &str = "RANKRUN_NCCL";
+use rankrun_contract::env::NCCL_LIBRARY;
 
 /// Its names: the runtime's own, which the PyPI wheel and the distributions have, and that of a development package.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -44,7 +43,7 @@ impl Surroundings {
     pub(super) fn of_this_process() -> Self {
         let filled = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         Self {
-            named: filled(NCCL_VARIABLE),
+            named: filled(NCCL_LIBRARY),
             virtual_env: filled("VIRTUAL_ENV"),
             conda_prefix: filled("CONDA_PREFIX"),
             path: filled("PATH").unwrap_or_default(),
@@ -54,7 +53,7 @@ impl Surroundings {
     /// All places in the order in which they are tried. Python is not started: its prefixes follow from where it lies.
     pub(super) fn places(&self, explicit: Option<&Path>) -> Vec<Place> {
         let named = explicit.map(|file| ("the program", file.to_owned()));
-        let variable = self.named.as_ref().map(|file| (NCCL_VARIABLE, PathBuf::from(file)));
+        let variable = self.named.as_ref().map(|file| (NCCL_LIBRARY, PathBuf::from(file)));
         if let Some((by, file)) = named.or(variable) {
             return vec![Place::Named { by, file }];
         }
@@ -151,7 +150,7 @@ mod tests {
     fn what_somebody_names_is_the_only_place() {
         let surroundings = Surroundings { named: Some("/a".into()), ..Surroundings::default() };
         let named = |by, file: &str| vec![Place::Named { by, file: file.into() }];
-        assert_eq!(surroundings.places(None), named(NCCL_VARIABLE, "/a"));
+        assert_eq!(surroundings.places(None), named(NCCL_LIBRARY, "/a"));
         assert_eq!(surroundings.places(Some(Path::new("/b"))), named("the program", "/b"));
     }
 }

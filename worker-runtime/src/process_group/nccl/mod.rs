@@ -17,6 +17,5 @@ mod watch;
 
 pub use calls::{Nccl, NcclCode, NcclError, NcclId, NcclMissing, NcclVersion};
 pub use communicator::Communicator;
-pub use find::NCCL_VARIABLE;
 pub use group::NcclGroup;
 pub use ops::Calls;

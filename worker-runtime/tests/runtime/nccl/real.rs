@@ -38,7 +38,6 @@ pub(super) fn scene() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a skip says why")]
 fn the_real_library_is_found_gives_ids_and_says_that_there_is_no_gpu() {
     let Some(bin) = bin() else {
         assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
