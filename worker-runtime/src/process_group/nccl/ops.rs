@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "calls into a foreign library, on memory of a device")]
 
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::MutexGuard;
 
 use rankrun_contract::rank::{Rank, WorldSize};
@@ -29,7 +29,9 @@ impl<'a> Calls<'a> {
         Self { nccl, handle, goes_on: Cell::new(None), _inside: inside }
     }
 
-    pub(super) fn handle(&self) -> Handle {
+    /// NCCL's own `ncclComm_t`, for functions that this type does not have. It is good as long as this value is.
+    #[must_use]
+    pub fn handle(&self) -> *mut c_void {
         self.handle
     }
 
