@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! Everything blocks: there is no async runtime and no thread. Outside any launcher the same program runs as
-//! a world of one.
+//! Everything blocks: there is no async runtime, and no thread but the one that watches over a group on GPUs. Outside any launcher
+//! the same program runs as a world of one.
 
 mod clock;
 pub mod context;

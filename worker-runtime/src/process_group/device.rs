@@ -13,6 +13,7 @@ pub struct DeviceMemory {
     pub bytes: usize,
 }
 
+#[cfg(feature = "nccl")]
 impl DeviceMemory {
     /// The `length` bytes from `start` on.
     pub(crate) fn part(self, start: usize, length: usize) -> Self {

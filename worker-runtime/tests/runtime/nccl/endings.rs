@@ -135,6 +135,18 @@ fn a_world_that_cannot_begin_says_why() {
 }
 
 #[test]
+fn without_cuda_nothing_panics() {
+    let folder = Folder::new();
+    let missing = "there is no CUDA driver; looked for\n  \
+                   `libcuda.so.1`: libcuda.so.1: cannot open shared object file: No such file or directory\n  \
+                   `libcuda.so`: libcuda.so: cannot open shared object file: No such file or directory";
+    assert_eq!(play("cuda", sees(&folder.0, "")), format!("{missing}\n{missing}"));
+    let said = play_with("cuda", "");
+    assert_eq!(lines(&said), ["there is CUDA", "there is no CUDA device 7: the driver shows 1"]);
+    assert_eq!(play_with("cuda", "nodevice=1").matches("shows no device").count(), 2);
+}
+
+#[test]
 fn no_driver_and_no_device_are_told_apart() {
     let folder = Folder::new();
     folder.link("libnccl.so.2");

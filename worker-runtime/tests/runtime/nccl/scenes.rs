@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::{Duration, Instant};
 
+use rankrun_worker::cuda::{cuda_available, cuda_context};
 use rankrun_worker::process_group::nccl::{Communicator, Nccl, NcclGroup};
 use rankrun_worker::process_group::{
     Collective, DataType, DeviceCollective, DeviceMemory, Element, ProcessGroup, Stream, bf16, f16,
@@ -42,6 +43,12 @@ pub(super) fn load() {
         Ok(nccl) => println!("NCCL {} from {}", nccl.version(), nccl.path().display()),
         Err(missing) => println!("{missing}\n{}", missing.hint()),
     }
+}
+
+pub(super) fn cuda() {
+    println!("scene:");
+    println!("{}", cuda_available().map_or_else(|error| error.to_string(), |()| "there is CUDA".to_owned()));
+    println!("{}", cuda_context(7).unwrap_err());
 }
 
 /// Says how long something took.
