@@ -219,7 +219,7 @@ fn the_library_of_nccl_is_what_rust_workers_load() {
     let nowhere = Launch::standalone(Name::Rankrun, 1).args(["--nccl-lib", "/nowhere/libnccl.so.2"]);
     let outcome = nowhere.worker(["env"]).run();
     outcome.exits(1).complains("`--nccl-lib` is `/nowhere/libnccl.so.2`, which is not a file");
-    let explain = Launch::of(Name::Rankrun).args(["explain", "--nccl-lib", &file]);
+    let explain = Launch::new(Name::Rankrun).args(["explain", "--nccl-lib", &file]);
     let outcome = explain.worker(["env"]).run();
     let line = outcome.exits(0).out_lines().into_iter().find(|line| line.contains("RANKRUN_NCCL"));
     let line = line.unwrap_or_else(|| panic!("nothing is said of it\n{outcome}"));

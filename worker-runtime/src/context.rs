@@ -4,12 +4,10 @@
 
 use std::time::Duration;
 
-use rankrun_contract::env::{EnvError, WorkerEnv};
-use rankrun_contract::rank::{
-    LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
-};
+use rankrun_contract::env::{self, EnvError, WorkerEnv};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeRank, Rank, RestartCount, RunId, WorldSize};
 
-use crate::process_group::{Group, GroupError, GroupOptions};
+use crate::process_group::{Group, GroupError, GroupOptions, Wish};
 use crate::store::{StoreError, TcpStore};
 
 /// A worker's place in its job.
@@ -19,6 +17,8 @@ pub struct WorkerContext {
     env: Option<WorkerEnv>,
     device: String,
     run_id: RunId,
+    /// `RANKRUN_BACKEND`.
+    backend: Option<Wish>,
 }
 
 impl WorkerContext {
@@ -27,7 +27,9 @@ impl WorkerContext {
     /// # Errors
     /// Names the variable that is missing or absurd.
     pub fn from_env() -> Result<Self, EnvError> {
-        Ok(WorkerEnv::from_vars(|name| std::env::var_os(name))?.map_or_else(Self::alone, Self::new))
+        let lookup = |name: &str| std::env::var_os(name);
+        let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::alone, Self::new);
+        Ok(Self { backend: env::setting(env::BACKEND, lookup)?, ..context })
     }
 
     /// The place that `env` describes.
@@ -35,13 +37,13 @@ impl WorkerContext {
     pub fn new(env: WorkerEnv) -> Self {
         let told = env.rankrun.as_ref().and_then(|rankrun| rankrun.device.clone());
         let device = told.unwrap_or_else(|| format!("cpu:{}", env.local_rank));
-        Self { device, run_id: env.run_id.clone(), env: Some(env) }
+        Self { device, run_id: env.run_id.clone(), env: Some(env), backend: None }
     }
 
     /// A world of one: rank 0 on `cpu:0`, for which no store is needed.
     #[must_use]
     pub fn alone() -> Self {
-        Self { env: None, device: "cpu:0".to_owned(), run_id: RunId("none".to_owned()) }
+        Self { env: None, device: "cpu:0".to_owned(), run_id: RunId("none".to_owned()), backend: None }
     }
 
     /// What the launcher said, word for word; `None` outside any launcher.
@@ -117,6 +119,11 @@ impl WorkerContext {
         Group::join(self, options)
     }
 
+    /// What the environment asks to carry the calls of process groups.
+    pub(crate) fn backend(&self) -> Option<Wish> {
+        self.backend
+    }
+
     /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts
     /// its own generations, and all have the same round.
     pub(crate) fn life(&self) -> u32 {
@@ -124,10 +131,5 @@ impl WorkerContext {
         let Some(rankrun) = &env.rankrun else { return env.restart_count.0 };
         let round = rankrun.round.map(|round| u32::try_from(round).unwrap_or(u32::MAX));
         round.unwrap_or(rankrun.generation.0)
-    }
-
-    /// Whether ranks are on other machines.
-    pub(crate) fn spans_nodes(&self) -> bool {
-        self.env.as_ref().is_some_and(|env| env.node_count != NodeCount::ONE)
     }
 }

@@ -58,6 +58,9 @@ pub const KEEP: &str = "RANKRUN_KEEP";
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 /// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.
 pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
+/// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for all
+/// workers. A user sets it, with or without a launcher.
+pub const BACKEND: &str = "RANKRUN_BACKEND";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
 const MARKS: [&str; 16] = [
@@ -360,6 +363,17 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
             device: self.text(DEVICE)?,
         }))
     }
+}
+
+/// The value of a variable that may be set with or without a launcher; `None` where it is not.
+///
+/// # Errors
+/// Names the variable, its value and what is possible.
+pub fn setting<T: std::str::FromStr<Err = ParseIdError>>(
+    name: &'static str,
+    lookup: impl Fn(&str) -> Option<OsString>,
+) -> Result<Option<T>, EnvError> {
+    lookup(name).map(|value| parse(name, &unicode(name, &value)?)).transpose()
 }
 
 fn parse<T: std::str::FromStr<Err = ParseIdError>>(name: &'static str, text: &str) -> Result<T, EnvError> {

@@ -1,30 +1,26 @@
 //! A group of ranks on the CPU: numbers the calls, checks them, and agrees with the other ranks on how the group ended.
 
-use std::time::Duration;
-
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::buffer::Memory;
-use super::collective::HostCollective;
+use super::collective::{Collective, HostCollective};
 use super::element::DataType;
 use super::error::{Ending, GroupError};
+use super::meet::{Connected, Meeting, Seat};
 use super::message::{Call, Operation};
+use super::split::{self, Choice};
 use super::transport::{Step, Transport};
-use super::{Backend, ProcessGroup, parting, verdict};
+use super::{Backend, ProcessGroup, parting, reduce};
 use crate::clock;
-use crate::store::TcpStore;
 
 /// Ranks that a [`Transport`] connects.
 #[derive(Debug)]
 pub(crate) struct CpuGroup {
-    rank: Rank,
-    world_size: WorldSize,
-    timeout: Duration,
+    seat: Seat,
     backend: Backend,
     /// `None` once it was given away.
     transport: Option<Box<dyn Transport>>,
-    /// Where the ending is agreed upon; none where the transport does it, and in a world of one, which has none.
-    store: Option<TcpStore>,
+    meeting: Box<dyn Meeting>,
     /// Calls of the whole group so far.
     sequence: u64,
     /// Calls so far between this rank and each other one: sent to it, received from it.
@@ -33,15 +29,10 @@ pub(crate) struct CpuGroup {
 }
 
 impl CpuGroup {
-    pub(crate) fn new(
-        (rank, world_size): (Rank, WorldSize),
-        (backend, transport): (Backend, Box<dyn Transport>),
-        timeout: Duration,
-        store: Option<TcpStore>,
-    ) -> Self {
-        let pairs = vec![[0; 2]; world_size.get() as usize];
-        let transport = Some(transport);
-        Self { rank, world_size, timeout, backend, transport, store, sequence: 0, pairs, ending: None }
+    pub(crate) fn new(seat: Seat, connected: Connected) -> Self {
+        let Connected { backend, transport, meeting } = connected;
+        let pairs = vec![[0; 2]; seat.world_size.get() as usize];
+        Self { seat, backend, transport: Some(transport), meeting, sequence: 0, pairs, ending: None }
     }
 
     /// Numbers the call: those of the group as one, those between two ranks by themselves.
@@ -51,7 +42,7 @@ impl CpuGroup {
             // Both ends make the same call.
             (Operation::Receive, Some(from)) => (
                 &mut self.pairs[from.index()][1],
-                Call { operation: Operation::Send, root: Some(self.rank), ..call },
+                Call { operation: Operation::Send, root: Some(self.seat.rank), ..call },
             ),
             _ => (&mut self.sequence, call),
         };
@@ -59,27 +50,54 @@ impl CpuGroup {
         Call { sequence: *sequence, ..call }
     }
 
+    /// Performs a call on all ranks.
+    fn carry(&mut self, as_asked: Operation, call: Call, work: HostCollective<'_>) -> Result<(), GroupError> {
+        if let Some(ending) = self.ending.clone() {
+            return Err(self.ended(as_asked, ending));
+        }
+        let call = self.number(call);
+        let step = Step { call, deadline: clock::after(self.seat.timeout), timeout: self.seat.timeout };
+        match &mut self.transport {
+            Some(transport) => transport.run(&step, work).map_err(|ending| self.end(as_asked, ending)),
+            None => Ok(()),
+        }
+    }
+
     /// Agrees with the other ranks on how the group ended, then lets them see it.
     fn end(&mut self, operation: Operation, seen: Ending) -> GroupError {
-        let ending = match &self.store {
-            Some(store) => verdict::agree(store, seen, self.rank),
-            None => seen,
-        };
+        let ending = self.meeting.agree(&self.seat, self.as_asked(seen));
         if let Some(transport) = &mut self.transport {
             transport.close();
         }
         self.ending = Some(ending.clone());
-        GroupError::Ended { operation, ending }
+        self.ended(operation, ending)
+    }
+
+    /// The other end of a `send` made the same call to the transport; its program called it `receive`.
+    fn as_asked(&self, seen: Ending) -> Ending {
+        match seen {
+            Ending::Mismatch { rank, theirs, mut ours }
+                if ours.operation == Operation::Send && ours.root == Some(self.seat.rank) =>
+            {
+                (ours.operation, ours.root) = (Operation::Receive, Some(rank));
+                Ending::Mismatch { rank, theirs, ours }
+            }
+            seen => seen,
+        }
+    }
+
+    fn ended(&self, operation: Operation, ending: Ending) -> GroupError {
+        GroupError::Ended { operation, ending, members: self.seat.members.clone() }
     }
 }
 
 impl ProcessGroup for CpuGroup {
     fn rank(&self) -> Rank {
-        self.rank
+        self.seat.rank
     }
 
     fn world_size(&self) -> WorldSize {
-        self.world_size
+        self.seat.world_size
     }
 
     fn backend(&self) -> Backend {
@@ -87,17 +105,27 @@ impl ProcessGroup for CpuGroup {
     }
 
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
-        let operation = work.operation();
-        if let Some(ending) = self.ending.clone() {
-            return Err(GroupError::Ended { operation, ending });
-        }
-        work.check(data_type, self.rank, self.world_size)?;
-        let call = self.number(work.call(data_type));
-        let step = Step { call, deadline: clock::after(self.timeout), timeout: self.timeout };
-        match &mut self.transport {
-            Some(transport) => transport.run(&step, work).map_err(|ending| self.end(operation, ending)),
-            None => Ok(()),
-        }
+        work.check(data_type, self.seat.rank, self.seat.world_size)?;
+        self.carry(work.operation(), work.call(data_type), work)
+    }
+
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
+        parting::go_on();
+        let own = Choice { color, key }.encode();
+        let mut all = vec![[0i64; 2]; self.seat.world_size.get() as usize];
+        let work = Collective::AllGather {
+            input: reduce::as_bytes(&own),
+            output: reduce::as_bytes_mut(all.as_flattened_mut()),
+        };
+        let call = Call { operation: Operation::Split, ..work.call(DataType::I64) };
+        self.carry(Operation::Split, call, work)?;
+        let choices: Vec<Choice> = all.into_iter().map(Choice::decode).collect();
+        let (Some(color), Some(members)) = (color, split::members(&choices, self.seat.rank)) else {
+            return Ok(None);
+        };
+        let seat = self.seat.within(&members, clock::after(self.seat.timeout));
+        let connected = self.meeting.subgroup(&seat, &format!("split {}/{color}", self.sequence))?;
+        Ok(Some(Box::new(Self::new(seat, connected))))
     }
 
     fn allocate(&mut self, bytes: usize) -> Memory {

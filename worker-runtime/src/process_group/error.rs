@@ -7,23 +7,39 @@ use std::time::Duration;
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::Backend;
+use super::members::Members;
 use super::message::{Call, Operation};
 #[cfg(feature = "nccl")]
 use super::nccl::{NcclError, NcclMissing};
+use super::plan::Conflict;
 #[cfg(feature = "nccl")]
 use crate::cuda::CudaMissing;
 use crate::store::StoreError;
+
+/// Most bytes of a strange value that a message shows.
+const MAX_SHOWN: usize = 100;
 
 /// A failed call of a process group.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The group came to its end; so do all later calls, with the same error.
-    #[error("`{operation}` cannot finish: {ending}")]
+    #[error("`{operation}` cannot finish: {}", ending.among(members))]
     Ended {
         /// The call in which this rank noticed.
         operation: Operation,
-        /// How.
+        /// How. Its ranks are those of the group.
         ending: Ending,
+        /// Who these are in the job.
+        members: Members,
+    },
+    /// Ranks that cannot become a group: they are of different versions, or want different things.
+    #[error("the ranks cannot become a group")]
+    Conflict(#[from] Conflict),
+    /// A backend that this program does not have.
+    #[error("this program has no backend `{backend}` for process groups; ask for `auto` or `tcp`")]
+    NoBackend {
+        /// It.
+        backend: Backend,
     },
     /// A rank that is not in the group.
     #[error("`{operation}` names rank {root}, but the group has {world_size} ranks")]
@@ -80,13 +96,13 @@ pub enum GroupError {
     StrangeEntry {
         /// The key within the group.
         key: String,
-        /// The value.
+        /// The value, or how it begins.
         value: String,
     },
 }
 
 impl GroupError {
-    /// The rank that was lost, if that is what happened.
+    /// The rank that was lost, if that is what happened, as a rank of the group.
     #[must_use]
     pub fn lost_rank(&self) -> Option<Rank> {
         match self {
@@ -113,6 +129,21 @@ impl GroupError {
             Self::Cuda(missing) => Some(missing.hint()),
             _ => None,
         }
+    }
+
+    /// As [`lost_rank`](Self::lost_rank), as a rank of the job.
+    #[must_use]
+    pub fn lost_rank_of_job(&self) -> Option<Rank> {
+        match self {
+            Self::Ended { ending: Ending::Lost { rank, .. }, members, .. } => Some(members.in_job(*rank)),
+            _ => None,
+        }
+    }
+
+    /// What lies in the store under `key` and is of no rank.
+    pub(crate) fn strange_entry(key: &str, value: &[u8]) -> Self {
+        let shown = &value[..value.len().min(MAX_SHOWN)];
+        Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
     }
 }
 
@@ -162,12 +193,16 @@ pub enum Ending {
         /// What this rank called.
         ours: Box<Call>,
     },
-    /// Two other ranks made different calls.
+    /// Two ranks made different calls, as one of them reports.
     Disagreed {
         /// The rank that noticed.
         rank: Rank,
+        /// What it called.
+        call: Box<Call>,
         /// The rank with which it disagrees.
         other: Rank,
+        /// What that one called; `None` if its bytes are no call of this version.
+        others: Option<Box<Call>>,
     },
     /// What carries the calls, or the device, failed on a rank.
     Failed {
@@ -204,19 +239,43 @@ impl From<io::ErrorKind> for LossCause {
     }
 }
 
+impl Ending {
+    /// How messages tell of it in a group of these members.
+    pub fn among<'a>(&'a self, members: &'a Members) -> impl fmt::Display + 'a {
+        Told { ending: self, members }
+    }
+}
+
+struct Told<'a> {
+    ending: &'a Ending,
+    members: &'a Members,
+}
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |rank| self.members.name(rank);
+        match self.ending {
+            Ending::Lost { rank, cause } => write!(f, "lost {}, {cause}", name(*rank)),
+            Ending::Mismatch { rank, theirs: Some(theirs), ours } => {
+                write!(f, "{} makes {theirs} where this rank makes {ours}", name(*rank))
+            }
+            Ending::Mismatch { rank, theirs: None, ours } => {
+                write!(f, "{} sends what is no call where this rank makes {ours}", name(*rank))
+            }
+            Ending::Disagreed { rank, call, other, others: Some(others) } => {
+                write!(f, "{} makes {call} where {} makes {others}", name(*rank), name(*other))
+            }
+            Ending::Disagreed { rank, call, other, others: None } => {
+                write!(f, "{} makes {call} where {} sends what is no call", name(*rank), name(*other))
+            }
+            Ending::Failed { rank, reason } => write!(f, "on {}, {reason}", name(*rank)),
+        }
+    }
+}
+
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost { rank, cause } => write!(f, "lost rank {rank}, {cause}"),
-            Self::Mismatch { rank, theirs: Some(theirs), ours } => {
-                write!(f, "rank {rank} makes {theirs} where this rank makes {ours}")
-            }
-            Self::Mismatch { rank, theirs: None, ours } => {
-                write!(f, "rank {rank} sends what is no call where this rank makes {ours}")
-            }
-            Self::Disagreed { rank, other } => write!(f, "rank {rank} makes another call than rank {other}"),
-            Self::Failed { rank, reason } => write!(f, "on rank {rank}, {reason}"),
-        }
+        self.among(&Members::all()).fmt(f)
     }
 }
 

@@ -216,6 +216,16 @@ impl Group {
         unsafe { self.backend.wait(stream) }
     }
 
+    /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank
+    /// where keys are equal. Every rank of this group makes the call; one without a color gets no group. What the sub-groups do
+    /// is independent of this group and of each other.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier); or a member of the sub-group is missing, which does not end this group.
+    pub fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>, GroupError> {
+        Ok(self.backend.split(color, key)?.map(Self::new))
+    }
+
     /// Leaves the group in good order: the other ranks hear at once that this one is done with it.
     pub fn leave(mut self) {
         self.backend.leave();

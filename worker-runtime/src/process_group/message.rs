@@ -1,13 +1,14 @@
 //! The header of every message between two ranks, and the call that it stands for. Pure.
 //!
 //! ```text
-//!  0..4   magic    `RRg1`
+//!  0..4   magic    `RRg2`
 //!  4      operation      5  data type      6  reduction      7  0
 //!  8..12  root
 //! 12..16  step     which exchange of the call
 //! 16..24  sequence which call of the group
 //! 24..32  count    elements of the call
 //! 32..40  length   bytes that follow
+//! 40..56  the call of the group before it: as 4..12 and count; zeros for none
 //! ```
 //! All numbers are little-endian. Both ends compute the header that they expect; another one means that the
 //! ranks do not make the same calls.
@@ -19,9 +20,9 @@ use rankrun_contract::rank::Rank;
 use super::element::{DataType, Reduction};
 
 /// Length of a header in bytes.
-pub(crate) const HEADER_LEN: usize = 40;
+pub(crate) const HEADER_LEN: usize = 56;
 
-const MAGIC: [u8; 4] = *b"RRg1";
+const MAGIC: [u8; 4] = *b"RRg2";
 
 /// What a group does together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub enum Operation {
     Receive,
     /// `barrier`.
     Barrier,
+    /// `split`.
+    Split,
     /// Leaving the group in good order.
     Leave,
 }
@@ -66,6 +69,7 @@ impl fmt::Display for Operation {
             Self::Send => "send",
             Self::Receive => "receive",
             Self::Barrier => "barrier",
+            Self::Split => "split",
             Self::Leave => "leave",
         })
     }
@@ -94,13 +98,38 @@ impl fmt::Display for Call {
         if let Some(reduction) = self.reduction {
             write!(f, " ({reduction})")?;
         }
-        if self.data_type != DataType::None {
+        if self.data_type != DataType::None && self.operation != Operation::Split {
             write!(f, " of {} {}", self.count, self.data_type)?;
         }
-        match self.root {
-            Some(root) => write!(f, " with root {root}"),
-            None => Ok(()),
+        match (self.operation, self.root) {
+            (Operation::Send, Some(to)) => write!(f, " to rank {to}"),
+            (Operation::Receive, Some(from)) => write!(f, " from rank {from}"),
+            (_, Some(root)) => write!(f, " with root {root}"),
+            (_, None) => Ok(()),
         }
+    }
+}
+
+impl Call {
+    /// As digits, for where there is text.
+    pub(crate) fn to_hex(self) -> String {
+        let header = Header { call: self, step: 0, length: 0, previous: None };
+        header.encode().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// `None` for what is not written by [`to_hex`](Self::to_hex).
+    pub(crate) fn from_hex(text: &str) -> Option<Self> {
+        let mut bytes = [0; HEADER_LEN];
+        let digits = text.as_bytes().as_chunks::<2>();
+        if digits.0.len() != HEADER_LEN || !digits.1.is_empty() {
+            return None;
+        }
+        for (byte, &[high, low]) in bytes.iter_mut().zip(digits.0) {
+            let digit = |digit: u8| (digit as char).to_digit(16);
+            *byte = u8::try_from(digit(high)? * 16 + digit(low)?).ok()?;
+        }
+        let is_bare = |it: &Header| (it.step, it.length, it.previous) == (0, 0, None);
+        Header::decode(&bytes).filter(is_bare).map(|header| header.call)
     }
 }
 
@@ -110,6 +139,9 @@ pub(crate) struct Header {
     pub(crate) call: Call,
     pub(crate) step: u32,
     pub(crate) length: u64,
+    /// The call of the whole group that the sender made before this one, by which a rank is found out that has made a call which
+    /// sends nothing to the receiver.
+    pub(crate) previous: Option<Call>,
 }
 
 /// The root of a call that has none.
@@ -128,48 +160,64 @@ impl Header {
         },
         step: 0,
         length: 0,
+        previous: None,
     };
 
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = operation_code(self.call.operation);
-        bytes[5] = data_type_code(self.call.data_type);
-        bytes[6] = self.call.reduction.map_or(0, reduction_code);
-        let root = self.call.root.map_or(NO_ROOT, |root| root.0);
-        bytes[8..12].copy_from_slice(&root.to_le_bytes());
+        bytes[4..12].copy_from_slice(&encode_kind(&self.call));
         bytes[12..16].copy_from_slice(&self.step.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.call.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.call.count.to_le_bytes());
-        bytes[32..].copy_from_slice(&self.length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
+        if let Some(previous) = &self.previous {
+            bytes[40..48].copy_from_slice(&encode_kind(previous));
+            bytes[48..].copy_from_slice(&previous.count.to_le_bytes());
+        }
         bytes
     }
 
     /// `None` for bytes that no rank of this version sends.
     pub(crate) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
-        if bytes[..4] != MAGIC || bytes[7] != 0 {
+        if bytes[..4] != MAGIC {
             return None;
         }
-        let root = u32_at(bytes, 8);
-        Some(Self {
-            call: Call {
-                operation: OPERATIONS.into_iter().find(|&it| operation_code(it) == bytes[4])?,
-                data_type: DATA_TYPES.into_iter().find(|&it| data_type_code(it) == bytes[5])?,
-                reduction: match bytes[6] {
-                    0 => None,
-                    code => Some(REDUCTIONS.into_iter().find(|&it| reduction_code(it) == code)?),
-                },
-                root: (root != NO_ROOT).then_some(Rank(root)),
-                count: u64_at(bytes, 24),
-                sequence: u64_at(bytes, 16),
-            },
-            step: u32_at(bytes, 12),
-            length: u64_at(bytes, 32),
-        })
+        let sequence = u64_at(bytes, 16);
+        let call = decode_kind(bytes, 4, (u64_at(bytes, 24), sequence))?;
+        let previous = match &bytes[40..] {
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] => None,
+            _ => Some(decode_kind(bytes, 40, (u64_at(bytes, 48), sequence.checked_sub(1)?))?),
+        };
+        Some(Self { call, step: u32_at(bytes, 12), length: u64_at(bytes, 32), previous })
     }
 }
 
-const OPERATIONS: [Operation; 11] = [
+/// Operation, type, reduction and root.
+fn encode_kind(call: &Call) -> [u8; 8] {
+    let root = call.root.map_or(NO_ROOT, |root| root.0).to_le_bytes();
+    let reduction = call.reduction.map_or(0, reduction_code);
+    let [a, b, c, d] = root;
+    [operation_code(call.operation), data_type_code(call.data_type), reduction, 0, a, b, c, d]
+}
+
+fn decode_kind(bytes: &[u8; HEADER_LEN], at: usize, (count, sequence): (u64, u64)) -> Option<Call> {
+    let root = u32_at(bytes, at + 4);
+    let call = Call {
+        operation: OPERATIONS.into_iter().find(|&it| operation_code(it) == bytes[at])?,
+        data_type: DATA_TYPES.into_iter().find(|&it| data_type_code(it) == bytes[at + 1])?,
+        reduction: match bytes[at + 2] {
+            0 => None,
+            code => Some(REDUCTIONS.into_iter().find(|&it| reduction_code(it) == code)?),
+        },
+        root: (root != NO_ROOT).then_some(Rank(root)),
+        count,
+        sequence,
+    };
+    (bytes[at + 3] == 0).then_some(call)
+}
+
+const OPERATIONS: [Operation; 12] = [
     Operation::Broadcast,
     Operation::AllReduce,
     Operation::AllGather,
@@ -181,6 +229,7 @@ const OPERATIONS: [Operation; 11] = [
     Operation::ReduceScatter,
     Operation::Send,
     Operation::Receive,
+    Operation::Split,
 ];
 const DATA_TYPES: [DataType; 8] = [
     DataType::None,
@@ -209,6 +258,7 @@ fn operation_code(operation: Operation) -> u8 {
         Operation::ReduceScatter => 9,
         Operation::Send => 10,
         Operation::Receive => 11,
+        Operation::Split => 12,
     }
 }
 
@@ -257,20 +307,41 @@ mod tests {
             reduction in proptest::option::of(select(&REDUCTIONS)),
             root in proptest::option::of(0u32..u32::MAX),
             (count, sequence, step, length) in any::<(u64, u64, u32, u64)>(),
+            has_previous in any::<bool>(),
         ) {
             let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
-            let header = Header { call, step, length };
+            let previous = has_previous.then_some(Call { sequence: sequence.wrapping_sub(1), ..call });
+            let header = Header { call, step, length, previous: previous.filter(|_| sequence > 0) };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
         }
 
         #[test]
-        fn no_bytes_panic(mut bytes in any::<[u8; 32]>(), magic in any::<bool>()) {
-            if magic {
+        fn a_call_in_digits_is_read(
+            operation in select(&OPERATIONS),
+            root in proptest::option::of(0u32..u32::MAX),
+            (count, sequence) in any::<(u64, u64)>(),
+        ) {
+            let (data_type, reduction) = (DataType::Bf16, Some(Reduction::Min));
+            let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
+            let digits = call.to_hex();
+            prop_assert_eq!(Call::from_hex(&digits), Some(call));
+            prop_assert_eq!(Call::from_hex(&digits[1..]), None);
+        }
+
+        #[test]
+        fn no_digits_panic(text in "[0-9a-gé ]{0,90}") {
+            prop_assert_eq!(Call::from_hex(&text), None);
+        }
+
+        #[test]
+        fn no_bytes_panic(start in any::<[u8; 32]>(), end in any::<[u8; 24]>(), small in any::<bool>()) {
+            let mut bytes: [u8; HEADER_LEN] = [&start[..], &end].concat().try_into().unwrap();
+            if small {
+                bytes.iter_mut().for_each(|byte| *byte %= 8);
                 bytes[..4].copy_from_slice(&MAGIC);
+                (bytes[7], bytes[43]) = (0, 0);
             }
-            let mut header = [0; HEADER_LEN];
-            header[..32].copy_from_slice(&bytes);
-            prop_assert!(Header::decode(&header).is_none_or(|it| it.encode()[..7] == header[..7]));
+            prop_assert!(Header::decode(&bytes).is_none_or(|it| it.encode() == bytes));
         }
     }
 
@@ -287,5 +358,7 @@ mod tests {
         assert_eq!(call.to_string(), "call 3, `all_reduce` (sum) of 10 f32");
         let call = Call { operation: Operation::Broadcast, reduction: None, root: Some(Rank(1)), ..call };
         assert_eq!(call.to_string(), "call 3, `broadcast` of 10 f32 with root 1");
+        let call = Call { operation: Operation::Receive, ..call };
+        assert_eq!(call.to_string(), "call 3, `receive` of 10 f32 from rank 1");
     }
 }

@@ -20,13 +20,17 @@ mod device;
 mod element;
 mod error;
 mod group;
+mod host;
 mod layout;
 mod meet;
+mod members;
 mod message;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 pub(crate) mod parting;
+mod plan;
 mod reduce;
+mod split;
 mod tcp;
 mod transport;
 mod verdict;
@@ -42,7 +46,9 @@ pub use device::{DeviceCollective, DeviceMemory, Stream};
 pub use element::{DataType, Element, Reduction, bf16, f16};
 pub use error::{Ending, GroupError, LossCause, MemoryKind};
 pub use group::Group;
+pub use members::Members;
 pub use message::{Call, Operation};
+pub use plan::{Conflict, Wish};
 
 /// How a group is made.
 #[derive(Debug, Clone)]
@@ -51,28 +57,40 @@ pub struct GroupOptions {
     pub name: String,
     /// How long joining, and each call, may take. It must be longer than ranks may be apart from each other.
     pub timeout: Duration,
+    /// What carries its calls, on all ranks alike; `None` leaves it to the environment variable `RANKRUN_BACKEND`, and where
+    /// there is none to [`Wish::Auto`].
+    pub backend: Option<Wish>,
 }
 
 impl Default for GroupOptions {
     /// The name `default`, and torch's half an hour.
     fn default() -> Self {
-        Self { name: "default".to_owned(), timeout: Duration::from_secs(30 * 60) }
+        Self { name: "default".to_owned(), timeout: Duration::from_secs(30 * 60), backend: None }
     }
 }
 
 /// What carries the calls of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
+    /// Memory of this process: ranks that are threads, or a group of one rank.
+    Memory,
+    /// Memory that the ranks of one host share.
+    Shm,
     /// TCP connections.
     Tcp,
-    /// NCCL, between NVIDIA's GPUs.
+    /// Shared memory within each host, TCP between hosts.
+    Mixed,
+    /// NCCL.
     Nccl,
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Mixed => "mixed",
             Self::Nccl => "nccl",
         })
     }
@@ -132,6 +150,13 @@ pub trait ProcessGroup: Debug + Send {
         let _ = stream;
         Ok(())
     }
+
+    /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank
+    /// where keys are equal. A rank without a color takes part and gets no group. It is `MPI_Comm_split` and `ncclCommSplit`.
+    ///
+    /// # Errors
+    /// The group has ended, or the sub-group does not come about, which does not end this one.
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError>;
 
     /// Zeroed memory that this backend carries with the fewest copies.
     fn allocate(&mut self, bytes: usize) -> Memory {

@@ -1,97 +1,170 @@
 //! The one ending of a group on which all ranks agree.
 //!
 //! The first rank that notices writes it into the store before it closes its connections. Whoever notices
-//! later, be it only through those closed connections, reads who was lost first.
+//! later, be it only through those closed connections, reads who was lost first, or which two calls differ.
+//!
+//! ```text
+//! lost <rank>
+//! mismatch <rank> <its call> <other rank> <the other's call, or ->
+//! failed <rank> <its words>
+//! ```
 
-use rankrun_contract::rank::Rank;
+use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::error::{Ending, LossCause};
+use super::meet::Seat;
+use super::message::Call;
 use crate::report;
 use crate::store::TcpStore;
 
-/// The ending on which all ranks agree when this one noticed `seen`.
-pub(crate) fn agree(store: &TcpStore, seen: Ending, me: Rank) -> Ending {
-    let ending = match store.compare_set("verdict", b"", render(&seen, me).as_bytes()) {
-        Ok(said) => settle(seen, &String::from_utf8_lossy(&said), me),
+/// Most letters of the words of a failure that are told.
+const MAX_REASON: usize = 2000;
+
+/// The ending on which all ranks agree when the one at `seat` noticed `seen`.
+pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
+    let ending = match store.compare_set("verdict", b"", render(&seen, seat.rank).as_bytes()) {
+        Ok(said) => settle(seen, &String::from_utf8_lossy(&said), seat.world_size),
         // Without the store this rank's own word is the best one.
         Err(_) => seen,
     };
     if let Ending::Lost { rank, .. } = &ending {
-        report::note_loss(*rank);
+        report::note_loss(seat.members.in_job(*rank));
     }
     ending
 }
 
 /// What the store says of an ending.
 fn render(ending: &Ending, me: Rank) -> String {
-    match ending {
-        Ending::Lost { rank, .. } => format!("lost {rank}"),
-        Ending::Mismatch { rank, .. } => format!("mismatch {me} {rank}"),
-        Ending::Disagreed { rank, other } => format!("mismatch {rank} {other}"),
-        Ending::Failed { rank, reason } => format!("failed {rank} {reason}"),
-    }
+    let (rank, call, other, others) = match ending {
+        Ending::Lost { rank, .. } => return format!("lost {rank}"),
+        Ending::Failed { rank, reason } => return format!("failed {rank} {reason}"),
+        Ending::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
+        Ending::Disagreed { rank, call, other, others } => (*rank, call, *other, others),
+    };
+    let others = others.as_ref().map_or_else(|| "-".to_owned(), |call| call.to_hex());
+    format!("mismatch {rank} {} {other} {others}", call.to_hex())
 }
 
 /// The ending to report when `seen` was noticed here and the store says `verdict`.
-fn settle(seen: Ending, verdict: &str, me: Rank) -> Ending {
-    let own = render(&seen, me);
-    let words: Vec<&str> = verdict.split(' ').collect();
-    match words[..] {
+fn settle(seen: Ending, verdict: &str, world_size: WorldSize) -> Ending {
+    match (parse(verdict, world_size), &seen) {
         // What was noticed here says more than the store does.
-        _ if verdict == own || matches!(seen, Ending::Mismatch { .. }) => seen,
-        ["lost", rank] => match rank.parse() {
-            Ok(rank) => Ending::Lost { rank, cause: LossCause::Reported },
-            Err(_) => seen,
-        },
-        ["mismatch", rank, other] => match (rank.parse(), other.parse()) {
-            (Ok(rank), Ok(other)) => Ending::Disagreed { rank, other },
-            _ => seen,
-        },
-        ["failed", rank, ..] => match rank.parse() {
-            Ok(rank) => Ending::Failed { rank, reason: words[2..].join(" ") },
-            Err(_) => seen,
-        },
-        _ => seen,
+        (Some(Ending::Lost { rank, .. }), Ending::Lost { rank: same, .. }) if rank == *same => seen,
+        (Some(told), _) => told,
+        (None, _) => seen,
     }
+}
+
+/// `None` for what no rank of a group of this size writes.
+fn parse(verdict: &str, world_size: WorldSize) -> Option<Ending> {
+    let rank = |text: &str| text.parse().ok().filter(|rank: &Rank| rank.0 < world_size.get());
+    let mut words = verdict.split(' ');
+    let ending = match words.next()? {
+        "lost" => Ending::Lost { rank: rank(words.next()?)?, cause: LossCause::Reported },
+        "mismatch" => Ending::Disagreed {
+            rank: rank(words.next()?)?,
+            call: Box::new(Call::from_hex(words.next()?)?),
+            other: rank(words.next()?)?,
+            others: match words.next()? {
+                "-" => None,
+                digits => Some(Box::new(Call::from_hex(digits)?)),
+            },
+        },
+        "failed" => {
+            let rank = rank(words.next()?)?;
+            let reason: String = words.collect::<Vec<_>>().join(" ").chars().take(MAX_REASON).collect();
+            return (!reason.is_empty()).then_some(Ending::Failed { rank, reason });
+        }
+        _ => return None,
+    };
+    words.next().is_none().then_some(ending)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_group::element::{DataType, Reduction};
+    use crate::process_group::message::Operation;
 
     const ME: Rank = Rank(0);
 
+    fn four() -> WorldSize {
+        WorldSize::new(4).unwrap()
+    }
+
     fn lost(rank: u32) -> Ending {
         Ending::Lost { rank: Rank(rank), cause: LossCause::Closed }
+    }
+
+    fn call(count: u64) -> Box<Call> {
+        Box::new(Call {
+            operation: Operation::Reduce,
+            data_type: DataType::F16,
+            reduction: Some(Reduction::Max),
+            root: Some(Rank(2)),
+            count,
+            sequence: 7,
+        })
     }
 
     #[test]
     fn the_first_one_to_notice_is_believed() {
         assert_eq!(render(&lost(2), ME), "lost 2");
         let reported = Ending::Lost { rank: Rank(1), cause: LossCause::Reported };
-        assert_eq!(settle(lost(2), "lost 1", ME), reported);
-        let disagreed = Ending::Disagreed { rank: Rank(1), other: Rank(3) };
-        assert_eq!(render(&disagreed, ME), "mismatch 1 3");
-        assert_eq!(settle(lost(2), "mismatch 1 3", ME), disagreed);
+        assert_eq!(settle(lost(2), "lost 1", four()), reported);
+    }
+
+    #[test]
+    fn every_rank_hears_both_calls_of_a_mismatch() {
+        for others in [Some(call(4)), None] {
+            let seen = Ending::Mismatch { rank: Rank(3), theirs: others.clone(), ours: call(5) };
+            let verdict = render(&seen, Rank(1));
+            let told = Ending::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others };
+            assert_eq!(render(&told, ME), verdict);
+            for seen in [seen, lost(1)] {
+                assert_eq!(settle(seen, &verdict, four()), told);
+            }
+        }
+        let told = Ending::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others: Some(call(4)) };
+        assert_eq!(
+            told.to_string(),
+            "rank 1 makes call 7, `reduce` (max) of 5 f16 with root 2 \
+             where rank 3 makes call 7, `reduce` (max) of 4 f16 with root 2"
+        );
     }
 
     #[test]
     fn what_failed_on_another_rank_is_told_in_its_words() {
         let failed = Ending::Failed { rank: Rank(1), reason: "no such device".to_owned() };
-        assert_eq!(settle(lost(1), &render(&failed, Rank(1)), ME), failed);
+        assert_eq!(settle(lost(1), &render(&failed, Rank(1)), four()), failed);
     }
 
     #[test]
     fn the_same_verdict_keeps_the_evidence() {
-        assert_eq!(settle(lost(2), "lost 2", ME), lost(2));
+        assert_eq!(settle(lost(2), "lost 2", four()), lost(2));
     }
 
     #[test]
     fn a_strange_verdict_changes_nothing() {
-        for verdict in
-            ["", "lost", "lost -1", "lost 1 2", "mismatch 1", "mismatch a b", "found 1", "failed", "failed x"]
-        {
-            assert_eq!(settle(lost(2), verdict, ME), lost(2), "{verdict}");
+        let digits = call(1).to_hex();
+        let strange = [
+            String::new(),
+            "lost".to_owned(),
+            "lost -1".to_owned(),
+            "lost 4".to_owned(),
+            "lost 1 2".to_owned(),
+            "found 1".to_owned(),
+            "mismatch 1 2".to_owned(),
+            "failed".to_owned(),
+            "failed 1".to_owned(),
+            "failed 4 words".to_owned(),
+            "mismatch 1 - 2 -".to_owned(),
+            format!("mismatch 1 {digits} 4 -"),
+            format!("mismatch 1 {digits} 2 {digits}0"),
+            format!("mismatch 1 {digits} 2 - -"),
+        ];
+        for verdict in strange {
+            assert_eq!(settle(lost(2), &verdict, four()), lost(2), "{verdict}");
         }
     }
 }

@@ -53,13 +53,16 @@ fn strangers_neither_join_nor_hold_up_the_ranks() {
     thread::scope(|scope| {
         let first = scope.spawn(|| join(&server, 0, 2, AMPLE));
         let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap();
-        let address = store.get("rankrun/group/default/life 0/1/address/0").unwrap();
+        let store = store.with_prefix("rankrun/group/default/life 0/1");
+        // The second rank has been here once, as far as the first one can see.
+        store.set("record/1", &store.get("record/0").unwrap()).unwrap();
+        let address = store.get("address/0").unwrap();
         let connect = || TcpStream::connect(String::from_utf8_lossy(&address).as_ref()).unwrap();
 
         let _silent = connect();
         let mut beginning = connect();
-        beginning.write_all(b"rankrun group 1\n").unwrap();
-        let mut greeting = b"rankrun group 1\n".to_vec();
+        beginning.write_all(b"rankrun group 2\n").unwrap();
+        let mut greeting = b"rankrun group 2\n".to_vec();
         greeting.extend_from_slice(&36u64.to_le_bytes());
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[&greeting[..], &[b'0'; 60]].concat()] {
             let mut stranger = connect();
@@ -96,7 +99,7 @@ fn a_name_can_be_used_again_and_several_at_once() {
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
     let named = |rank, name: &str| {
-        let options = GroupOptions { name: name.to_owned(), timeout: AMPLE };
+        let options = GroupOptions { name: name.to_owned(), ..options(AMPLE) };
         WorkerContext::new(env(&server, rank, 2)).process_group(&options).unwrap()
     };
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Ranks that die, fall silent, leave or do something else: every other rank ends with an error that says so.
+//! Ranks that die, fall silent or leave: every other rank ends with an error that says so.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -43,8 +43,9 @@ fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
                 if group.rank() == Rank(dying) {
                     crash(group);
                 }
-                // An operation that needs nothing from the dead rank may still succeed, once or twice.
-                let error = (0..1000).find_map(|_| operation(&mut group).err()).expect("the loss is noticed");
+                // An operation that needs nothing from the dead rank may still succeed, as often as there is time until it has died.
+                let error =
+                    (0..1_000_000).find_map(|_| operation(&mut group).err()).expect("the loss is noticed");
                 assert!(error.to_string().contains(name), "{error}");
                 (error.lost_rank(), operation(&mut group).unwrap_err().lost_rank())
             });
@@ -121,63 +122,6 @@ fn a_rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
     })
     .into_iter()
     .for_each(|ended| ended.expect("no rank panics"));
-}
-
-#[test]
-fn a_different_call_is_an_error_on_both_sides() {
-    let calls: [(Operation, Operation); 6] = [
-        (|group| group.barrier(), |group| group.all_reduce(&mut [1.0f32], Reduction::Sum)),
-        (
-            |group| group.all_reduce(&mut [1.0f32; 4], Reduction::Sum),
-            |group| group.all_reduce(&mut [1.0f32; 5], Reduction::Sum),
-        ),
-        (
-            |group| group.all_reduce(&mut [1.0f64], Reduction::Sum),
-            |group| group.all_reduce(&mut [1i64], Reduction::Sum),
-        ),
-        (
-            |group| group.all_reduce(&mut [1.0f32], Reduction::Sum),
-            |group| group.all_reduce(&mut [1.0f32], Reduction::Max),
-        ),
-        (
-            |group| group.scatter(&[1i64, 2, 3], &[1, 2], Rank(0)).map(drop),
-            |group| group.scatter::<i64>(&[], &[2, 1], Rank(0)).map(drop),
-        ),
-        (|group| group.broadcast(&mut [1i64], Rank(0)), |group| group.broadcast(&mut [1i64], Rank(1))),
-    ];
-    for (number, (ours, theirs)) in calls.into_iter().enumerate() {
-        let ended = run(2, AMPLE, |mut group| {
-            let call = if group.rank() == Rank(0) { ours } else { theirs };
-            // Who only sends sees it at the next call.
-            call(&mut group).and_then(|()| group.barrier()).unwrap_err().to_string()
-        });
-        for (rank, error) in ended.into_iter().enumerate() {
-            let error = error.expect("no rank panics");
-            let other = 1 - rank;
-            let seen = format!("rank {other} makes call");
-            let told = format!("rank {other} makes another call than rank {rank}");
-            assert!(error.contains(&seen) || error.contains(&told), "case {number}, rank {rank}: {error}");
-        }
-    }
-}
-
-#[test]
-fn a_third_rank_hears_who_disagreed() {
-    let ended = run(3, AMPLE, |mut group| {
-        let error = match group.rank() {
-            Rank(0) => group.broadcast(&mut [1i64], Rank(0)).and_then(|()| group.barrier()),
-            Rank(1) => group.broadcast(&mut [1i64, 2], Rank(0)),
-            _ => group.broadcast(&mut [1i64], Rank(0)).and_then(|()| group.barrier()),
-        };
-        error.unwrap_err().to_string()
-    });
-    let errors: Vec<String> = ended.into_iter().map(|error| error.expect("no rank panics")).collect();
-    assert!(
-        errors[1].contains("rank 0 makes call 1, `broadcast` of 1 i64 with root 0 where"),
-        "{}",
-        errors[1]
-    );
-    assert!(errors[2].contains("rank 1 makes another call than rank 0"), "{}", errors[2]);
 }
 
 #[expect(clippy::disallowed_methods, reason = "the test measures how long the others take")]

@@ -5,11 +5,15 @@
 mod group;
 mod join;
 mod loss;
+mod meet;
+mod mismatch;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod pair;
 mod parting;
 mod process;
 mod report;
 mod server;
+mod split;
 mod store;
 mod world;

@@ -82,7 +82,7 @@ fn go_on(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     } else {
         assert!(has_left(&mut group));
     }
-    let next = GroupOptions { name: "next".to_owned(), timeout: AMPLE };
+    let next = GroupOptions { name: "next".to_owned(), ..options(AMPLE) };
     Ok(context.process_group(&next)?.barrier()?)
 }
 

@@ -39,6 +39,9 @@ fn main_of_a_started_rank() {
     let role = role.to_str().unwrap().to_owned();
     let code = match role.as_str() {
         "panic" | "panic in a thread" | "error" | "fine" => crate::report::main(&role),
+        "split" => crate::split::main(),
+        "meet" => crate::meet::main(),
+        "pair" => crate::pair::main(),
         #[cfg(feature = "nccl")]
         role if role.starts_with("nccl: ") => crate::nccl::main(role),
         role if role.starts_with("part: ") => crate::parting::main(role),

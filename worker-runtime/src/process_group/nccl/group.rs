@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
@@ -17,11 +18,18 @@ use crate::process_group::collective::{Collective, HostCollective};
 use crate::process_group::device::{DeviceCollective, DeviceMemory, Stream};
 use crate::process_group::element::{DataType, Reduction};
 use crate::process_group::error::{Ending, GroupError, MemoryKind};
-use crate::process_group::message::Operation;
+use crate::process_group::meet::{self, Seat};
+use crate::process_group::message::{Call, Operation};
 use crate::process_group::nccl::numbers::Numbers;
 use crate::process_group::parting::{self, Part};
+use crate::process_group::plan::Wish;
+use crate::process_group::split::{self, Choice};
 use crate::process_group::{Backend, GroupOptions, ProcessGroup};
+use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
+
+/// Between two looks whether the group goes on, while its ranks say how it is split.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Ranks on NVIDIA's GPUs, one each.
 ///
@@ -33,8 +41,10 @@ use crate::{clock, cuda};
 /// stream, and what is put there within milliseconds after it.
 #[derive(Debug)]
 pub struct NcclGroup {
-    rank: Rank,
-    world_size: WorldSize,
+    nccl: Nccl,
+    seat: Seat,
+    /// Where the ranks meet; none in a world of one.
+    store: Option<TcpStore>,
     numbers: Numbers,
     /// An element for barriers.
     scratch: Scratch,
@@ -62,15 +72,18 @@ impl NcclGroup {
         options: &GroupOptions,
         library: Option<&Path>,
     ) -> Result<Self, GroupError> {
-        parting::go_on();
         let nccl = Nccl::load(library)?;
-        let driver = cuda::driver()?;
-        driver.current_context()?;
-        let scratch = driver.allocate(size_of::<u64>())?;
-        let link = join::join(context, options, &nccl)?;
-        let (rank, world_size) = (context.rank(), context.world_size());
-        let (watch, numbers) = (Arc::clone(&link.watch), Numbers::new(world_size));
-        Ok(Self { rank, world_size, numbers, scratch, watch, link: Some(link) })
+        cuda::cuda_available()?;
+        cuda::driver()?.current_context()?;
+        let (seat, store) = meet::enter(context, options, Wish::Nccl)?;
+        Self::connect(nccl, seat, store)
+    }
+
+    fn connect(nccl: Nccl, seat: Seat, store: Option<TcpStore>) -> Result<Self, GroupError> {
+        let scratch = cuda::driver()?.allocate(size_of::<u64>())?;
+        let link = join::join(&nccl, &seat, store.as_ref())?;
+        let (watch, numbers) = (Arc::clone(&link.watch), Numbers::new(seat.world_size));
+        Ok(Self { nccl, seat, store, numbers, scratch, watch, link: Some(link) })
     }
 
     /// The communicator, for calls that this type does not have. Nobody watches over what is done with it.
@@ -92,15 +105,39 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        works.iter().try_for_each(|(data_type, work)| work.check(*data_type, self.rank, self.world_size))?;
+        let Seat { rank, world_size, .. } = self.seat;
+        works.iter().try_for_each(|(data_type, work)| work.check(*data_type, rank, world_size))?;
         let Some((_, first)) = works.first() else { return Ok(()) };
         let operation = first.operation();
         for (data_type, work) in works {
             let (call, is_of_all) = self.numbers.number(work.call(*data_type));
-            self.watch.begin(call, is_of_all).map_err(|ending| GroupError::Ended { operation, ending })?;
+            self.watch.begin(call, is_of_all).map_err(|ending| self.watch.ended(operation, ending))?;
         }
         // SAFETY: the caller's promise.
         unsafe { self.put(operation, works, stream) }
+    }
+
+    /// What all ranks say when the group is split, through the store; the watch ends it where a rank does not.
+    fn exchange(&self, sequence: u64, own: Choice) -> Result<Vec<Choice>, GroupError> {
+        let Some(store) = &self.store else { return Ok(vec![own]) };
+        let store = store.with_own_connection(meet::VERDICT_TIMEOUT)?;
+        let key = |rank: u32| format!("choices {sequence}/{rank}");
+        let [color, order] = own.encode();
+        store.set(&key(self.seat.rank.0), format!("{color} {order}").as_bytes())?;
+        let keys: Vec<String> = (0..self.seat.world_size.get()).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        loop {
+            match store.wait(&keys, LOOK) {
+                Err(StoreError::WaitTimeout { .. }) => self.watch.check()?,
+                result => break result?,
+            }
+        }
+        let parse = |(key, value): (&&str, Vec<u8>)| {
+            let text = String::from_utf8_lossy(&value);
+            let numbers = text.split_once(' ').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
+            numbers.map(Choice::decode).ok_or_else(|| GroupError::strange_entry(key, &value))
+        };
+        keys.iter().zip(store.multi_get(&keys)?).map(parse).collect()
     }
 
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
@@ -110,7 +147,7 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        let ended = |ending: Ending| GroupError::Ended { operation, ending };
+        let ended = |ending: Ending| self.watch.ended(operation, ending);
         let Some(link) = &self.link else {
             return Err(GroupError::Nccl(NcclError::Aborted { function: "ncclCommGetAsyncError" }));
         };
@@ -190,11 +227,11 @@ fn parts(
 
 impl ProcessGroup for NcclGroup {
     fn rank(&self) -> Rank {
-        self.rank
+        self.seat.rank
     }
 
     fn world_size(&self) -> WorldSize {
-        self.world_size
+        self.seat.world_size
     }
 
     fn backend(&self) -> Backend {
@@ -226,10 +263,31 @@ impl ProcessGroup for NcclGroup {
         unsafe { self.run_grouped(&[(data_type, work)], stream) }
     }
 
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
+        parting::go_on();
+        let call = Call { operation: Operation::Split, ..HostCollective::Barrier.call(DataType::None) };
+        let (call, _) = self.numbers.number(call);
+        let begun = self.watch.begin(call, true);
+        begun.map_err(|ending| self.watch.ended(Operation::Split, ending))?;
+        let choices = self.exchange(call.sequence, Choice { color, key });
+        self.watch.locked().log.give_up();
+        let choices = choices?;
+        let (Some(color), Some(members)) = (color, split::members(&choices, self.seat.rank)) else {
+            return Ok(None);
+        };
+        let seat = self.seat.within(&members, clock::after(self.seat.timeout));
+        // What waits there holds up nothing of this group.
+        let own = |store: &TcpStore| store.with_own_connection(meet::VERDICT_TIMEOUT);
+        let store = self.store.as_ref().filter(|_| seat.world_size != WorldSize::ONE);
+        let store = store.map(own).transpose()?;
+        let store = store.map(|store| store.with_prefix(&format!("split {}/{color}", call.sequence)));
+        Ok(Some(Box::new(Self::connect(self.nccl.clone(), seat, store)?)))
+    }
+
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
     unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
         let driver = cuda::driver()?;
-        let (mut looks, never) = (0, clock::after(std::time::Duration::MAX));
+        let (mut looks, never) = (0, clock::after(Duration::MAX));
         loop {
             self.watch.check()?;
             // SAFETY: the caller's promise. The watch sees to it that this comes to an end.
@@ -239,7 +297,7 @@ impl ProcessGroup for NcclGroup {
                 Err(error) => {
                     let ending = self.watch.fail(error.to_string());
                     let operation = self.watch.locked().ended_in;
-                    return Err(GroupError::Ended { operation, ending });
+                    return Err(self.watch.ended(operation, ending));
                 }
             }
         }

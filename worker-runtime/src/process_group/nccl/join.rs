@@ -3,10 +3,9 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use nix::sys::eventfd::EventFd;
-use rankrun_contract::rank::{Rank, WorldSize};
+use rankrun_contract::rank::Rank;
 
 use super::calls::{Nccl, NcclError, NcclId};
 use super::communicator::Communicator;
@@ -15,11 +14,10 @@ use super::log::Log;
 use super::others::{Others, Said};
 use super::symbols::ID_LEN;
 use super::watch::{Trouble, Watch, Watcher};
-use crate::context::WorkerContext;
 use crate::process_group::error::{Ending, GroupError, LossCause};
+use crate::process_group::meet::Seat;
 use crate::process_group::message::Operation;
-use crate::process_group::tcp::join::Seat;
-use crate::process_group::{GroupOptions, meet, tcp, verdict};
+use crate::process_group::{tcp, verdict};
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
 
@@ -28,29 +26,26 @@ const ID: &str = "nccl/id";
 /// Between two looks at the other ranks while NCCL connects.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// The communicator of all ranks, watched over.
-pub(super) fn join(context: &WorkerContext, options: &GroupOptions, nccl: &Nccl) -> Result<Link, GroupError> {
-    let deadline = clock::after(options.timeout);
-    if context.world_size() == WorldSize::ONE {
-        let place = (context.rank(), context.world_size());
-        let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, options.timeout)?;
-        return watched(communicator, options, (Others::new(vec![None]), None));
-    }
-    let seat = meet::seat(context, options);
-    let store = meet::place_in(&context.store(options.timeout)?, &seat, &options.name)?;
+/// The communicator of all ranks of a group, watched over. Without a store the rank is alone.
+pub(super) fn join(nccl: &Nccl, seat: &Seat, store: Option<&TcpStore>) -> Result<Link, GroupError> {
+    let Some(store) = store else {
+        let place = (seat.rank, seat.world_size);
+        let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, seat.timeout)?;
+        return watched(communicator, seat, (Others::new(vec![None]), None));
+    };
     if seat.rank == Rank(0) {
         store.set(ID, &nccl.unique_id()?.0)?;
     }
-    let mut others = Others::new(tcp::join::join(&store, &seat)?.into_streams());
-    match connect(nccl, &store, &seat, (&mut others, deadline)) {
-        Ok(communicator) => watched(communicator, options, (others, Some(store))),
+    let mut others = Others::new(tcp::join::connect(store, seat)?);
+    match connect(nccl, store, seat, &mut others) {
+        Ok(communicator) => watched(communicator, seat, (others, Some(store.clone()))),
         // The connections are closed, which others take for a loss, only when the verdict is written.
         Err(Failure::Ending(seen)) => {
-            let ending = verdict::agree(&store, seen, seat.rank);
-            Err(GroupError::Ended { operation: Operation::Join, ending })
+            let (operation, members) = (Operation::Join, seat.members.clone());
+            Err(GroupError::Ended { operation, ending: verdict::agree(store, seat, seen), members })
         }
         Err(Failure::Nccl(error)) => {
-            verdict::agree(&store, failed(seat.rank, &error), seat.rank);
+            verdict::agree(store, seat, failed(seat.rank, &error));
             Err(error.into())
         }
         Err(Failure::Other(error)) => Err(error),
@@ -85,18 +80,12 @@ fn arrival(rank: Rank) -> String {
 }
 
 /// Connects all ranks by NCCL, while watching whether they all are there.
-fn connect(
-    nccl: &Nccl,
-    store: &TcpStore,
-    seat: &Seat,
-    (others, deadline): (&mut Others, Instant),
-) -> Result<Communicator, Failure> {
+fn connect(nccl: &Nccl, store: &TcpStore, seat: &Seat, others: &mut Others) -> Result<Communicator, Failure> {
     const FUNCTION: &str = "ncclCommInitRankConfig";
+    let deadline = seat.join_by;
     let id = store.get(ID)?;
-    let id: [u8; ID_LEN] = id.try_into().map_err(|value: Vec<u8>| {
-        let value = String::from_utf8_lossy(&value).into_owned();
-        Failure::Other(GroupError::StrangeEntry { key: ID.to_owned(), value })
-    })?;
+    let id: [u8; ID_LEN] =
+        id.try_into().map_err(|value: Vec<u8>| Failure::Other(GroupError::strange_entry(ID, &value)))?;
     store.set(&arrival(seat.rank), b"1")?;
     let place = (seat.rank, seat.world_size);
     let communicator = Communicator::begin(nccl, &NcclId(id), place, clock::until(deadline))?;
@@ -139,14 +128,14 @@ fn late(store: &TcpStore, seat: &Seat) -> Result<Ending, Failure> {
 /// Starts the watch.
 fn watched(
     communicator: Communicator,
-    options: &GroupOptions,
+    seat: &Seat,
     (others, store): (Others, Option<TcpStore>),
 ) -> Result<Link, GroupError> {
     let driver = cuda::driver()?;
     let context = driver.current_context()?;
-    let (rank, core) = (communicator.rank(), Arc::clone(communicator.core()));
-    let log = Log::new(driver, options.timeout);
-    let watch = Watch::new(rank, options.timeout, core, log).map_err(std::io::Error::from)?;
+    let core = Arc::clone(communicator.core());
+    let log = Log::new(driver, seat.timeout);
+    let watch = Watch::new(seat.clone(), core, log).map_err(std::io::Error::from)?;
     let watch = Arc::new(watch);
     let watcher = Watcher { watch: Arc::clone(&watch), others, store, trouble: Trouble::None };
     let named = thread::Builder::new().name("nccl watch".to_owned());

@@ -17,6 +17,7 @@ use super::others::{Others, Said};
 use super::symbols::{IN_PROGRESS, SUCCESS};
 use crate::clock;
 use crate::process_group::error::{Ending, GroupError, LossCause};
+use crate::process_group::meet::Seat;
 use crate::process_group::message::{Call, Operation};
 use crate::process_group::verdict;
 use crate::store::TcpStore;
@@ -31,8 +32,7 @@ const EXPLANATION: Duration = Duration::from_millis(500);
 /// What the program and the watching thread share.
 #[derive(Debug)]
 pub(super) struct Watch {
-    pub(super) rank: Rank,
-    pub(super) timeout: Duration,
+    seat: Seat,
     core: Arc<Core>,
     state: Mutex<State>,
     changed: Condvar,
@@ -74,7 +74,7 @@ pub(super) enum Farewell {
 }
 
 impl Watch {
-    pub(super) fn new(rank: Rank, timeout: Duration, core: Arc<Core>, log: Log) -> nix::Result<Self> {
+    pub(super) fn new(seat: Seat, core: Arc<Core>, log: Log) -> nix::Result<Self> {
         let state = State {
             log,
             ending: None,
@@ -85,7 +85,7 @@ impl Watch {
             farewell: None,
         };
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { rank, timeout, core, state: Mutex::new(state), changed: Condvar::new(), bell })
+        Ok(Self { seat, core, state: Mutex::new(state), changed: Condvar::new(), bell })
     }
 
     /// Notes the beginning of a call.
@@ -98,7 +98,7 @@ impl Watch {
             drop(state);
             return Err(self.fail("another rank is gone".to_owned()));
         }
-        state.log.begin(call, clock::after(self.timeout), is_of_all);
+        state.log.begin(call, clock::after(self.seat.timeout), is_of_all);
         if state.thread == Thread::Asleep {
             state.thread = Thread::Awake;
             self.ring();
@@ -113,9 +113,14 @@ impl Watch {
     pub(super) fn check(&self) -> Result<(), GroupError> {
         let state = self.locked();
         match &state.ending {
-            Some(ending) => Err(GroupError::Ended { operation: state.ended_in, ending: ending.clone() }),
+            Some(ending) => Err(self.ended(state.ended_in, ending.clone())),
             None => Ok(()),
         }
+    }
+
+    /// The error of a call after the ending.
+    pub(super) fn ended(&self, operation: Operation, ending: Ending) -> GroupError {
+        GroupError::Ended { operation, ending, members: self.seat.members.clone() }
     }
 
     /// The program met an error with which the group cannot go on.
@@ -142,7 +147,8 @@ impl Watch {
         let state = self.locked();
         let is_unknown = |state: &mut State| state.ending.is_none() && state.thread != Thread::Over;
         let waited = self.changed.wait_while(state, is_unknown).unwrap_or_else(PoisonError::into_inner);
-        let unknown = || Ending::Failed { rank: self.rank, reason: "the group has been left".to_owned() };
+        let unknown =
+            || Ending::Failed { rank: self.seat.rank, reason: "the group has been left".to_owned() };
         waited.ending.clone().unwrap_or_else(unknown)
     }
 
@@ -285,10 +291,10 @@ impl Watcher {
             Trouble::Hang { call, answers, until } => {
                 let is_known = answers.iter().all(|(_, answer)| *answer != Answer::Silence) || *until <= now;
                 let watch = &self.watch;
-                is_known.then(|| explain(watch.rank, *call, watch.timeout, answers))
+                is_known.then(|| explain(watch.seat.rank, *call, watch.seat.timeout, answers))
             }
             Trouble::Failure { reason, until } => {
-                (*until <= now).then(|| Ending::Failed { rank: self.watch.rank, reason: reason.clone() })
+                (*until <= now).then(|| Ending::Failed { rank: self.watch.seat.rank, reason: reason.clone() })
             }
         }
     }
@@ -311,7 +317,7 @@ impl Watcher {
     /// Agrees with the other ranks on the ending, tells the program, and frees whatever waits for NCCL.
     fn end(mut self, seen: Ending) {
         let ending = match &self.store {
-            Some(store) => verdict::agree(store, seen, self.watch.rank),
+            Some(store) => verdict::agree(store, &self.watch.seat, seen),
             None => seen,
         };
         let mut state = self.watch.locked();

@@ -11,13 +11,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
-use rankrun_contract::rank::{Rank, WorldSize};
+use rankrun_contract::rank::Rank;
 
-use super::mesh::{Mesh, poll};
-use crate::process_group::error::{Ending, GroupError, LossCause};
-use crate::process_group::message::Operation;
-use crate::process_group::verdict;
-use crate::store::{StoreError, TcpStore};
+use super::mesh::{self, Mesh, poll};
+use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::meet::{self, Seat, lost};
+use crate::process_group::plan::PROTOCOL;
+use crate::store::TcpStore;
 use crate::{clock, socket};
 
 /// How long a connection may take to introduce itself.
@@ -26,35 +26,27 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_STRANGERS: usize = 64;
 /// Most bytes of the run id in a greeting.
 const MAX_RUN_ID: usize = 1024;
-
-/// Who joins.
-#[derive(Debug, Clone)]
-pub(crate) struct Seat {
-    pub(crate) rank: Rank,
-    pub(crate) world_size: WorldSize,
-    /// Which life of the workers this is, so that no entry of an earlier one is taken for ours.
-    pub(crate) life: u32,
-    pub(crate) run_id: String,
-    pub(crate) spans_nodes: bool,
-    pub(crate) timeout: Duration,
-}
+/// Where rank 0's secret lies.
+const TOKEN_KEY: &str = "token";
 
 /// Finds the other ranks through `store`, which must be seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
+    Ok(Mesh::new(connect(store, seat)?)?)
+}
+
+/// A connection to every other rank, by rank, on which nothing waits.
+pub(crate) fn connect(store: &TcpStore, seat: &Seat) -> Result<Vec<Option<TcpStream>>, GroupError> {
     let mut joining = Joining::new(seat, listen(store, seat)?);
-    match joining.meet(store, clock::after(seat.timeout)) {
-        Ok(()) => Ok(Mesh::new(joining.into_streams())?),
+    match joining.meet(store) {
+        Ok(()) => Ok(joining.into_streams()),
         // The connections are closed, which others take for a loss, only when the verdict is written.
-        Err(GroupError::Ended { operation, ending }) => {
-            Err(GroupError::Ended { operation, ending: verdict::agree(store, ending, seat.rank) })
-        }
-        Err(error) => Err(error),
+        Err(error) => Err(meet::agreed(store, seat, error)),
     }
 }
 
 /// A socket that only this machine can reach, unless ranks are on other ones.
 fn listen(store: &TcpStore, seat: &Seat) -> Result<TcpListener, GroupError> {
-    let listener = if seat.spans_nodes {
+    let listener = if seat.spans_hosts() {
         TcpListener::bind((store.local_address()?, 0))?
     } else {
         let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
@@ -68,42 +60,30 @@ fn address_key(rank: u32) -> String {
     format!("address/{rank}")
 }
 
-fn await_lower_ranks(store: &TcpStore, seat: &Seat, deadline: Instant) -> Result<(), GroupError> {
-    let mut keys = vec!["token".to_owned()];
-    keys.extend((0..seat.rank.0).map(address_key));
+/// The addresses of all ranks below this one.
+fn await_lower_ranks(store: &TcpStore, seat: &Seat) -> Result<Vec<SocketAddr>, GroupError> {
+    let keys: Vec<String> = (0..seat.rank.0).map(address_key).collect();
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    meet::await_ranks(store, seat, &keys)?;
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    match store.wait(&keys, clock::until(deadline)) {
-        Err(StoreError::WaitTimeout { .. }) => {}
-        result => return Ok(result?),
-    }
-    for (index, key) in keys.iter().enumerate() {
-        if !store.check(&[key])? {
-            // The token is rank 0's, the first address too.
-            let rank = Rank(u32::try_from(index.saturating_sub(1)).unwrap_or(u32::MAX));
-            return Err(lost(rank, LossCause::Timeout(seat.timeout)));
-        }
-    }
-    Ok(())
+    let parse = |(key, value): (&&str, Vec<u8>)| {
+        let address = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
+        address.ok_or_else(|| GroupError::strange_entry(key, &value))
+    };
+    keys.iter().zip(store.multi_get(&keys)?).map(parse).collect()
 }
 
-fn lookup(store: &TcpStore, key: &str) -> Result<SocketAddr, GroupError> {
-    let value = String::from_utf8_lossy(&store.get(key)?).into_owned();
-    value.parse().map_err(|_| GroupError::StrangeEntry { key: key.to_owned(), value })
-}
-
-fn lost(rank: Rank, cause: LossCause) -> GroupError {
-    GroupError::Ended { operation: Operation::Join, ending: Ending::Lost { rank, cause } }
-}
-
-fn failed(rank: Rank, error: &io::Error) -> GroupError {
-    lost(rank, LossCause::from(error.kind()))
+fn failed(seat: &Seat, rank: Rank, error: &io::Error) -> GroupError {
+    lost(seat, rank, LossCause::from(error.kind()))
 }
 
 /// What a connection says first: to whom it thinks it speaks, then which rank it is.
 fn greeting(seat: &Seat, token: &[u8], to: Rank) -> Vec<u8> {
     let run_id = seat.run_id.as_bytes();
     let run_id = &run_id[..run_id.len().min(MAX_RUN_ID)];
-    let mut bytes = b"rankrun group 1\n".to_vec();
+    let mut bytes = format!("rankrun group {PROTOCOL}\n").into_bytes();
     for text in [token, run_id] {
         bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
         bytes.extend_from_slice(text);
@@ -180,24 +160,32 @@ impl<'a> Joining<'a> {
         Self { seat, token: Vec::new(), listener, chairs, strangers: Vec::new() }
     }
 
-    fn meet(&mut self, store: &TcpStore, deadline: Instant) -> Result<(), GroupError> {
+    fn meet(&mut self, store: &TcpStore) -> Result<(), GroupError> {
         let rank = self.seat.rank;
         if rank == Rank(0) {
-            store.set("token", uuid::Uuid::new_v4().to_string().as_bytes())?;
+            // Before its address, so that who has the one finds the other.
+            store.set(TOKEN_KEY, uuid::Uuid::new_v4().to_string().as_bytes())?;
         }
         store.set(&address_key(rank.0), self.listener.local_addr()?.to_string().as_bytes())?;
-        await_lower_ranks(store, self.seat, deadline)?;
-        self.token = store.get("token")?;
-        for lower in 0..rank.0 {
-            self.greet(Rank(lower), lookup(store, &address_key(lower))?, deadline)?;
+        let addresses = await_lower_ranks(store, self.seat)?;
+        self.token = store.get(TOKEN_KEY)?;
+        for (address, lower) in addresses.into_iter().zip(0..) {
+            self.greet(Rank(lower), address)?;
         }
-        self.complete(deadline)
+        self.complete()?;
+        if rank == Rank(0) {
+            // Who greets has read everything, and all have greeted rank 0: a store that lives for long does not fill up.
+            store.delete(TOKEN_KEY)?;
+            (0..self.seat.world_size.get())
+                .try_for_each(|rank| store.delete(&address_key(rank)).map(drop))?;
+        }
+        Ok(())
     }
 
     /// Connects to a lower rank.
-    fn greet(&mut self, rank: Rank, address: SocketAddr, deadline: Instant) -> Result<(), GroupError> {
+    fn greet(&mut self, rank: Rank, address: SocketAddr) -> Result<(), GroupError> {
         let connect = || {
-            let remaining = clock::until(deadline).max(Duration::from_millis(1));
+            let remaining = clock::until(self.seat.join_by).max(Duration::from_millis(1));
             let mut stream = TcpStream::connect_timeout(&address, remaining)?;
             // A rank may be busy for long and read nothing.
             socket::watch(&stream, None)?;
@@ -207,25 +195,24 @@ impl<'a> Joining<'a> {
             stream.set_nonblocking(true)?;
             Ok(stream)
         };
-        let stream = connect().map_err(|error| failed(rank, &error))?;
+        let stream = connect().map_err(|error| failed(self.seat, rank, &error))?;
         self.chairs[rank.index()] = Chair::Greeted(Conversation { stream, received: Vec::new() });
         Ok(())
     }
 
     /// Waits until every chair is taken.
-    fn complete(&mut self, deadline: Instant) -> Result<(), GroupError> {
+    fn complete(&mut self) -> Result<(), GroupError> {
         loop {
             self.hear_welcomes()?;
             self.watch_taken()?;
             self.accept();
             self.hear_strangers();
             let Some(missing) = self.chairs.iter().position(Chair::is_open) else { return Ok(()) };
-            if clock::until(deadline).is_zero() {
-                let rank = Rank(u32::try_from(missing).unwrap_or(u32::MAX));
-                return Err(lost(rank, LossCause::Timeout(self.seat.timeout)));
+            if clock::until(self.seat.join_by).is_zero() {
+                return Err(lost(self.seat, mesh::rank_at(missing), LossCause::Timeout(self.seat.timeout)));
             }
-            let next = self.strangers.iter().map(|it| it.deadline).chain([deadline]).min();
-            self.wait(next.unwrap_or(deadline))?;
+            let next = self.strangers.iter().map(|it| it.deadline).fold(self.seat.join_by, Instant::min);
+            self.wait(next)?;
         }
     }
 
@@ -247,9 +234,10 @@ impl<'a> Joining<'a> {
         let expected = welcome(&self.token);
         for (chair, rank) in self.chairs.iter_mut().zip(0..) {
             let Chair::Greeted(conversation) = chair else { continue };
-            let complete = conversation.read(expected.len()).map_err(|error| failed(Rank(rank), &error))?;
+            let complete =
+                conversation.read(expected.len()).map_err(|error| failed(self.seat, Rank(rank), &error))?;
             if !expected.starts_with(&conversation.received) {
-                return Err(failed(Rank(rank), &ErrorKind::InvalidData.into()));
+                return Err(failed(self.seat, Rank(rank), &ErrorKind::InvalidData.into()));
             }
             if complete && let Chair::Greeted(conversation) = std::mem::replace(chair, Chair::Empty) {
                 *chair = Chair::Taken { stream: conversation.stream, watched: true };
@@ -263,10 +251,10 @@ impl<'a> Joining<'a> {
         for (chair, rank) in self.chairs.iter_mut().zip(0..) {
             let Chair::Taken { stream, watched: watched @ true } = chair else { continue };
             match stream.peek(&mut [0]) {
-                Ok(0) => return Err(lost(Rank(rank), LossCause::Closed)),
+                Ok(0) => return Err(lost(self.seat, Rank(rank), LossCause::Closed)),
                 Ok(_) => *watched = false,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(failed(Rank(rank), &error)),
+                Err(error) => return Err(failed(self.seat, Rank(rank), &error)),
             }
         }
         Ok(())

@@ -4,21 +4,26 @@
 //! each other more than the kernel buffers cannot wait for each other, and the loss of any rank is seen while
 //! waiting for another one. At most one message goes to a rank and one comes from it per exchange.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
+use std::io;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::poll::{PollFd, PollTimeout};
 use rankrun_contract::rank::Rank;
 
+use super::judge::{self, Calls};
+use super::peer::{Failure, Peer, Progress};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
-use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
+use crate::process_group::message::{Call, Header, Operation};
 
 /// How long the farewell may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a rank waits for another one before it says for which call. Long enough that it is not said in a job that gets on, and
+/// short to a person.
+const NOTICE_AFTER: Duration = Duration::from_millis(100);
 
 /// One exchange of a call.
 #[derive(Debug, Clone, Copy)]
@@ -42,62 +47,83 @@ pub(crate) struct Transfer<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Mesh {
     peers: Vec<Option<Peer>>,
-}
-
-#[derive(Debug)]
-struct Peer {
-    stream: TcpStream,
-    /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
-    header: [u8; HEADER_LEN],
-    arrived: usize,
-    left: bool,
-}
-
-/// One transfer under way.
-struct Progress<'a> {
-    head: [u8; HEADER_LEN],
-    send: Option<&'a [u8]>,
-    /// Sent so far, header included.
-    sent: usize,
-    receive: Option<&'a mut [u8]>,
-    /// Received so far, header excluded.
-    received: usize,
-    /// Whether the header that is there belongs to this exchange.
-    accepted: bool,
+    calls: Calls,
 }
 
 impl Mesh {
     /// Connections by rank, `None` at this rank.
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
-        Ok(Self { peers: peers.collect::<io::Result<_>>()? })
-    }
-
-    /// The connections by rank, without what of a message has arrived on them.
-    #[cfg(feature = "nccl")]
-    pub(crate) fn into_streams(self) -> Vec<Option<TcpStream>> {
-        self.peers.into_iter().map(|peer| peer.map(|peer| peer.stream)).collect()
+        Ok(Self { peers: peers.collect::<io::Result<_>>()?, calls: Calls::default() })
     }
 
     /// Performs all transfers, one for each rank (that of this rank is ignored).
     pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
-        let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new(step, it)).collect();
+        self.calls.note(step.call);
+        let previous = self.calls.before(step.call);
+        let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new((step, previous), it)).collect();
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
+        let mut notice_at = Some(clock::after(NOTICE_AFTER).min(step.deadline));
+        let mut has_waited = false;
         loop {
-            for &rank in &ready {
-                if let Some(peer) = &mut self.peers[rank] {
-                    peer.advance(step, &mut all[rank]).map_err(|failure| failure.of(rank, step))?;
-                }
+            let loss = self.advance(step, &mut all, ready)?;
+            if let Some(loss) = loss.clone().filter(|_| !has_waited) {
+                // It was gone before this call.
+                return Err(loss);
             }
+            if loss.is_some() {
+                // The others may have been quicker than its end: this call is good if they have done their parts.
+                self.advance(step, &mut all, 0..self.peers.len())?;
+            }
+            has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
+            if let Some(loss) = loss {
+                return Err(loss);
+            }
             if clock::until(step.deadline).is_zero() {
                 // A rank that sends nothing is missed before one that only takes nothing.
                 let silent = all.iter().position(Progress::wants_to_receive).unwrap_or(missing);
                 let cause = LossCause::Timeout(step.timeout);
                 return Err(Ending::Lost { rank: rank_at(silent), cause });
             }
-            ready = self.wait(&all, step.deadline).map_err(|error| Failure::from(error).of(missing, step))?;
+            if notice_at.is_some_and(|at| clock::until(at).is_zero()) {
+                notice_at = None;
+                self.give_notice(step.call, &all);
+            }
+            let news = self.wait(&all, notice_at.unwrap_or(step.deadline));
+            ready = news.map_err(|error| Failure::from(error).of(missing))?;
+        }
+    }
+
+    /// Sends and receives what is possible without waiting with these ranks; the loss of one of them, which may have done its
+    /// part before. Another call than ours is an error at once.
+    fn advance(
+        &mut self,
+        step: &Exchange,
+        all: &mut [Progress<'_>],
+        ranks: impl IntoIterator<Item = usize>,
+    ) -> Result<Option<Ending>, Ending> {
+        let mut loss = None;
+        for rank in ranks {
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            match peer.advance((step, &self.calls), &mut all[rank]).map_err(|failure| failure.of(rank)) {
+                Err(ending @ Ending::Lost { .. }) => drop(loss.get_or_insert(ending)),
+                result => result?,
+            }
+        }
+        Ok(loss)
+    }
+
+    /// Tells those from which something is to come, and which hear nothing of this call otherwise, that they are waited for.
+    fn give_notice(&mut self, call: Call, all: &[Progress<'_>]) {
+        for ((peer, progress), rank) in self.peers.iter_mut().zip(all).zip(0..) {
+            let Some(peer) = peer.as_mut().filter(|_| progress.only_waits()) else { continue };
+            let call = match call.operation {
+                Operation::Send => Call { operation: Operation::Receive, root: Some(Rank(rank)), ..call },
+                _ => call,
+            };
+            peer.say(judge::notice(call));
         }
     }
 
@@ -109,7 +135,7 @@ impl Mesh {
             let events = peer.events(progress);
             if !events.is_empty() {
                 ranks.push(rank);
-                fds.push(PollFd::new(peer.stream.as_fd(), events));
+                fds.push(PollFd::new(peer.as_fd(), events));
             }
         }
         poll(&mut fds, deadline)?;
@@ -120,182 +146,15 @@ impl Mesh {
     /// Tells all ranks that this one needs nothing more from them.
     pub(crate) fn leave(&mut self) {
         let deadline = clock::after(LEAVE_TIMEOUT);
-        for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.left) {
-            peer.say_farewell(deadline);
+        for peer in self.peers.iter_mut().flatten() {
+            peer.say(Header::LEAVE);
+            peer.say_all(deadline);
         }
     }
 
     /// Closes all connections; the other ends notice.
     pub(crate) fn close(&mut self) {
-        for peer in self.peers.iter().flatten() {
-            // It fails only where nobody is connected any more.
-            drop(peer.stream.shutdown(Shutdown::Both));
-        }
-    }
-}
-
-/// Why the connection to one rank is of no further use.
-enum Failure {
-    Lost(LossCause),
-    Mismatch(Option<Header>),
-}
-
-impl Failure {
-    fn of(self, rank: usize, step: &Exchange) -> Ending {
-        let rank = rank_at(rank);
-        match self {
-            Self::Lost(cause) => Ending::Lost { rank, cause },
-            Self::Mismatch(theirs) => {
-                let theirs = theirs.map(|header| Box::new(header.call));
-                Ending::Mismatch { rank, theirs, ours: Box::new(step.call) }
-            }
-        }
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Lost(error.kind().into())
-    }
-}
-
-impl Peer {
-    fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self { stream, header: [0; HEADER_LEN], arrived: 0, left: false })
-    }
-
-    /// What must happen on the connection before anything more can be done.
-    fn events(&self, progress: &Progress<'_>) -> PollFlags {
-        let mut events = PollFlags::empty();
-        // A whole header that does not belong to this exchange is kept for a later one.
-        let reads = if progress.accepted { progress.wants_to_receive() } else { self.arrived < HEADER_LEN };
-        events.set(PollFlags::POLLIN, !self.left && reads);
-        events.set(PollFlags::POLLOUT, progress.wants_to_send());
-        events
-    }
-
-    /// Sends and receives what is possible without waiting.
-    fn advance(&mut self, step: &Exchange, progress: &mut Progress<'_>) -> Result<(), Failure> {
-        if !self.left {
-            self.receive(step, progress)?;
-        }
-        if self.left && !progress.is_done() {
-            return Err(Failure::Lost(LossCause::Left));
-        }
-        self.send(progress)
-    }
-
-    fn send(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
-        while let Some(payload) = progress.send.filter(|_| progress.wants_to_send()) {
-            let head = &progress.head[progress.sent.min(HEADER_LEN)..];
-            let body = &payload[progress.sent.saturating_sub(HEADER_LEN)..];
-            match self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
-                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
-                Ok(written) => progress.sent += written,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, step: &Exchange, progress: &mut Progress<'_>) -> Result<(), Failure> {
-        loop {
-            if !progress.accepted && self.arrived == HEADER_LEN {
-                match self.judge_header(step, progress)? {
-                    Judgement::Now => progress.accepted = true,
-                    Judgement::Later => return Ok(()),
-                    Judgement::Left => {
-                        self.left = true;
-                        return Ok(());
-                    }
-                }
-            }
-            if progress.accepted && !progress.wants_to_receive() {
-                self.arrived = 0;
-                progress.accepted = false;
-                progress.receive = None;
-                // What follows, be it the end, is looked at only while this exchange waits for others: a
-                // complete message is good although its rank may be gone.
-                return Ok(());
-            }
-            let target = match &mut progress.receive {
-                Some(payload) if progress.accepted => &mut payload[progress.received..],
-                _ => &mut self.header[self.arrived..],
-            };
-            match self.stream.read(target) {
-                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
-                Ok(read) if progress.accepted => progress.received += read,
-                Ok(read) => self.arrived += read,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn judge_header(&self, step: &Exchange, progress: &Progress<'_>) -> Result<Judgement, Failure> {
-        let header = Header::decode(&self.header).ok_or(Failure::Mismatch(None))?;
-        let length = progress.receive.as_ref().map(|payload| payload.len() as u64);
-        let expected = |length| Header { call: step.call, step: step.number, length };
-        let is_ahead = (header.call.sequence, header.step) > (step.call.sequence, step.number);
-        match length {
-            _ if header == Header::LEAVE => Ok(Judgement::Left),
-            Some(length) if header == expected(length) => Ok(Judgement::Now),
-            // What one rank sends to another lies there until it is received.
-            None if is_ahead || header.call.operation == Operation::Send => Ok(Judgement::Later),
-            _ => Err(Failure::Mismatch(Some(header))),
-        }
-    }
-
-    fn say_farewell(&mut self, deadline: Instant) {
-        let bytes = Header::LEAVE.encode();
-        let mut rest = &bytes[..];
-        while !rest.is_empty() {
-            match self.stream.write(rest) {
-                Ok(0) => return,
-                Ok(written) => rest = &rest[written..],
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
-                    // Without a farewell the others take this rank for lost, which is true enough.
-                    if !matches!(poll(&mut fds, deadline), Ok(1..)) {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
-        }
-    }
-}
-
-/// What to do with a header.
-enum Judgement {
-    Now,
-    Later,
-    Left,
-}
-
-impl<'a> Progress<'a> {
-    fn new(step: &Exchange, transfer: Transfer<'a>) -> Self {
-        let length = transfer.send.map_or(0, |payload| payload.len() as u64);
-        let head = Header { call: step.call, step: step.number, length }.encode();
-        let Transfer { send, receive } = transfer;
-        Self { head, send, sent: 0, receive, received: 0, accepted: false }
-    }
-
-    fn wants_to_send(&self) -> bool {
-        self.send.is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
-    }
-
-    fn wants_to_receive(&self) -> bool {
-        self.receive.as_ref().is_some_and(|payload| !self.accepted || self.received < payload.len())
-    }
-
-    fn is_done(&self) -> bool {
-        !self.wants_to_send() && !self.wants_to_receive()
+        self.peers.iter().flatten().for_each(Peer::close);
     }
 }
 
@@ -317,4 +176,84 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32>
 
 pub(crate) fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::process_group::element::DataType;
+    use crate::process_group::message::HEADER_LEN;
+
+    fn call(operation: Operation, root: u32) -> Call {
+        let root = Some(Rank(root));
+        Call { operation, data_type: DataType::U8, reduction: None, root, count: 4, sequence: 1 }
+    }
+
+    /// Rank 0, which receives four bytes in this call, and the other end of its connection.
+    fn waiting(call: Call, other: impl FnOnce(&mut TcpStream)) -> (Result<(), Ending>, [u8; 4]) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut mesh = Mesh::new(vec![None, Some(listener.accept().unwrap().0)]).unwrap();
+        let timeout = Duration::from_secs(60);
+        let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+        let mut data = [0; 4];
+        let ended = std::thread::scope(|scope| {
+            let transfers = vec![Transfer::default(), Transfer { send: None, receive: Some(&mut data) }];
+            let waits = scope.spawn(move || {
+                let ended = mesh.exchange(&step, transfers);
+                mesh.close();
+                ended
+            });
+            other(&mut stream);
+            waits.join().unwrap()
+        });
+        (ended, data)
+    }
+
+    fn notice_of(stream: &mut TcpStream) -> Call {
+        let mut bytes = [0; HEADER_LEN];
+        stream.read_exact(&mut bytes).unwrap();
+        let header = Header::decode(&bytes).unwrap();
+        assert_eq!(header, judge::notice(header.call));
+        header.call
+    }
+
+    #[test]
+    fn a_rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
+        for operation in [Operation::Broadcast, Operation::Send] {
+            let call = call(operation, if operation == Operation::Send { 0 } else { 1 });
+            let (ended, data) = waiting(call, |stream| {
+                let said = notice_of(stream);
+                let expected = if operation == Operation::Send { Operation::Receive } else { operation };
+                assert_eq!((said.operation, said.root), (expected, Some(Rank(1))));
+                let header = Header { call, step: 0, length: 4, previous: None };
+                stream.write_all(&[&header.encode()[..], b"data"].concat()).unwrap();
+            });
+            assert_eq!((ended, &data), (Ok(()), b"data"));
+        }
+    }
+
+    #[test]
+    fn two_ranks_that_both_only_receive_find_out() {
+        let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
+        let (ended, _) = waiting(ours, |stream| {
+            stream.write_all(&judge::notice(theirs).encode()).unwrap();
+            // It stays open until the other end has made up its mind.
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        let (theirs, ours) = (Some(Box::new(theirs)), Box::new(ours));
+        assert_eq!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs, ours }));
+    }
+
+    #[test]
+    fn what_is_no_header_is_an_error() {
+        let (ended, _) = waiting(call(Operation::Broadcast, 1), |stream| {
+            stream.write_all(&[b'x'; HEADER_LEN]).unwrap();
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        assert!(matches!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
+    }
 }

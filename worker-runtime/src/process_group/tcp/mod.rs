@@ -1,7 +1,11 @@
 //! Calls over TCP: a connection between every two ranks.
 
 pub(crate) mod join;
+mod judge;
 pub(crate) mod mesh;
+mod peer;
+
+use std::ops::Range;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
@@ -12,7 +16,7 @@ use super::transport::{Step, Transport};
 use super::{layout, reduce};
 use mesh::{Exchange, Mesh, Transfer};
 
-/// Bytes of a buffer that `all_reduce` works on at a time: it bounds the memory that a call needs.
+/// Bytes that a reduction works on at a time: it bounds the memory that a call needs.
 const BLOCK_LEN: usize = 4 * 1024 * 1024;
 
 /// Ranks that are connected with each other.
@@ -55,34 +59,49 @@ impl Tcp {
 
     fn reduce(
         &mut self,
-        exchange: &Exchange,
+        mut exchange: Exchange,
         data: &mut [u8],
         (how, root): (Reduction, Rank),
     ) -> Result<(), Ending> {
-        if self.rank != root {
-            return self.send(exchange, data, root);
+        for range in blocks(data.len(), self.block_len(&exchange)) {
+            let block = &mut data[range];
+            if self.rank == root {
+                let mut arrivals = vec![0; block.len() * self.world];
+                let mut slots = layout::split_mut(&mut arrivals, vec![block.len(); self.world]).into_iter();
+                self.exchange(&exchange, |_| Transfer { send: None, receive: slots.next() })?;
+                arrivals[self.rank.index() * block.len()..][..block.len()].copy_from_slice(block);
+                self.fold(&exchange, &mut arrivals, block, how);
+            } else {
+                self.send(&exchange, block, root)?;
+            }
+            exchange.number += 1;
         }
-        let mut arrivals = vec![0; data.len() * self.world];
-        let mut slots = layout::split_mut(&mut arrivals, vec![data.len(); self.world]).into_iter();
-        self.exchange(exchange, |_| Transfer { send: None, receive: slots.next() })?;
-        arrivals[self.rank.index() * data.len()..][..data.len()].copy_from_slice(data);
-        self.fold(exchange, &mut arrivals, data, how);
         Ok(())
     }
 
     fn reduce_scatter(
         &mut self,
-        exchange: &Exchange,
+        mut exchange: Exchange,
         (input, output): (&[u8], &mut [u8]),
         how: Reduction,
     ) -> Result<(), Ending> {
-        let part = |rank: Rank| &input[rank.index() * output.len()..][..output.len()];
-        let mut arrivals = vec![0; input.len()];
-        let mut slots = layout::split_mut(&mut arrivals, vec![output.len(); self.world]).into_iter();
-        self.exchange(exchange, |rank| Transfer { send: Some(part(rank)), receive: slots.next() })?;
-        arrivals[self.rank.index() * output.len()..][..output.len()].copy_from_slice(part(self.rank));
-        self.fold(exchange, &mut arrivals, output, how);
+        let length = output.len();
+        for range in blocks(length, self.block_len(&exchange)) {
+            let part = |rank: Rank| &input[rank.index() * length..][range.clone()];
+            let mut arrivals = vec![0; range.len() * self.world];
+            let mut slots = layout::split_mut(&mut arrivals, vec![range.len(); self.world]).into_iter();
+            self.exchange(&exchange, |rank| Transfer { send: Some(part(rank)), receive: slots.next() })?;
+            arrivals[self.rank.index() * range.len()..][..range.len()].copy_from_slice(part(self.rank));
+            self.fold(&exchange, &mut arrivals, &mut output[range], how);
+            exchange.number += 1;
+        }
         Ok(())
+    }
+
+    /// Bytes of each rank that are worked on at a time.
+    fn block_len(&self, exchange: &Exchange) -> usize {
+        let element = exchange.call.data_type.size().max(1);
+        (BLOCK_LEN / self.world / element).max(1) * element
     }
 
     /// The reduction of what all ranks have sent, in rank order.
@@ -93,12 +112,10 @@ impl Tcp {
         output.copy_from_slice(total);
     }
 
-    fn all_reduce(&mut self, first: Exchange, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
-        let mut exchange = first;
-        if data.is_empty() {
-            return self.reduce_block(&mut exchange, data, how);
-        }
-        data.chunks_mut(BLOCK_LEN).try_for_each(|block| self.reduce_block(&mut exchange, block, how))
+    fn all_reduce(&mut self, mut exchange: Exchange, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
+        blocks(data.len(), BLOCK_LEN)
+            .into_iter()
+            .try_for_each(|range| self.reduce_block(&mut exchange, &mut data[range], how))
     }
 
     /// Every rank reduces the part of the block that belongs to it, and gives the result to all others.
@@ -147,9 +164,9 @@ impl Transport for Tcp {
             }
             HostCollective::Broadcast { data, root } => self.receive(&exchange, data, root),
             HostCollective::AllReduce { data, how } => self.all_reduce(exchange, data, how),
-            HostCollective::Reduce { data, how, root } => self.reduce(&exchange, data, (how, root)),
+            HostCollective::Reduce { data, how, root } => self.reduce(exchange, data, (how, root)),
             HostCollective::ReduceScatter { input, output, how } => {
-                self.reduce_scatter(&exchange, (input, output), how)
+                self.reduce_scatter(exchange, (input, output), how)
             }
             HostCollective::AllGather { input, output } => {
                 output[me.index() * input.len()..][..input.len()].copy_from_slice(input);
@@ -185,12 +202,30 @@ impl Transport for Tcp {
 }
 
 /// [`layout::segments`] of whole elements, in bytes.
-fn segments(bytes: usize, data_type: DataType, parts: usize) -> Vec<std::ops::Range<usize>> {
+fn segments(bytes: usize, data_type: DataType, parts: usize) -> Vec<Range<usize>> {
     let size = data_type.size().max(1);
     let of_elements = layout::segments(bytes / size, parts);
     of_elements.into_iter().map(|part| part.start * size..part.end * size).collect()
 }
 
+/// Neighbouring ranges of at most `block` bytes; one empty one of nothing, since ranks also meet over that.
+fn blocks(bytes: usize, block: usize) -> Vec<Range<usize>> {
+    let starts = (0..bytes.max(1)).step_by(block);
+    starts.map(|start| start..bytes.min(start.saturating_add(block))).collect()
+}
+
 fn count(world: usize) -> u32 {
     u32::try_from(world).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_follow_each_other_and_nothing_is_one_of_them() {
+        assert_eq!(blocks(7, 3), [0..3, 3..6, 6..7]);
+        assert_eq!(blocks(6, 3), [0..3, 3..6]);
+        assert_eq!(blocks(0, 3), vec![0..0; 1]);
+    }
 }

@@ -33,7 +33,7 @@ fn memory_of_the_other_kind_is_refused() {
     let expected = [
         "`all_reduce` was given host memory, but this group carries device memory only (nccl) \
          [hint: call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`]",
-        "`all_reduce` was given device memory, but this group carries host memory only (tcp) \
+        "`all_reduce` was given device memory, but this group carries host memory only (memory) \
          [hint: make the group with NCCL, or copy the data to the host first]",
     ];
     assert_eq!(lines(&said), expected);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rankrun_worker::process_group::nccl::NcclGroup;
-use rankrun_worker::process_group::{Collective, DataType, DeviceCollective, ProcessGroup};
+use rankrun_worker::process_group::{Backend, Collective, DataType, DeviceCollective, ProcessGroup};
 use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, TcpStore, WorkerContext};
 
 use super::place::{Folder, sees, start};
@@ -20,8 +20,16 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupEr
     let (action, timeout) = action.split_once(' ').unwrap();
     let timeout = Duration::from_millis(timeout.parse().unwrap());
     let options = GroupOptions { timeout, ..GroupOptions::default() };
+    if action == "chosen" {
+        let group = context.process_group(&options)?;
+        assert_eq!(group.backend(), Backend::Nccl);
+        return Ok(());
+    }
     let mut group = NcclGroup::join(context, &options, None)?;
     println!("has joined");
+    if let Some(rest) = action.strip_prefix("split:") {
+        return split(&mut group, rest);
+    }
     let mut data = vec![1.0_f32; if action == "other" { 8 } else { 4 }];
     let data = memory(&mut data);
     let put = |group: &mut NcclGroup, work: DeviceCollective<'_>| {
@@ -50,6 +58,30 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupEr
     unsafe { group.wait(STREAM) }
 }
 
+/// Splits off rank 1; the others become a group in reverse order, and call or not.
+fn split(group: &mut NcclGroup, then: &str) -> Result<(), GroupError> {
+    let rank = group.rank().0;
+    let color = if rank == 1 { None } else { Some(4) };
+    let Some(mut part) = group.split(color, 9 - rank)? else {
+        assert_eq!(rank, 1);
+        return Ok(());
+    };
+    assert_eq!((part.world_size().get(), part.backend()), (2, Backend::Nccl));
+    assert_eq!(part.rank(), if rank == 0 { Rank(1) } else { Rank(0) });
+    println!("under way");
+    let data = memory(&mut [1.0_f32; 4]);
+    // SAFETY: the fake touches no memory in a world of several ranks.
+    unsafe {
+        if then == "call" || rank == 0 {
+            part.run_on_device(DataType::F32, Collective::AllReduce { data, how: Reduction::Sum }, STREAM)?;
+            return part.wait(STREAM);
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
 /// The ranks of a job; those that are left at the end are killed.
 struct Job {
     server: Server,
@@ -60,10 +92,20 @@ struct Job {
 impl Job {
     /// Starts ranks with what each does, its time in milliseconds and its orders to the fake; of `world_size`.
     fn start(world_size: u32, ranks: &[(&str, u32, &str)]) -> Self {
+        Self::start_with(world_size, ranks, &[])
+    }
+
+    /// The same with more variables.
+    fn start_with(
+        world_size: u32,
+        ranks: &[(&str, u32, &str)],
+        more: &[(&'static str, &'static str)],
+    ) -> Self {
         let (server, folder) = (Server::start(), Folder::with_fakes());
         let started = (0..).zip(ranks).map(|(rank, (action, timeout, orders))| {
             let mut vars = sees(&folder.0, &format!("together=1 {orders}"));
             vars.extend(env(&server, rank, world_size).to_vars());
+            vars.extend(more.iter().map(|(name, value)| (*name, (*value).into())));
             start(&format!("{action} {timeout}"), vars)
         });
         let ranks = started.collect();
@@ -117,6 +159,40 @@ const STUCK: &str = "stuck=1";
 fn all_ranks_come_together_and_part() {
     let mut job = Job::start(3, &[("calls", 20_000, ""), ("calls", 20_000, ""), ("calls", 20_000, "slow=2")]);
     for rank in 0..3 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {errors}");
+    }
+}
+
+#[test]
+fn a_group_is_split() {
+    let mut job = Job::start(3, &[("split:call", 60_000, ""); 3]);
+    for rank in 0..3 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {errors}");
+    }
+}
+
+#[test]
+fn a_rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
+    let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
+    for rank in [0, 2] {
+        job.hear(rank, "under way");
+    }
+    job.signal(2, Signal::SIGKILL);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 0 (rank 2 of the job), ");
+}
+
+#[test]
+fn a_rank_that_does_not_split_is_named_by_who_does() {
+    let mut job = Job::start(2, &[("split:call", 1000, ""), ("nothing", 1000, "")]);
+    job.assert_says(0, "`split` cannot finish: lost rank 1, which took no part within 1s");
+}
+
+#[test]
+fn the_variable_chooses_nccl() {
+    let mut job = Job::start_with(2, &[("chosen", 60_000, ""); 2], &[("RANKRUN_BACKEND", "nccl")]);
+    for rank in 0..2 {
         let (code, errors) = job.errors(rank);
         assert_eq!(code, Some(0), "rank {rank}: {errors}");
     }
@@ -178,9 +254,12 @@ fn ranks_that_call_different_things_are_told_both_calls() {
         )
     };
     let said = [job.errors(0).1, job.errors(1).1];
-    assert!(said[0].contains(&makes(1, eight, four)) || said[1].contains(&makes(0, four, eight)), "{said:?}");
-    // The other one may have heard of it only.
-    assert!(said.iter().all(|said| said.contains("cannot finish: rank ")), "{said:?}");
+    let both = |told: &str| told.contains(four) && told.contains(eight) && told.contains("rank 1 makes");
+    assert!(both(&said[0]) || said[0].contains(&makes(1, eight, four)), "{said:?}");
+    assert!(
+        said[1].contains("makes call 1, ") && said[1].contains(four) && said[1].contains(eight),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -220,7 +299,7 @@ fn a_rank_that_cannot_begin_is_named_with_its_error() {
         2,
         &[("call", 60_000, "absent=1"), ("call", 60_000, "absent=1 fail=ncclCommInitRankConfig:2")],
     );
-    job.assert_says(1, "NCCL cannot connect the ranks");
+    job.assert_says(1, "NCCL cannot connect the ranks\n  caused by: `ncclCommInitRankConfig` failed: a call of the system failed (ncclSystemError, 2): fake.cc:1 the fake was told to fail\n  hint: the network or the shared memory of this node: NCCL_DEBUG=INFO says more");
     job.assert_says(
         0,
         "`join` cannot finish: on rank 1, `ncclCommInitRankConfig` failed: a call of the system",

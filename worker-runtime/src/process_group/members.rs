@@ -1,0 +1,70 @@
+//! Which ranks of the job a group consists of. Pure.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rankrun_contract::rank::Rank;
+
+/// The members of a group as ranks of the job, in the order of their ranks within the group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Members {
+    /// `None` where both are the same.
+    in_job: Option<Arc<[Rank]>>,
+}
+
+impl Members {
+    /// Those of the group of all ranks.
+    #[must_use]
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Those of a group that consists of these members of this one.
+    #[must_use]
+    pub fn subset(&self, ranks: &[Rank]) -> Self {
+        Self { in_job: Some(ranks.iter().map(|&rank| self.in_job(rank)).collect()) }
+    }
+
+    /// The rank that this rank of the group has in the job.
+    #[must_use]
+    pub fn in_job(&self, rank: Rank) -> Rank {
+        let known = self.in_job.as_ref().and_then(|ranks| ranks.get(rank.index()));
+        known.copied().unwrap_or(rank)
+    }
+
+    /// How messages name a rank of the group: `rank 1`, or `rank 1 (rank 3 of the job)` where these differ.
+    pub fn name(&self, rank: Rank) -> impl fmt::Display + use<> {
+        Name { rank, in_job: self.in_job(rank) }
+    }
+}
+
+struct Name {
+    rank: Rank,
+    in_job: Rank,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        if self.rank == self.in_job { Ok(()) } else { write!(f, " (rank {} of the job)", self.in_job) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_members_are_ranks_of_the_job() {
+        let odd = Members::all().subset(&[Rank(1), Rank(3), Rank(5)]);
+        let last = odd.subset(&[Rank(2), Rank(1)]);
+        assert_eq!((last.in_job(Rank(0)), last.in_job(Rank(1))), (Rank(5), Rank(3)));
+        assert_eq!(last.name(Rank(1)).to_string(), "rank 1 (rank 3 of the job)");
+    }
+
+    #[test]
+    fn a_rank_that_is_the_same_in_the_job_is_said_once() {
+        assert_eq!(Members::all().name(Rank(7)).to_string(), "rank 7");
+        assert_eq!(Members::all().subset(&[Rank(0), Rank(2)]).name(Rank(0)).to_string(), "rank 0");
+    }
+}

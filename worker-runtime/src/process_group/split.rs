@@ -1,0 +1,90 @@
+//! Who is in which sub-group. Pure.
+
+use rankrun_contract::rank::Rank;
+
+/// What one rank says when a group is split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// Ranks of the same one become a group; with `None` a rank gets none.
+    pub(crate) color: Option<u32>,
+    /// Where it stands among them.
+    pub(crate) key: u32,
+}
+
+impl Choice {
+    /// How it travels.
+    pub(crate) fn encode(self) -> [i64; 2] {
+        [self.color.map_or(-1, i64::from), i64::from(self.key)]
+    }
+
+    /// What is no number of a rank counts as no color, and as the last key.
+    pub(crate) fn decode([color, key]: [i64; 2]) -> Self {
+        Self { color: u32::try_from(color).ok(), key: u32::try_from(key).unwrap_or(u32::MAX) }
+    }
+}
+
+/// The members of the sub-group of `me`, in the order of their ranks within it: by key, and where keys are equal by rank. Choices
+/// are those of all ranks, in rank order.
+pub(crate) fn members(choices: &[Choice], me: Rank) -> Option<Vec<Rank>> {
+    let color = choices.get(me.index())?.color?;
+    let mut members: Vec<(u32, Rank)> = (0..)
+        .zip(choices)
+        .filter(|(_, choice)| choice.color == Some(color))
+        .map(|(rank, choice)| (choice.key, Rank(rank)))
+        .collect();
+    members.sort_unstable();
+    Some(members.into_iter().map(|(_, rank)| rank).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn choices(all: &[(Option<u32>, u32)]) -> Vec<Choice> {
+        all.iter().map(|&(color, key)| Choice { color, key }).collect()
+    }
+
+    fn ranks(all: &[u32]) -> Option<Vec<Rank>> {
+        Some(all.iter().copied().map(Rank).collect())
+    }
+
+    #[test]
+    fn one_color_is_one_group_in_the_order_of_keys_and_ranks() {
+        let all = choices(&[(Some(7), 1), (None, 0), (Some(7), 0), (Some(0), 0), (Some(7), 1)]);
+        for rank in [0, 2, 4] {
+            assert_eq!(members(&all, Rank(rank)), ranks(&[2, 0, 4]));
+        }
+        assert_eq!(members(&all, Rank(3)), ranks(&[3]));
+        assert_eq!(members(&all, Rank(1)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_with_a_color_is_in_exactly_the_group_that_it_sees(
+            all in proptest::collection::vec((proptest::option::of(0u32..4), any::<u32>()), 1..20),
+        ) {
+            let all = choices(&all);
+            for rank in (0..all.len() as u32).map(Rank) {
+                let group = members(&all, rank);
+                prop_assert_eq!(group.is_some(), all[rank.index()].color.is_some());
+                for &other in group.iter().flatten() {
+                    prop_assert_eq!(all[other.index()].color, all[rank.index()].color);
+                    prop_assert_eq!(&members(&all, other), &group);
+                }
+                prop_assert_eq!(group.iter().flatten().filter(|&&it| it == rank).count(), group.iter().len());
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read(color in proptest::option::of(any::<u32>()), key in any::<u32>()) {
+            let choice = Choice { color, key };
+            prop_assert_eq!(Choice::decode(choice.encode()), choice);
+        }
+
+        #[test]
+        fn no_numbers_panic(color in any::<i64>(), key in any::<i64>()) {
+            Choice::decode([color, key]);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What a header from another rank means to a rank that is in a call of its own. Pure.
+//!
+//! A rank that waits for another one, to which it sends nothing in this call, tells it after a while for which call it waits: a
+//! *notice*. Without it, two ranks that make different calls and both only receive would wait for each other.
+
+use std::collections::VecDeque;
+
+use crate::process_group::message::{Call, Header, Operation};
+
+/// The number of the exchange in a notice; no call has as many.
+const NOTICE: u32 = u32::MAX;
+
+/// What to do with a header.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// Its message is the one that is expected now.
+    Now,
+    /// Its message is received in a later exchange.
+    Later,
+    /// It has no message and says nothing new.
+    Nothing,
+    /// The rank has left.
+    Left,
+}
+
+/// Two ranks have made different calls.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mismatch {
+    pub(super) theirs: Call,
+    pub(super) ours: Call,
+}
+
+/// What this rank is doing, as far as one other rank is concerned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Situation<'a> {
+    pub(super) call: Call,
+    /// Which exchange of the call, from 0.
+    pub(super) number: u32,
+    /// The length of the message that is expected from the other rank.
+    pub(super) expected: Option<u64>,
+    /// How many messages were sent to it by `send`, the one of this call included.
+    pub(super) sends: u64,
+    pub(super) calls: &'a Calls,
+}
+
+/// What a rank says to another one for which it waits in this call. `receive` is named as its program names it.
+pub(super) fn notice(call: Call) -> Header {
+    Header { call, step: NOTICE, length: 0, previous: None }
+}
+
+/// What the header means.
+pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+    let Situation { call, number, expected, calls, .. } = *situation;
+    if header == Header::LEAVE {
+        return Ok(Judgement::Left);
+    }
+    if header.step == NOTICE {
+        return judge_notice(header.call, situation);
+    }
+    if let Some(theirs) = header.previous
+        && let Some(ours) = calls.beside(theirs)
+        && ours != theirs
+    {
+        return Err(Mismatch { theirs, ours });
+    }
+    match expected {
+        Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
+            Ok(Judgement::Now)
+        }
+        // What one rank sends to another lies there until it is received.
+        None if header.call.operation == Operation::Send => Ok(Judgement::Later),
+        None if header.call.sequence > calls.latest() => Ok(Judgement::Later),
+        None if header.call == call && header.step > number => Ok(Judgement::Later),
+        _ => Err(Mismatch { theirs: header.call, ours: calls.beside(header.call).unwrap_or(call) }),
+    }
+}
+
+/// The other rank waits for this one's part of `theirs`.
+fn judge_notice(theirs: Call, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+    let Situation { call, expected, sends, calls, .. } = *situation;
+    let is_to_come = match theirs.operation {
+        Operation::Receive => theirs.sequence > sends,
+        _ => theirs.sequence > calls.latest(),
+    };
+    let ours = match calls.beside(theirs) {
+        // It has been made, and was another one.
+        Some(ours) if ours != theirs => ours,
+        // Whoever has to make it first waits for the very rank that waits for it.
+        None if is_to_come && expected.is_some() => call,
+        _ => return Ok(Judgement::Nothing),
+    };
+    Err(Mismatch { theirs, ours })
+}
+
+/// The calls of the whole group that this rank has made lately. A rank may be far ahead of others where it only sends, and
+/// hears late that one of them has made another call.
+#[derive(Debug, Default)]
+pub(super) struct Calls(VecDeque<Call>);
+
+impl Calls {
+    /// How many are kept.
+    const MAX: usize = 256;
+
+    pub(super) fn note(&mut self, call: Call) {
+        if is_between_two(call) || call.sequence <= self.latest() {
+            return;
+        }
+        if self.0.len() == Self::MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(call);
+    }
+
+    /// The number of the last one.
+    fn latest(&self) -> u64 {
+        self.0.back().map_or(0, |call| call.sequence)
+    }
+
+    /// The one before this.
+    pub(super) fn before(&self, call: Call) -> Option<Call> {
+        if is_between_two(call) {
+            return None;
+        }
+        self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
+    }
+
+    /// What this rank has called where another one makes this call.
+    fn beside(&self, theirs: Call) -> Option<Call> {
+        if is_between_two(theirs) {
+            return None;
+        }
+        self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
+    }
+}
+
+/// These have numbers of their own.
+fn is_between_two(call: Call) -> bool {
+    matches!(call.operation, Operation::Send | Operation::Receive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process_group::element::DataType;
+    use rankrun_contract::rank::Rank;
+
+    fn call(operation: Operation, sequence: u64) -> Call {
+        let root = (operation != Operation::Barrier).then_some(Rank(0));
+        Call { operation, data_type: DataType::U8, reduction: None, root, count: 4, sequence }
+    }
+
+    fn header(operation: Operation, sequence: u64, step: u32) -> Header {
+        Header { call: call(operation, sequence), step, length: 4, previous: None }
+    }
+
+    /// Third call of the group, a broadcast, after two barriers.
+    fn in_third_call<R>(expected: Option<u64>, then: impl FnOnce(&Situation<'_>) -> R) -> R {
+        let mut calls = Calls::default();
+        let own = call(Operation::Broadcast, 3);
+        for call in [call(Operation::Barrier, 1), call(Operation::Barrier, 2), own] {
+            calls.note(call);
+        }
+        then(&Situation { call: own, number: 1, expected, sends: 5, calls: &calls })
+    }
+
+    #[test]
+    fn what_is_expected_comes_now() {
+        let verdict = in_third_call(Some(4), |it| judge(header(Operation::Broadcast, 3, 1), it));
+        assert_eq!(verdict, Ok(Judgement::Now));
+    }
+
+    #[test]
+    fn what_is_not_expected_yet_comes_later() {
+        for header in [
+            header(Operation::Gather, 4, 0),
+            header(Operation::Broadcast, 3, 2),
+            header(Operation::Send, 1, 0),
+            header(Operation::Send, 9, 0),
+        ] {
+            assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Later), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_another_call_and_compared_with_the_one_of_its_number() {
+        for (header, expected, beside) in [
+            (header(Operation::Gather, 3, 0), None, 3),
+            (header(Operation::Gather, 3, 0), Some(4), 3),
+            (header(Operation::Gather, 2, 0), None, 2),
+            (header(Operation::Send, 2, 0), Some(4), 3),
+            (header(Operation::Gather, 4, 0), Some(4), 3),
+            (Header { length: 5, ..header(Operation::Broadcast, 3, 1) }, Some(4), 3),
+        ] {
+            let mismatch = in_third_call(expected, |it| judge(header, it)).unwrap_err();
+            assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, beside), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_ahead_is_found_out_by_the_call_before() {
+        let ahead = |previous| Header { previous: Some(previous), ..header(Operation::Barrier, 4, 0) };
+        for expected in [None, Some(4)] {
+            let theirs = call(Operation::Gather, 3);
+            let mismatch = in_third_call(expected, |it| judge(ahead(theirs), it)).unwrap_err();
+            assert_eq!((mismatch.theirs, mismatch.ours), (theirs, call(Operation::Broadcast, 3)));
+        }
+        let same = ahead(call(Operation::Broadcast, 3));
+        assert_eq!(in_third_call(None, |it| judge(same, it)), Ok(Judgement::Later));
+    }
+
+    #[test]
+    fn a_notice_is_heard_where_the_calls_differ() {
+        let judge = |operation, sequence, expected| {
+            let header = notice(call(operation, sequence));
+            in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
+        };
+        for expected in [None, Some(4)] {
+            assert_eq!(judge(Operation::Broadcast, 3, expected), Ok(Judgement::Nothing));
+            assert_eq!(judge(Operation::Gather, 3, expected), Err(3));
+            assert_eq!(judge(Operation::Gather, 1, expected), Err(1));
+            // It was sent.
+            assert_eq!(judge(Operation::Receive, 5, expected), Ok(Judgement::Nothing));
+        }
+        // It may be sent yet, unless this rank waits itself.
+        for waited_for in [Operation::Receive, Operation::Gather] {
+            assert_eq!(judge(waited_for, 6, None), Ok(Judgement::Nothing));
+            assert_eq!(judge(waited_for, 6, Some(4)), Err(3));
+        }
+    }
+
+    #[test]
+    fn old_calls_are_forgotten() {
+        let mut calls = Calls::default();
+        (1..=1000).for_each(|sequence| calls.note(call(Operation::Barrier, sequence)));
+        assert_eq!((calls.0.len(), calls.latest()), (Calls::MAX, 1000));
+        assert_eq!(calls.beside(call(Operation::Gather, 1)), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! The connection to one rank, and how far one transfer over it has come.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags};
+
+use super::judge::{self, Calls, Judgement, Mismatch, Situation};
+use super::mesh::{Exchange, Transfer, poll, rank_at};
+use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    stream: TcpStream,
+    /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
+    header: [u8; HEADER_LEN],
+    arrived: usize,
+    left: bool,
+    /// Headers without a message that go before everything else, of which some bytes may be gone already.
+    to_say: Vec<u8>,
+    /// Messages that went to it by `send`.
+    sends: u64,
+}
+
+/// Why the connection to one rank is of no further use.
+pub(super) enum Failure {
+    Lost(LossCause),
+    Mismatch { theirs: Option<Call>, ours: Call },
+}
+
+impl Failure {
+    pub(super) fn of(self, rank: usize) -> Ending {
+        let rank = rank_at(rank);
+        match self {
+            Self::Lost(cause) => Ending::Lost { rank, cause },
+            Self::Mismatch { theirs, ours } => {
+                Ending::Mismatch { rank, theirs: theirs.map(Box::new), ours: Box::new(ours) }
+            }
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error.kind().into())
+    }
+}
+
+impl From<Mismatch> for Failure {
+    fn from(Mismatch { theirs, ours }: Mismatch) -> Self {
+        Self::Mismatch { theirs: Some(theirs), ours }
+    }
+}
+
+impl Peer {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let header = [0; HEADER_LEN];
+        Ok(Self { stream, header, arrived: 0, left: false, to_say: Vec::new(), sends: 0 })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// What must happen on the connection before anything more can be done.
+    pub(super) fn events(&self, progress: &Progress<'_>) -> PollFlags {
+        let mut events = PollFlags::empty();
+        // A whole header that does not belong to this exchange is kept for a later one.
+        let reads = if progress.accepted { progress.wants_to_receive() } else { self.arrived < HEADER_LEN };
+        events.set(PollFlags::POLLIN, !self.left && reads);
+        events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
+        events
+    }
+
+    /// Sends and receives what is possible without waiting.
+    pub(super) fn advance(
+        &mut self,
+        step: (&Exchange, &Calls),
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Failure> {
+        if progress.send.is_some() && step.0.call.operation == Operation::Send {
+            self.sends = step.0.call.sequence;
+        }
+        if !self.left {
+            self.receive(step, progress)?;
+        }
+        if self.left && !progress.is_done() {
+            return Err(Failure::Lost(LossCause::Left));
+        }
+        self.send(progress)
+    }
+
+    fn send(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
+        if !self.flush()? {
+            return Ok(());
+        }
+        while let Some(payload) = progress.send.filter(|_| progress.wants_to_send()) {
+            let head = &progress.head[progress.sent.min(HEADER_LEN)..];
+            let body = &payload[progress.sent.saturating_sub(HEADER_LEN)..];
+            match written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))? {
+                Some(written) => progress.sent += written,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a header go out before the next message.
+    pub(super) fn say(&mut self, header: Header) {
+        if !self.left {
+            self.to_say.extend_from_slice(&header.encode());
+        }
+    }
+
+    /// Sends what is to be said; whether all of it is gone.
+    fn flush(&mut self) -> io::Result<bool> {
+        while !self.to_say.is_empty() {
+            match written(self.stream.write(&self.to_say))? {
+                Some(written) => drop(self.to_say.drain(..written)),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until all is said. Without a farewell the others take this rank for lost, which is true enough.
+    pub(super) fn say_all(&mut self, deadline: Instant) {
+        while let Ok(false) = self.flush() {
+            let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
+            if !matches!(poll(&mut fds, deadline), Ok(1..)) {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        // It fails only where nobody is connected any more.
+        drop(self.stream.shutdown(Shutdown::Both));
+    }
+
+    fn receive(&mut self, step: (&Exchange, &Calls), progress: &mut Progress<'_>) -> Result<(), Failure> {
+        loop {
+            if !progress.accepted && self.arrived == HEADER_LEN {
+                match self.judge(step, progress)? {
+                    Judgement::Now => progress.accepted = true,
+                    Judgement::Later => return Ok(()),
+                    Judgement::Nothing => self.arrived = 0,
+                    Judgement::Left => {
+                        self.left = true;
+                        return Ok(());
+                    }
+                }
+            }
+            if progress.accepted && !progress.wants_to_receive() {
+                self.arrived = 0;
+                progress.accepted = false;
+                progress.receive = None;
+                // What follows, be it the end, is looked at only while this exchange waits for others: a
+                // complete message is good although its rank may be gone.
+                return Ok(());
+            }
+            let target = match &mut progress.receive {
+                Some(payload) if progress.accepted => &mut payload[progress.received..],
+                _ => &mut self.header[self.arrived..],
+            };
+            match self.stream.read(target) {
+                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
+                Ok(read) if progress.accepted => progress.received += read,
+                Ok(read) => self.arrived += read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What the header that is there means.
+    fn judge(
+        &self,
+        (step, calls): (&Exchange, &Calls),
+        progress: &Progress<'_>,
+    ) -> Result<Judgement, Failure> {
+        let Some(header) = Header::decode(&self.header) else {
+            return Err(Failure::Mismatch { theirs: None, ours: step.call });
+        };
+        let situation = Situation {
+            call: step.call,
+            number: step.number,
+            expected: progress.receive.as_ref().map(|payload| payload.len() as u64),
+            sends: self.sends,
+            calls,
+        };
+        Ok(judge::judge(header, &situation)?)
+    }
+}
+
+/// How many bytes were written; `None` if there is no room now.
+fn written(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(0) => Err(ErrorKind::BrokenPipe.into()),
+        Ok(written) => Ok(Some(written)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Some(0)),
+        Err(error) => Err(error),
+    }
+}
+
+/// One transfer under way.
+pub(super) struct Progress<'a> {
+    head: [u8; HEADER_LEN],
+    send: Option<&'a [u8]>,
+    /// Sent so far, header included.
+    sent: usize,
+    receive: Option<&'a mut [u8]>,
+    /// Received so far, header excluded.
+    received: usize,
+    /// Whether the header that is there belongs to this exchange.
+    accepted: bool,
+}
+
+impl<'a> Progress<'a> {
+    pub(super) fn new((step, previous): (&Exchange, Option<Call>), transfer: Transfer<'a>) -> Self {
+        let length = transfer.send.map_or(0, |payload| payload.len() as u64);
+        let head = Header { call: step.call, step: step.number, length, previous }.encode();
+        let Transfer { send, receive } = transfer;
+        Self { head, send, sent: 0, receive, received: 0, accepted: false }
+    }
+
+    fn wants_to_send(&self) -> bool {
+        self.send.is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
+    }
+
+    pub(super) fn wants_to_receive(&self) -> bool {
+        self.receive.as_ref().is_some_and(|payload| !self.accepted || self.received < payload.len())
+    }
+
+    /// Whether nothing goes to the rank, and nothing has come.
+    pub(super) fn only_waits(&self) -> bool {
+        self.send.is_none() && self.receive.is_some() && !self.accepted
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        !self.wants_to_send() && !self.wants_to_receive()
+    }
+}
