@@ -131,7 +131,6 @@ pub(super) struct Calls {
     pub(super) destroy_event: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(super) query_stream: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(super) allocate: unsafe extern "C" fn(*mut u64, usize) -> c_int,
-    pub(super) free: unsafe extern "C" fn(u64) -> c_int,
     pub(super) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
 }
 
@@ -186,7 +185,6 @@ impl Driver {
                 destroy_event: function!("cuEventDestroy_v2"),
                 query_stream: function!("cuStreamQuery"),
                 allocate: function!("cuMemAlloc_v2"),
-                free: function!("cuMemFree_v2"),
                 exchange_capture_mode: library::function(library, "cuThreadExchangeStreamCaptureMode").ok(),
             };
             let driver = Self {

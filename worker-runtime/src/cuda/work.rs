@@ -37,10 +37,9 @@ pub(crate) struct Event {
 // SAFETY: the driver's calls on events may come from any thread, and we make one at a time.
 unsafe impl Send for Event {}
 
-/// Device memory. Owned: it is freed when dropped.
-#[derive(Debug)]
+/// A few bytes of device memory. They are never freed: that would wait for all work of the device, for ever where it hangs.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Scratch {
-    driver: &'static Driver,
     pub(crate) address: u64,
     pub(crate) bytes: usize,
 }
@@ -87,12 +86,12 @@ impl Driver {
         self.check("cuEventCreate", code).map(|()| Event { driver: self, handle })
     }
 
-    /// Zero or more bytes of the device, whatever is in them.
-    pub(crate) fn allocate(&'static self, bytes: usize) -> Result<Scratch, CudaMissing> {
+    /// Some bytes of the device, whatever is in them.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Scratch, CudaMissing> {
         let mut address = 0;
         // SAFETY: the number lives through the call.
         let code = unsafe { (self.calls.allocate)(&raw mut address, bytes) };
-        self.check("cuMemAlloc", code).map(|()| Scratch { driver: self, address, bytes })
+        self.check("cuMemAlloc", code).map(|()| Scratch { address, bytes })
     }
 
     /// Whether all work on a stream is done.
@@ -137,12 +136,5 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is ours and not used again; one that is pending is destroyed once it is done.
         unsafe { (self.driver.calls.destroy_event)(self.handle) };
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // SAFETY: the memory is ours and not used again.
-        unsafe { (self.driver.calls.free)(self.address) };
     }
 }

@@ -1,6 +1,7 @@
 //! As much of the CUDA driver as a communicator needs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::faults::{enter, value};
 use crate::world::streams_are_done;
@@ -46,8 +47,31 @@ unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c
     enter("cuEventCreate", None).unwrap_or(0)
 }
 
+/// Streams that are gone.
+static GONE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn gone() -> MutexGuard<'static, Vec<usize>> {
+    GONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[unsafe(no_mangle)]
-extern "C" fn cuEventRecord(_event: *mut c_void, _stream: *mut c_void) -> c_int {
+extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> c_int {
+    gone().push(stream.addr());
+    0
+}
+
+/// What the real driver may crash of.
+#[expect(clippy::print_stderr, reason = "the process ends here")]
+fn look_at(stream: *mut c_void) {
+    if gone().contains(&stream.addr()) {
+        eprintln!("fake CUDA: a stream is used after its end");
+        std::process::abort()
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(_event: *mut c_void, stream: *mut c_void) -> c_int {
+    look_at(stream);
     enter("cuEventRecord", None).unwrap_or(0)
 }
 
@@ -62,7 +86,8 @@ extern "C" fn cuEventDestroy_v2(_event: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuStreamQuery(_stream: *mut c_void) -> c_int {
+extern "C" fn cuStreamQuery(stream: *mut c_void) -> c_int {
+    look_at(stream);
     enter("cuStreamQuery", None).unwrap_or_else(state)
 }
 
@@ -76,9 +101,4 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> c_int {
     // SAFETY: the caller gives a place for one number.
     unsafe { address.write(memory.as_mut_ptr() as u64) };
     enter("cuMemAlloc_v2", None).unwrap_or(0)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFree_v2(_address: u64) -> c_int {
-    0
 }

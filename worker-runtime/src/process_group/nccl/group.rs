@@ -302,11 +302,14 @@ impl ProcessGroup for NcclGroup {
             }
         }
         // An abort empties the stream too.
-        self.watch.check()
+        self.watch.check()?;
+        self.watch.locked().log.forget(stream);
+        Ok(())
     }
 
     fn leave(&mut self) {
         if let Some(mut link) = self.link.take() {
+            self.watch.locked().log.let_go();
             link.leave();
         }
     }
@@ -315,6 +318,7 @@ impl ProcessGroup for NcclGroup {
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
+            self.watch.locked().log.let_go();
             parting::take(Box::new(link));
         }
     }

@@ -130,6 +130,24 @@ impl Log {
         oldest.or(self.made.back().copied())
     }
 
+    /// All is done that was put on `stream`, which may go away now.
+    pub(super) fn forget(&mut self, stream: Stream) {
+        self.lanes.retain(|lane| lane.stream != stream);
+    }
+
+    /// The streams may go away: whatever is behind a mark gets one now. An event that is marked again forgets its first place,
+    /// which is before the second one.
+    pub(super) fn let_go(&mut self) {
+        for lane in &mut self.lanes {
+            let Some(call) = lane.behind.take() else { continue };
+            // SAFETY: who put the call there promised that the stream stays until now.
+            #[expect(unsafe_code, reason = "marks the caller's stream")]
+            let marked = unsafe { lane.event.record(lane.stream.0) };
+            // What cannot be marked counts as done; a device that fails says so at the next look.
+            lane.mark = lane.mark.take().filter(|_| marked.is_ok()).map(|(_, deadline)| (call, deadline));
+        }
+    }
+
     /// Nothing more is asked of the driver.
     pub(super) fn clear(&mut self) {
         self.lanes.clear();

@@ -28,6 +28,11 @@ fn every_operation_and_type_in_a_world_of_one() {
 }
 
 #[test]
+fn a_stream_that_was_waited_for_is_not_touched_again() {
+    assert_eq!(play_with("streams", ""), "fine");
+}
+
+#[test]
 fn memory_of_the_other_kind_is_refused() {
     let said = play_with("wrong memory", "");
     let expected = [

@@ -19,6 +19,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
     let name = role.strip_prefix("nccl: ").unwrap();
     match name {
         "load" => scenes::load(),
+        "streams" => scenes::streams(),
         "cuda" => scenes::cuda(),
         "world of one" => scenes::world_of_one(),
         "one call" => scenes::one_call(),

@@ -51,6 +51,36 @@ pub(super) fn cuda() {
     println!("{}", cuda_context(7).unwrap_err());
 }
 
+/// Streams come and go while the group stays; the fake ends a process that uses one after its end.
+pub(super) fn streams() {
+    println!("scene:");
+    // SAFETY: it is loaded already, or about to be.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    type Destroy = unsafe extern "C" fn(*mut c_void) -> i32;
+    // SAFETY: this is the function's type in `cuda.h`.
+    let destroy: Destroy = *unsafe { driver.get("cuStreamDestroy_v2") }.unwrap();
+    let mut group = join(Duration::from_secs(10)).unwrap();
+    let mut data = vec![1.0_f32; 10];
+    let start = clock();
+    let mut streams = 0;
+    // As long as the watch looks at least ten times.
+    while start.elapsed() < Duration::from_millis(200) {
+        streams += 1;
+        let stream = Stream(ptr::without_provenance_mut(16 * streams));
+        // SAFETY: the fake takes memory of the process, and `data` outlives the group; the stream ends after the wait.
+        unsafe {
+            for _ in 0..3 {
+                let work = Collective::AllReduce { data: memory(&mut data), how: Reduction::Sum };
+                group.run_on_device(DataType::F32, work, stream).unwrap();
+            }
+            group.wait(stream).unwrap();
+            assert_eq!(destroy(stream.0), 0);
+        }
+    }
+    assert!(streams > 1);
+    println!("fine");
+}
+
 /// Says how long something took.
 fn timed<R>(what: &str, act: impl FnOnce() -> R) -> R {
     let start = clock();
