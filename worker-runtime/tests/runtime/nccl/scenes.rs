@@ -117,7 +117,26 @@ pub(super) fn one_call() {
         });
         println!("{}", result.map_or_else(|error| words(&error), |()| "done".to_owned()));
     }
+    assert!(is_free(STREAM), "whoever waits for the stream waits for ever");
     timed("drop", || drop(group));
+}
+
+/// Whether what was put on the stream comes to an end, be it by an abort.
+fn is_free(stream: Stream) -> bool {
+    // SAFETY: it is loaded already.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    type Query = unsafe extern "C" fn(*mut c_void) -> i32;
+    // SAFETY: this is the function's type in `cuda.h`.
+    let query: Query = *unsafe { driver.get("cuStreamQuery") }.unwrap();
+    let start = clock();
+    while start.elapsed() < Duration::from_secs(5) {
+        // SAFETY: the default stream is always there.
+        if unsafe { query(stream.0) } != 600 {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 pub(super) fn wrong_memory() {
