@@ -283,6 +283,12 @@ impl Facts {
         self.world.kind(path) != FileKind::Missing
     }
 
+    /// Whether `path` is a regular file.
+    #[must_use]
+    pub fn is_file(&self, path: &Path) -> bool {
+        self.world.kind(path) == FileKind::File
+    }
+
     /// Whether `path` is a regular file that we may execute.
     #[must_use]
     pub fn is_executable(&self, path: &Path) -> bool {

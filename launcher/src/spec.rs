@@ -406,6 +406,8 @@ pub struct WorkerDefaults {
     pub nccl_async_error_handling: bool,
     /// `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of `--iface`.
     pub interfaces: Vec<(&'static str, String)>,
+    /// `RANKRUN_NCCL`: the file of `--nccl-lib`.
+    pub nccl_library: Option<PathBuf>,
 }
 
 /// A small launch for tests: two workers that run `/bin/true`.
@@ -445,6 +447,7 @@ pub(crate) fn example() -> LaunchSpec {
             omp_threads: None,
             nccl_async_error_handling: false,
             interfaces: Vec::new(),
+            nccl_library: None,
         },
         seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,

@@ -197,6 +197,36 @@ fn the_users_nccl_error_handling_is_kept() {
 }
 
 #[test]
+fn the_library_of_nccl_is_what_rust_workers_load() {
+    if !only_ours() {
+        return;
+    }
+    // Nobody loads it here: any file will do.
+    let file = std::env::current_exe().expect("this program is a file").display().to_string();
+    for (name, option, variable) in [
+        (Name::Rankrun, Some(file.as_str()), None),
+        (Name::Rankrun, None, Some(file.as_str())),
+        (Name::Torchrun, None, Some(file.as_str())),
+    ] {
+        let launch = Launch::standalone(name, 1).args(option.iter().flat_map(|path| ["--nccl-lib", path]));
+        let launch = launch.env("RANKRUN_NCCL", "/of/the/user");
+        let launch = variable.into_iter().fold(launch, |launch, path| launch.env("RANKRUN_NCCL_LIB", path));
+        assert_eq!(alone(launch)["RANKRUN_NCCL"], file);
+    }
+    // Without the option the user's own stands.
+    let launch = Launch::standalone(Name::Rankrun, 1).env("RANKRUN_NCCL", "/of/the/user");
+    assert_eq!(alone(launch)["RANKRUN_NCCL"], "/of/the/user");
+    let nowhere = Launch::standalone(Name::Rankrun, 1).args(["--nccl-lib", "/nowhere/libnccl.so.2"]);
+    let outcome = nowhere.worker(["env"]).run();
+    outcome.exits(1).complains("`--nccl-lib` is `/nowhere/libnccl.so.2`, which is not a file");
+    let explain = Launch::new(Name::Rankrun).args(["explain", "--nccl-lib", &file]);
+    let outcome = explain.worker(["env"]).run();
+    let line = outcome.exits(0).out_lines().into_iter().find(|line| line.contains("RANKRUN_NCCL"));
+    let line = line.unwrap_or_else(|| panic!("nothing is said of it\n{outcome}"));
+    assert!(line.contains(&file) && line.contains("--nccl-lib"), "{line}");
+}
+
+#[test]
 fn a_master_port_is_what_the_workers_see() {
     for name in Name::both() {
         let port = free_port().to_string();

@@ -15,10 +15,15 @@
 //! ```
 //!
 //! Everything blocks: there is no async runtime, and no thread but that of a [`Queue`], which makes calls beside the
-//! program. Outside any launcher the same program runs as a world of one; [`MemoryGroup`] makes one of threads, for tests.
+//! program, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
+//! [`MemoryGroup`] makes one of threads, for tests.
 
 mod clock;
 pub mod context;
+#[cfg(any(feature = "cuda", feature = "nccl"))]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "nccl"))]
+mod library;
 pub mod process_group;
 pub mod report;
 mod socket;

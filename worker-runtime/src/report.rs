@@ -17,7 +17,7 @@ use rankrun_contract::report::{self, ErrorReport};
 
 use crate::clock;
 use crate::context::WorkerContext;
-use crate::process_group::parting;
+use crate::process_group::{GroupError, parting};
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -66,7 +66,7 @@ pub fn install_panic_hook() {
 }
 
 /// Writes an error and its causes to standard error and, if it is the first failure, to the error file.
-pub fn report_error(error: &dyn Error) {
+pub fn report_error(error: &(dyn Error + 'static)) {
     let (mut details, mut message) = (String::new(), error.to_string());
     let mut text = format!("error: {error}");
     let mut cause = error.source();
@@ -76,6 +76,9 @@ pub fn report_error(error: &dyn Error) {
         cause = error.source();
     }
     text.push_str(&details);
+    if let Some(hint) = error.downcast_ref::<GroupError>().and_then(GroupError::hint) {
+        text.push_str(&format!("\nhint: {hint}"));
+    }
     say(&text);
     write_file(&message, &text);
 }

@@ -24,6 +24,7 @@ mod help;
 mod inspect;
 mod limits;
 mod logs;
+mod nccl;
 mod network;
 mod plugins;
 mod python_text;

@@ -16,6 +16,7 @@ use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
+use super::nccl::resolve_nccl_library;
 use super::network::{interfaces, resolve_network};
 use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
@@ -97,6 +98,7 @@ pub(super) fn resolve(
             omp_threads,
             nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
             interfaces: interfaces(&network, facts),
+            nccl_library: resolve_nccl_library(&settings)?,
         },
         network,
         seats: devices.seats,

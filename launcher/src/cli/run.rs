@@ -193,6 +193,13 @@ pub(super) static PORT_RANGE: OptionRow = OptionRow::text(
      stands [default: any free port]",
 )
 .family(Family::Rankrun);
+pub(super) static NCCL_LIB: OptionRow = OptionRow::text(
+    "nccl-lib",
+    "PATH",
+    "NCCL's library for workers in Rust, which get it as RANKRUN_NCCL [default: RANKRUN_NCCL, then where the loader \
+     finds libnccl.so.2, then the wheel of the active Python environment]",
+)
+.family(Family::Rankrun);
 pub(super) static VERSION: OptionRow =
     OptionRow::flag("version", "Print the version and exit").family(Family::None);
 
@@ -209,6 +216,7 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &LAST_CALL,
     &IFACE,
     &PORT_RANGE,
+    &NCCL_LIB,
     &CONFIG,
     &VERBOSE,
     &LEAVE_OUT,

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use rankrun_contract::env::{
     ERROR_FILE, GROUP_RANK, GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS,
-    ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
+    NCCL_LIBRARY, ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
 };
 
 use super::{Pending, Value};
@@ -119,6 +119,7 @@ impl Sources<'_> {
                 self.said(&["node-rank"], &[])
             }
             "GLOO_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
+            NCCL_LIBRARY => self.said(&["nccl-lib"], &[]),
             ROLE_NAME => self.said(&["role"], &[]),
             MASTER_ADDR => self.address(),
             MASTER_PORT => self.port(),

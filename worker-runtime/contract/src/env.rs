@@ -56,6 +56,8 @@ pub const ROUND: &str = "RANKRUN_ROUND";
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
+/// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.
+pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
 /// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for all
 /// workers. A user sets it, with or without a launcher.
 pub const BACKEND: &str = "RANKRUN_BACKEND";

@@ -142,8 +142,12 @@ impl ProcessGroup for CpuGroup {
 
 impl Drop for CpuGroup {
     fn drop(&mut self) {
-        if let (None, Some(transport)) = (&self.ending, self.transport.take()) {
-            parting::take(transport);
+        let (None, Some(mut transport)) = (&self.ending, self.transport.take()) else { return };
+        // A rank that is a thread has ended when it drops its group, whatever becomes of the process.
+        match transport.is_among_threads() {
+            true if std::thread::panicking() => transport.close(),
+            true => transport.leave(),
+            false => parting::take(Box::new(transport)),
         }
     }
 }

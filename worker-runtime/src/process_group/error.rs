@@ -9,8 +9,12 @@ use rankrun_contract::rank::{Rank, WorldSize};
 use super::Backend;
 use super::members::Members;
 use super::message::{Call, Operation};
+#[cfg(feature = "nccl")]
+use super::nccl::{NcclError, NcclMissing};
 use super::plan::Conflict;
 use super::shm::SegmentError;
+#[cfg(feature = "nccl")]
+use crate::cuda::CudaMissing;
 use crate::store::StoreError;
 
 /// Most bytes of a strange value that a message shows.
@@ -60,6 +64,28 @@ pub enum GroupError {
         /// How many there are.
         given: usize,
     },
+    /// Memory of a kind that this backend does not carry. Nothing was sent.
+    #[error("`{operation}` was given {given}, but this group carries {} only ({backend})", .given.other())]
+    WrongMemory {
+        /// The call.
+        operation: Operation,
+        /// What carries the group's calls.
+        backend: Backend,
+        /// What it was given.
+        given: MemoryKind,
+    },
+    /// There is no NCCL.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    NcclMissing(#[from] NcclMissing),
+    /// NCCL failed while the group was made.
+    #[cfg(feature = "nccl")]
+    #[error("NCCL cannot connect the ranks")]
+    Nccl(#[from] NcclError),
+    /// There is no CUDA device for the group.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    Cuda(#[from] CudaMissing),
     /// The store, through which the ranks find each other, failed.
     #[error("the ranks cannot find each other through the store")]
     Store(#[from] StoreError),
@@ -95,6 +121,26 @@ impl GroupError {
         }
     }
 
+    /// What to do about it, where something is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::WrongMemory { given: MemoryKind::Device, .. } => {
+                Some("make the group with NCCL, or copy the data to the host first")
+            }
+            Self::WrongMemory { given: MemoryKind::Host, .. } => {
+                Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
+            }
+            #[cfg(feature = "nccl")]
+            Self::NcclMissing(missing) => Some(missing.hint()),
+            #[cfg(feature = "nccl")]
+            Self::Nccl(error) => error.hint(),
+            #[cfg(feature = "nccl")]
+            Self::Cuda(missing) => Some(missing.hint()),
+            _ => None,
+        }
+    }
+
     /// As [`lost_rank`](Self::lost_rank), as a rank of the job.
     #[must_use]
     pub fn lost_rank_of_job(&self) -> Option<Rank> {
@@ -108,6 +154,33 @@ impl GroupError {
     pub(crate) fn strange_entry(key: &str, value: &[u8]) -> Self {
         let shown = &value[..value.len().min(MAX_SHOWN)];
         Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
+    }
+}
+
+/// Where memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// In this process.
+    Host,
+    /// On an accelerator.
+    Device,
+}
+
+impl MemoryKind {
+    fn other(self) -> Self {
+        match self {
+            Self::Host => Self::Device,
+            Self::Device => Self::Host,
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host memory",
+            Self::Device => "device memory",
+        })
     }
 }
 
@@ -140,6 +213,13 @@ pub enum Ending {
         other: Rank,
         /// What that one called; `None` if its bytes are no call of this version.
         others: Option<Box<Call>>,
+    },
+    /// What carries the calls, or the device, failed on a rank.
+    Failed {
+        /// The rank.
+        rank: Rank,
+        /// Its words.
+        reason: String,
     },
 }
 
@@ -198,6 +278,7 @@ impl fmt::Display for Told<'_> {
             Ending::Disagreed { rank, call, other, others: None } => {
                 write!(f, "{} makes {call} where {} sends what is no call", name(*rank), name(*other))
             }
+            Ending::Failed { rank, reason } => write!(f, "on {}, {reason}", name(*rank)),
         }
     }
 }

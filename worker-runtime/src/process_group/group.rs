@@ -4,6 +4,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::buffer::Buffer;
 use super::collective::Collective;
+use super::device::{DeviceCollective, Stream};
 use super::element::{DataType, Element, Reduction};
 use super::error::GroupError;
 use super::reduce::{as_bytes, as_bytes_mut};
@@ -182,6 +183,37 @@ impl Group {
     /// As [`barrier`](Self::barrier).
     pub fn receive<T: Element>(&mut self, data: &mut [T], from: Rank) -> Result<(), GroupError> {
         self.backend.run(T::DATA_TYPE, Collective::Receive { data: as_bytes_mut(data), from })
+    }
+
+    /// Puts a call on a stream of a device; see [`ProcessGroup::run_on_device`].
+    ///
+    /// # Safety
+    /// As [`ProcessGroup::run_on_device`].
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier); the group carries host memory only.
+    #[expect(unsafe_code, reason = "the caller vouches for the memory")]
+    pub unsafe fn run_on_device(
+        &mut self,
+        data_type: DataType,
+        work: DeviceCollective<'_>,
+        stream: Stream,
+    ) -> Result<(), GroupError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.backend.run_on_device(data_type, work, stream) }
+    }
+
+    /// Waits until all is done that was put on `stream`.
+    ///
+    /// # Safety
+    /// As [`ProcessGroup::wait`].
+    ///
+    /// # Errors
+    /// How the group ended, if it did.
+    #[expect(unsafe_code, reason = "the caller vouches for the stream")]
+    pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.backend.wait(stream) }
     }
 
     /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank

@@ -23,7 +23,7 @@ use crate::context::WorkerContext;
 use crate::store::{StoreError, TcpStore};
 
 /// How long the store may take to say who was lost first, before this rank's own word counts.
-const VERDICT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The place of this rank in a group.
 #[derive(Debug, Clone)]
@@ -92,8 +92,27 @@ pub(crate) fn meet(
     context: &WorkerContext,
     options: &GroupOptions,
 ) -> Result<Box<dyn ProcessGroup>, GroupError> {
-    parting::go_on();
     let wish = options.backend.or(context.backend()).unwrap_or_default();
+    #[cfg(feature = "nccl")]
+    if wish == Wish::Nccl {
+        return Ok(Box::new(super::nccl::NcclGroup::join(context, options, None)?));
+    }
+    let (seat, store) = enter(context, options, wish)?;
+    let connected = match store {
+        None => Alone { wish }.connect(&seat)?,
+        Some(store) => Met { store, wish }.connect(&seat)?,
+    };
+    Ok(Box::new(CpuGroup::new(seat, connected)))
+}
+
+/// Meets the other ranks in the store, which all want the same: this rank's place, and that of the group in the store. A world of
+/// one needs no store.
+pub(crate) fn enter(
+    context: &WorkerContext,
+    options: &GroupOptions,
+    wish: Wish,
+) -> Result<(Seat, Option<TcpStore>), GroupError> {
+    parting::go_on();
     let mut seat = Seat {
         rank: context.rank(),
         world_size: context.world_size(),
@@ -106,18 +125,16 @@ pub(crate) fn meet(
         join_by: clock::after(options.timeout),
     };
     if seat.world_size == WorldSize::ONE {
-        let connected = Alone { wish }.connect(&seat)?;
-        return Ok(Box::new(CpuGroup::new(seat, connected)));
+        return Ok((seat, None));
     }
     let store = place_in(&context.store(options.timeout)?, &seat, &options.name)?;
     let plan = introduce(&store, &seat, wish)?;
     seat.hosts = Arc::clone(&plan.hosts);
-    let connected = Met { store, wish }.connect(&seat)?;
-    Ok(Box::new(CpuGroup::new(seat, connected)))
+    Ok((seat, Some(store)))
 }
 
 /// The keys of this group alone.
-fn place_in(store: &TcpStore, seat: &Seat, name: &str) -> Result<TcpStore, GroupError> {
+pub(super) fn place_in(store: &TcpStore, seat: &Seat, name: &str) -> Result<TcpStore, GroupError> {
     let store = store.with_own_connection(VERDICT_TIMEOUT)?.with_timeout(seat.timeout);
     let store = store.with_prefix(&format!("rankrun/group/{name}/life {}", seat.life));
     // A name may be used again once its group is gone; nothing of the first use is in the second one.

@@ -21,6 +21,7 @@
 mod buffer;
 mod collective;
 mod cpu;
+mod device;
 mod element;
 mod error;
 mod group;
@@ -30,6 +31,8 @@ mod meet;
 mod members;
 mod memory;
 mod message;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub(crate) mod parting;
 mod plan;
 mod queue;
@@ -47,8 +50,9 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 pub use buffer::{Buffer, Memory};
 pub use collective::{Collective, HostCollective, Length};
+pub use device::{DeviceCollective, DeviceMemory, Stream};
 pub use element::{DataType, Element, Reduction, bf16, f16};
-pub use error::{Ending, GroupError, LossCause};
+pub use error::{Ending, GroupError, LossCause, MemoryKind};
 pub use group::Group;
 pub use members::Members;
 pub use memory::MemoryGroup;
@@ -122,6 +126,41 @@ pub trait ProcessGroup: Debug + Send {
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank.
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError>;
+
+    /// Puts a call on a stream of a device; it is done when the stream has come to it. The memory holds whole elements of
+    /// `data_type`.
+    ///
+    /// # Safety
+    /// All memory of `work` is memory of the group's device, is written by nobody and, where the call writes it, read by nobody
+    /// until the call is done. `stream` is a stream of the device's current context, and stays until
+    /// [`wait`](Self::wait) has returned for it or the group is left or dropped.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); this group carries host memory only.
+    #[expect(unsafe_code, reason = "the caller vouches for the memory")]
+    unsafe fn run_on_device(
+        &mut self,
+        data_type: DataType,
+        work: DeviceCollective<'_>,
+        stream: Stream,
+    ) -> Result<(), GroupError> {
+        let _ = (data_type, stream);
+        let (operation, backend) = (work.operation(), self.backend());
+        Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device })
+    }
+
+    /// Waits until all is done that was put on `stream`; at once where nothing ever is.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the device's current context.
+    ///
+    /// # Errors
+    /// How the group ended, if it did.
+    #[expect(unsafe_code, reason = "the caller vouches for the stream")]
+    unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+        let _ = stream;
+        Ok(())
+    }
 
     /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank
     /// where keys are equal. A rank without a color takes part and gets no group. It is `MPI_Comm_split` and `ncclCommSplit`.

@@ -12,7 +12,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::transport::Transport;
 
 /// The connections of the dropped groups; `None` while no program is under way in [`run`](crate::run).
-static KEPT: Mutex<Option<Vec<Box<dyn Transport>>>> = Mutex::new(None);
+static KEPT: Mutex<Option<Vec<Box<dyn Part>>>> = Mutex::new(None);
+
+/// What is left of a group that was dropped. It is told to leave, or closed by being dropped.
+pub(super) trait Part: Send {
+    /// Tells the other ranks that this one needs nothing more from them.
+    fn leave(&mut self);
+}
+
+impl Part for Box<dyn Transport> {
+    fn leave(&mut self) {
+        Transport::leave(&mut **self);
+    }
+}
 
 /// From now on the connections of dropped groups are kept.
 pub(crate) fn begin() {
@@ -32,12 +44,8 @@ pub(super) fn go_on() {
 }
 
 /// Takes the connections of a group that is dropped before its ending.
-pub(super) fn take(mut group: Box<dyn Transport>) {
+pub(super) fn take(mut group: Box<dyn Part>) {
     let is_panicking = std::thread::panicking();
-    if group.is_among_threads() {
-        // A rank that is a thread has ended when it drops its group, whatever becomes of the process.
-        return if is_panicking { group.close() } else { group.leave() };
-    }
     match &mut *kept() {
         // Only the end of the process closes these.
         Some(_) if is_panicking => std::mem::forget(group),
@@ -48,6 +56,6 @@ pub(super) fn take(mut group: Box<dyn Transport>) {
     }
 }
 
-fn kept() -> MutexGuard<'static, Option<Vec<Box<dyn Transport>>>> {
+fn kept() -> MutexGuard<'static, Option<Vec<Box<dyn Part>>>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }

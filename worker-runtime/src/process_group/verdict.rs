@@ -6,6 +6,7 @@
 //! ```text
 //! lost <rank>
 //! mismatch <rank> <its call> <other rank> <the other's call, or ->
+//! failed <rank> <its words>
 //! ```
 
 use rankrun_contract::rank::{Rank, WorldSize};
@@ -15,6 +16,9 @@ use super::meet::Seat;
 use super::message::Call;
 use crate::report;
 use crate::store::TcpStore;
+
+/// Most letters of the words of a failure that are told.
+const MAX_REASON: usize = 2000;
 
 /// The ending on which all ranks agree when the one at `seat` noticed `seen`.
 pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
@@ -33,6 +37,7 @@ pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
 fn render(ending: &Ending, me: Rank) -> String {
     let (rank, call, other, others) = match ending {
         Ending::Lost { rank, .. } => return format!("lost {rank}"),
+        Ending::Failed { rank, reason } => return format!("failed {rank} {reason}"),
         Ending::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
         Ending::Disagreed { rank, call, other, others } => (*rank, call, *other, others),
     };
@@ -65,6 +70,11 @@ fn parse(verdict: &str, world_size: WorldSize) -> Option<Ending> {
                 digits => Some(Box::new(Call::from_hex(digits)?)),
             },
         },
+        "failed" => {
+            let rank = rank(words.next()?)?;
+            let reason: String = words.collect::<Vec<_>>().join(" ").chars().take(MAX_REASON).collect();
+            return (!reason.is_empty()).then_some(Ending::Failed { rank, reason });
+        }
         _ => return None,
     };
     words.next().is_none().then_some(ending)
@@ -124,6 +134,12 @@ mod tests {
     }
 
     #[test]
+    fn what_failed_on_another_rank_is_told_in_its_words() {
+        let failed = Ending::Failed { rank: Rank(1), reason: "no such device".to_owned() };
+        assert_eq!(settle(lost(1), &render(&failed, Rank(1)), four()), failed);
+    }
+
+    #[test]
     fn the_same_verdict_keeps_the_evidence() {
         assert_eq!(settle(lost(2), "lost 2", four()), lost(2));
     }
@@ -139,6 +155,9 @@ mod tests {
             "lost 1 2".to_owned(),
             "found 1".to_owned(),
             "mismatch 1 2".to_owned(),
+            "failed".to_owned(),
+            "failed 1".to_owned(),
+            "failed 4 words".to_owned(),
             "mismatch 1 - 2 -".to_owned(),
             format!("mismatch 1 {digits} 4 -"),
             format!("mismatch 1 {digits} 2 {digits}0"),

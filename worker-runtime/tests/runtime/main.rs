@@ -10,6 +10,8 @@ mod loss;
 mod meet;
 mod memory;
 mod mismatch;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod oracle;
 mod pair;
 mod parting;

@@ -44,6 +44,8 @@ fn main_of_a_started_rank() {
         "meet" => crate::meet::main(),
         "pair" => crate::pair::main(),
         role if role.starts_with("shm: ") => crate::shm::main(role),
+        #[cfg(feature = "nccl")]
+        role if role.starts_with("nccl: ") => crate::nccl::main(role),
         role if role.starts_with("part: ") => crate::parting::main(role),
         _ => rankrun_worker::run(|context| repeat(context, &role)),
     };

@@ -32,9 +32,14 @@ const TOKEN_KEY: &str = "token";
 
 /// Finds the other ranks through `store`, which must be seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
+    Ok(Mesh::new(connect(store, seat)?)?)
+}
+
+/// A connection to every other rank, by rank, on which nothing waits.
+pub(crate) fn connect(store: &TcpStore, seat: &Seat) -> Result<Vec<Option<TcpStream>>, GroupError> {
     let mut joining = Joining::new(seat, listen(store, seat)?);
     match joining.meet(store) {
-        Ok(()) => Ok(Mesh::new(joining.into_streams())?),
+        Ok(()) => Ok(joining.into_streams()),
         // The connections are closed, which others take for a loss, only when the verdict is written.
         Err(error) => Err(meet::agreed(store, seat, error)),
     }

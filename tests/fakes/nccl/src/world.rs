@@ -1,0 +1,163 @@
+//! Communicators, and the ranks of this process that meet under one id.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::faults::value;
+
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const IN_PROGRESS: c_int = 7;
+
+/// How many ranks have come, by id.
+static ARRIVED: LazyLock<Mutex<HashMap<u64, c_int>>> = LazyLock::new(Mutex::default);
+/// Communicators under way: while there are some, and work on streams is stuck, nothing on a stream is done.
+static ALIVE: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// What a rank sends to itself: matched when the group ends.
+    static SENT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    /// Where it receives, and how much.
+    static AWAITED: RefCell<Vec<(u64, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A communicator. It is leaked, so that a use after its end is seen and does no harm.
+pub(crate) struct Comm {
+    id: u64,
+    pub(crate) ranks: c_int,
+    pub(crate) rank: c_int,
+    is_over: Mutex<bool>,
+    ended: Condvar,
+    /// Looks until what is in progress is done.
+    looks: AtomicU32,
+    calls: AtomicU32,
+    is_inside: AtomicBool,
+}
+
+/// A number that no communicator of this process has.
+pub(crate) fn fresh_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) + (u64::from(std::process::id()) << 32)
+}
+
+/// What real NCCL would crash of, sooner or later.
+#[expect(clippy::print_stderr, reason = "the process ends here")]
+pub(crate) fn used_after_its_end(function: &str) -> ! {
+    eprintln!("fake NCCL: `{function}` on a communicator that was freed");
+    std::process::abort()
+}
+
+/// Whether work on streams is done.
+pub(crate) fn streams_are_done() -> bool {
+    value("stuck").is_none() || ALIVE.load(Ordering::SeqCst) == 0
+}
+
+/// What was sent comes to where it is awaited.
+pub(crate) fn deliver() {
+    let (sent, awaited) = (SENT.take(), AWAITED.take());
+    for (bytes, (to, length)) in sent.into_iter().zip(awaited) {
+        // SAFETY: the receiver gave so many bytes, and waits for them.
+        unsafe { bytes.as_ptr().copy_to(to as *mut u8, length.min(bytes.len())) };
+    }
+}
+
+impl Comm {
+    pub(crate) fn join(id: u64, ranks: c_int, rank: c_int) -> Self {
+        *locked(&ARRIVED).entry(id).or_default() += 1;
+        ALIVE.fetch_add(1, Ordering::SeqCst);
+        let comm = Self {
+            id,
+            ranks,
+            rank,
+            is_over: Mutex::new(false),
+            ended: Condvar::new(),
+            looks: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
+            is_inside: AtomicBool::new(false),
+        };
+        comm.answer();
+        comm
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        !*locked(&self.is_over)
+    }
+
+    /// Notes that a thread is inside with it: two at a time is what NCCL forbids.
+    #[expect(clippy::print_stderr, reason = "the process ends here")]
+    pub(crate) fn inside(&self, function: &str) -> Inside<'_> {
+        if self.is_inside.swap(true, Ordering::SeqCst) {
+            eprintln!("fake NCCL: `{function}` while another thread is inside");
+            std::process::abort()
+        }
+        Inside(self)
+    }
+
+    pub(crate) fn end(&self) {
+        let mut is_over = locked(&self.is_over);
+        if !*is_over {
+            ALIVE.fetch_sub(1, Ordering::SeqCst);
+        }
+        *is_over = true;
+        self.ended.notify_all();
+    }
+
+    pub(crate) fn wait_for_abort(&self) {
+        let mut is_over = locked(&self.is_over);
+        while !*is_over {
+            is_over = self.ended.wait(is_over).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn put_on_a_stream(&self) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What a call that may take long returns.
+    pub(crate) fn answer(&self) -> c_int {
+        let looks = value("slow").and_then(|looks| looks.parse().ok()).unwrap_or(0);
+        self.looks.store(looks, Ordering::SeqCst);
+        if looks > 0 || value("busy").is_some() { IN_PROGRESS } else { SUCCESS }
+    }
+
+    /// What `ncclCommGetAsyncError` reports.
+    pub(crate) fn state(&self) -> c_int {
+        let arrived = locked(&ARRIVED).get(&self.id).copied().unwrap_or(0);
+        let is_short = arrived < self.ranks && value("together").is_none();
+        if is_short || value("absent").is_some() {
+            return IN_PROGRESS;
+        }
+        if value("busy").is_some() && self.calls.load(Ordering::SeqCst) > 0 {
+            return IN_PROGRESS;
+        }
+        if self.looks.load(Ordering::SeqCst) > 0 {
+            self.looks.fetch_sub(1, Ordering::SeqCst);
+            return IN_PROGRESS;
+        }
+        let error = value("async").and_then(|code| code.parse().ok());
+        error.filter(|_| self.calls.load(Ordering::SeqCst) > 0).unwrap_or(SUCCESS)
+    }
+
+    pub(crate) fn post(&self, bytes: Vec<u8>) {
+        SENT.with_borrow_mut(|sent| sent.push(bytes));
+    }
+
+    pub(crate) fn await_post(&self, to: u64, length: usize) {
+        AWAITED.with_borrow_mut(|awaited| awaited.push((to, length)));
+    }
+}
+
+/// A thread that is inside with a communicator.
+pub(crate) struct Inside<'a>(&'a Comm);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.is_inside.store(false, Ordering::SeqCst);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

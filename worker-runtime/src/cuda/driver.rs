@@ -1,0 +1,240 @@
+//! The CUDA driver's library, with the few functions that we need ourselves: none of cudarc's, which panics where one is missing.
+#![expect(unsafe_code, reason = "calls into the driver's library")]
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::library;
+
+/// Under these names the loader is asked for it: the driver's package brings the first, a toolkit's stub only the second.
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+pub(super) const SUCCESS: c_int = 0;
+const NO_DEVICE: c_int = 100;
+
+/// One place where a library was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tried {
+    /// A name for the loader, or a path.
+    pub place: String,
+    /// Why it was of no use.
+    pub reason: String,
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n  `{}`: {}", self.place, self.reason)
+    }
+}
+
+/// Why there is no CUDA device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CudaMissing {
+    /// The driver's library cannot be opened.
+    #[error("there is no CUDA driver; looked for{}", Places(.0))]
+    NoLibrary(Vec<Tried>),
+    /// It lacks a function: older than anything that is supported, or no CUDA driver.
+    #[error("the CUDA driver `{}` has no `{function}`: {words}", path.display())]
+    NoFunction {
+        /// Its name.
+        function: &'static str,
+        /// The library.
+        path: PathBuf,
+        /// The loader's words.
+        words: String,
+    },
+    /// It does not do what it is asked.
+    #[error("the CUDA driver `{}` refused `{function}`: {words} (error {code})", path.display())]
+    Refused {
+        /// What was called.
+        function: &'static str,
+        /// The driver's code.
+        code: i32,
+        /// Its words.
+        words: String,
+        /// The library.
+        path: PathBuf,
+    },
+    /// There is no device, or `CUDA_VISIBLE_DEVICES` hides all.
+    #[error("the CUDA driver `{}` shows no device", path.display())]
+    NoDevice {
+        /// The library.
+        path: PathBuf,
+    },
+    /// There are devices, but not this one.
+    #[error("there is no CUDA device {ordinal}: the driver shows {devices}")]
+    NoSuchDevice {
+        /// The one that was asked for.
+        ordinal: usize,
+        /// How many there are.
+        devices: usize,
+    },
+    /// No device is the current one of this thread.
+    #[error("this thread has no current CUDA device")]
+    NoContext,
+    /// We have the library, cudarc does not find it under the names that it tries.
+    #[error("cudarc does not find the CUDA driver `{}`", path.display())]
+    Unnamed {
+        /// The library.
+        path: PathBuf,
+    },
+}
+
+impl CudaMissing {
+    /// What to do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NoLibrary(_) | Self::Unnamed { .. } => {
+                "install NVIDIA's driver, and in a container pass its libraries in (`--gpus`)"
+            }
+            Self::NoContext => {
+                "make one current first, as `cuda_context` does, or your framework with its first tensor"
+            }
+            Self::NoFunction { .. } => "install a newer driver",
+            Self::Refused { .. } => "see whether `nvidia-smi` works as this user",
+            Self::NoDevice { .. } | Self::NoSuchDevice { .. } => {
+                "look at CUDA_VISIBLE_DEVICES, which hides devices"
+            }
+        }
+    }
+}
+
+struct Places<'a>(&'a [Tried]);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|tried| tried.fmt(f))
+    }
+}
+
+/// The driver, initialised.
+pub(crate) struct Driver {
+    path: PathBuf,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    error: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    #[cfg(feature = "nccl")]
+    pub(super) calls: Calls,
+}
+
+/// What a communicator needs.
+#[cfg(feature = "nccl")]
+pub(super) struct Calls {
+    pub(super) get_context: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
+    pub(super) set_context: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(super) create_event: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int,
+    pub(super) record_event: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+    pub(super) query_event: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(super) destroy_event: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(super) query_stream: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(super) allocate: unsafe extern "C" fn(*mut u64, usize) -> c_int,
+    pub(super) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
+}
+
+/// The driver of this process: opened and initialised by whoever asks first.
+///
+/// # Errors
+/// As [`cuda_available`](super::cuda_available).
+pub(crate) fn driver() -> Result<&'static Driver, CudaMissing> {
+    static DRIVER: OnceLock<Result<Driver, CudaMissing>> = OnceLock::new();
+    DRIVER.get_or_init(Driver::open).as_ref().map_err(Clone::clone)
+}
+
+impl Driver {
+    fn open() -> Result<Self, CudaMissing> {
+        let mut tried = Vec::new();
+        for name in NAMES {
+            match library::open(OsStr::new(name)) {
+                Ok(library) => return Self::load(library, name),
+                Err(reason) => tried.push(Tried { place: name.to_owned(), reason }),
+            }
+        }
+        Err(CudaMissing::NoLibrary(tried))
+    }
+
+    fn load(library: libloading::Library, name: &str) -> Result<Self, CudaMissing> {
+        // Whoever holds a function pointer of it holds it for ever, and so do the threads that it starts.
+        let library: &'static _ = Box::leak(Box::new(library));
+        // SAFETY: any function will do to learn the file; it is not called through this pointer.
+        let any = unsafe { library::function::<*const c_void>(library, "cuInit") };
+        let path = any.ok().and_then(library::file_of).unwrap_or_else(|| PathBuf::from(name));
+        macro_rules! function {
+            ($name:literal) => {
+                library::function(library, $name).map_err(|words| CudaMissing::NoFunction {
+                    function: $name,
+                    path: path.clone(),
+                    words,
+                })?
+            };
+        }
+        // SAFETY: each type is that of the driver's header for this name, with ints for its enums.
+        let (init, driver): (unsafe extern "C" fn(c_uint) -> c_int, _) = unsafe {
+            let init = function!("cuInit");
+            let count = function!("cuDeviceGetCount");
+            let error = function!("cuGetErrorString");
+            #[cfg(feature = "nccl")]
+            let calls = Calls {
+                get_context: function!("cuCtxGetCurrent"),
+                set_context: function!("cuCtxSetCurrent"),
+                create_event: function!("cuEventCreate"),
+                record_event: function!("cuEventRecord"),
+                query_event: function!("cuEventQuery"),
+                destroy_event: function!("cuEventDestroy_v2"),
+                query_stream: function!("cuStreamQuery"),
+                allocate: function!("cuMemAlloc_v2"),
+                exchange_capture_mode: library::function(library, "cuThreadExchangeStreamCaptureMode").ok(),
+            };
+            let driver = Self {
+                path: path.clone(),
+                count,
+                error,
+                #[cfg(feature = "nccl")]
+                calls,
+            };
+            (init, driver)
+        };
+        // SAFETY: the flags must be 0.
+        match unsafe { init(0) } {
+            NO_DEVICE => Err(CudaMissing::NoDevice { path }),
+            code => driver.check("cuInit", code).map(|()| driver),
+        }
+    }
+
+    /// The library.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many devices this process sees.
+    pub(crate) fn device_count(&self) -> Result<usize, CudaMissing> {
+        let mut count = 0;
+        // SAFETY: the number lives through the call.
+        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    pub(super) fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaMissing> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: the pointer lives through the call.
+        let answer = unsafe { (self.error)(code, &raw mut text) };
+        let words = if answer == SUCCESS && !text.is_null() {
+            // SAFETY: it is the driver's own constant text.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            "an error without words".to_owned()
+        };
+        Err(CudaMissing::Refused { function, code, words, path: self.path.clone() })
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the CUDA driver `{}`", self.path.display())
+    }
+}

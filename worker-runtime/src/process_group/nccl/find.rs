@@ -1,0 +1,156 @@
+//! Where NCCL's library is looked for.
+
+#![expect(clippy::disallowed_methods, reason = "a shell: the variables that say where Python's packages are")]
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rankrun_contract::env::NCCL_LIBRARY;
+
+/// Its names: the runtime's own, which the PyPI wheel and the distributions have, and that of a development package.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// Where the PyPI wheel has it, below a folder of Python's packages.
+const IN_THE_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
+/// Folders of packages: pip's, and Debian's.
+const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
+
+/// What the environment says of where libraries are.
+#[derive(Debug, Default)]
+pub(super) struct Surroundings {
+    pub(super) named: Option<OsString>,
+    pub(super) virtual_env: Option<OsString>,
+    pub(super) conda_prefix: Option<OsString>,
+    pub(super) path: OsString,
+}
+
+/// One place to look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Somebody named this file: no other place is looked at.
+    Named { by: &'static str, file: PathBuf },
+    /// The loader knows it.
+    Loader(&'static str),
+    /// The PyPI wheel's file.
+    Wheel(PathBuf),
+    /// No wheel below this prefix of a Python installation.
+    NoWheel { of: &'static str, prefix: PathBuf },
+}
+
+impl Surroundings {
+    /// Those of this process.
+    pub(super) fn of_this_process() -> Self {
+        let filled = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self {
+            named: filled(NCCL_LIBRARY),
+            virtual_env: filled("VIRTUAL_ENV"),
+            conda_prefix: filled("CONDA_PREFIX"),
+            path: filled("PATH").unwrap_or_default(),
+        }
+    }
+
+    /// All places in the order in which they are tried. Python is not started: its prefixes follow from where it lies.
+    pub(super) fn places(&self, explicit: Option<&Path>) -> Vec<Place> {
+        let named = explicit.map(|file| ("the program", file.to_owned()));
+        let variable = self.named.as_ref().map(|file| (NCCL_LIBRARY, PathBuf::from(file)));
+        if let Some((by, file)) = named.or(variable) {
+            return vec![Place::Named { by, file }];
+        }
+        let mut places: Vec<_> = NAMES.into_iter().map(Place::Loader).collect();
+        let mut prefixes = Vec::new();
+        prefixes.extend(self.virtual_env.iter().map(|prefix| ("VIRTUAL_ENV", PathBuf::from(prefix))));
+        prefixes.extend(self.conda_prefix.iter().map(|prefix| ("CONDA_PREFIX", PathBuf::from(prefix))));
+        prefixes.extend(pythons(&self.path).into_iter().map(|prefix| ("the python in PATH", prefix)));
+        let mut seen = Vec::new();
+        for (of, prefix) in prefixes {
+            if seen.contains(&prefix) {
+                continue;
+            }
+            let wheels = wheels(&prefix);
+            if wheels.is_empty() {
+                places.push(Place::NoWheel { of, prefix: prefix.clone() });
+            }
+            places.extend(wheels.into_iter().map(Place::Wheel));
+            seen.push(prefix);
+        }
+        places
+    }
+}
+
+/// The prefixes of the first `python3` and `python` in `PATH`: of a virtual environment's the environment itself, then that
+/// of the installation from which it was made.
+fn pythons(path: &OsStr) -> Vec<PathBuf> {
+    let mut prefixes = Vec::new();
+    for name in ["python3", "python"] {
+        let Some(program) =
+            std::env::split_paths(path).map(|folder| folder.join(name)).find(|it| is_program(it))
+        else {
+            continue;
+        };
+        let real = fs::canonicalize(&program).ok();
+        prefixes
+            .extend([Some(program), real].into_iter().flatten().filter_map(|program| prefix_of(&program)));
+    }
+    prefixes
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+/// `/usr` of `/usr/bin/python3`.
+fn prefix_of(program: &Path) -> Option<PathBuf> {
+    program.parent()?.parent().map(Path::to_owned)
+}
+
+/// The wheel's library below a prefix, for every Python there, the newest first.
+fn wheels(prefix: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
+        let versions = fs::read_dir(&lib).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let mut versions: Vec<_> = versions.filter_map(|name| Some((python_version(&name)?, name))).collect();
+        versions.sort_by(|a, b| b.cmp(a));
+        for (_, version) in versions {
+            let files = PACKAGES.map(|packages| lib.join(&version).join(packages).join(IN_THE_WHEEL));
+            found.extend(files.into_iter().filter(|file| file.exists()));
+        }
+    }
+    // `lib64` is mostly a link to `lib`.
+    let mut files = Vec::new();
+    found.retain(|file| {
+        let real = fs::canonicalize(file).ok();
+        let is_new = !files.contains(&real);
+        files.push(real);
+        is_new
+    });
+    found
+}
+
+/// The numbers of `python3.11`; none for Debian's `python3`.
+fn python_version(name: &OsStr) -> Option<Vec<u32>> {
+    let version = name.to_str()?.strip_prefix("python3")?;
+    version.split('.').skip(1).map(|number| number.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_pythons_by_their_versions() {
+        assert_eq!(python_version(OsStr::new("python3.11")), Some(vec![11]));
+        assert_eq!(python_version(OsStr::new("python3")), Some(vec![]));
+        assert!(python_version(OsStr::new("python3.9")) < python_version(OsStr::new("python3.11")));
+        assert_eq!(python_version(OsStr::new("python2.7")), None);
+        assert_eq!(python_version(OsStr::new("python3.x")), None);
+    }
+
+    #[test]
+    fn what_somebody_names_is_the_only_place() {
+        let surroundings = Surroundings { named: Some("/a".into()), ..Surroundings::default() };
+        let named = |by, file: &str| vec![Place::Named { by, file: file.into() }];
+        assert_eq!(surroundings.places(None), named(NCCL_LIBRARY, "/a"));
+        assert_eq!(surroundings.places(Some(Path::new("/b"))), named("the program", "/b"));
+    }
+}

@@ -1,0 +1,172 @@
+//! How a world of one ends when NCCL or the driver does not do what it should.
+
+use super::place::{Folder, play, play_with, sees};
+
+/// The milliseconds that something took.
+fn took(said: &str, what: &str) -> u64 {
+    let line = said.lines().find_map(|line| line.strip_prefix(&format!("{what} took ")));
+    let number = line.and_then(|rest| rest.strip_suffix(" ms"));
+    number.unwrap_or_else(|| panic!("no `{what}` in: {said}")).parse().unwrap()
+}
+
+/// Everything but the times.
+fn lines(said: &str) -> Vec<&str> {
+    said.lines().filter(|line| !line.ends_with(" ms")).collect()
+}
+
+#[test]
+fn every_operation_and_type_in_a_world_of_one() {
+    for orders in ["", "slow=3"] {
+        let said = play_with("world of one", orders);
+        let expected = [
+            "`ncclBroadcast` takes 0 bytes here, not 3",
+            "`ncclCommGetAsyncError` cannot be called: the communicator was aborted",
+            "fine",
+        ];
+        assert_eq!(lines(&said), expected);
+    }
+}
+
+#[test]
+fn a_stream_that_was_waited_for_is_not_touched_again() {
+    assert_eq!(play_with("streams", ""), "fine");
+}
+
+#[test]
+fn memory_of_the_other_kind_is_refused() {
+    let said = play_with("wrong memory", "");
+    let expected = [
+        "`all_reduce` was given host memory, but this group carries device memory only (nccl) \
+         [hint: call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`]",
+        "`all_reduce` was given device memory, but this group carries host memory only (memory) \
+         [hint: make the group with NCCL, or copy the data to the host first]",
+    ];
+    assert_eq!(lines(&said), expected);
+}
+
+#[test]
+fn a_collective_that_hangs_on_the_device_ends_at_its_deadline() {
+    let said = play_with("one call", "stuck=1");
+    let expected = "`all_reduce` cannot finish: on rank 0, call 1, `all_reduce` (sum) of 1000 f32 is not done within \
+                    400ms, although all ranks have made it";
+    assert_eq!(lines(&said), [expected, expected]);
+    assert!((400..3000).contains(&took(&said, "call")), "{said}");
+}
+
+#[test]
+fn a_call_that_hangs_in_the_library_is_aborted_at_its_deadline() {
+    let said = play_with("one call", "hang=ncclAllReduce");
+    assert_eq!(lines(&said).len(), 2);
+    assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
+    assert!((400..3000).contains(&took(&said, "call")), "{said}");
+}
+
+#[test]
+fn a_call_that_stays_in_progress_is_aborted_at_its_deadline() {
+    let said = play_with("one call", "busy=1");
+    assert!(lines(&said).iter().all(|line| line.contains("not done within 400ms")), "{said}");
+    assert!((400..3000).contains(&took(&said, "call")), "{said}");
+}
+
+#[test]
+fn an_asynchronous_error_ends_the_group() {
+    let said = play_with("one call", "async=6 stuck=1");
+    let expected = "`all_reduce` cannot finish: on rank 0, `ncclCommGetAsyncError` failed: another rank ended or the \
+                    network failed (ncclRemoteError, 6): fake.cc:1 the fake was told to fail";
+    assert_eq!(lines(&said), [expected, expected]);
+}
+
+#[test]
+fn a_call_that_is_refused_ends_the_group() {
+    let said = play_with("one call", "fail=ncclAllReduce:5");
+    let expected = "`all_reduce` cannot finish: on rank 0, `ncclAllReduce` failed: an invalid use \
+                    (ncclInvalidUsage, 5): fake.cc:1 the fake was told to fail";
+    assert_eq!(lines(&said), [expected, expected]);
+    let said = play_with("one call", "fail=ncclAllReduce:99:2");
+    assert_eq!(lines(&said)[0], "done");
+    assert!(lines(&said)[1].contains("an error that is newer than this program (unknown, 99)"), "{said}");
+}
+
+#[test]
+fn a_device_that_fails_ends_the_group() {
+    let said = play_with("one call", "fail=cuEventQuery:700 stuck=1");
+    assert!(lines(&said)[0].contains("refused `cuEventQuery`: a fake error of CUDA (error 700)"), "{said}");
+    let said = play_with("one call", "fail=cuStreamQuery:700");
+    assert!(lines(&said)[0].contains("refused `cuStreamQuery`: a fake error of CUDA (error 700)"), "{said}");
+    let said = play_with("one call", "fail=cuEventRecord:700");
+    assert!(lines(&said)[0].contains("refused `cuEventRecord`: a fake error of CUDA (error 700)"), "{said}");
+}
+
+#[test]
+fn an_abort_that_never_returns_holds_nobody_up() {
+    let said = play_with("one call", "stuck=1 freeze=ncclCommAbort");
+    assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
+    assert!(took(&said, "drop") < 10_000, "{said}");
+}
+
+#[test]
+fn an_end_that_never_returns_becomes_an_abort_or_is_left_behind() {
+    let said = play_with("only join", "freeze=ncclCommFinalize");
+    assert!(took(&said, "drop") < 15_000, "{said}");
+    // NCCL aborts what is not finished; the fake would end the process over a second end.
+    let said = play_with("only join", "fail=ncclCommFinalize:3");
+    assert!(took(&said, "drop") < 5000, "{said}");
+}
+
+#[test]
+fn a_world_that_does_not_come_together_is_given_up_at_the_deadline() {
+    let said = play_with("only join", "absent=1");
+    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` was not done within 400ms \
+                    [hint: NCCL_DEBUG=INFO says more]";
+    assert_eq!(lines(&said), [expected]);
+    assert!((400..2000).contains(&took(&said, "join")), "{said}");
+    // The same where NCCL does not even return.
+    let said = play_with("only join", "freeze=ncclCommInitRankConfig");
+    assert_eq!(lines(&said), [expected]);
+}
+
+#[test]
+fn a_world_that_cannot_begin_says_why() {
+    let said = play_with("only join", "fail=ncclCommInitRankConfig:1");
+    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` failed: a call of CUDA failed \
+                    (ncclUnhandledCudaError, 1): fake.cc:1 the fake was told to fail [hint: a GPU and a driver new \
+                    enough for this NCCL are needed: see `nvidia-smi`]";
+    assert_eq!(lines(&said), [expected]);
+    let said = play_with("only join", "fail=ncclGetUniqueId:2");
+    assert!(
+        said.contains("`ncclGetUniqueId` failed: a call of the system failed (ncclSystemError, 2)"),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_cuda_nothing_panics() {
+    let folder = Folder::new();
+    let missing = "there is no CUDA driver; looked for\n  \
+                   `libcuda.so.1`: libcuda.so.1: cannot open shared object file: No such file or directory\n  \
+                   `libcuda.so`: libcuda.so: cannot open shared object file: No such file or directory";
+    assert_eq!(play("cuda", sees(&folder.0, "")), format!("{missing}\n{missing}"));
+    let said = play_with("cuda", "");
+    assert_eq!(lines(&said), ["there is CUDA", "there is no CUDA device 7: the driver shows 1"]);
+    assert_eq!(play_with("cuda", "nodevice=1").matches("shows no device").count(), 2);
+}
+
+#[test]
+fn no_driver_and_no_device_are_told_apart() {
+    let folder = Folder::new();
+    folder.link("libnccl.so.2");
+    let said = play("only join", sees(&folder.0, ""));
+    assert!(
+        said.contains("there is no CUDA driver; looked for   `libcuda.so.1`: libcuda.so.1: cannot open"),
+        "{said}"
+    );
+    assert!(said.contains("`libcuda.so`: "), "{said}");
+    let said = play_with("only join", "nodevice=1");
+    assert!(said.contains("` shows no device [hint: look at CUDA_VISIBLE_DEVICES"), "{said}");
+    let said = play_with("only join", "fail=cuInit:803");
+    assert!(said.contains("refused `cuInit`: a fake error of CUDA (error 803)"), "{said}");
+    let folder = Folder::new();
+    folder.link("libnccl.so.2").write("libcuda.so.1", b"no library");
+    let said = play("only join", sees(&folder.0, ""));
+    assert!(said.contains("libcuda.so.1: file too short"), "{said}");
+}

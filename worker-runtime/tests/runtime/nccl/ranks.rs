@@ -1,0 +1,329 @@
+//! Ranks as processes, with the fake: who is named when one of them does not do its part.
+
+use std::io::{BufRead, BufReader};
+use std::process::Child;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rankrun_worker::process_group::nccl::NcclGroup;
+use rankrun_worker::process_group::{Backend, Collective, DataType, DeviceCollective, ProcessGroup};
+use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, TcpStore, WorkerContext};
+
+use super::place::{Folder, sees, start};
+use super::scenes::{STREAM, memory};
+use crate::server::Server;
+use crate::world::{AMPLE, env};
+
+/// What a rank does; the others of its job may do something else.
+pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupError> {
+    let (action, timeout) = action.split_once(' ').unwrap();
+    let timeout = Duration::from_millis(timeout.parse().unwrap());
+    let options = GroupOptions { timeout, ..GroupOptions::default() };
+    if action == "chosen" {
+        let group = context.process_group(&options)?;
+        assert_eq!(group.backend(), Backend::Nccl);
+        return Ok(());
+    }
+    let mut group = NcclGroup::join(context, &options, None)?;
+    println!("has joined");
+    if let Some(rest) = action.strip_prefix("split:") {
+        return split(&mut group, rest);
+    }
+    let mut data = vec![1.0_f32; if action == "other" { 8 } else { 4 }];
+    let data = memory(&mut data);
+    let put = |group: &mut NcclGroup, work: DeviceCollective<'_>| {
+        // SAFETY: the fake touches no memory in a world of several ranks.
+        unsafe { group.run_on_device(DataType::F32, work, STREAM) }
+    };
+    let reduce = || Collective::AllReduce { data, how: Reduction::Sum };
+    match action {
+        "call" | "other" => put(&mut group, reduce())?,
+        "calls" => (0..3).try_for_each(|_| put(&mut group, reduce()))?,
+        "receive" => put(&mut group, Collective::Receive { data, from: Rank(1) })?,
+        "leave" => {
+            group.leave();
+            return Ok(());
+        }
+        "panic" => panic!("this rank fails"),
+        _ => {}
+    }
+    println!("under way");
+    if action == "nothing" {
+        loop {
+            std::thread::park();
+        }
+    }
+    // SAFETY: the default stream is always there.
+    unsafe { group.wait(STREAM) }
+}
+
+/// Splits off rank 1; the others become a group in reverse order, and call or not.
+fn split(group: &mut NcclGroup, then: &str) -> Result<(), GroupError> {
+    let rank = group.rank().0;
+    let color = if rank == 1 { None } else { Some(4) };
+    let Some(mut part) = group.split(color, 9 - rank)? else {
+        assert_eq!(rank, 1);
+        return Ok(());
+    };
+    assert_eq!((part.world_size().get(), part.backend()), (2, Backend::Nccl));
+    assert_eq!(part.rank(), if rank == 0 { Rank(1) } else { Rank(0) });
+    println!("under way");
+    let data = memory(&mut [1.0_f32; 4]);
+    // SAFETY: the fake touches no memory in a world of several ranks.
+    unsafe {
+        if then == "call" || rank == 0 {
+            part.run_on_device(DataType::F32, Collective::AllReduce { data, how: Reduction::Sum }, STREAM)?;
+            return part.wait(STREAM);
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The ranks of a job; those that are left at the end are killed.
+struct Job {
+    server: Server,
+    _folder: Folder,
+    ranks: Vec<Child>,
+}
+
+impl Job {
+    /// Starts ranks with what each does, its time in milliseconds and its orders to the fake; of `world_size`.
+    fn start(world_size: u32, ranks: &[(&str, u32, &str)]) -> Self {
+        Self::start_with(world_size, ranks, &[])
+    }
+
+    /// The same with more variables.
+    fn start_with(
+        world_size: u32,
+        ranks: &[(&str, u32, &str)],
+        more: &[(&'static str, &'static str)],
+    ) -> Self {
+        let (server, folder) = (Server::start(), Folder::with_fakes());
+        let started = (0..).zip(ranks).map(|(rank, (action, timeout, orders))| {
+            let mut vars = sees(&folder.0, &format!("together=1 {orders}"));
+            vars.extend(env(&server, rank, world_size).to_vars());
+            vars.extend(more.iter().map(|(name, value)| (*name, (*value).into())));
+            start(&format!("{action} {timeout}"), vars)
+        });
+        let ranks = started.collect();
+        Self { server, _folder: folder, ranks }
+    }
+
+    /// Waits until a rank says so.
+    fn hear(&mut self, rank: usize, words: &str) {
+        let output = self.ranks[rank].stdout.take().unwrap();
+        let mut lines = BufReader::new(output);
+        let is_said = (&mut lines).lines().map_while(Result::ok).any(|line| line.ends_with(words));
+        // What comes behind it is read at the end.
+        self.ranks[rank].stdout = Some(lines.into_inner());
+        if !is_said {
+            panic!("rank {rank} did not say `{words}`: {}", self.errors(rank).1);
+        }
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.ranks[rank].id()).unwrap()), signal).unwrap();
+    }
+
+    /// How a rank ended, and what it said of it.
+    fn errors(&mut self, rank: usize) -> (Option<i32>, String) {
+        let mut errors = String::new();
+        let mut pipe = self.ranks[rank].stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut pipe, &mut errors).unwrap();
+        (self.ranks[rank].wait().unwrap().code(), errors)
+    }
+
+    fn assert_says(&mut self, rank: usize, words: &str) {
+        let (code, errors) = self.errors(rank);
+        assert_eq!(code, Some(1), "rank {rank}: {errors}");
+        let expected = format!("rank {rank}: error: {words}");
+        assert!(errors.contains(&expected), "rank {rank} said: {errors}, not: {expected}");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            drop(rank.kill());
+            drop(rank.wait());
+        }
+    }
+}
+
+const STUCK: &str = "stuck=1";
+
+#[test]
+fn all_ranks_come_together_and_part() {
+    let mut job = Job::start(3, &[("calls", 20_000, ""), ("calls", 20_000, ""), ("calls", 20_000, "slow=2")]);
+    for rank in 0..3 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {errors}");
+    }
+}
+
+#[test]
+fn a_group_is_split() {
+    let mut job = Job::start(3, &[("split:call", 60_000, ""); 3]);
+    for rank in 0..3 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {errors}");
+    }
+}
+
+#[test]
+fn a_rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
+    let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
+    for rank in [0, 2] {
+        job.hear(rank, "under way");
+    }
+    job.signal(2, Signal::SIGKILL);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 0 (rank 2 of the job), ");
+}
+
+#[test]
+fn a_rank_that_does_not_split_is_named_by_who_does() {
+    let mut job = Job::start(2, &[("split:call", 1000, ""), ("nothing", 1000, "")]);
+    job.assert_says(0, "`split` cannot finish: lost rank 1, which took no part within 1s");
+}
+
+#[test]
+fn the_variable_chooses_nccl() {
+    let mut job = Job::start_with(2, &[("chosen", 60_000, ""); 2], &[("RANKRUN_BACKEND", "nccl")]);
+    for rank in 0..2 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {errors}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_long_before_the_deadline() {
+    let mut job = Job::start(3, &[("call", 60_000, STUCK); 3]);
+    for rank in 0..3 {
+        job.hear(rank, "under way");
+    }
+    job.signal(2, Signal::SIGKILL);
+    for rank in 0..2 {
+        job.assert_says(rank, "`all_reduce` cannot finish: lost rank 2, ");
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_named_by_all_others() {
+    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("panic", 60_000, STUCK)]);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which closed its connection");
+}
+
+#[test]
+fn a_rank_that_has_left_is_named_at_once_by_who_needs_it() {
+    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("leave", 60_000, "")]);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which has left the group");
+}
+
+#[test]
+fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
+    let mut job = Job::start(3, &[("call", 1000, STUCK), ("nothing", 1000, ""), ("call", 1000, STUCK)]);
+    for rank in [0, 2] {
+        job.assert_says(rank, "`all_reduce` cannot finish: lost rank 1, ");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_at_the_deadline() {
+    let mut job = Job::start(2, &[("call", 2000, STUCK), ("nothing", 2000, "")]);
+    job.hear(1, "under way");
+    job.signal(1, Signal::SIGSTOP);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which took no part within 2s");
+}
+
+#[test]
+fn the_sender_that_does_not_send_is_named() {
+    let mut job = Job::start(3, &[("receive", 1000, STUCK), ("nothing", 1000, ""), ("nothing", 1000, "")]);
+    job.assert_says(0, "`receive` cannot finish: lost rank 1, which took no part within 1s");
+}
+
+#[test]
+fn ranks_that_call_different_things_are_told_both_calls() {
+    let mut job = Job::start(2, &[("call", 1000, STUCK), ("other", 1000, STUCK)]);
+    let (four, eight) = ("`all_reduce` (sum) of 4 f32", "`all_reduce` (sum) of 8 f32");
+    let makes = |rank, theirs, ours| {
+        format!(
+            "`all_reduce` cannot finish: rank {rank} makes call 1, {theirs} where this rank makes call 1, {ours}"
+        )
+    };
+    let said = [job.errors(0).1, job.errors(1).1];
+    let both = |told: &str| told.contains(four) && told.contains(eight) && told.contains("rank 1 makes");
+    assert!(both(&said[0]) || said[0].contains(&makes(1, eight, four)), "{said:?}");
+    assert!(
+        said[1].contains("makes call 1, ") && said[1].contains(four) && said[1].contains(eight),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn an_error_of_nccl_on_one_rank_is_told_on_all() {
+    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("call", 60_000, "stuck=1 async=2")]);
+    job.assert_says(
+        1,
+        "`all_reduce` cannot finish: on rank 1, `ncclCommGetAsyncError` failed: a call of the",
+    );
+    job.assert_says(
+        0,
+        "`all_reduce` cannot finish: on rank 1, `ncclCommGetAsyncError` failed: a call of the",
+    );
+}
+
+#[test]
+fn an_error_of_nccl_is_explained_by_the_rank_that_is_lost() {
+    let mut job = Job::start(2, &[("call", 60_000, "stuck=1"), ("call", 60_000, "stuck=1")]);
+    for rank in 0..2 {
+        job.hear(rank, "under way");
+    }
+    job.signal(1, Signal::SIGKILL);
+    job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, ");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+    let mut job = Job::start(3, &[("call", 1000, ""), ("call", 1000, "")]);
+    for rank in 0..2 {
+        job.assert_says(rank, "`join` cannot finish: lost rank 2, ");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_begin_is_named_with_its_error() {
+    let mut job = Job::start(
+        2,
+        &[("call", 60_000, "absent=1"), ("call", 60_000, "absent=1 fail=ncclCommInitRankConfig:2")],
+    );
+    job.assert_says(1, "NCCL cannot connect the ranks\n  caused by: `ncclCommInitRankConfig` failed: a call of the system failed (ncclSystemError, 2): fake.cc:1 the fake was told to fail\n  hint: the network or the shared memory of this node: NCCL_DEBUG=INFO says more");
+    job.assert_says(
+        0,
+        "`join` cannot finish: on rank 1, `ncclCommInitRankConfig` failed: a call of the system",
+    );
+}
+
+#[test]
+fn a_rank_that_is_killed_while_nccl_connects_is_named() {
+    let mut job =
+        Job::start(2, &[("call", 60_000, "absent=1"), ("call", 60_000, "freeze=ncclCommInitRankConfig")]);
+    let store = TcpStore::connect("127.0.0.1", job.server.port(), AMPLE).unwrap();
+    let arrived = [0, 1].map(|rank| format!("rankrun/group/default/life 0/1/nccl/arrived/{rank}"));
+    store.wait(&[&arrived[0], &arrived[1]], AMPLE).unwrap();
+    job.signal(1, Signal::SIGKILL);
+    job.assert_says(0, "`join` cannot finish: lost rank 1, which closed its connection");
+}
+
+#[test]
+fn ranks_that_have_come_and_cannot_connect_give_up_at_the_deadline() {
+    let mut job = Job::start(2, &[("call", 1000, "absent=1"); 2]);
+    for rank in 0..2 {
+        let (code, errors) = job.errors(rank);
+        assert_eq!(code, Some(1), "rank {rank}: {errors}");
+        assert!(errors.contains("`join` cannot finish: on rank "), "{errors}");
+        assert!(errors.contains("`ncclCommInitRankConfig` was not done within 1s"), "{errors}");
+    }
+}
