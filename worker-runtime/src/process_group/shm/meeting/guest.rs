@@ -1,6 +1,6 @@
 //! Every other rank's end of the meeting: it receives the memory from rank 0, and trusts nothing that comes.
 
-use std::io::{self, ErrorKind, IoSliceMut, Write};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -11,6 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::{
     ANSWER, ANSWER_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user, number,
+    send,
 };
 use crate::clock;
 use crate::process_group::error::{GroupError, LossCause};
@@ -49,7 +50,7 @@ impl Guest {
         if !is_same_user(&stream) {
             return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
         }
-        (&stream).write_all(&greeting(token.as_bytes(), seat)).map_err(failed)?;
+        send(&stream, &greeting(token.as_bytes(), seat)).map_err(failed)?;
         let (answer, file) = receive(&stream, step.deadline).map_err(failed)?;
         let segment = open(&answer, file, seat)?;
         Ok(Self { stream, segment })

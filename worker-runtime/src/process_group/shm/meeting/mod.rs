@@ -8,7 +8,7 @@
 mod guest;
 mod host;
 
-use std::io::Write;
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,7 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         let mut shm = take_seat(guest.segment, seat)?;
         shm.member.arrive();
         // Rank 0 has all it needs if it does not read this.
-        drop((&guest.stream).write_all(b"."));
+        drop(send(&guest.stream, b"."));
         shm.member.wait_for_all(&step).map_err(ended)?;
         shm
     };
@@ -142,6 +142,12 @@ fn ended(seat: &Seat, ending: Ending) -> GroupError {
 fn greeting(token: &[u8], seat: &Seat) -> Vec<u8> {
     let numbers = [seat.world_size.get(), seat.rank.0].map(u32::to_le_bytes).concat();
     [GREETING, &VERSION.to_le_bytes()[..], token, &numbers].concat()
+}
+
+/// Sends a few bytes, without the signal by which a program may end where nobody reads them.
+fn send(stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+    let sent = rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {
