@@ -13,6 +13,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rankrun_contract::rank::Rank;
 
 use self::guest::Guest;
@@ -154,7 +156,9 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// Whether the process at the other end of a connection runs as the same user.
+/// Whether the process at the other end of a connection runs as the same user. (rustix would have a process id as well, which a
+/// process of another pid namespace does not have here.)
 fn is_same_user(stream: &UnixStream) -> bool {
-    rustix::net::sockopt::socket_peercred(stream).is_ok_and(|it| it.uid == rustix::process::geteuid())
+    let peer = getsockopt(stream, PeerCredentials);
+    peer.is_ok_and(|it| it.uid() == rustix::process::geteuid().as_raw())
 }
