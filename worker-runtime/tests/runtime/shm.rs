@@ -174,7 +174,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         "leaves nothing" => leaves_nothing(context),
         "soak" => soak(context),
         "forks and dies" => forks_and_dies(context),
-        "small /dev/shm" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
+        "little room" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
         operation => repeat(context, operation),
     })
 }
@@ -410,15 +410,40 @@ fn start_apart(role: &str, how: &[&str], vars: impl IntoIterator<Item = (&'stati
 }
 
 #[test]
-fn a_small_dev_shm_does_not_matter() {
-    let server = Server::start();
-    let how = ["-m", "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$@\"", "sh"];
-    let start = |rank| start_apart("shm: small /dev/shm", &how, env(&server, rank, 2).to_vars());
-    let ranks: Vec<Child> = (0..2).map(start).collect();
-    for rank in ranks {
-        let ended = rank.wait_with_output().unwrap();
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+fn little_room_does_not_matter() {
+    for script in [
+        "mount -t tmpfs -o size=64k tmpfs /dev/shm",
+        "ulimit -f 100000",
+        "ulimit -v 1000000",
+        // It cannot map what the other one has made.
+        "[ $RANK = 0 ] || ulimit -v 1000000",
+    ] {
+        let server = Server::start();
+        let script = format!("{script} && exec \"$@\"");
+        let how = ["-m", "sh", "-c", &script, "sh"];
+        let start = |rank| start_apart("shm: little room", &how, env(&server, rank, 2).to_vars());
+        let ranks: Vec<Child> = (0..2).map(start).collect();
+        for rank in ranks {
+            let ended = rank.wait_with_output().unwrap();
+            assert!(ended.status.success(), "{script}: {}", String::from_utf8_lossy(&ended.stderr));
+        }
     }
+}
+
+#[test]
+fn no_room_at_all_is_an_error_that_says_so() {
+    let server = Server::start();
+    let how = ["sh", "-c", "ulimit -f 10 && exec \"$@\"", "sh"];
+    let start = |rank| start_apart("shm: little room", &how, env(&server, rank, 2).to_vars());
+    let mut first = start(0);
+    let other = start(1);
+    let mut errors = String::new();
+    first.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(first.wait().unwrap().code(), Some(1), "{errors}");
+    assert!(errors.contains("bytes of shared memory (limits: `ulimit -v`, `ulimit -f`"), "{errors}");
+    let ended = other.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(errors.contains("rank 0 could not make it, as its own error says"), "{errors}");
 }
 
 #[test]

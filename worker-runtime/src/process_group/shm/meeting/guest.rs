@@ -10,8 +10,8 @@ use rankrun_contract::rank::Rank;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::{
-    ANSWER, ANSWER_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user, number,
-    send,
+    ANSWER, ANSWER_LEN, KEY, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user,
+    number, send,
 };
 use crate::clock;
 use crate::process_group::error::{GroupError, LossCause};
@@ -36,7 +36,11 @@ impl Guest {
             Err(StoreError::WaitTimeout { .. }) => return Err(timed_out()),
             result => result?,
         }
-        let value = String::from_utf8_lossy(&store.get(KEY)?).into_owned();
+        let value = store.get(KEY)?;
+        if value == NOTHING {
+            return Err(SegmentError::NotMade.into());
+        }
+        let value = String::from_utf8_lossy(&value).into_owned();
         let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
             return Err(GroupError::strange_entry(KEY, value.as_bytes()));
         };

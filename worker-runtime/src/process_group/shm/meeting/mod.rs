@@ -35,6 +35,9 @@ use crate::store::TcpStore;
 
 /// Where rank 0 says how it is reached.
 const KEY: &str = "shared memory";
+/// What it says where there is nothing to be reached.
+const NOTHING: &[u8] = b"nothing";
+
 const TOKEN_LEN: usize = 36;
 const GREETING: &[u8; 12] = b"rankrun shm\n";
 const GREETING_LEN: usize = GREETING.len() + 4 + TOKEN_LEN + 8;
@@ -65,8 +68,12 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
     let step = Step { call, deadline: seat.join_by, timeout: seat.timeout };
     let ended = |ending| ended(seat, ending);
     let mut shm = if seat.rank == Rank(0) {
-        let segment = Segment::create(seat.world_size)?;
-        let mut shm = take_seat(segment, seat)?;
+        let made = Segment::create(seat.world_size).and_then(|segment| take_seat(segment, seat));
+        if made.is_err() {
+            // The others need not wait for it. Our own error is the one that says why.
+            drop(store.set(KEY, NOTHING));
+        }
+        let mut shm = made?;
         shm.member.arrive();
         Host::new(store, seat, &shm.member)?.receive_all(&step)?;
         // All have read it. A store that is gone meanwhile keeps nothing.
