@@ -19,6 +19,8 @@ pub struct WorkerContext {
     run_id: RunId,
     /// `RANKRUN_BACKEND`.
     backend: Option<Wish>,
+    /// Where this worker says that it is, if it says anything.
+    host: Option<String>,
 }
 
 impl WorkerContext {
@@ -37,13 +39,22 @@ impl WorkerContext {
     pub fn new(env: WorkerEnv) -> Self {
         let told = env.rankrun.as_ref().and_then(|rankrun| rankrun.device.clone());
         let device = told.unwrap_or_else(|| format!("cpu:{}", env.local_rank));
-        Self { device, run_id: env.run_id.clone(), env: Some(env), backend: None }
+        Self { device, run_id: env.run_id.clone(), env: Some(env), backend: None, host: None }
     }
 
     /// A world of one: rank 0 on `cpu:0`, for which no store is needed.
     #[must_use]
     pub fn alone() -> Self {
-        Self { env: None, device: "cpu:0".to_owned(), run_id: RunId("none".to_owned()), backend: None }
+        let (device, run_id) = ("cpu:0".to_owned(), RunId("none".to_owned()));
+        Self { env: None, device, run_id, backend: None, host: None }
+    }
+
+    /// The same place on a host of this name: ranks share memory with those that are on a host of the same name. It is for tests, in
+    /// which workers of one machine are to meet as those of several do. A name has up to 200 visible ASCII characters; with
+    /// any other one this worker is on a host of its own.
+    #[must_use]
+    pub fn on_host(self, name: &str) -> Self {
+        Self { host: Some(name.to_owned()), ..self }
     }
 
     /// What the launcher said, word for word; `None` outside any launcher.
@@ -122,6 +133,11 @@ impl WorkerContext {
     /// What the environment asks to carry the calls of process groups.
     pub(crate) fn backend(&self) -> Option<Wish> {
         self.backend
+    }
+
+    /// The host on which this worker says that it is.
+    pub(crate) fn host(&self) -> Option<&str> {
+        self.host.as_deref()
     }
 
     /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts

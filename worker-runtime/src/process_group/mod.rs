@@ -25,6 +25,7 @@ mod meet;
 mod members;
 mod memory;
 mod message;
+mod mixed;
 pub(crate) mod parting;
 mod plan;
 mod queue;

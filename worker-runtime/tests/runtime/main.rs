@@ -8,6 +8,7 @@ mod join;
 mod loss;
 mod memory;
 mod mismatch;
+mod mixed;
 mod oracle;
 mod parting;
 mod process;
