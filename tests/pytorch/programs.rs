@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness::{Launch, Name, Outcome, Scratch, only_ours, soak};
+use harness::{Launch, Name, Outcome, Scratch, fixture, only_ours, soak};
 
 /// The launchers that a program must not be able to tell apart. Under the name torchrun only with the big counts: what
 /// a program finds there is what `tests/e2e/contract` compares.
@@ -121,6 +121,31 @@ fn the_agents_store_serves_what_is_beside_process_groups() {
     let both_came = "gathered: [b'from 0', b'from 1']";
     assert_eq!(told.iter().filter(|line| line.ends_with(both_came)).count(), 2, "{told:#?}");
     assert!(told.iter().any(|line| line.contains("missing_ranks=[rank 1]")), "{told:#?}");
+}
+
+#[test]
+fn rust_and_python_ranks_meet_on_one_store() {
+    for name in Name::both() {
+        let (rust, script) = (fixture("worker"), source("beside_rust.py"));
+        let line = format!(
+            "case $$RANK in 0|2) exec {} beside-torch;; *) exec $$PYTHON_EXEC {};; esac",
+            rust.display(),
+            script.display()
+        );
+        let launch = Launch::standalone(*name, 4).with_torch().env("OMP_NUM_THREADS", "1");
+        agreed(&launch.shell(&line).run().exits(0).lines_with("agreed "));
+    }
+}
+
+/// Four ranks say so, with the same values.
+#[track_caller]
+fn agreed(lines: &[String]) {
+    let told = |line: &String| line.split_once("winner=").map(|(_, told)| told.to_owned());
+    assert_eq!(lines.len(), 4, "{lines:#?}");
+    assert!(
+        told(&lines[0]).is_some() && lines.iter().all(|line| told(line) == told(&lines[0])),
+        "{lines:#?}"
+    );
 }
 
 #[test]

@@ -135,3 +135,32 @@ fn two_gloo_workers_train_over_the_store_again_and_again() {
         server.reset();
     }
 }
+
+#[test]
+fn rust_and_python_ranks_meet_on_a_store_of_torch_and_on_ours() {
+    for server in [Server::torchs(), Server::ours()] {
+        let start = |rank: u32| {
+            let mut command = if rank.is_multiple_of(2) {
+                let mut command = Command::new(fixture("worker"));
+                command.arg("beside-torch");
+                command
+            } else {
+                python_script("programs/beside_rust.py")
+            };
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "4");
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", server.port.to_string());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a rank starts")
+        };
+        let ranks: Vec<Child> = (0..4).map(start).collect();
+        let mut told = Vec::new();
+        for (rank, process) in ranks.into_iter().enumerate() {
+            let output = process.wait_with_output().expect("it is our child");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "rank {rank}:\n{errors}");
+            let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            let values = said.strip_prefix(&format!("agreed rank={rank} ")).map(str::to_owned);
+            told.push(values.unwrap_or_else(|| panic!("rank {rank} said `{said}`")));
+        }
+        assert!(told.iter().all(|values| *values == told[0]), "{told:#?}");
+    }
+}

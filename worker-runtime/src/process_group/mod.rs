@@ -1,7 +1,12 @@
 //! Collective operations among the ranks of a job.
 //!
-//! Every rank makes the same calls in the same order; a call that differs is an error on the ranks that see
-//! it. Values are reduced in rank order, so the result has the same bits on every rank and in every run.
+//! Ranks meet in the store, where each says what it wants and where it is, and choose what carries their calls. Parts of a group
+//! become [groups of their own](Group::split), which know the group that they come from no more.
+//!
+//! Every rank makes the same calls in the same order, messages between two ranks included. Different calls in one step are an
+//! error on every rank that names both calls and both ranks; a rank whose call needed nothing from the others, such as the root of
+//! a broadcast, hears of it in a later one. Values are reduced in rank order, so the result has the same bits on every rank and in
+//! every run.
 //!
 //! A call ends with its result, or with an error: at once when a rank dies, and when the group's timeout has
 //! passed at the latest. Every rank then names the same lost rank, also those that noticed only because

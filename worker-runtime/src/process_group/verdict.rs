@@ -19,7 +19,7 @@ use crate::store::TcpStore;
 /// The ending on which all ranks agree when the one at `seat` noticed `seen`.
 pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
     let ending = match store.compare_set("verdict", b"", render(&seen, seat.rank).as_bytes()) {
-        Ok(said) => settle(seen, &String::from_utf8_lossy(&said), seat.world_size),
+        Ok(said) => settle(seen, std::str::from_utf8(&said).unwrap_or_default(), seat.world_size),
         // Without the store this rank's own word is the best one.
         Err(_) => seen,
     };

@@ -3,15 +3,14 @@
 //! The usual run takes a sample of the sizes and reductions; with `RANKRUN_SOAK=1` it is the whole product.
 
 use std::any::Any;
-use std::ops::{Deref, DerefMut};
 use std::thread;
 
-use half::{bf16, f16};
+use rankrun_worker::process_group::{Buffer, Wish, bf16, f16};
 use rankrun_worker::{Group, GroupError, MemoryGroup, Rank, Reduction};
 
 use crate::oracle::{Oracle, Values, assert_same, reduced, samples};
 use crate::server::Server;
-use crate::world::{AMPLE, join, join_on};
+use crate::world::{AMPLE, join_at, join_on};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 const REDUCTIONS: [Reduction; 5] =
@@ -28,7 +27,12 @@ type World = (Vec<Group>, Box<dyn Any>);
 
 #[test]
 fn over_tcp() {
-    every_call(Values::Any, tcp);
+    every_call(Values::Any, |ranks| joined(Wish::Tcp, ranks));
+}
+
+#[test]
+fn through_shared_memory() {
+    every_call(Values::Any, |ranks| joined(Wish::Shm, ranks));
 }
 
 #[test]
@@ -43,13 +47,13 @@ fn on_several_hosts() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank));
 }
 
-fn tcp(ranks: u32) -> World {
-    meet(ranks, |server, rank| join(server, rank, ranks, AMPLE))
+fn joined(wish: Wish, ranks: u32) -> World {
+    meet(ranks, |server, rank| join_on(wish, server, (rank, ranks), AMPLE))
 }
 
 /// The number of each rank's host.
 fn on_hosts(ranks: u32, host: fn(u32) -> u32) -> World {
-    meet(ranks, |server, rank| join_on(&format!("host-{}", host(rank)), server, (rank, ranks), AMPLE))
+    meet(ranks, |server, rank| join_at(&format!("host-{}", host(rank)), server, (rank, ranks), AMPLE))
 }
 
 fn meet(ranks: u32, join: impl Fn(&Server, u32) -> Result<Group, GroupError> + Sync) -> World {
@@ -241,7 +245,7 @@ impl<T: Oracle> Case<T> {
 }
 
 /// The same data in memory of the group.
-fn placed<T: Oracle>(group: &mut Group, data: &[T]) -> impl Deref<Target = [T]> + DerefMut + use<T> {
+fn placed<T: Oracle>(group: &mut Group, data: &[T]) -> Buffer<T> {
     let mut buffer = group.buffer(data.len());
     buffer.copy_from_slice(data);
     buffer

@@ -2,8 +2,9 @@
 
 use rankrun_worker::{Group, GroupError, Rank, Reduction};
 
+use super::run;
 use crate::oracle::{Values, samples};
-use crate::world::{AMPLE, run};
+use crate::world::AMPLE;
 
 /// Runs `body` on every rank and asserts that no rank has an error.
 fn on_all(world: u32, body: impl Fn(&mut Group, u32) -> Result<(), GroupError> + Sync) {

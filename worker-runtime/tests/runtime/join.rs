@@ -6,10 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use rankrun_contract::rank::RestartCount;
+use rankrun_worker::process_group::Wish;
 use rankrun_worker::{Group, GroupOptions, Rank, Reduction, TcpStore, WorkerContext, WorldSize};
 
 use crate::server::Server;
-use crate::world::{AMPLE, env, join, options};
+use crate::world::{AMPLE, env, join, join_on, options};
 
 #[test]
 fn outside_a_launcher_a_group_is_a_world_of_one() {
@@ -51,7 +52,7 @@ fn a_rank_that_never_comes_is_named() {
 fn strangers_neither_join_nor_hold_up_the_ranks() {
     let server = Server::start();
     thread::scope(|scope| {
-        let first = scope.spawn(|| join(&server, 0, 2, AMPLE));
+        let first = scope.spawn(|| join_on(Wish::Tcp, &server, (0, 2), AMPLE));
         let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap();
         let store = store.with_prefix("rankrun/group/default/life 0/1");
         // The second rank has been here once, as far as the first one can see.
@@ -71,7 +72,7 @@ fn strangers_neither_join_nor_hold_up_the_ranks() {
             assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
         }
 
-        let mut second = join(&server, 1, 2, AMPLE).unwrap();
+        let mut second = join_on(Wish::Tcp, &server, (1, 2), AMPLE).unwrap();
         let mut first = first.join().unwrap().unwrap();
         let barrier = scope.spawn(move || first.barrier());
         second.barrier().unwrap();

@@ -1,1 +1,162 @@
+//! Ranks that are threads: what goes wrong in a program shows, on every rank and at once.
 
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use rankrun_worker::process_group::{Ending, GroupError, LossCause};
+use rankrun_worker::{Group, MemoryGroup, Rank, Reduction};
+
+use crate::world::crash;
+
+/// A timeout that passes in a test.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Runs `body` on every rank; the results in rank order, `None` of one that panics.
+fn run<R: Send>(groups: Vec<Group>, body: impl Fn(Group) -> R + Sync) -> Vec<Option<R>> {
+    thread::scope(|scope| {
+        let body = &body;
+        let ranks: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || body(group))).collect();
+        ranks.into_iter().map(|rank| rank.join().ok()).collect()
+    })
+}
+
+fn lost(error: &GroupError) -> (Rank, LossCause) {
+    match error {
+        GroupError::Ended { ending: Ending::Lost { rank, cause }, .. } => (*rank, cause.clone()),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
+    let ended = run(MemoryGroup::world(3), |mut group| {
+        group.barrier().unwrap();
+        if group.rank() == Rank(1) {
+            crash(group);
+        }
+        let errors =
+            [group.barrier().unwrap_err(), group.all_reduce(&mut [1u8], Reduction::Sum).unwrap_err()];
+        errors.map(|error| lost(&error))
+    });
+    let expected = Some([(Rank(1), LossCause::Closed), (Rank(1), LossCause::Closed)]);
+    assert_eq!(ended, [expected.clone(), None, expected]);
+}
+
+#[test]
+fn a_rank_that_drops_its_group_has_left() {
+    let left = Barrier::new(3);
+    let ended = run(MemoryGroup::world(3), |mut group| {
+        if group.rank() == Rank(2) {
+            drop(group);
+            left.wait();
+            return None;
+        }
+        left.wait();
+        // These two do not need it.
+        let mut data = [group.rank().0 as i32];
+        match group.rank() {
+            Rank(0) => group.send(&data, Rank(1)).unwrap(),
+            _ => group.receive(&mut data, Rank(0)).unwrap(),
+        }
+        assert_eq!(data, [0]);
+        Some(lost(&group.broadcast(&mut data, Rank(0)).unwrap_err()))
+    });
+    let expected = Some(Some((Rank(2), LossCause::Left)));
+    assert_eq!(ended, [expected.clone(), expected, Some(None)]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
+    let over = Barrier::new(3);
+    let ended = run(MemoryGroup::world_with(3, SHORT), |mut group| {
+        if group.rank() == Rank(0) {
+            over.wait();
+            return lost(&group.barrier().unwrap_err());
+        }
+        let error = group.barrier().unwrap_err();
+        over.wait();
+        lost(&error)
+    });
+    let missed = Some((Rank(0), LossCause::Timeout(SHORT)));
+    assert_eq!(ended, [Some((Rank(0), LossCause::Reported)), missed.clone(), missed]);
+}
+
+#[test]
+fn different_calls_are_told_to_every_rank() {
+    let ended = run(MemoryGroup::world(3), |mut group| {
+        group.barrier().unwrap();
+        let elements = if group.rank() == Rank(2) { 5 } else { 4 };
+        group.all_reduce(&mut vec![1.0f32; elements], Reduction::Sum).unwrap_err().to_string()
+    });
+    for (rank, error) in ended.into_iter().enumerate() {
+        let error = error.expect("no rank panics");
+        assert!(rank == 2 || error.contains("rank 2 makes"), "rank {rank}: {error}");
+        for call in ["call 2, `all_reduce` (sum) of 4 f32", "call 2, `all_reduce` (sum) of 5 f32"] {
+            assert!(error.contains(call), "rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_receive_where_the_other_rank_waits_for_all_is_a_difference() {
+    let ended = run(MemoryGroup::world(2), |mut group| match group.rank() {
+        Rank(0) => group.barrier().unwrap_err().to_string(),
+        _ => group.receive(&mut [0u8], Rank(0)).unwrap_err().to_string(),
+    });
+    for (rank, error) in ended.into_iter().enumerate() {
+        let error = error.expect("no rank panics");
+        assert!(error.contains(&format!("rank {} makes call 1", 1 - rank)), "rank {rank}: {error}");
+    }
+}
+
+#[test]
+fn a_message_of_another_length_is_a_difference() {
+    let ended = run(MemoryGroup::world(2), |mut group| match group.rank() {
+        Rank(0) => group.send(&[1i32, 2], Rank(1)).and_then(|()| group.barrier()).unwrap_err().to_string(),
+        _ => group.receive(&mut [0i32], Rank(0)).unwrap_err().to_string(),
+    });
+    let (sent, received) = ("call 1, `send` of 2 i32 to rank 1", "call 1, `receive` of 1 i32 from rank 0");
+    for error in ended {
+        let error = error.expect("no rank panics");
+        assert!(error.contains(sent) && error.contains(received), "{error}");
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_rank_left_is_received() {
+    let left = Barrier::new(2);
+    run(MemoryGroup::world(2), |mut group| {
+        if group.rank() == Rank(0) {
+            group.send(&[7u8], Rank(1)).unwrap();
+            group.leave();
+            left.wait();
+            return;
+        }
+        left.wait();
+        let mut data = [0u8];
+        group.receive(&mut data, Rank(0)).unwrap();
+        assert_eq!(data, [7]);
+        assert_eq!(lost(&group.receive(&mut data, Rank(0)).unwrap_err()), (Rank(0), LossCause::Left));
+    })
+    .into_iter()
+    .for_each(|ended| ended.expect("no rank panics"));
+}
+
+#[test]
+fn sub_groups_are_groups() {
+    let ended = run(MemoryGroup::world(5), |mut group| {
+        let rank = group.rank().0;
+        // Ranks 0, 2, 4 from behind, and 1; 3 has no part.
+        let color = (rank != 3).then_some(rank % 2);
+        let Some(mut own) = group.split(color, 10 - rank).unwrap() else {
+            group.barrier().unwrap();
+            return vec![];
+        };
+        let members = own.all_gather(&[rank as i32]).unwrap();
+        group.barrier().unwrap();
+        members
+    });
+    let even = Some(vec![4, 2, 0]);
+    assert_eq!(ended, [even.clone(), Some(vec![1]), even.clone(), Some(vec![]), even]);
+}

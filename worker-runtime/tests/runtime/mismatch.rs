@@ -5,7 +5,8 @@ use std::time::Duration;
 use rankrun_worker::process_group::GroupError;
 use rankrun_worker::{Group, Rank, Reduction};
 
-use crate::world::{AMPLE, run};
+use super::run;
+use crate::world::AMPLE;
 
 type Operation = fn(&mut Group) -> Result<(), GroupError>;
 

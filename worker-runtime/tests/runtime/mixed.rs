@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rankrun_worker::process_group::{Backend, GroupError};
 use rankrun_worker::{Group, Rank, Reduction};
 
-use crate::world::{AMPLE, crash, run_on};
+use crate::world::{AMPLE, crash, run_at};
 
 /// Two hosts with two ranks each, in turns.
 const TWO_BY_TWO: [&str; 4] = ["a", "b", "a", "b"];
@@ -34,7 +34,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
 
 #[test]
 fn hosts_choose_the_backend_also_of_sub_groups() {
-    let ended = run_on(&TWO_BY_TWO, AMPLE, |mut group| {
+    let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
         let half = group.rank().0 / 2;
         let mut across = group.split(Some(half), 0).unwrap().expect("a color was said");
         let mut within = group.split(Some(group.rank().0 % 2), 0).unwrap().expect("a color was said");
@@ -53,7 +53,7 @@ fn hosts_choose_the_backend_also_of_sub_groups() {
 fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
     for elements in [100, 100_001, 3_000_001] {
         let sums = || {
-            run_on(&["a", "a", "b", "c", "b", "a"], AMPLE, |mut group| {
+            run_at(&["a", "a", "b", "c", "b", "a"], AMPLE, |mut group| {
                 let rank = group.rank().0;
                 let value = |index: usize| (index as f32 + 0.1) / (rank as f32 + 3.0);
                 let mut data: Vec<f32> = (0..elements).map(value).collect();
@@ -75,7 +75,7 @@ fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
             [(&TWO_BY_TWO[..], 0), (&TWO_BY_TWO, 3), (&["a", "b"], 1), (&["a", "a", "b", "c", "c"], 2)]
         {
             let all_done = Barrier::new(hosts.len());
-            let ended = run_on(hosts, AMPLE, |mut group| {
+            let ended = run_at(hosts, AMPLE, |mut group| {
                 operation(&mut group).expect("all are here");
                 all_done.wait();
                 if group.rank() == Rank(dying) {
@@ -99,7 +99,7 @@ fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
     // Of a broadcast others than those of its host do not miss it.
     for (name, operation) in OPERATIONS.into_iter().filter(|(name, _)| *name != "broadcast") {
         let all_done = Barrier::new(4);
-        let ended = run_on(&TWO_BY_TWO, PATIENCE, |mut group| {
+        let ended = run_at(&TWO_BY_TWO, PATIENCE, |mut group| {
             let started = now();
             let result = if group.rank() == Rank(2) { Ok(()) } else { operation(&mut group) };
             all_done.wait();
@@ -139,7 +139,7 @@ fn ranks_that_make_different_calls_hear_of_both() {
     ];
     for (one, other) in pairs.into_iter().map(<[_; 2]>::into) {
         for differing in 0..4 {
-            let ended = run_on(&TWO_BY_TWO, AMPLE, |mut group| {
+            let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
                 let call = if group.rank() == Rank(differing) { other.1 } else { one.1 };
                 // Who only sends sees it in a later call.
                 (0..1000).find_map(|_| call(&mut group).err()).expect("it is noticed").to_string()
@@ -158,7 +158,7 @@ fn ranks_that_make_different_calls_hear_of_both() {
 
 #[test]
 fn ranks_may_leave_when_others_need_them_no_more() {
-    let ended = run_on(&TWO_BY_TWO, AMPLE, |mut group| {
+    let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
         for round in 0..50i64 {
             let mut data = vec![round + i64::from(group.rank().0); 20_000];
             group.all_reduce(&mut data, Reduction::Sum).unwrap();

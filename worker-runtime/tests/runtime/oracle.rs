@@ -1,8 +1,7 @@
 //! What a call must give, computed one element at a time: the long way, and independent of the runtime.
 
-use half::{bf16, f16};
 use rankrun_worker::Reduction;
-use rankrun_worker::process_group::Element;
+use rankrun_worker::process_group::{Element, bf16, f16};
 
 /// Elements after which values repeat. A prime, so that data at a wrong place is wrong data.
 const PERIOD: usize = 1021;

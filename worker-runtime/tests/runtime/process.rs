@@ -39,6 +39,11 @@ fn main_of_a_started_rank() {
     let role = role.to_str().unwrap().to_owned();
     let code = match role.as_str() {
         "panic" | "panic in a thread" | "error" | "fine" => crate::report::main(&role),
+        "split" => crate::split::main(),
+        "splits" => crate::split::soak(),
+        "meet" => crate::meet::main(),
+        "pair" => crate::pair::main(),
+        role if role.starts_with("shm: ") => crate::shm::main(role),
         role if role.starts_with("part: ") => crate::parting::main(role),
         _ => rankrun_worker::run(|context| repeat(context, &role)),
     };

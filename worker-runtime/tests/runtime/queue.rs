@@ -1,1 +1,156 @@
+//! Calls that are started on a queue: in order, beside the program, and never lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+
+use rankrun_worker::process_group::{Ending, GroupError, LossCause};
+use rankrun_worker::{Group, MemoryGroup, Queue, Rank, Reduction};
+
+/// Runs `body` on the queue of every rank; `None` of one that panics.
+fn run<R: Send>(ranks: u32, body: impl Fn(Queue) -> R + Sync) -> Vec<Option<R>> {
+    thread::scope(|scope| {
+        let body = &body;
+        let start = |group: Group| scope.spawn(move || body(Queue::new(group).expect("a thread")));
+        let ranks: Vec<_> = MemoryGroup::world(ranks).into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().ok()).collect()
+    })
+}
+
+fn all_well<R>(ended: Vec<Option<R>>) {
+    ended.into_iter().for_each(|ended| drop(ended.expect("no rank panics")));
+}
+
+#[test]
+fn results_come_back_in_whatever_order_they_are_asked_for() {
+    all_well(run(3, |queue| {
+        let rank = queue.rank().0 as i32;
+        let sum = queue.all_reduce(vec![rank], Reduction::Sum);
+        let buffer = queue.start(|group| Ok(group.buffer::<i32>(2))).wait().unwrap();
+        let broadcast = queue.broadcast(vec![rank].into_boxed_slice(), Rank(2));
+        let largest = queue.all_reduce(buffer, Reduction::Max);
+        let scattered = queue.reduce_scatter(vec![1, 10, 100], vec![0], Reduction::Sum);
+        let gathered = queue.all_gather_into(vec![rank], vec![0; 3]);
+        assert_eq!(gathered.wait().unwrap(), (vec![rank], vec![0, 1, 2]));
+        assert_eq!(*broadcast.wait().unwrap(), [2]);
+        assert_eq!(scattered.wait().unwrap().1, [[3, 30, 300][rank as usize]]);
+        assert_eq!(largest.wait().unwrap()[..], [0, 0]);
+        assert!(sum.is_done());
+        assert_eq!(sum.wait().unwrap(), [3]);
+        queue.into_group().unwrap().barrier().unwrap();
+    }));
+}
+
+#[test]
+fn the_program_goes_on_while_a_call_is_under_way() {
+    let looked = Barrier::new(2);
+    all_well(run(2, |queue| {
+        if queue.rank() == Rank(1) {
+            looked.wait();
+            return queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap();
+        }
+        let work = queue.all_reduce(vec![1u8], Reduction::Sum);
+        assert!(!work.is_done());
+        looked.wait();
+        work.wait().unwrap()
+    }));
+}
+
+#[test]
+fn a_work_that_is_dropped_keeps_its_turn() {
+    all_well(run(2, |queue| {
+        let rank = queue.rank().0 as i32;
+        drop(queue.broadcast(vec![rank], Rank(1)));
+        assert_eq!(queue.all_reduce(vec![rank], Reduction::Max).wait().unwrap(), [1]);
+    }));
+}
+
+#[test]
+fn a_queue_that_is_dropped_finishes_what_was_started() {
+    all_well(run(2, |queue| {
+        let works: Vec<_> = (0..50).map(|value| queue.all_reduce(vec![value], Reduction::Sum)).collect();
+        drop(queue);
+        for (value, work) in (0..).zip(works) {
+            assert!(work.is_done());
+            assert_eq!(work.wait().unwrap(), [2 * value]);
+        }
+    }));
+}
+
+#[test]
+fn starting_waits_for_room() {
+    let (queue, gate) = (Queue::new(MemoryGroup::world(1).remove(0)).unwrap(), Arc::new(Barrier::new(2)));
+    let closed = Arc::clone(&gate);
+    let first = queue.start(move |_| {
+        closed.wait();
+        Ok(())
+    });
+    let all_started = Arc::new(AtomicBool::new(false));
+    let (started, seen) = mpsc::channel();
+    let flag = Arc::clone(&all_started);
+    let starter = thread::spawn(move || {
+        for number in 0..1000 {
+            drop(queue.start(|_| Ok(())));
+            started.send(number).expect("the test listens");
+        }
+        flag.store(true, Ordering::SeqCst);
+    });
+    // Some start; they cannot all, while none is made.
+    seen.recv().unwrap();
+    assert!(!all_started.load(Ordering::SeqCst));
+    gate.wait();
+    first.wait().unwrap();
+    starter.join().unwrap();
+    assert!(all_started.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
+    let ended = run(2, |queue| {
+        if queue.rank() == Rank(0) {
+            return queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap_err().to_string();
+        }
+        let gate = Arc::new(Barrier::new(2));
+        let opened = Arc::clone(&gate);
+        let panics = queue.start::<(), _>(move |_| {
+            opened.wait();
+            std::panic::resume_unwind(Box::new("as asked"))
+        });
+        let queued = queue.all_reduce(vec![1u8], Reduction::Sum);
+        gate.wait();
+        assert!(matches!(panics.wait(), Err(GroupError::Panicked)));
+        assert!(matches!(queued.wait(), Err(GroupError::Panicked)));
+        assert!(matches!(queue.all_reduce(vec![1u8], Reduction::Sum).wait(), Err(GroupError::Panicked)));
+        queue.into_group().unwrap_err().to_string()
+    });
+    let (first, second) = (ended[0].as_deref().unwrap(), ended[1].as_deref().unwrap());
+    assert!(first.contains("`all_reduce` cannot finish: lost rank 1"), "{first}");
+    assert_eq!(second, "a call of the group's queue panicked");
+}
+
+#[test]
+fn a_panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
+    let ended = run(2, |queue| {
+        if queue.rank() == Rank(0) {
+            let error = queue.start(|group| group.barrier()).wait().unwrap_err();
+            let GroupError::Ended { ending, .. } = error else { panic!("{error}") };
+            return ending;
+        }
+        let _queue = queue;
+        std::panic::resume_unwind(Box::new("as asked"))
+    });
+    assert_eq!(ended, [Some(Ending::Lost { rank: Rank(1), cause: LossCause::Closed }), None]);
+}
+
+#[test]
+fn an_error_of_the_group_is_that_of_every_work() {
+    all_well(run(2, |queue| {
+        if queue.rank() == Rank(1) {
+            return;
+        }
+        let works = [1, 2].map(|elements| queue.all_reduce(vec![0u8; elements], Reduction::Sum));
+        for work in works {
+            assert_eq!(work.wait().unwrap_err().lost_rank(), Some(Rank(1)));
+        }
+    }));
+}

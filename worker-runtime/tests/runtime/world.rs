@@ -8,6 +8,7 @@ use rankrun_contract::env::{Master, Role, WorkerEnv};
 use rankrun_contract::rank::{
     LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
 };
+use rankrun_worker::process_group::Wish;
 use rankrun_worker::{Group, GroupError, GroupOptions, WorkerContext};
 
 use crate::server::Server;
@@ -47,11 +48,22 @@ pub(crate) fn join(
     world_size: u32,
     timeout: Duration,
 ) -> Result<Group, GroupError> {
-    WorkerContext::new(env(server, rank, world_size)).process_group(&options(timeout))
+    join_on(Wish::Auto, server, (rank, world_size), timeout)
+}
+
+/// [`join`] with this backend.
+pub(crate) fn join_on(
+    wish: Wish,
+    server: &Server,
+    (rank, world_size): (u32, u32),
+    timeout: Duration,
+) -> Result<Group, GroupError> {
+    let options = GroupOptions { backend: Some(wish), ..options(timeout) };
+    WorkerContext::new(env(server, rank, world_size)).process_group(&options)
 }
 
 /// As [`join`], on a host of that name.
-pub(crate) fn join_on(
+pub(crate) fn join_at(
     host: &str,
     server: &Server,
     (rank, world_size): (u32, u32),
@@ -67,17 +79,27 @@ pub(crate) fn run<R: Send>(
     timeout: Duration,
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
-    run_joined(world_size, |server, rank| join(server, rank, world_size, timeout), body)
+    run_on(Wish::Auto, (world_size, timeout), body)
+}
+
+/// [`run`] with this backend.
+pub(crate) fn run_on<R: Send>(
+    wish: Wish,
+    (world_size, timeout): (u32, Duration),
+    body: impl Fn(Group) -> R + Sync,
+) -> Vec<Option<R>> {
+    let join = |server: &Server, rank| join_on(wish, server, (rank, world_size), timeout);
+    run_joined(world_size, join, body)
 }
 
 /// As [`run`], with rank r on the host of that name.
-pub(crate) fn run_on<R: Send>(
+pub(crate) fn run_at<R: Send>(
     hosts: &[&str],
     timeout: Duration,
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
     let world_size = hosts.len() as u32;
-    let join = |server: &Server, rank| join_on(hosts[rank as usize], server, (rank, world_size), timeout);
+    let join = |server: &Server, rank| join_at(hosts[rank as usize], server, (rank, world_size), timeout);
     run_joined(world_size, join, body)
 }
 

@@ -7,7 +7,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
-use crate::process_group::message::Call;
+use crate::process_group::message::{Call, Operation};
 use crate::process_group::transport::Step;
 
 /// What one rank gives to a call.
@@ -106,12 +106,16 @@ impl Hub {
 
     /// Takes a message of another rank.
     pub(super) fn receive(&self, step: &Step, (from, me): (Rank, Rank)) -> Result<Deposit, Ending> {
-        self.wait(self.lock(), step, me, |state| match state.mail.remove(&(from, me)) {
-            Some((call, message)) => {
-                self.changed.notify_all();
-                if call == step.call { Progress::Done(message) } else { Progress::Differs((from, call)) }
+        // Both ends make the same call to the hub; the program called this end `receive`.
+        let asked = Call { operation: Operation::Receive, root: Some(from), ..step.call };
+        self.wait(self.lock(), &Step { call: asked, ..*step }, me, |state| {
+            match state.mail.remove(&(from, me)) {
+                Some((call, message)) => {
+                    self.changed.notify_all();
+                    if call == step.call { Progress::Done(message) } else { Progress::Differs((from, call)) }
+                }
+                None => Progress::Waits(from),
             }
-            None => Progress::Waits(from),
         })
     }
 

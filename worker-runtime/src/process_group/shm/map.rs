@@ -22,7 +22,7 @@ pub(crate) const STAGE: usize = 512 * 1024;
 /// Slots per rank: while one is filled, that before it is reduced and that before this one is copied out.
 pub(crate) const STAGES: u64 = 3;
 /// Slots per ordered pair of ranks.
-pub(crate) const PAIR_SLOTS: usize = 2;
+pub(crate) const PAIR_SLOTS: usize = 8;
 /// What precedes the bytes in a slot of a pair.
 pub(crate) const PAIR_HEAD: usize = 64;
 
@@ -94,6 +94,11 @@ impl Map {
         self.control(rank) + 4 * LINE
     }
 
+    /// For what a rank waits.
+    pub(crate) fn wait(&self, rank: usize) -> usize {
+        self.control(rank) + 5 * LINE
+    }
+
     /// The processors that a rank may use.
     pub(crate) fn processors(&self, rank: usize) -> usize {
         self.control(rank) + 6 * LINE
@@ -109,9 +114,14 @@ impl Map {
         (PAGE + self.world * CONTROL).next_multiple_of(PAGE)
     }
 
-    /// The counter of slots that one rank has filled for another one; that of slots which the other one has emptied follows.
-    pub(crate) fn pair_control(&self, from: usize, to: usize) -> usize {
+    /// The counter of slots that one rank has filled for another one.
+    pub(crate) fn filled(&self, from: usize, to: usize) -> usize {
         self.common() + self.pair(from, to) * PAIR_CONTROL
+    }
+
+    /// The counter of slots that the other one has emptied.
+    pub(crate) fn emptied(&self, from: usize, to: usize) -> usize {
+        self.filled(from, to) + LINE
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {
@@ -136,7 +146,7 @@ impl Map {
 
     /// Bytes of a slot of a pair, its head included: less where there are many pairs.
     pub(crate) fn pair_slot_bytes(&self) -> usize {
-        (4 * 1024 * 1024 / self.world.next_power_of_two()).clamp(2 * PAGE, 256 * 1024)
+        (1024 * 1024 / self.world.next_power_of_two()).clamp(2 * PAGE, 64 * 1024)
     }
 
     fn pair_slots(&self) -> usize {
@@ -183,12 +193,12 @@ mod tests {
             let mut ranges = vec![(0, PAGE)];
             for rank in 0..map.world() {
                 ranges.extend([(map.turn(rank), 8), (map.state(rank), 4), (map.arenas(rank), 4), (map.process(rank), 16)]);
-                ranges.extend([(map.call(rank, 0), 48), (map.call(rank, 1), 48), (map.evidence(rank), 80)]);
+                ranges.extend([(map.call(rank, 0), 48), (map.call(rank, 1), 48), (map.evidence(rank), 80), (map.wait(rank), 64)]);
                 ranges.extend([(map.processors(rank), 128), (map.arena(rank).start, map.arena_bytes())]);
                 ranges.extend((0..STAGES).map(|number| (map.stage(rank, number), STAGE)));
                 for other in 0..map.world() {
-                    ranges.push((map.pair_control(rank, other), 2 * LINE));
-                    let slots = [0, 1].map(|number| map.pair_slot(rank, other, number));
+                    ranges.push((map.filled(rank, other), 2 * LINE));
+                    let slots = [0, 1, 7].map(|number| map.pair_slot(rank, other, number));
                     ranges.extend(slots.map(|slot| (slot, map.pair_slot_bytes())));
                 }
             }

@@ -63,6 +63,8 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
 }
 
 fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
+    // All ranks see it before one of them waits for another.
+    Map::new(seat.world_size, 0)?;
     let call = Call {
         operation: Operation::Join,
         data_type: DataType::None,
@@ -78,6 +80,8 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         let mut shm = take_seat(segment, seat)?;
         shm.member.arrive();
         Host::new(store, seat, &shm.member)?.receive_all(&step)?;
+        // All have read it. A store that is gone meanwhile keeps nothing.
+        drop(store.delete(KEY));
         shm.member.wait_for_all(&step).map_err(ended)?;
         shm
     } else {
@@ -199,7 +203,7 @@ impl<'a> Host<'a> {
         let seat = self.seat;
         let ended = |ending| ended(seat, ending);
         while (0..self.member.world).any(is_missing) {
-            self.member.look_for(step, true, is_missing).map_err(ended)?;
+            self.member.look_for(step, None, is_missing).map_err(ended)?;
             self.accept();
             self.hear_strangers()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {

@@ -4,11 +4,13 @@
 //! waits looks now and then whether the group has ended, whether a rank that it needs is gone, and at the clock.
 //! The first rank that notices an ending writes it into one word of the head, and what is there is what all ranks report.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rankrun_contract::rank::Rank;
 
+use super::pending::{Wait, What};
 use super::segment::Segment;
 use super::wait::{Counter, Spin};
 use super::watch::{self, State, Word};
@@ -20,8 +22,11 @@ use crate::process_group::transport::Step;
 /// Says that a call's memory does not lie in the segment.
 pub(crate) const FOREIGN: u64 = u64::MAX;
 
-/// Words of a header.
-const WORDS: usize = HEADER_LEN / 8;
+/// Words of a header; the call before, which follows, is the same on all ranks here.
+pub(crate) const WORDS: usize = 5;
+/// Where a rank says how many messages it has sent more than received, and where its memory is, after the header of its call.
+const MESSAGES: usize = WORDS * 8;
+const PLACE: usize = MESSAGES + 8;
 
 /// A rank of a group that shares memory.
 #[derive(Debug)]
@@ -36,12 +41,17 @@ pub(crate) struct Member {
     calls: u64,
     /// What this rank calls, as all must call it.
     header: [u64; WORDS],
+    /// Messages that this rank has sent, less those that it has received; it wraps around.
+    pub(crate) messages: u64,
+    /// Whether the others know for what this rank waits.
+    pub(crate) is_waiting: Cell<bool>,
 }
 
 impl Member {
     pub(crate) fn new(segment: Arc<Segment>, me: usize) -> Self {
         let world = segment.map().world();
-        Self { segment, me, world, spin: Spin::new(false), turn: 0, calls: 0, header: [0; WORDS] }
+        let (spin, is_waiting) = (Spin::new(false), Cell::new(false));
+        Self { segment, me, world, spin, turn: 0, calls: 0, header: [0; WORDS], messages: 0, is_waiting }
     }
 
     pub(crate) fn counter(&self, rank: usize) -> Counter<'_> {
@@ -53,22 +63,32 @@ impl Member {
     /// `shares` stand for what each rank gives or takes, where ranks must agree on that.
     pub(crate) fn announce(&mut self, step: &Step, shares: u64, place: u64) {
         self.calls += 1;
-        self.header = words(step, shares);
+        self.header = words(step.call, shares);
         let slot = self.segment.map().call(self.me, self.calls);
         self.write_header(slot, &self.header);
-        self.segment.word64(slot + HEADER_LEN).store(place, Ordering::Relaxed);
+        self.segment.word64(slot + MESSAGES).store(self.messages, Ordering::Relaxed);
+        self.segment.word64(slot + PLACE).store(place, Ordering::Relaxed);
+    }
+
+    /// What this rank calls.
+    pub(crate) fn own_header(&self) -> [u64; WORDS] {
+        self.header
     }
 
     /// Where a rank's memory lies, once it has made this call.
     pub(crate) fn place(&self, rank: usize) -> u64 {
         let slot = self.segment.map().call(rank, self.calls);
-        self.segment.word64(slot + HEADER_LEN).load(Ordering::Relaxed)
+        self.segment.word64(slot + PLACE).load(Ordering::Relaxed)
     }
 
     /// Meets all ranks for the first time in a call: they make the same one.
     pub(crate) fn meet(&mut self, step: &Step) -> Result<(), Ending> {
         self.arrive();
-        self.wait_for_turns(step, true)
+        self.wait_for_turns(step, true)?;
+        let slot = |rank| self.segment.map().call(rank, self.calls);
+        let messages = |rank| self.segment.word64(slot(rank) + MESSAGES).load(Ordering::Relaxed);
+        let unreceived = (0..self.world).fold(0u64, |sum, rank| sum.wrapping_add(messages(rank)));
+        if unreceived == 0 { Ok(()) } else { self.find_unreceived(step) }
     }
 
     /// Meets all ranks: what each has written before is seen by all afterwards.
@@ -96,6 +116,7 @@ impl Member {
                 return Err(self.differ(step));
             }
         }
+        self.wait_no_more();
         Ok(())
     }
 
@@ -107,14 +128,16 @@ impl Member {
         if is_first && (0..self.world).any(differs) {
             return Err(self.differ(step));
         }
-        self.look_for(step, slept, |rank| !is_here(rank))
+        let wait = Wait { what: What::Turns, header: self.header, target: self.turn };
+        self.look_for(step, slept.then_some(&wait), |rank| !is_here(rank))
     }
 
-    /// Whether there is a reason to wait no longer for the ranks that are `missing`. The kernel is asked only by who has `slept`.
+    /// Whether there is a reason to wait no longer for the ranks that are `missing`. Who has slept asks the kernel, too, and tells the
+    /// others for what it waits.
     pub(crate) fn look_for(
         &self,
         step: &Step,
-        slept: bool,
+        slept: Option<&Wait>,
         missing: impl Fn(usize) -> bool,
     ) -> Result<(), Ending> {
         if let Some(ending) = self.ending(step) {
@@ -124,13 +147,17 @@ impl Member {
             let cause = match self.state(rank) {
                 State::Left => LossCause::Left,
                 State::Gone => LossCause::Closed,
-                State::Here if slept && self.is_dead(rank) => LossCause::Closed,
+                State::Here if slept.is_some() && self.is_dead(rank) => LossCause::Closed,
                 State::Here | State::Absent => continue,
             };
             // It may have done its part just before it went.
             if missing(rank) {
                 return Err(self.end(step, Word::Lost { rank, cause }));
             }
+        }
+        if let Some(wait) = slept {
+            self.tell(wait);
+            self.find_mutual(step, wait, &missing)?;
         }
         if clock::until(step.deadline).is_zero() {
             // Of those who are missing, who is furthest behind keeps the others waiting, too.
@@ -161,7 +188,7 @@ impl Member {
     ) -> Ending {
         let evidence = self.segment.map().evidence(self.me);
         for (number, header) in headers.iter().enumerate() {
-            self.write_header(evidence + number * HEADER_LEN, header);
+            self.write_header(evidence + number * WORDS * 8, header);
         }
         self.end(step, Word::Mismatch { noticed_by: self.me, first, second })
     }
@@ -194,7 +221,7 @@ impl Member {
             Word::Mismatch { noticed_by, first, second } => {
                 let evidence = self.segment.map().evidence(noticed_by);
                 let call =
-                    |number| header(&self.read_header(evidence + number * HEADER_LEN)).map(|it| it.call);
+                    |number| header(&self.read_header(evidence + number * WORDS * 8)).map(|it| it.call);
                 let [one, other] = [0, 1].map(|number| call(number).map(Box::new));
                 let own = |call: Option<Box<Call>>| call.unwrap_or_else(|| Box::new(step.call));
                 let [first, second] = [first, second].map(rank_at);
@@ -225,7 +252,7 @@ impl Member {
         process(rank) != process(self.me) && self.segment.is_vacant(rank)
     }
 
-    fn write_header(&self, at: usize, header: &[u64; WORDS]) {
+    pub(crate) fn write_header(&self, at: usize, header: &[u64; WORDS]) {
         for (index, &word) in header.iter().enumerate() {
             self.segment.word64(at + index * 8).store(word, Ordering::Relaxed);
         }
@@ -234,21 +261,17 @@ impl Member {
     pub(crate) fn read_header(&self, at: usize) -> [u64; WORDS] {
         std::array::from_fn(|index| self.segment.word64(at + index * 8).load(Ordering::Relaxed))
     }
-
-    /// Writes the header of a message between two ranks.
-    pub(crate) fn write_message(&self, at: usize, step: &Step) {
-        self.write_header(at, &words(step, 0));
-    }
 }
 
 /// The header of a call as it lies in shared memory.
-pub(crate) fn words(step: &Step, shares: u64) -> [u64; WORDS] {
-    let bytes = Header { call: step.call, step: 0, length: shares, previous: None }.encode();
+pub(crate) fn words(call: Call, shares: u64) -> [u64; WORDS] {
+    let bytes = Header { call, step: 0, length: shares, previous: None }.encode();
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte])))
 }
 
 fn header(words: &[u64; WORDS]) -> Option<Header> {
-    Header::decode(&std::array::from_fn(|index| words[index / 8].to_le_bytes()[index % 8]))
+    let word = |index: usize| words.get(index / 8).copied().unwrap_or(0);
+    Header::decode(&std::array::from_fn::<u8, HEADER_LEN, _>(|index| word(index).to_le_bytes()[index % 8]))
 }
 
 pub(crate) fn rank_at(index: usize) -> Rank {

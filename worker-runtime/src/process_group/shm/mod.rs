@@ -1,8 +1,8 @@
 //! Calls through memory that ranks of one host share.
 //!
 //! - `map.rs` says where everything lies, `segment.rs` has the memory, `meeting.rs` passes it from rank 0 to the others.
-//! - `wait.rs` waits for counters, `watch.rs` has the words that say who is here and how the group ended, `member.rs` is one rank's
-//!   part in an exchange.
+//! - `wait.rs` waits for counters, `watch.rs` has the words that say who is here and how the group ended, `pending.rs`
+//!   those that say who waits for what, `member.rs` is one rank's part in an exchange.
 //! - `arena.rs` gives memory to buffers. `relay.rs` and `calls.rs`, `reduction.rs` and `pair.rs` are the calls, `parts.rs` what calls
 //!   among hosts need.
 
@@ -15,6 +15,7 @@ mod meeting;
 mod member;
 mod pair;
 mod parts;
+mod pending;
 mod reduction;
 mod relay;
 mod segment;

@@ -253,3 +253,54 @@ fn largest_arena(world_size: WorldSize) -> usize {
     let all = limits.chain([memory, 1 << 45]).min().unwrap_or(0);
     all / world_size.get() as usize / HUGE * HUGE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> WorldSize {
+        WorldSize::new(2).unwrap()
+    }
+
+    /// A file like that of a segment, but for its length and seals.
+    fn file(bytes: usize, seals: SealFlags) -> OwnedFd {
+        let file = memory_file().unwrap();
+        rustix::fs::ftruncate(&file, bytes as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        let head = [&MAGIC.to_le_bytes()[..], &VERSION.to_le_bytes()].concat();
+        rustix::io::pwrite(&file, &head, 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn only_a_file_that_cannot_shrink_is_taken_for_shared_memory() {
+        let map = Map::new(two(), HUGE as u64).unwrap();
+        assert!(Segment::open(file(map.total(), SEALS), map).is_ok());
+        let is_strange = |file| matches!(Segment::open(file, map), Err(SegmentError::Strange));
+        assert!(is_strange(file(map.total(), SealFlags::GROW)), "it could shrink");
+        assert!(is_strange(file(map.total() - 1, SEALS)), "it is too short");
+        let other = file(map.total(), SealFlags::SHRINK);
+        rustix::io::pwrite(&other, &[VERSION as u8 + 1], VERSION_AT as u64).unwrap();
+        assert!(is_strange(other), "it is of another version");
+        let reading = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(is_strange(reading.into()), "it cannot be written");
+    }
+
+    #[test]
+    fn a_seat_is_vacant_until_it_is_taken_and_never_to_its_own_process() {
+        let segment = Segment::create(two()).unwrap();
+        assert!(segment.is_vacant(1));
+        segment.take_seat(1).unwrap();
+        assert!(segment.is_vacant(1), "the kernel does not tell a process of its own locks");
+    }
+
+    #[test]
+    fn what_is_punched_is_zero_again() {
+        let segment = Segment::create(two()).unwrap();
+        let at = segment.map().arena(1).start;
+        segment.populate(at, HUGE).unwrap();
+        segment.word64(at + 8).store(7, std::sync::atomic::Ordering::Relaxed);
+        segment.punch(at, HUGE);
+        assert_eq!(segment.word64(at + 8).load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+}

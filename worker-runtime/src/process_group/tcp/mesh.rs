@@ -69,12 +69,18 @@ impl Mesh {
         let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new((step, previous), it)).collect();
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut notice_at = Some(clock::after(NOTICE_AFTER).min(step.deadline));
+        let mut has_waited = false;
         loop {
             let loss = self.advance(step, &mut all, ready)?;
+            if let Some(loss) = loss.clone().filter(|_| !has_waited) {
+                // It was gone before this call.
+                return Err(loss);
+            }
             if loss.is_some() {
                 // The others may have been quicker than its end: this call is good if they have done their parts.
                 self.advance(step, &mut all, 0..self.peers.len())?;
             }
+            has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
             if let Some(loss) = loss {
@@ -175,4 +181,84 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32>
 
 pub(crate) fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::process_group::element::DataType;
+    use crate::process_group::message::HEADER_LEN;
+
+    fn call(operation: Operation, root: u32) -> Call {
+        let root = Some(Rank(root));
+        Call { operation, data_type: DataType::U8, reduction: None, root, count: 4, sequence: 1 }
+    }
+
+    /// Rank 0, which receives four bytes in this call, and the other end of its connection.
+    fn waiting(call: Call, other: impl FnOnce(&mut TcpStream)) -> (Result<(), Ending>, [u8; 4]) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut mesh = Mesh::new(vec![None, Some(listener.accept().unwrap().0)]).unwrap();
+        let timeout = Duration::from_secs(60);
+        let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+        let mut data = [0; 4];
+        let ended = std::thread::scope(|scope| {
+            let transfers = vec![Transfer::default(), Transfer { send: None, receive: Some(&mut data) }];
+            let waits = scope.spawn(move || {
+                let ended = mesh.exchange(&step, transfers);
+                mesh.close();
+                ended
+            });
+            other(&mut stream);
+            waits.join().unwrap()
+        });
+        (ended, data)
+    }
+
+    fn notice_of(stream: &mut TcpStream) -> Call {
+        let mut bytes = [0; HEADER_LEN];
+        stream.read_exact(&mut bytes).unwrap();
+        let header = Header::decode(&bytes).unwrap();
+        assert_eq!(header, judge::notice(header.call));
+        header.call
+    }
+
+    #[test]
+    fn a_rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
+        for operation in [Operation::Broadcast, Operation::Send] {
+            let call = call(operation, if operation == Operation::Send { 0 } else { 1 });
+            let (ended, data) = waiting(call, |stream| {
+                let said = notice_of(stream);
+                let expected = if operation == Operation::Send { Operation::Receive } else { operation };
+                assert_eq!((said.operation, said.root), (expected, Some(Rank(1))));
+                let header = Header { call, step: 0, length: 4, previous: None };
+                stream.write_all(&[&header.encode()[..], b"data"].concat()).unwrap();
+            });
+            assert_eq!((ended, &data), (Ok(()), b"data"));
+        }
+    }
+
+    #[test]
+    fn two_ranks_that_both_only_receive_find_out() {
+        let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
+        let (ended, _) = waiting(ours, |stream| {
+            stream.write_all(&judge::notice(theirs).encode()).unwrap();
+            // It stays open until the other end has made up its mind.
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        let (theirs, ours) = (Some(Box::new(theirs)), Box::new(ours));
+        assert_eq!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs, ours }));
+    }
+
+    #[test]
+    fn what_is_no_header_is_an_error() {
+        let (ended, _) = waiting(call(Operation::Broadcast, 1), |stream| {
+            stream.write_all(&[b'x'; HEADER_LEN]).unwrap();
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        assert!(matches!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
+    }
 }

@@ -1,0 +1,129 @@
+//! What ranks say to each other before they are a group: which backend, which version, and what nobody should say.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::thread;
+
+use rankrun_contract::env::BACKEND;
+use rankrun_worker::process_group::{Backend, Conflict, Wish};
+use rankrun_worker::{GroupError, GroupOptions, Rank, TcpStore, WorkerContext};
+
+use crate::process::start;
+use crate::server::Server;
+use crate::world::{AMPLE, env, join, options};
+
+const PLACE: &str = "rankrun/group/default/life 0/1";
+
+/// What rank 1 of two ends with when rank 0 has said this.
+fn answer_to(record: &[u8]) -> GroupError {
+    let server = Server::start();
+    let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
+    store.set("record/0", record).unwrap();
+    join(&server, 1, 2, AMPLE).unwrap_err()
+}
+
+fn with_cause(error: &GroupError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
+
+/// Joins as two ranks that want this.
+fn wishes(wishes: [Wish; 2]) -> [Result<Backend, GroupError>; 2] {
+    let server = Server::start();
+    let join = |rank: u32, wish| {
+        let options = GroupOptions { backend: Some(wish), ..options(AMPLE) };
+        let mut group = WorkerContext::new(env(&server, rank, 2)).process_group(&options)?;
+        group.barrier()?;
+        Ok(group.backend())
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| join(1, wishes[1]));
+        [join(0, wishes[0]), other.join().unwrap()]
+    })
+}
+
+#[test]
+fn a_rank_of_another_version_is_named_with_both_versions() {
+    for version in [1, 3] {
+        let error = answer_to(format!("rankrun group {version}\nin words that are not ours").as_bytes());
+        assert_eq!(
+            with_cause(&error),
+            format!(
+                "the ranks cannot become a group: rank 0 speaks version {version} of the protocol and rank 1 \
+                 version 2; build all ranks with the same rankrun"
+            )
+        );
+    }
+}
+
+#[test]
+fn what_no_rank_wrote_is_shown_and_not_believed() {
+    for record in [&b""[..], b"hello", &[0xff; 100_000], b"rankrun group 2\nbackend gloo\nhost here\n"] {
+        let error = answer_to(record).to_string();
+        assert!(error.starts_with("the store holds `"), "{error}");
+        assert!(error.ends_with("` as `record/0`, which no rank wrote") && error.len() < 500, "{error}");
+    }
+}
+
+#[test]
+fn different_wishes_are_an_error_on_both_sides() {
+    for error in wishes([Wish::Tcp, Wish::Auto]).map(Result::unwrap_err) {
+        let expected = "the ranks cannot become a group: rank 0 wants the backend `tcp` and rank 1 `auto`; give all \
+                        ranks the same `RANKRUN_BACKEND` or `GroupOptions::backend`";
+        assert_eq!(with_cause(&error), expected);
+    }
+}
+
+#[test]
+fn shared_memory_is_not_for_ranks_on_different_hosts() {
+    let server = Server::start();
+    let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
+    store.set("record/0", b"rankrun group 2\nbackend shm\nhost elsewhere\n").unwrap();
+    let options = GroupOptions { backend: Some(Wish::Shm), ..options(AMPLE) };
+    let error = WorkerContext::new(env(&server, 1, 2)).process_group(&options).unwrap_err();
+    let conflict = Conflict::Hosts { ranks: [Rank(0), Rank(1)] };
+    assert!(matches!(&error, GroupError::Conflict(it) if *it == conflict), "{error}");
+}
+
+#[test]
+fn what_is_asked_for_carries_the_calls() {
+    assert_eq!(wishes([Wish::Tcp; 2]).map(Result::unwrap), [Backend::Tcp; 2]);
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_named() {
+    for error in wishes([Wish::Nccl; 2]).map(Result::unwrap_err) {
+        let expected = "this program has no backend `nccl` for process groups; ask for `auto` or `tcp`";
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// What a started rank does: outside a launcher, where a user may have set the variable.
+pub(crate) fn main() -> ExitCode {
+    rankrun_worker::run(|context| -> Result<(), GroupError> {
+        let mut group = context.process_group(&GroupOptions::default())?;
+        assert_eq!(group.backend(), Backend::Memory);
+        group.barrier()
+    })
+}
+
+#[test]
+fn the_environment_chooses_and_what_is_absurd_is_named() {
+    let said = |value: &str| {
+        let ended = start("meet", [(BACKEND, OsString::from(value))]).wait_with_output().unwrap();
+        (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    for value in ["auto", "tcp", "shm"] {
+        assert_eq!(said(value).0, Some(0), "{value}");
+    }
+    for value in ["gloo", "", "TCP", "tcp "] {
+        let (code, error) = said(value);
+        let expected = format!(
+            "error: the environment variable `RANKRUN_BACKEND` is absurd\n  caused by: `{value}` is not a backend of \
+             process groups: `auto`, `shm`, `tcp` or `nccl`"
+        );
+        assert!(code == Some(1) && error.contains(&expected), "{error}");
+    }
+    let (code, error) = said("nccl");
+    assert!(code == Some(1) && error.contains("no backend `nccl`"), "{error}");
+}
