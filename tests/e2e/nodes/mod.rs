@@ -6,6 +6,7 @@
 mod addresses;
 mod causes;
 mod faults;
+mod groups;
 mod membership;
 mod mixed;
 mod refusals;

@@ -3,7 +3,7 @@
 //!
 //! `RANKRUN_TEST_PYTHON=PYTHON cargo bench -p rankrun-worker --bench all_reduce [-- [--hosts] [--max BYTES] [RANKS...]]`; 2, 4 and 8
 //! ranks, unless said. Without the Python there is no gloo. With `--hosts`, which needs root, half of the ranks are on each of two
-//! test hosts (`tests/hosts/hosts.sh`).
+//! test hosts (`tests/hosts/hosts.sh`; `TH_ID` names them).
 //!
 //! Medians over all calls of rank 0. `direct` is memory of the group, `staged` memory of the program, and `copy` one `memcpy` of as
 //! much traffic as a rank has in `direct`, of all ranks at once.
@@ -26,7 +26,7 @@ use std::env;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -34,8 +34,7 @@ use nix::unistd::Pid;
 use rankrun_contract::env::{Master, Role, WorkerEnv};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
 use rankrun_worker::{Rank, WorldSize};
-use server::Server;
-use team::{Line, Place, Team, hosts_script};
+use team::{Hosts, Line, Place, SERVE, Store, Team};
 
 const SIZES: [usize; 10] =
     [4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
@@ -43,9 +42,6 @@ const SIZES: [usize; 10] =
 /// How often the kinds of calls take turns for one size, and how long each turn is, about.
 const ROUNDS: usize = 5;
 const TURN: Duration = Duration::from_millis(150);
-
-/// Set in a bench that runs on test host 0, from which the others are reached.
-const INSIDE: &str = "RANKRUN_BENCH_INSIDE";
 
 /// Addresses of the test hosts 0 and 1.
 const SEAT: &str = "198.18.0.10";
@@ -61,10 +57,11 @@ fn main() -> ExitCode {
     if env::var_os("RANK").is_some() {
         return rankrun_worker::run(rank::run);
     }
-    let options = options();
-    if options.place == Place::TwoHosts && env::var_os(INSIDE).is_none() {
-        return on_hosts();
+    if env::args().nth(1).as_deref() == Some(SERVE) {
+        return team::serve();
     }
+    let options = options();
+    let _hosts = (options.place == Place::TwoHosts).then(Hosts::up);
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
     let processors: Vec<usize> =
         (0..CpuSet::count()).filter(|&it| allowed.is_set(it).unwrap_or(false)).collect();
@@ -92,30 +89,12 @@ fn options() -> Options {
     options
 }
 
-/// Makes the test hosts, runs this program on the first of them, and takes them away.
-fn on_hosts() -> ExitCode {
-    let letter = |digit| char::from(b'a' + (std::process::id() / digit % 10) as u8);
-    let id: String = [1, 10, 100, 1000, 10_000].map(letter).iter().collect();
-    let hosts = || {
-        let mut command = Command::new(hosts_script());
-        command.env("TH_ID", &id);
-        command
-    };
-    assert!(hosts().args(["up", "2"]).status().unwrap().success(), "no test hosts");
-    let program = env::current_exe().unwrap();
-    let mut inside = hosts();
-    inside.args(["exec", "0"]).arg(program).args(env::args_os().skip(1)).env(INSIDE, "1");
-    let status = inside.status();
-    assert!(hosts().arg("down").status().unwrap().success(), "test hosts remain");
-    if status.unwrap().success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
 /// One table: all sizes for one number of ranks.
 fn compare(options: &Options, world: u32, processors: &[usize]) {
     let place = options.place;
-    let server = Server::start_at(if place == Place::Here { "127.0.0.1" } else { "0.0.0.0" }, 0);
+    let store = Store::start(place);
     let mut ours = Team::start(place, world, processors, |rank| {
-        let vars = variables(&server, place, (rank, world)).to_vars();
+        let vars = variables(store.port(), place, (rank, world)).to_vars();
         let vars = vars.into_iter().map(|(name, value)| (name.into(), value));
         (vec![env::current_exe().unwrap().into_os_string()], vars.collect())
     });
@@ -190,7 +169,7 @@ fn show(time: Duration) -> String {
     if micros < 1000.0 { format!("{micros:.2} µs") } else { format!("{:.2} ms", micros / 1000.0) }
 }
 
-fn variables(server: &Server, place: Place, (rank, world): (u32, u32)) -> WorkerEnv {
+fn variables(port: u16, place: Place, (rank, world): (u32, u32)) -> WorkerEnv {
     let world_size = WorldSize::new(world).unwrap();
     let addr = if place == Place::Here { "127.0.0.1" } else { SEAT };
     WorkerEnv {
@@ -201,7 +180,7 @@ fn variables(server: &Server, place: Place, (rank, world): (u32, u32)) -> Worker
         node_rank: NodeRank(0),
         node_count: NodeCount::ONE,
         role: Role { name: "default".to_owned(), rank: Rank(rank), world_size },
-        master: Master { addr: addr.to_owned(), port: server.port(), agent_store: true },
+        master: Master { addr: addr.to_owned(), port, agent_store: true },
         restart_count: RestartCount(0),
         max_restarts: RestartCount(0),
         run_id: RunId("bench".to_owned()),

@@ -1,10 +1,13 @@
 //! The processes of one kind of ranks, of which all make the same calls when they are told.
 
+use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
+
+use super::server::Server;
 
 /// Where ranks run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,8 +25,73 @@ impl Place {
     }
 }
 
-/// The script of the test hosts.
-pub(crate) fn hosts_script() -> OsString {
+/// Has this program be the store of a job, until its standard input ends.
+pub(crate) const SERVE: &str = "--serve";
+
+/// See [`SERVE`].
+pub(crate) fn serve() -> ExitCode {
+    let server = Server::start_at("0.0.0.0", 0);
+    println!("{}", server.port());
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    ExitCode::SUCCESS
+}
+
+/// The store through which our ranks meet: where they reach it.
+pub(crate) enum Store {
+    Here(Server),
+    OnHost { port: u16, process: Child },
+}
+
+impl Store {
+    pub(crate) fn start(place: Place) -> Self {
+        if place == Place::Here {
+            return Self::Here(Server::start_at("127.0.0.1", 0));
+        }
+        let mut command = Command::new(hosts_script());
+        command.args(["exec", "0"]).arg(env::current_exe().expect("this program has a path")).arg(SERVE);
+        let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = process.expect("the store starts");
+        let mut line = String::new();
+        let stdout = process.stdout.take().expect("a pipe was asked for");
+        BufReader::new(stdout).read_line(&mut line).expect("the store says its port");
+        Self::OnHost { port: line.trim().parse().expect("a port"), process }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        match self {
+            Self::Here(server) => server.port(),
+            Self::OnHost { port, .. } => *port,
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Self::OnHost { process, .. } = self {
+            drop(process.stdin.take());
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Test hosts 0, 1 and 2, which go with the value.
+pub(crate) struct Hosts;
+
+impl Hosts {
+    pub(crate) fn up() -> Self {
+        assert!(Command::new(hosts_script()).args(["up", "2"]).status().expect("a script").success());
+        Self
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let _ = Command::new(hosts_script()).arg("down").status();
+    }
+}
+
+/// The script of the test hosts; `TH_ID` says which ones.
+fn hosts_script() -> OsString {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hosts/hosts.sh").into_os_string()
 }
 

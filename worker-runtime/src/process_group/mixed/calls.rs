@@ -20,6 +20,9 @@ const SMALL: usize = 32 * 1024;
 /// Bytes of each rank that `reduce_scatter` works on at a time: it bounds the memory that a call needs.
 const PART: usize = 1024 * 1024;
 
+/// What this rank has reduced for ranks of one host.
+type Sums = Vec<(Rank, Vec<u8>)>;
+
 impl Mixed {
     /// All of each host have met before one of them says so to another host.
     pub(super) fn barrier(&mut self, mut course: Course<'_>) -> Result<(), Ending> {
@@ -152,7 +155,7 @@ impl Mixed {
         course: &Course<'_>,
         (input, length): (&[u8], usize),
         (part, how): (&dyn Fn(Rank) -> Range<usize>, Reduction),
-    ) -> Result<Vec<Vec<(Rank, Vec<u8>)>>, Ending> {
+    ) -> Result<Vec<Sums>, Ending> {
         let grid = Arc::clone(&self.grid);
         let mut all = Vec::with_capacity(grid.count());
         for host in 0..grid.count() {
