@@ -42,6 +42,10 @@ fn ddp_training(args: &[&str]) -> (Option<i32>, String, String) {
     run(env!("CARGO_BIN_EXE_ddp_training"), args)
 }
 
+fn allreduce_bench(args: &[&str]) -> (Option<i32>, String, String) {
+    run(env!("CARGO_BIN_EXE_allreduce_bench"), args)
+}
+
 #[test]
 fn the_demo_prints_both_lines_for_each_step() {
     let (code, stdout, stderr) = data_parallel(&["--steps", "2"]);
@@ -64,7 +68,7 @@ fn every_size_can_be_chosen() {
 
 #[test]
 fn help_has_examples_and_wrong_flags_are_errors() {
-    for program in [data_parallel, ddp_training] {
+    for program in [data_parallel, ddp_training, allreduce_bench] {
         let (code, stdout, _) = program(&["--help"]);
         assert!(code == Some(0) && stdout.contains("Examples:"), "{stdout}");
         for flags in [&["--batch", "0"][..], &["--batch", "-1"], &["--seed", "x"], &["--unknown"]] {
@@ -116,4 +120,41 @@ fn a_checkpoint_that_cannot_be_used_is_refused_with_its_name() {
     let (code, _, stderr) = train(&[]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains(&format!("error: `{checkpoint}` is no checkpoint, or a torn")), "{stderr}");
+}
+
+#[test]
+fn the_bench_prints_the_table_of_nccl_tests() {
+    let (code, stdout, stderr) = allreduce_bench(&["--max", "512", "--factor", "8", "--type", "f64"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines.len(), 7, "{stdout}");
+    assert_eq!(lines[0], "# backend memory, 1 ranks");
+    let columns: Vec<&str> = lines[1].split_whitespace().collect();
+    assert_eq!(columns, ["#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"]);
+    for (line, size) in lines[3..6].iter().zip([8, 64, 512]) {
+        let row: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(row[..5], [&size.to_string(), &(size / 8).to_string(), "f64", "sum", "-1"], "{line}");
+        assert_eq!(row[8], "0", "{line}");
+    }
+    assert!(lines[6].starts_with("# Avg bus bandwidth    : "), "{stdout}");
+}
+
+#[test]
+fn a_bench_that_cannot_be_says_why() {
+    for (flags, expected) in [
+        (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
+        (&["--backend", "nccl"], "no backend `nccl`"),
+        (
+            &["--backend", "mixed"],
+            "the backend `mixed` is for ranks on several hosts, and these have `memory`",
+        ),
+        (&["--compare"], "`--compare` has nothing to compare: `memory` has no faster path"),
+    ] {
+        let (code, stdout, stderr) = allreduce_bench(flags);
+        assert_eq!((code, stdout.as_str()), (Some(1), ""), "{flags:?}: {stderr}");
+        assert!(stderr.contains(expected), "{flags:?}: {stderr}");
+    }
+    for flags in [["--factor", "1"], ["--min", "1T"], ["--iterations", "0"], ["--type", "f8"]] {
+        assert_eq!(allreduce_bench(&flags).0, Some(2), "{flags:?}");
+    }
 }

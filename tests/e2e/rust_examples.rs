@@ -45,6 +45,37 @@ fn the_demo_runs_in_different_processes() {
     assert_eq!(pids.len(), 4, "{outcome}");
 }
 
+#[test]
+fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
+    for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+        let launch = Launch::standalone(Name::Rankrun, 3).args([example("allreduce_bench")]);
+        let launch = launch.args(["--operation", operation, "--min", "64", "--max", "64K", "--factor", "32"]);
+        let outcome = launch.args(["--iterations", "3", "--warmup", "1", "--type", "bf16"]).run();
+        outcome.exits(0).says("# backend shm, 3 ranks").says("# Avg bus bandwidth");
+        let rows = outcome.lines_with("  bf16  ").into_iter().filter(|line| line.ends_with("  0"));
+        assert_eq!(rows.count(), 3, "{outcome}");
+    }
+}
+
+#[test]
+fn the_bench_starts_every_rank_again_to_compare() {
+    for (backend, flags) in [("shm", &[][..]), ("auto", &["--json", "--memory", "program"])] {
+        let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
+        let launch = launch.args(["--backend", backend, "--compare", "--max", "2K"]);
+        let outcome = launch.args(flags.iter().copied()).run();
+        outcome.exits(0);
+        let (runs, ratios) = if flags.is_empty() {
+            (["# backend shm, 2 ranks", "# backend tcp, 2 ranks"], "shm          tcp    ratio")
+        } else {
+            ([r#"{"backend":"shm","ranks":2}"#, r#"{"backend":"tcp","ranks":2}"#], r#""ratio":"#)
+        };
+        outcome.says(runs[0]).says(runs[1]).says(ratios);
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
+    let outcome = launch.args(["--backend", "tcp", "--compare"]).run();
+    outcome.exits(1).complains("`--compare` has nothing to compare: `tcp` has no faster path");
+}
+
 /// The number behind a word, as in `pid 12` or `pid=12`.
 fn number_after(line: &str, word: &str) -> Option<i32> {
     let rest = line.split(word).nth(1)?.trim_start_matches([' ', '=', ':']);

@@ -22,6 +22,8 @@ pub struct WorkerContext {
     backend: Option<Wish>,
     /// `GLOO_SOCKET_IFNAME`.
     interface: Option<Arc<str>>,
+    /// Where this worker says that it is, if it says anything.
+    host: Option<String>,
 }
 
 impl WorkerContext {
@@ -48,7 +50,15 @@ impl WorkerContext {
     #[must_use]
     pub fn alone() -> Self {
         let (device, run_id) = ("cpu:0".to_owned(), RunId("none".to_owned()));
-        Self { env: None, device, run_id, backend: None, interface: None }
+        Self { env: None, device, run_id, backend: None, interface: None, host: None }
+    }
+
+    /// The same place on a host of this name: ranks share memory with those that are on a host of the same name. It is for tests, in
+    /// which workers of one machine are to meet as those of several do. A name has up to 200 visible ASCII characters; with
+    /// any other one this worker is on a host of its own.
+    #[must_use]
+    pub fn on_host(self, name: &str) -> Self {
+        Self { host: Some(name.to_owned()), ..self }
     }
 
     /// What the launcher said, word for word; `None` outside any launcher.
@@ -132,6 +142,11 @@ impl WorkerContext {
     /// The network interface for other hosts, where one is named.
     pub(crate) fn interface(&self) -> Option<Arc<str>> {
         self.interface.clone()
+    }
+
+    /// The host on which this worker says that it is.
+    pub(crate) fn host(&self) -> Option<&str> {
+        self.host.as_deref()
     }
 
     /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts

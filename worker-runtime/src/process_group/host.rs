@@ -9,12 +9,23 @@ use nix::net::if_::InterfaceFlags;
 use rankrun_contract::network::{self, Interface};
 
 use super::plan::Host;
+use crate::context::WorkerContext;
+
+/// Where the worker says that it is, else where it is.
+pub(super) fn of(context: &WorkerContext) -> Host {
+    match context.host() {
+        Some(name) => {
+            Host::new(&format!("named,{name}")).unwrap_or_else(|| Host::unknown(uuid::Uuid::new_v4()))
+        }
+        None => this(),
+    }
+}
 
 /// The machine's boot and this process's network namespace: abstract sockets, through which shared memory is handed over, are
 /// those of the namespace (unix(7), network_namespaces(7)), and two machines never have the same boot id (random(4)).
 ///
 /// A process that cannot read them is on a host of its own, which is reached by TCP.
-pub(super) fn this() -> Host {
+fn this() -> Host {
     let read = || {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = fs::read_link("/proc/self/ns/net").ok()?;

@@ -17,7 +17,7 @@ use super::plan::{self, Plan, Record, Wish};
 use super::tcp::mesh::Mesh;
 use super::tcp::{Tcp, join};
 use super::transport::Transport;
-use super::{Backend, GroupOptions, ProcessGroup, host, parting, shm, verdict};
+use super::{Backend, GroupOptions, ProcessGroup, host, mixed, parting, shm, verdict};
 use crate::clock;
 use crate::context::WorkerContext;
 use crate::store::{StoreError, TcpStore};
@@ -128,7 +128,8 @@ pub(crate) fn enter(
         return Ok((seat, None));
     }
     let store = place_in(&context.store(options.timeout)?, &seat, &options.name)?;
-    let plan = introduce(&store, &seat, wish)?;
+    let own = Record::Current { wish, host: host::of(context) };
+    let plan = introduce(&store, &seat, &own)?;
     seat.hosts = Arc::clone(&plan.hosts);
     Ok((seat, Some(store)))
 }
@@ -143,8 +144,7 @@ pub(super) fn place_in(store: &TcpStore, seat: &Seat, name: &str) -> Result<TcpS
 }
 
 /// Says to all ranks what this one wants and where it is, and hears it of them.
-fn introduce(store: &TcpStore, seat: &Seat, wish: Wish) -> Result<Plan, GroupError> {
-    let own = Record::Current { wish, host: host::this() };
+fn introduce(store: &TcpStore, seat: &Seat, own: &Record) -> Result<Plan, GroupError> {
     store.set(&record_key(seat.rank.0), own.render().as_bytes())?;
     let keys: Vec<String> = (0..seat.world_size.get()).map(record_key).collect();
     await_ranks(store, seat, &keys).map_err(|error| agreed(store, seat, error))?;
@@ -204,12 +204,17 @@ impl Met {
     fn connect(self, seat: &Seat) -> Result<Connected, GroupError> {
         let plan = Plan { wish: self.wish, hosts: Arc::clone(&seat.hosts) };
         let backend = match plan.backend() {
-            Backend::Mixed if self.wish == Wish::Auto => Backend::Tcp,
-            Backend::Shm if self.wish == Wish::Auto && seat.world_size.get() > shm::MAX_RANKS => Backend::Tcp,
+            Backend::Shm | Backend::Mixed
+                if self.wish == Wish::Auto
+                    && mixed::most_on_one_host(&seat.hosts) > shm::MAX_RANKS as usize =>
+            {
+                Backend::Tcp
+            }
             backend => backend,
         };
         let transport: Box<dyn Transport> = match backend {
             Backend::Shm => Box::new(shm::join(&self.store, seat)?),
+            Backend::Mixed => Box::new(mixed::join(&self.store, seat)?),
             Backend::Tcp => Box::new(Tcp::new(seat.rank, seat.world_size, join::join(&self.store, seat)?)),
             backend => return Err(GroupError::NoBackend { backend }),
         };

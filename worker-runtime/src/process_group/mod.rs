@@ -31,6 +31,7 @@ mod meet;
 mod members;
 mod memory;
 mod message;
+mod mixed;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 pub(crate) mod parting;

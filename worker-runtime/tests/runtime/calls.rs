@@ -8,9 +8,9 @@ use std::thread;
 use rankrun_worker::process_group::{Buffer, Wish, bf16, f16};
 use rankrun_worker::{Group, GroupError, MemoryGroup, Rank, Reduction};
 
-use crate::oracle::{Oracle, assert_same, reduced, samples};
+use crate::oracle::{Oracle, Values, assert_same, reduced, samples};
 use crate::server::Server;
-use crate::world::{AMPLE, join_on};
+use crate::world::{AMPLE, join_at, join_on};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 const REDUCTIONS: [Reduction; 5] =
@@ -27,25 +27,41 @@ type World = (Vec<Group>, Box<dyn Any>);
 
 #[test]
 fn over_tcp() {
-    every_call(|ranks| joined(Wish::Tcp, ranks));
+    every_call(Values::Any, |ranks| joined(Wish::Tcp, ranks));
 }
 
 #[test]
 fn through_shared_memory() {
-    every_call(|ranks| joined(Wish::Shm, ranks));
+    every_call(Values::Any, |ranks| joined(Wish::Shm, ranks));
 }
 
 #[test]
 fn among_threads() {
-    every_call(memory);
+    every_call(Values::Any, memory);
+}
+
+#[test]
+fn on_several_hosts() {
+    every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank / 2));
+    every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| [1, 0, 1, 2, 1, 2, 0, 1][rank as usize]));
+    every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank));
 }
 
 fn joined(wish: Wish, ranks: u32) -> World {
+    meet(ranks, |server, rank| join_on(wish, server, (rank, ranks), AMPLE))
+}
+
+/// The number of each rank's host.
+fn on_hosts(ranks: u32, host: fn(u32) -> u32) -> World {
+    meet(ranks, |server, rank| join_at(&format!("host-{}", host(rank)), server, (rank, ranks), AMPLE))
+}
+
+fn meet(ranks: u32, join: impl Fn(&Server, u32) -> Result<Group, GroupError> + Sync) -> World {
     let server = Server::start();
     let groups = thread::scope(|scope| {
         let join = |rank| {
-            let server = &server;
-            scope.spawn(move || join_on(wish, server, (rank, ranks), AMPLE).expect("the ranks meet"))
+            let (server, join) = (&server, &join);
+            scope.spawn(move || join(server, rank).expect("the ranks meet"))
         };
         let ranks: Vec<_> = (0..ranks).map(join).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
@@ -57,33 +73,33 @@ fn memory(ranks: u32) -> World {
     (MemoryGroup::world(ranks), Box::new(()))
 }
 
-fn every_call(make: fn(u32) -> World) {
+fn every_call(values: Values, make: fn(u32) -> World) {
     for world in WORLDS {
         let (mut groups, _keeps) = make(world);
         let groups = &mut groups;
-        of_type::<f32>(groups);
-        of_type::<f64>(groups);
-        of_type::<f16>(groups);
-        of_type::<bf16>(groups);
-        of_type::<i32>(groups);
-        of_type::<i64>(groups);
-        of_type::<u8>(groups);
+        of_type::<f32>(values, groups);
+        of_type::<f64>(values, groups);
+        of_type::<f16>(values, groups);
+        of_type::<bf16>(values, groups);
+        of_type::<i32>(values, groups);
+        of_type::<i64>(values, groups);
+        of_type::<u8>(values, groups);
         match world {
-            4 => Case::<f32>::new(4, LARGE / 4 / 4 + 1, &[Reduction::Sum]).run(groups),
-            3 => Case::<i64>::new(3, LARGE / 8 / 3 + 1, &[Reduction::Product]).run(groups),
-            2 => Case::<bf16>::new(2, LARGE / 2 / 2 + 1, &[Reduction::Mean]).run(groups),
+            4 => Case::<f32>::new(values, 4, LARGE / 4 / 4 + 1, &[Reduction::Sum]).run(groups),
+            3 => Case::<i64>::new(values, 3, LARGE / 8 / 3 + 1, &[Reduction::Product]).run(groups),
+            2 => Case::<bf16>::new(values, 2, LARGE / 2 / 2 + 1, &[Reduction::Mean]).run(groups),
             _ => {}
         }
     }
 }
 
-fn of_type<T: Oracle>(groups: &mut [Group]) {
+fn of_type<T: Oracle>(values: Values, groups: &mut [Group]) {
     let world = groups.len() as u32;
     for size in SIZES {
         // In the largest world the largest buffers show nothing new, and take long.
         let size = if world > 4 && !is_soak() { size.min(257) } else { size };
         let reductions = if size <= 7 || is_soak() { &REDUCTIONS } else { &REDUCTIONS[..2] };
-        Case::<T>::new(world, size, reductions).run(groups);
+        Case::<T>::new(values, world, size, reductions).run(groups);
     }
 }
 
@@ -103,13 +119,13 @@ struct Case<T> {
 }
 
 impl<T: Oracle> Case<T> {
-    fn new(world: u32, part: usize, reductions: &[Reduction]) -> Self {
+    fn new(values: Values, world: u32, part: usize, reductions: &[Reduction]) -> Self {
         let all = part * world as usize;
         Self {
             world,
             part,
-            inputs: (0..world).map(|rank| samples(rank, all)).collect(),
-            results: reductions.iter().map(|&how| (how, reduced(how, world, all))).collect(),
+            inputs: (0..world).map(|rank| samples(values, rank, all)).collect(),
+            results: reductions.iter().map(|&how| (how, reduced(values, how, world, all))).collect(),
         }
     }
 

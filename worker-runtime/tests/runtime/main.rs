@@ -10,6 +10,7 @@ mod loss;
 mod meet;
 mod memory;
 mod mismatch;
+mod mixed;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod oracle;

@@ -8,7 +8,7 @@ const PERIOD: usize = 1021;
 
 /// An element type whose reductions can be computed here.
 pub(crate) trait Oracle: Element {
-    /// Values at the limits of the type.
+    /// Values at the limits of the type; of floats the first five are what has no size.
     const SPECIAL: &'static [Self];
 
     /// A value that is not nicely rounded, of no great size.
@@ -21,23 +21,35 @@ pub(crate) trait Oracle: Element {
     fn is_same(self, other: Self) -> bool;
 }
 
+/// Which values are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Any: the result of floats depends on the order of the ranks.
+    Any,
+    /// Those that every order reduces to the same bits: small whole numbers, zeros, infinities and what is not a number.
+    AnyOrder,
+}
+
 /// `length` values of one rank, of which every eighth is special.
-pub(crate) fn samples<T: Oracle>(rank: u32, length: usize) -> Vec<T> {
+pub(crate) fn samples<T: Oracle>(values: Values, rank: u32, length: usize) -> Vec<T> {
     let value = |index: usize| {
         let mixed = (u64::from(rank) << 40 ^ index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        match mixed >> 61 {
-            0 => T::SPECIAL[(mixed >> 32) as usize % T::SPECIAL.len()],
-            _ => T::plain((mixed >> 40) as i64 - (1 << 23)),
+        let (is_special, random) = (mixed >> 61 == 0, (mixed >> 40) as i64 - (1 << 23));
+        match values {
+            Values::Any if is_special => T::SPECIAL[(mixed >> 32) as usize % T::SPECIAL.len()],
+            Values::Any => T::plain(random),
+            Values::AnyOrder if is_special => T::SPECIAL[(mixed >> 32) as usize % 5],
+            Values::AnyOrder => T::plain(random % 3 * 3000),
         }
     };
     tiled(&(0..length.min(PERIOD)).map(value).collect::<Vec<T>>(), length)
 }
 
 /// What ranks `0..world` with these samples get.
-pub(crate) fn reduced<T: Oracle>(how: Reduction, world: u32, length: usize) -> Vec<T> {
-    let ranks: Vec<Vec<T>> = (0..world).map(|rank| samples(rank, length.min(PERIOD))).collect();
-    let values = |index: usize| ranks.iter().map(|rank| rank[index]).collect::<Vec<T>>();
-    let pattern: Vec<T> = (0..length.min(PERIOD)).map(|index| T::reduced(how, &values(index))).collect();
+pub(crate) fn reduced<T: Oracle>(values: Values, how: Reduction, world: u32, length: usize) -> Vec<T> {
+    let ranks: Vec<Vec<T>> = (0..world).map(|rank| samples(values, rank, length.min(PERIOD))).collect();
+    let all = |index: usize| ranks.iter().map(|rank| rank[index]).collect::<Vec<T>>();
+    let pattern: Vec<T> = (0..length.min(PERIOD)).map(|index| T::reduced(how, &all(index))).collect();
     tiled(&pattern, length)
 }
 

@@ -25,12 +25,12 @@ struct State {
 impl Server {
     /// A store that serves from the first connection on.
     pub(crate) fn start() -> Self {
-        Self::start_after(0)
+        Self::start_at("127.0.0.1", 0)
     }
 
-    /// A store that closes the first `refused` connections without a word.
-    pub(crate) fn start_after(refused: u64) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
+    /// A store at this address of ours that closes the first `refused` connections without a word.
+    pub(crate) fn start_at(address: &str, refused: u64) -> Self {
+        let listener = TcpListener::bind((address, 0)).expect("the address has a free port");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let state = Arc::new(Mutex::new(State::default()));
         let server = Self { port, state: Arc::clone(&state) };

@@ -110,7 +110,7 @@ fn a_request_above_the_limit_is_refused_and_costs_nothing() {
 
 #[test]
 fn a_store_that_comes_late_is_found() {
-    let server = Server::start_after(3);
+    let server = Server::start_at("127.0.0.1", 3);
     assert_eq!(connect(&server).add("n", 1).unwrap(), 1);
 }
 

@@ -62,6 +62,16 @@ pub(crate) fn join_on(
     WorkerContext::new(env(server, rank, world_size)).process_group(&options)
 }
 
+/// As [`join`], on a host of that name.
+pub(crate) fn join_at(
+    host: &str,
+    server: &Server,
+    (rank, world_size): (u32, u32),
+    timeout: Duration,
+) -> Result<Group, GroupError> {
+    WorkerContext::new(env(server, rank, world_size)).on_host(host).process_group(&options(timeout))
+}
+
 /// Runs `body` on every rank of a group of `world_size` once all have joined; the results in rank order. A rank whose body panics
 /// has dropped its group without a farewell, as a crash does, and has no result.
 pub(crate) fn run<R: Send>(
@@ -78,13 +88,33 @@ pub(crate) fn run_on<R: Send>(
     (world_size, timeout): (u32, Duration),
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
+    let join = |server: &Server, rank| join_on(wish, server, (rank, world_size), timeout);
+    run_joined(world_size, join, body)
+}
+
+/// As [`run`], with rank r on the host of that name.
+pub(crate) fn run_at<R: Send>(
+    hosts: &[&str],
+    timeout: Duration,
+    body: impl Fn(Group) -> R + Sync,
+) -> Vec<Option<R>> {
+    let world_size = hosts.len() as u32;
+    let join = |server: &Server, rank| join_at(hosts[rank as usize], server, (rank, world_size), timeout);
+    run_joined(world_size, join, body)
+}
+
+fn run_joined<R: Send>(
+    world_size: u32,
+    join: impl Fn(&Server, u32) -> Result<Group, GroupError> + Sync,
+    body: impl Fn(Group) -> R + Sync,
+) -> Vec<Option<R>> {
     let (server, met) = (Server::start(), Barrier::new(world_size as usize));
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size)
             .map(|rank| {
-                let (server, met, body) = (&server, &met, &body);
+                let (server, met, body, join) = (&server, &met, &body, &join);
                 scope.spawn(move || {
-                    let group = join_on(wish, server, (rank, world_size), timeout).expect("the ranks meet");
+                    let group = join(server, rank).expect("the ranks meet");
                     met.wait();
                     body(group)
                 })

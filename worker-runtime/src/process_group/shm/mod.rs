@@ -3,7 +3,8 @@
 //! - `map.rs` says where everything lies, `segment.rs` has the memory, `meeting.rs` passes it from rank 0 to the others.
 //! - `wait.rs` waits for counters, `watch.rs` has the words that say who is here and how the group ended, `pending.rs`
 //!   those that say who waits for what, `member.rs` is one rank's part in an exchange.
-//! - `arena.rs` gives memory to buffers. `relay.rs` and `calls.rs`, `reduction.rs` and `pair.rs` are the calls.
+//! - `arena.rs` gives memory to buffers. `relay.rs` and `calls.rs`, `reduction.rs` and `pair.rs` are the calls, `parts.rs` what calls
+//!   among hosts need.
 
 mod arena;
 mod bytes;
@@ -13,6 +14,7 @@ mod map;
 mod meeting;
 mod member;
 mod pair;
+mod parts;
 mod pending;
 mod reduction;
 mod relay;

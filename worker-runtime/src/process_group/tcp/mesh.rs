@@ -57,6 +57,11 @@ impl Mesh {
         Ok(Self { peers: peers.collect::<io::Result<_>>()?, calls: Calls::default() })
     }
 
+    /// This rank makes the call.
+    pub(crate) fn note(&mut self, call: Call) {
+        self.calls.note(call);
+    }
+
     /// Performs all transfers, one for each rank (that of this rank is ignored).
     pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
         self.calls.note(step.call);

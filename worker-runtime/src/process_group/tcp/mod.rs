@@ -12,6 +12,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 use super::collective::HostCollective;
 use super::element::{DataType, Reduction};
 use super::error::Ending;
+use super::message::Call;
 use super::transport::{Step, Transport};
 use super::{layout, reduce};
 use mesh::{Exchange, Mesh, Transfer};
@@ -32,7 +33,8 @@ impl Tcp {
         Self { rank, world: world_size.get() as usize, mesh }
     }
 
-    fn exchange<'a>(
+    /// Has messages go to, and come from, any of the ranks at once; that of this rank is ignored.
+    pub(crate) fn exchange<'a>(
         &mut self,
         exchange: &Exchange,
         mut transfer: impl FnMut(Rank) -> Transfer<'a>,
@@ -43,6 +45,11 @@ impl Tcp {
             if rank == self.rank { Transfer::default() } else { transfer }
         });
         self.mesh.exchange(exchange, all.collect())
+    }
+
+    /// This rank makes the call, although it may have no message in it.
+    pub(crate) fn note(&mut self, call: Call) {
+        self.mesh.note(call);
     }
 
     fn send(&mut self, exchange: &Exchange, data: &[u8], to: Rank) -> Result<(), Ending> {

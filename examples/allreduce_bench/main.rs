@@ -1,0 +1,251 @@
+//! How fast the collectives of a process group are: nccl-tests' table for any backend.
+//!
+//! - `main.rs` has the flags and the order of things; `sweep.rs` makes the calls and takes the time; `host.rs` is what is called on
+//!   memory of the host, `value.rs` what is in it and what must come out.
+//! - `table.rs` is the arithmetic and the text; `size.rs` reads sizes; `again.rs` runs the program a second time.
+
+mod again;
+mod host;
+mod size;
+mod sweep;
+mod table;
+mod value;
+
+use std::io;
+use std::process::ExitCode;
+
+use again::First;
+use clap::{Parser, ValueEnum};
+use rankrun_examples::console;
+use rankrun_worker::process_group::{Backend, Wish};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use size::Size;
+use table::{Row, Style};
+
+/// The rank that prints.
+const ROOT: Rank = Rank(0);
+
+/// Measures a collective for growing sizes and checks its results; rank 0 prints a table as nccl-tests does.
+///
+/// `time` is the mean of a call over all ranks, `algbw` the size by the time, and `busbw` that times the share of the data that
+/// crosses each rank's link, which makes it comparable between numbers of ranks. GB are 10⁹ bytes. `#wrong` counts wrong elements
+/// on all ranks; any is an error.
+#[derive(Debug, Parser)]
+#[command(after_help = "Examples:
+  rankrun --nproc-per-node 2 allreduce_bench                          two ranks, the fastest backend
+  rankrun --nproc-per-node 4 allreduce_bench --backend tcp --max 1M   four ranks over TCP
+  rankrun --nproc-per-node 8 allreduce_bench --operation all_gather --type bf16 --json
+  rankrun --nproc-per-node 2 allreduce_bench --backend shm --compare  what shared memory gains over TCP
+  rankrun --nproc-per-node gpu allreduce_bench --backend nccl --compare
+                                                                      what NVLink or PCIe peer-to-peer gains")]
+struct Options {
+    /// What carries the calls; `mixed` is shared memory on each of several hosts and TCP between them.
+    #[arg(long, value_enum, default_value_t = Carrier::Auto)]
+    backend: Carrier,
+    /// The least size in bytes; K, M and G count in steps of 1024.
+    #[arg(long, default_value = "8", value_name = "SIZE")]
+    min: Size,
+    /// The greatest size.
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    max: Size,
+    /// Each size is so many times the one before.
+    #[arg(long, default_value_t = 4, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+    /// Calls of which the time is taken.
+    #[arg(long, default_value_t = 20, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// Calls before those.
+    #[arg(long, default_value_t = 5, value_name = "CALLS")]
+    warmup: u32,
+    /// What is measured.
+    #[arg(long, value_enum, default_value_t = Operation::AllReduce)]
+    operation: Operation,
+    /// The type of the elements.
+    #[arg(long = "type", value_enum, default_value_t = Type::F32)]
+    data_type: Type,
+    /// How elements are reduced.
+    #[arg(long, value_enum, default_value_t = Redop::Sum)]
+    redop: Redop,
+    /// Whose memory the calls are on: that of the group is copied the least.
+    #[arg(long, value_enum, default_value_t = Owner::Group)]
+    memory: Owner,
+    /// Run it a second time without the backend's fast path, every rank started anew in its place, and print the ratio: for `nccl`
+    /// with NCCL_P2P_DISABLE=1, for `shm` and `mixed` over TCP.
+    #[arg(long)]
+    compare: bool,
+    /// Print a JSON object in each line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Carrier {
+    Auto,
+    Shm,
+    Tcp,
+    Mixed,
+    Nccl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Operation {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    Reduce,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Type {
+    F16,
+    Bf16,
+    F32,
+    F64,
+    I32,
+    I64,
+    U8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Owner {
+    Group,
+    Program,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Redop {
+    Sum,
+    Prod,
+    Min,
+    Max,
+    Avg,
+}
+
+impl From<Redop> for Reduction {
+    fn from(redop: Redop) -> Self {
+        match redop {
+            Redop::Sum => Self::Sum,
+            Redop::Prod => Self::Product,
+            Redop::Min => Self::Min,
+            Redop::Max => Self::Max,
+            Redop::Avg => Self::Mean,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
+    #[error("`--min {min}` is more than `--max {max}`")]
+    Sizes { min: Size, max: Size },
+    #[error(
+        "the backend `mixed` is for ranks on several hosts, and these have `{backend}`; ask for `auto` or `shm`"
+    )]
+    NotMixed { backend: Backend },
+    #[error(
+        "`--compare` has nothing to compare: `{backend}` has no faster path; ask for `--backend nccl`, `shm` or `mixed`"
+    )]
+    NothingToCompare { backend: Backend },
+    #[error(
+        "`--compare` has nothing to compare: NCCL_P2P_DISABLE is set for the first run already; unset it"
+    )]
+    AlreadyDisabled,
+    #[error("cannot start this program again in its place")]
+    Again(#[source] io::Error),
+    #[error("{wrong} elements are wrong")]
+    Wrong { wrong: u64 },
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    rankrun_worker::run(|context| bench(&options, context))
+}
+
+fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
+    if options.min > options.max {
+        return Err(BenchError::Sizes { min: options.min, max: options.max });
+    }
+    let first = if options.compare { again::first_run() } else { None };
+    let mut group = join(options, context, first.is_some())?;
+    if options.compare && first.is_none() {
+        again::check(group.backend())?;
+    }
+    let rows = run(options, &mut group)?;
+    let is_root = group.rank() == ROOT;
+    let wrong = rows.iter().map(|row| row.wrong).sum();
+    if wrong > 0 {
+        return Err(BenchError::Wrong { wrong });
+    }
+    match first {
+        None if options.compare => {
+            let first = First { backend: group.backend(), rows };
+            // Only then may this rank vanish.
+            group.barrier()?;
+            group.leave();
+            Err(BenchError::Again(again::run_again(&first)))
+        }
+        Some(first) if is_root => {
+            let lines =
+                table::comparison(options.style(), (first.backend, group.backend()), (&first.rows, &rows));
+            lines.iter().try_for_each(|line| console::line(line)).map_err(BenchError::Output)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn join(options: &Options, context: &WorkerContext, is_second: bool) -> Result<Group, BenchError> {
+    let wish = match options.backend {
+        Carrier::Nccl => Wish::Nccl,
+        _ if is_second => Wish::Tcp,
+        Carrier::Auto | Carrier::Mixed => Wish::Auto,
+        Carrier::Shm => Wish::Shm,
+        Carrier::Tcp => Wish::Tcp,
+    };
+    let group = context.process_group(&GroupOptions { backend: Some(wish), ..GroupOptions::default() })?;
+    match (options.backend, group.backend()) {
+        (Carrier::Mixed, backend) if backend != Backend::Mixed && !is_second => {
+            Err(BenchError::NotMixed { backend })
+        }
+        _ => Ok(group),
+    }
+}
+
+/// Measures all sizes, and prints them on rank 0.
+fn run(options: &Options, group: &mut Group) -> Result<Vec<Row>, BenchError> {
+    let is_root = group.rank() == ROOT;
+    let print = |text: &str| if is_root { console::line(text).map_err(BenchError::Output) } else { Ok(()) };
+    let style = options.style();
+    for line in table::head(style, group.backend(), group.world_size().get()) {
+        print(&line)?;
+    }
+    let mut rows = Vec::new();
+    for bytes in size::sizes(options.min, options.max, options.factor) {
+        let row = sweep::measure(options, group, bytes)?;
+        print(&table::line(style, options, &row))?;
+        rows.push(row);
+    }
+    print(&table::end(style, &rows))?;
+    Ok(rows)
+}
+
+impl Options {
+    fn style(&self) -> Style {
+        if self.json { Style::Json } else { Style::Text }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Options::command().debug_assert();
+    }
+}

@@ -1,0 +1,71 @@
+//! Sizes as people write them. Pure.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Size(pub(crate) usize);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.trim_end_matches(|it: char| it.is_ascii_alphabetic());
+        let unit: usize = match &text[digits.len()..] {
+            "" => 1,
+            "K" | "k" => 1 << 10,
+            "M" | "m" => 1 << 20,
+            "G" | "g" => 1 << 30,
+            _ => return Err("not a size, such as `8`, `512K`, `64M` or `1G`".to_owned()),
+        };
+        let number = digits.parse::<usize>().map_err(|error| format!("not a size: {error}"))?;
+        number
+            .checked_mul(unit)
+            .filter(|&bytes| bytes <= isize::MAX as usize)
+            .map(Self)
+            .ok_or_else(|| "too large".to_owned())
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fitting = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+        match fitting.into_iter().find(|(unit, _)| self.0 > 0 && self.0.is_multiple_of(*unit)) {
+            Some((unit, letter)) => write!(f, "{}{letter}", self.0 / unit),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// From the least size on, each so many times the one before, up to the greatest.
+pub(crate) fn sizes(min: Size, max: Size, factor: u32) -> impl Iterator<Item = usize> {
+    let next =
+        move |&size: &usize| size.checked_mul(factor as usize).filter(|&next| next > size && next <= max.0);
+    std::iter::successors(Some(min.0), next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_they_are_written() {
+        for (text, bytes) in [("0", 0), ("8", 8), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+            assert_eq!(Size(bytes).to_string(), text.to_uppercase());
+        }
+        for text in ["", "K", "1T", "1.5M", "-1", "1 K", "99999999999999G", "18446744073709551615"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_grow_up_to_the_greatest() {
+        let all = |min, max, factor| sizes(Size(min), Size(max), factor).collect::<Vec<_>>();
+        assert_eq!(all(8, 100, 2), [8, 16, 32, 64]);
+        assert_eq!(all(8, 8, 4), [8]);
+        assert_eq!(all(0, 8, 4), [0]);
+        assert_eq!(all(1 << 62, isize::MAX as usize, 4), [1 << 62]);
+    }
+}

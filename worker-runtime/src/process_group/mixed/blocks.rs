@@ -1,0 +1,159 @@
+//! Much data, a block at a time: each rank carries a part of the block to the other hosts.
+
+use std::ops::Range;
+
+use rankrun_contract::rank::Rank;
+
+use super::ring::{self, CHUNK, Then};
+use super::{Course, Mixed};
+use crate::process_group::collective::HostCollective;
+use crate::process_group::element::Reduction;
+use crate::process_group::error::Ending;
+use crate::process_group::tcp::mesh::Transfer;
+use crate::process_group::transport::Transport;
+use crate::process_group::{layout, reduce};
+
+/// Bytes of a block that one stream carries.
+const STREAM: usize = 4 * 1024 * 1024;
+
+/// The blocks of so many bytes.
+pub(super) fn blocks(bytes: usize, streams: usize) -> impl Iterator<Item = Range<usize>> {
+    let length = STREAM * streams;
+    (0..bytes).step_by(length).map(move |start| start..bytes.min(start + length))
+}
+
+impl Mixed {
+    /// The ranks of each host reduce a part each, take it around the hosts, and give the result to each other.
+    pub(super) fn all_reduce_block(
+        &mut self,
+        course: &mut Course<'_>,
+        block: &mut [u8],
+        how: Reduction,
+    ) -> Result<(), Ending> {
+        let parts = self.parts(course, block.len());
+        self.on_host(course, |shm, step| shm.reduce_own_part(step, block, (&parts, how)))?;
+        if self.grid.index < self.grid.streams() {
+            self.reduce_around(course, &mut block[parts[self.grid.index].clone()], how)?;
+        }
+        self.on_host(course, |shm, step| shm.share_parts(step, block, &parts))
+    }
+
+    /// The reduction over the hosts.
+    fn reduce_around(
+        &mut self,
+        course: &mut Course<'_>,
+        data: &mut [u8],
+        how: Reduction,
+    ) -> Result<(), Ending> {
+        let (data_type, hosts) = (course.call().data_type, self.grid.count());
+        let (next, previous) = (self.grid.along(1), self.grid.along(hosts - 1));
+        let mut arrivals = vec![0; CHUNK];
+        for hop in ring::all_reduce((data.len(), data_type.size()), hosts, self.grid.host) {
+            let (send, target) = apart(data, &hop.send, &hop.receive);
+            let is_kept = hop.then == Then::Keep;
+            let arrival = &mut arrivals[..hop.receive.len()];
+            let mut place = Some(if is_kept { target } else { &mut *arrival });
+            self.between_hosts(course, |rank| Transfer {
+                send: (rank == next).then_some(send),
+                receive: if rank == previous { place.take() } else { None },
+            })?;
+            if !is_kept {
+                let finish = (hop.then == Then::Finish).then_some(self.world);
+                reduce::fold((data_type, how), &mut data[hop.receive], &[&*arrival], finish);
+            }
+        }
+        Ok(())
+    }
+
+    /// The root's host has the block; its ranks carry a part each to the next host, whose ranks carry it on.
+    pub(super) fn broadcast_block(
+        &mut self,
+        course: &mut Course<'_>,
+        block: &mut [u8],
+        root: Rank,
+    ) -> Result<(), Ending> {
+        let parts = self.parts(course, block.len());
+        let (host, index) = self.grid.place(root);
+        let is_first = self.grid.host == host;
+        if is_first {
+            let root = Rank(u32::try_from(index).unwrap_or(u32::MAX));
+            let data = &mut *block;
+            self.on_host(course, |shm, step| shm.run(step, HostCollective::Broadcast { data, root }))?;
+        }
+        if self.grid.index < self.grid.streams() {
+            self.carry_on(course, &mut block[parts[self.grid.index].clone()], host)?;
+        }
+        if is_first { Ok(()) } else { self.on_host(course, |shm, step| shm.share_parts(step, block, &parts)) }
+    }
+
+    /// Takes the data from the host before and gives it to the next one, chunk by chunk, from the first host to the last.
+    fn carry_on(&mut self, course: &mut Course<'_>, data: &mut [u8], first: usize) -> Result<(), Ending> {
+        let hosts = self.grid.count();
+        let (next, previous) = (self.grid.along(1), self.grid.along(hosts - 1));
+        let place = (self.grid.host + hosts - first) % hosts;
+        for number in 0..data.len().div_ceil(CHUNK) {
+            let chunk = &mut data[ring::chunk(&(0..usize::MAX), number).start..];
+            let length = chunk.len().min(CHUNK);
+            let chunk = &mut chunk[..length];
+            // A message has the same number at both ends.
+            let exchanges = course.exchanges;
+            if place > 0 {
+                let mut slot = Some(&mut *chunk);
+                self.between_hosts(course, |rank| Transfer {
+                    send: None,
+                    receive: if rank == previous { slot.take() } else { None },
+                })?;
+            }
+            course.exchanges = exchanges;
+            if place + 1 < hosts {
+                let chunk = &*chunk;
+                self.between_hosts(course, |rank| Transfer {
+                    send: (rank == next).then_some(chunk),
+                    receive: None,
+                })?;
+            }
+            course.exchanges = exchanges + 1;
+        }
+        Ok(())
+    }
+
+    /// The part of a block that each rank of this host carries; nothing beyond the streams.
+    fn parts(&self, course: &Course<'_>, bytes: usize) -> Vec<Range<usize>> {
+        let size = course.call().data_type.size().max(1);
+        let parts = layout::segments(bytes / size, self.grid.streams());
+        let parts = parts.into_iter().map(|it| it.start * size..it.end * size);
+        parts.chain(std::iter::repeat(0..0)).take(self.grid.local().len()).collect()
+    }
+}
+
+/// Two ranges of the data that do not overlap.
+fn apart<'a>(data: &'a mut [u8], one: &Range<usize>, other: &Range<usize>) -> (&'a [u8], &'a mut [u8]) {
+    if one.start <= other.start {
+        let (low, high) = data.split_at_mut(other.start);
+        (&low[one.clone()], &mut high[..other.len()])
+    } else {
+        let (low, high) = data.split_at_mut(one.start);
+        (&high[..one.len()], &mut low[other.clone()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_are_apart_are_had_at_once() {
+        let mut data = [0, 1, 2, 3, 4, 5];
+        assert_eq!(apart(&mut data, &(0..2), &(4..6)), (&[0, 1][..], &mut [4, 5][..]));
+        assert_eq!(apart(&mut data, &(3..6), &(0..3)), (&[3, 4, 5][..], &mut [0, 1, 2][..]));
+        assert_eq!(apart(&mut data, &(6..6), &(0..6)).0, &[0u8; 0]);
+    }
+
+    #[test]
+    fn blocks_follow_each_other() {
+        let all: Vec<_> = blocks(9 * STREAM + 1, 2).collect();
+        assert_eq!(all.len(), 5);
+        assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert_eq!(all[4], 8 * STREAM..9 * STREAM + 1);
+    }
+}

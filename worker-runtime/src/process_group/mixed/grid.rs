@@ -1,0 +1,140 @@
+//! Which ranks are on which host, and who speaks with whom on another one. Pure.
+
+use rankrun_contract::rank::Rank;
+
+/// The hosts of a group, as one rank sees them.
+#[derive(Debug, Clone)]
+pub(crate) struct Grid {
+    /// The ranks of each host, in order.
+    hosts: Vec<Vec<Rank>>,
+    /// The host and the place on it of each rank.
+    places: Vec<(usize, usize)>,
+    /// This rank's own.
+    pub(crate) host: usize,
+    pub(crate) index: usize,
+}
+
+impl Grid {
+    /// `hosts` is the host of each rank, numbered from 0 in the order of their first ranks.
+    pub(crate) fn new(hosts: &[u32], me: Rank) -> Self {
+        let count = hosts.iter().max().map_or(1, |&last| last as usize + 1);
+        let mut grid = Self { hosts: vec![Vec::new(); count], places: Vec::new(), host: 0, index: 0 };
+        for (&host, rank) in hosts.iter().zip(0..) {
+            let members = &mut grid.hosts[host as usize];
+            grid.places.push((host as usize, members.len()));
+            members.push(Rank(rank));
+        }
+        (grid.host, grid.index) = grid.places[me.index()];
+        grid
+    }
+
+    /// How many hosts there are.
+    pub(crate) fn count(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The ranks of a host, in order.
+    pub(crate) fn on(&self, host: usize) -> &[Rank] {
+        &self.hosts[host]
+    }
+
+    /// The ranks of this host.
+    pub(crate) fn local(&self) -> &[Rank] {
+        self.on(self.host)
+    }
+
+    /// The host of a rank, and its place on it.
+    pub(crate) fn place(&self, rank: Rank) -> (usize, usize) {
+        self.places[rank.index()]
+    }
+
+    /// How many ranks of a host carry data to other hosts at once: as many as every host has.
+    pub(crate) fn streams(&self) -> usize {
+        self.hosts.iter().map(Vec::len).min().unwrap_or(1)
+    }
+
+    /// The rank with this one's place on the host that comes after this one, so many further.
+    pub(crate) fn along(&self, hosts: usize) -> Rank {
+        self.speaker((self.host + hosts) % self.count(), self.index)
+    }
+
+    /// The rank of a host that serves the one with this place on another host: its own place where there are as many.
+    pub(crate) fn speaker(&self, host: usize, index: usize) -> Rank {
+        self.hosts[host][index % self.hosts[host].len()]
+    }
+
+    /// Whether this rank is the one of its host that serves `rank`, which is on another host.
+    pub(crate) fn serves(&self, rank: Rank) -> bool {
+        let (host, index) = self.place(rank);
+        host != self.host && index % self.local().len() == self.index
+    }
+
+    /// Whether `rank`, which is on another host, is the one there that serves this rank.
+    pub(crate) fn is_served_by(&self, rank: Rank) -> bool {
+        let host = self.place(rank).0;
+        host != self.host && self.speaker(host, self.index) == rank
+    }
+
+    /// The ranks of a host in rows as long as this host has ranks: each rank here has the work for one of each row, `None` where
+    /// the row is not full.
+    pub(crate) fn rows(&self, host: usize) -> impl Iterator<Item = Vec<Option<Rank>>> + '_ {
+        let length = self.local().len();
+        self.hosts[host].chunks(length).map(move |row| {
+            row.iter().copied().map(Some).chain(std::iter::repeat(None)).take(length).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Hosts of any sizes, numbered in the order of their first ranks.
+    fn layouts() -> impl Strategy<Value = Vec<u32>> {
+        proptest::collection::vec(0u32..4, 1..12).prop_map(|keys| {
+            let mut known = Vec::new();
+            let mut number = |key: u32| {
+                known.iter().position(|it| *it == key).unwrap_or_else(|| {
+                    known.push(key);
+                    known.len() - 1
+                }) as u32
+            };
+            keys.into_iter().map(&mut number).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn everyone_is_served_by_one_rank_of_every_other_host(hosts in layouts()) {
+            let grids: Vec<Grid> = (0..hosts.len()).map(|rank| Grid::new(&hosts, Rank(rank as u32))).collect();
+            for (grid, rank) in grids.iter().zip(0..).map(|(grid, rank)| (grid, Rank(rank))) {
+                for host in (0..grid.count()).filter(|&host| host != grid.host) {
+                    let servers: Vec<Rank> =
+                        grid.on(host).iter().copied().filter(|it| grids[it.index()].serves(rank)).collect();
+                    prop_assert_eq!(&servers, &[grid.speaker(host, grid.index)]);
+                    prop_assert!(grid.is_served_by(servers[0]));
+                    let rows: Vec<_> = grid.rows(host).collect();
+                    let served = rows.iter().filter_map(|row| row[grid.index]);
+                    let expected = grid.on(host).iter().copied().filter(|&it| grid.serves(it));
+                    prop_assert!(served.eq(expected));
+                }
+                prop_assert!(!grid.serves(rank) && !grid.is_served_by(rank));
+                prop_assert_eq!(grid.local()[grid.index], rank);
+                prop_assert_eq!(grid.place(rank), (grid.host, grid.index));
+            }
+        }
+
+        #[test]
+        fn streams_go_round(hosts in layouts()) {
+            for rank in 0..hosts.len() {
+                let grid = Grid::new(&hosts, Rank(rank as u32));
+                if grid.index < grid.streams() {
+                    let next = Grid::new(&hosts, grid.along(1));
+                    prop_assert_eq!((next.host, next.index), ((grid.host + 1) % grid.count(), grid.index));
+                    prop_assert_eq!(next.along(grid.count() - 1), Rank(rank as u32));
+                }
+            }
+        }
+    }
+}

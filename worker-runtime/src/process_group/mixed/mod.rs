@@ -1,0 +1,170 @@
+//! Calls among ranks on several hosts: through shared memory within each host, over TCP between hosts.
+//!
+//! - `grid.rs` says who is where, and who speaks with whom; `ring.rs` is the way of large reductions around the hosts.
+//! - `calls.rs` and `blocks.rs` are the calls for which hosts matter: little at a time with few hops, much at a time over several
+//!   streams. All other calls go over the connections that any two ranks have.
+//!
+//! A rank that is gone is seen by its own host through shared memory, by the others through the connections. Who only waits for a
+//! rank of its host, which in turn misses one elsewhere, hears of it when that one gives up: the ending on which all agree is
+//! written before.
+
+mod blocks;
+mod calls;
+mod grid;
+mod ring;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rankrun_contract::rank::Rank;
+
+use super::buffer::Memory;
+use super::collective::HostCollective;
+use super::error::{Ending, GroupError};
+use super::meet::{self, Seat};
+use super::message::Call;
+use super::shm::{self, Shm};
+use super::tcp::mesh::{Exchange, Transfer};
+use super::tcp::{Tcp, join};
+use super::transport::{Step, Transport};
+use crate::store::TcpStore;
+use grid::Grid;
+
+/// How much sooner a rank gives up one of its own host that has not come: it knows whom it misses, while others on other hosts wait
+/// for it and would take it for the silent one.
+const LEAD: Duration = Duration::from_millis(500);
+
+/// A rank of a group on several hosts.
+#[derive(Debug)]
+pub(crate) struct Mixed {
+    grid: Arc<Grid>,
+    /// The ranks of this host; `None` where this is the only one.
+    shm: Option<Shm>,
+    tcp: Tcp,
+    world: u32,
+}
+
+/// Connects the ranks of all hosts. `store` is seen by this group only.
+pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
+    let grid = Arc::new(Grid::new(&seat.hosts, seat.rank));
+    let tcp = Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?);
+    let shm = match grid.local() {
+        [_] => None,
+        local => {
+            let place = store.with_prefix(&format!("host {}", grid.host));
+            let shared = shm::join(&place, &seat.within(local, seat.join_by));
+            // Ranks of other hosts know nothing of that place.
+            Some(shared.map_err(|error| meet::agreed(store, seat, in_group(error, (local, seat))))?)
+        }
+    };
+    Ok(Mixed { grid, shm, tcp, world: seat.world_size.get() })
+}
+
+/// The largest number of ranks on one host.
+pub(crate) fn most_on_one_host(hosts: &[u32]) -> usize {
+    let on = |host: u32| hosts.iter().filter(|&&it| it == host).count();
+    hosts.iter().map(|&host| on(host)).max().unwrap_or(0)
+}
+
+/// An error of the ranks of one host, told as one of the group.
+fn in_group(error: GroupError, (local, seat): (&[Rank], &Seat)) -> GroupError {
+    match error {
+        GroupError::Ended { operation, ending, .. } => {
+            GroupError::Ended { operation, ending: of_group(ending, local), members: seat.members.clone() }
+        }
+        error => error,
+    }
+}
+
+/// An ending among the ranks of one host, told in ranks of the group. Calls are the group's own.
+fn of_group(ending: Ending, local: &[Rank]) -> Ending {
+    let name = |rank: Rank| local.get(rank.index()).copied().unwrap_or(rank);
+    match ending {
+        Ending::Lost { rank, cause } => Ending::Lost { rank: name(rank), cause },
+        Ending::Mismatch { rank, theirs, ours } => Ending::Mismatch { rank: name(rank), theirs, ours },
+        Ending::Disagreed { rank, call, other, others } => {
+            Ending::Disagreed { rank: name(rank), call, other: name(other), others }
+        }
+        Ending::Failed { rank, reason } => Ending::Failed { rank: name(rank), reason },
+    }
+}
+
+/// One call under way, and how many exchanges between hosts it has had.
+#[derive(Debug, Clone, Copy)]
+struct Course<'a> {
+    step: &'a Step,
+    exchanges: u32,
+}
+
+impl Course<'_> {
+    fn call(&self) -> Call {
+        self.step.call
+    }
+}
+
+impl Mixed {
+    /// Does something among the ranks of this host, if there are several.
+    fn on_host(
+        &mut self,
+        course: &Course<'_>,
+        then: impl FnOnce(&mut Shm, &Step) -> Result<(), Ending>,
+    ) -> Result<(), Ending> {
+        let Some(shm) = &mut self.shm else { return Ok(()) };
+        let step = course.step;
+        let lead = LEAD.min(step.timeout / 8);
+        let deadline = step.deadline.checked_sub(lead).unwrap_or(step.deadline);
+        let step = Step { deadline, ..*step };
+        then(shm, &step).map_err(|ending| of_group(ending, self.grid.local()))
+    }
+
+    /// Has messages go to, and come from, ranks of other hosts.
+    fn between_hosts<'a>(
+        &mut self,
+        course: &mut Course<'_>,
+        transfer: impl FnMut(Rank) -> Transfer<'a>,
+    ) -> Result<(), Ending> {
+        let Step { call, deadline, timeout } = *course.step;
+        let exchange = Exchange { call, number: course.exchanges, deadline, timeout };
+        course.exchanges += 1;
+        self.tcp.exchange(&exchange, transfer)
+    }
+}
+
+impl Transport for Mixed {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+        self.tcp.note(step.call);
+        let course = Course { step, exchanges: 0 };
+        match work {
+            HostCollective::Barrier => self.barrier(course),
+            HostCollective::Broadcast { data, root } => self.broadcast(course, data, root),
+            HostCollective::AllReduce { data, how } => self.all_reduce(course, data, how),
+            HostCollective::ReduceScatter { input, output, how } => {
+                self.reduce_scatter(course, (input, output), how)
+            }
+            HostCollective::AllGather { input, output } => self.all_gather(course, input, output),
+            work @ (HostCollective::Reduce { .. }
+            | HostCollective::Gather { .. }
+            | HostCollective::Scatter { .. }
+            | HostCollective::Send { .. }
+            | HostCollective::Receive { .. }) => self.tcp.run(step, work),
+        }
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Memory> {
+        self.shm.as_mut()?.allocate(bytes)
+    }
+
+    fn leave(&mut self) {
+        if let Some(shm) = &mut self.shm {
+            shm.leave();
+        }
+        self.tcp.leave();
+    }
+
+    fn close(&mut self) {
+        if let Some(shm) = &mut self.shm {
+            shm.close();
+        }
+        self.tcp.close();
+    }
+}

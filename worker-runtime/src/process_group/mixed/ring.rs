@@ -1,0 +1,121 @@
+//! The way of a reduction around a ring of hosts. Pure.
+//!
+//! The data has a segment for each host. In the first round a segment travels from host to host and grows by the values of each; in
+//! the second one, complete, it travels on to those that do not have it. At any time each host sends one segment and receives another
+//! one, so that every byte crosses each link less than twice. Segments travel in chunks: while one is reduced the next is under way.
+
+use std::ops::Range;
+
+use crate::process_group::layout;
+
+/// Bytes of a chunk: it stays in a core's cache until it is reduced, and its time on the wire is long beside that of a message.
+pub(crate) const CHUNK: usize = 256 * 1024;
+
+/// What a host does at once: it sends one range of the data to the next host and receives another one from the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hop {
+    pub(crate) send: Range<usize>,
+    pub(crate) receive: Range<usize>,
+    pub(crate) then: Then,
+}
+
+/// What becomes of what was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// It is added to what this host has.
+    Reduce,
+    /// It is added, and the sum is complete.
+    Finish,
+    /// It takes the place of what this host has.
+    Keep,
+}
+
+/// The hops of host `me`, in order; they are as many on every host. `bytes` are whole elements of `element` bytes.
+pub(crate) fn all_reduce(
+    (bytes, element): (usize, usize),
+    hosts: usize,
+    me: usize,
+) -> impl Iterator<Item = Hop> {
+    let segments: Vec<Range<usize>> = layout::segments(bytes / element, hosts)
+        .into_iter()
+        .map(|it| it.start * element..it.end * element)
+        .collect();
+    // The first segment is the longest.
+    let chunks = segments[0].len().div_ceil(CHUNK);
+    let before = move |steps: usize| (me + 2 * hosts - steps) % hosts;
+    (0..2 * (hosts - 1)).flat_map(move |step| {
+        let then = match step {
+            step if step + 2 < hosts => Then::Reduce,
+            step if step + 2 == hosts => Then::Finish,
+            _ => Then::Keep,
+        };
+        let (send, receive) = (segments[before(step)].clone(), segments[before(step + 1)].clone());
+        (0..chunks).map(move |number| Hop {
+            send: chunk(&send, number),
+            receive: chunk(&receive, number),
+            then,
+        })
+    })
+}
+
+/// A chunk of a segment; nothing beyond its end.
+pub(crate) fn chunk(segment: &Range<usize>, number: usize) -> Range<usize> {
+    let bound = |number: usize| (segment.start + number * CHUNK).min(segment.end);
+    bound(number)..bound(number + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Which hosts' values are in each element on each host.
+        #[test]
+        fn every_host_ends_with_the_values_of_all(
+            hosts in 2usize..6,
+            elements in 0usize..40,
+            large in any::<bool>(),
+        ) {
+            // Elements of a quarter of a chunk, so that segments have several.
+            let element = if large { CHUNK / 4 } else { 4 };
+            let schedules: Vec<Vec<Hop>> =
+                (0..hosts).map(|me| all_reduce((elements * element, element), hosts, me).collect()).collect();
+            let mut values: Vec<Vec<Vec<usize>>> = (0..hosts).map(|me| vec![vec![me]; elements]).collect();
+            let mut finished = vec![0; elements];
+            for number in 0..schedules[0].len() {
+                let sent: Vec<Vec<Vec<usize>>> = (0..hosts)
+                    .map(|me| values[me][in_elements(&schedules[me][number].send, element)].to_vec())
+                    .collect();
+                for me in 0..hosts {
+                    let (hop, from) = (&schedules[me][number], (me + hosts - 1) % hosts);
+                    prop_assert_eq!(&hop.receive, &schedules[from][number].send);
+                    prop_assert!(hop.receive.len() <= CHUNK);
+                    prop_assert!(hop.send.end <= hop.receive.start || hop.receive.end <= hop.send.start);
+                    let range = in_elements(&hop.receive, element);
+                    if hop.then == Then::Finish {
+                        finished[range.clone()].iter_mut().for_each(|count| *count += 1);
+                    }
+                    for (own, other) in values[me][range].iter_mut().zip(&sent[from]) {
+                        if hop.then == Then::Keep {
+                            own.clone_from(other);
+                        } else {
+                            own.extend(other);
+                        }
+                    }
+                }
+            }
+            prop_assert!(finished.iter().all(|&count| count == 1));
+            for element in values.iter_mut().flatten() {
+                element.sort_unstable();
+                prop_assert_eq!(&*element, &(0..hosts).collect::<Vec<_>>());
+            }
+            let all_are_as_long = schedules.windows(2).all(|pair| pair[0].len() == pair[1].len());
+            prop_assert!(all_are_as_long);
+        }
+    }
+
+    fn in_elements(range: &Range<usize>, element: usize) -> Range<usize> {
+        range.start / element..range.end / element
+    }
+}
