@@ -104,7 +104,7 @@ fn an_explanation_names_file_and_line() {
     let text = "[launch]\ntime-limit = 90\n[stop]\ngrace = 9\n[stop.grace-for]\nsignal = \"1m\"\n";
     let path = scratch.at("rankrun.toml");
     fs::write(&path, text).expect("the folder is ours");
-    for (options, found) in [(&[][..], vec![format!("60 {path}:6")]), (&["--grace", "2"], vec![])] {
+    for (options, found) in [(&[][..], vec![format!("1m {path}:6")]), (&["--grace", "2"], vec![])] {
         let launch = Launch::new(Name::Rankrun).args(["explain", "--config", &path, "--nproc-per-node", "1"]);
         let outcome = launch.args(options.iter().copied()).worker(["alive"]).run();
         let told: Vec<String> = outcome
