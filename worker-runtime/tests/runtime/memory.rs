@@ -144,6 +144,37 @@ fn what_was_sent_before_a_rank_left_is_received() {
 }
 
 #[test]
+fn a_message_to_a_rank_that_has_left_is_an_error() {
+    let left = Barrier::new(2);
+    let ended = run(MemoryGroup::world(2), |mut group| {
+        if group.rank() == Rank(0) {
+            group.leave();
+            left.wait();
+            return None;
+        }
+        left.wait();
+        Some(lost(&group.send(&[1u8], Rank(0)).unwrap_err()))
+    });
+    assert_eq!(ended, [Some(None), Some(Some((Rank(0), LossCause::Left)))]);
+}
+
+#[test]
+fn a_second_message_waits_until_the_first_is_received() {
+    let over = Barrier::new(2);
+    let ended = run(MemoryGroup::world_with(2, SHORT), |mut group| {
+        if group.rank() == Rank(0) {
+            over.wait();
+            return None;
+        }
+        group.send(&[1u8], Rank(0)).unwrap();
+        let error = group.send(&[1u8], Rank(0)).unwrap_err();
+        over.wait();
+        Some(lost(&error))
+    });
+    assert_eq!(ended, [Some(None), Some(Some((Rank(0), LossCause::Timeout(SHORT))))]);
+}
+
+#[test]
 fn sub_groups_are_groups() {
     let ended = run(MemoryGroup::world(5), |mut group| {
         let rank = group.rank().0;

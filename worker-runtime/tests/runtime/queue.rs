@@ -1,11 +1,14 @@
 //! Calls that are started on a queue: in order, beside the program, and never lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 
 use rankrun_worker::process_group::{Ending, GroupError, LossCause};
 use rankrun_worker::{Group, MemoryGroup, Queue, Rank, Reduction};
+
+use crate::world::AMPLE;
 
 /// Runs `body` on the queue of every rank; `None` of one that panics.
 fn run<R: Send>(ranks: u32, body: impl Fn(Queue) -> R + Sync) -> Vec<Option<R>> {
@@ -130,13 +133,31 @@ fn a_call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
 
 #[test]
 fn a_panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
+    let gate = Arc::new(Barrier::new(2));
+    let (alive, has_ended) = mpsc::channel::<()>();
+    let (alive, has_ended) = (Mutex::new(Some(alive)), Mutex::new(has_ended));
     let ended = run(2, |queue| {
         if queue.rank() == Rank(0) {
-            let error = queue.start(|group| group.barrier()).wait().unwrap_err();
+            // The panic goes on although the call that is under way does not.
+            let end = has_ended.lock().unwrap().recv_timeout(AMPLE);
+            gate.wait();
+            assert_eq!(end, Err(RecvTimeoutError::Disconnected));
+            let error = queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap_err();
             let GroupError::Ended { ending, .. } = error else { panic!("{error}") };
             return ending;
         }
-        let _queue = queue;
+        // Dropped in the reverse order.
+        let (_alive, queue) = (alive.lock().unwrap().take(), queue);
+        let closed = Arc::clone(&gate);
+        let (begun, has_begun) = mpsc::channel();
+        drop(queue.start(move |_| {
+            begun.send(()).expect("the program waits for it");
+            closed.wait();
+            Ok(())
+        }));
+        has_begun.recv().unwrap();
+        // This one was started, but is not made.
+        drop(queue.all_reduce(vec![1u8], Reduction::Sum));
         std::panic::resume_unwind(Box::new("as asked"))
     });
     assert_eq!(ended, [Some(Ending::Lost { rank: Rank(1), cause: LossCause::Closed }), None]);

@@ -174,7 +174,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         "leaves nothing" => leaves_nothing(context),
         "soak" => soak(context),
         "forks and dies" => forks_and_dies(context),
-        "small /dev/shm" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
+        "little room" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
         operation => repeat(context, operation),
     })
 }
@@ -267,7 +267,11 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
 
 fn await_word(rank: &mut Child) {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.ends_with("under way")), "a rank ended: {:?}", rank.wait());
+    if !lines.any(|line| line.ends_with("under way")) {
+        let mut errors = String::new();
+        rank.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        panic!("a rank ended: {:?}, {errors}", rank.wait());
+    }
 }
 
 /// Runs a role on `world` ranks, and asserts that all end well.
@@ -393,25 +397,71 @@ fn forks_and_dies(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     Ok(group.barrier()?)
 }
 
+/// A rank in namespaces of its own, as `unshare` makes them; this test has the rights, or those of a user namespace.
+fn start_apart(role: &str, how: &[&str], vars: impl IntoIterator<Item = (&'static str, OsString)>) -> Child {
+    let program = std::env::current_exe().unwrap();
+    let arguments = ["--exact", "process::main_of_a_started_rank", "--nocapture", "--test-threads=1", "-q"];
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.arg("-Ur");
+    }
+    command.args(how).arg(program).args(arguments).env("RANKRUN_TEST_ROLE", role).envs(vars);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
-fn a_small_dev_shm_does_not_matter() {
+fn little_room_does_not_matter() {
+    for script in [
+        "mount -t tmpfs -o size=64k tmpfs /dev/shm",
+        "ulimit -f 100000",
+        "ulimit -v 1000000",
+        // It cannot map what the other one has made.
+        "[ $RANK = 0 ] || ulimit -v 1000000",
+    ] {
+        let server = Server::start();
+        let script = format!("{script} && exec \"$@\"");
+        let how = ["-m", "sh", "-c", &script, "sh"];
+        let start = |rank| start_apart("shm: little room", &how, env(&server, rank, 2).to_vars());
+        let ranks: Vec<Child> = (0..2).map(start).collect();
+        for rank in ranks {
+            let ended = rank.wait_with_output().unwrap();
+            assert!(ended.status.success(), "{script}: {}", String::from_utf8_lossy(&ended.stderr));
+        }
+    }
+}
+
+#[test]
+fn no_room_at_all_is_an_error_that_says_so() {
     let server = Server::start();
-    let script = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$@\"";
-    let start = |rank| {
-        let program = std::env::current_exe().unwrap();
-        let arguments =
-            ["--exact", "process::main_of_a_started_rank", "--nocapture", "--test-threads=1", "-q"];
-        let unshare: &[&str] = if rustix::process::geteuid().is_root() { &["-m"] } else { &["-Urm"] };
-        let vars: Vec<(&str, OsString)> = env(&server, rank, 2).to_vars().into_iter().collect();
-        let mut command = Command::new("unshare");
-        command.args(unshare).args(["sh", "-c", script, "sh"]).arg(program).args(arguments);
-        command.env("RANKRUN_TEST_ROLE", "shm: small /dev/shm").envs(vars);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let ranks: Vec<Child> = (0..2).map(start).collect();
-    for rank in ranks {
-        let ended = rank.wait_with_output().unwrap();
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let how = ["sh", "-c", "ulimit -f 10 && exec \"$@\"", "sh"];
+    let start = |rank| start_apart("shm: little room", &how, env(&server, rank, 2).to_vars());
+    let mut first = start(0);
+    let other = start(1);
+    let mut errors = String::new();
+    first.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(first.wait().unwrap().code(), Some(1), "{errors}");
+    assert!(errors.contains("bytes of shared memory (limits: `ulimit -v`, `ulimit -f`"), "{errors}");
+    let ended = other.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(errors.contains("rank 0 could not make it, as its own error says"), "{errors}");
+}
+
+#[test]
+fn ranks_of_different_pid_namespaces_see_each_other_die() {
+    for victim in [0, 1] {
+        let server = Server::start();
+        let start = |rank| start_apart("shm: 8", &["-pf", "--kill-child"], env(&server, rank, 2).to_vars());
+        let mut ranks: Vec<Child> = (0..2).map(start).collect();
+        ranks.iter_mut().for_each(await_word);
+        // The rank ends with the `unshare` that waits for it.
+        let mut killed = ranks.remove(victim);
+        killed.kill().unwrap();
+        let since = Instant::now();
+        let ended = ranks.remove(0).wait_with_output().unwrap();
+        killed.wait().unwrap();
+        let errors = String::from_utf8_lossy(&ended.stderr);
+        assert!(errors.contains(&format!("cannot finish: lost rank {victim},")), "{errors}");
+        assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
     }
 }
 

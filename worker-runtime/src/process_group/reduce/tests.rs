@@ -208,7 +208,8 @@ fn portable(case: &Case) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    // Miri is slow.
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 1500 }, ..ProptestConfig::default() })]
 
     #[test]
     fn any_memory_is_reduced_as_plain_arithmetic_does_it(case in case()) {

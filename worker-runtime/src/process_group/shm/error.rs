@@ -30,6 +30,9 @@ pub enum SegmentError {
         #[source]
         cause: io::Error,
     },
+    /// Rank 0 could not make it.
+    #[error("rank 0 could not make it, as its own error says")]
+    NotMade,
     /// No socket through which the memory could be passed on.
     #[error("no socket for passing shared memory between ranks")]
     Socket(#[from] io::Error),

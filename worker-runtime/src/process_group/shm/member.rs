@@ -97,6 +97,13 @@ impl Member {
         self.wait_for_turns(step, false)
     }
 
+    /// Meets all ranks at the end of a call in which they have read each other's own memory. A rank that gave up before its end may
+    /// have written to its memory already, although it has taken this turn: what was read of it is not believed.
+    pub(crate) fn part(&mut self, step: &Step) -> Result<(), Ending> {
+        self.sync(step)?;
+        self.ending(step).map_or(Ok(()), Err)
+    }
+
     /// Takes this rank's turn, without waiting for the others.
     pub(crate) fn arrive(&mut self) {
         self.turn = self.turn.wrapping_add(1);
@@ -276,4 +283,66 @@ fn header(words: &[u64; WORDS]) -> Option<Header> {
 
 pub(crate) fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process_group::element::DataType;
+    use crate::process_group::message::Operation;
+    use rankrun_contract::rank::WorldSize;
+    use std::time::Duration;
+
+    /// Two ranks that have come, and a call.
+    fn two() -> ([Member; 2], Step) {
+        let segment = Arc::new(Segment::create(WorldSize::new(2).unwrap()).unwrap());
+        let members = [0, 1].map(|rank| Member::new(Arc::clone(&segment), rank));
+        members.iter().for_each(|member| member.set_state(State::Here));
+        let call = Call {
+            operation: Operation::Barrier,
+            data_type: DataType::None,
+            reduction: None,
+            root: None,
+            count: 0,
+            sequence: 1,
+        };
+        let timeout = Duration::from_secs(60);
+        (members, Step { call, deadline: clock::after(timeout), timeout })
+    }
+
+    fn lost(rank: u32, cause: LossCause) -> Result<(), Ending> {
+        Err(Ending::Lost { rank: Rank(rank), cause })
+    }
+
+    #[test]
+    fn a_turn_that_was_taken_counts_although_its_rank_is_gone() {
+        let ([mut one, mut other], step) = two();
+        other.arrive();
+        other.set_state(State::Gone);
+        assert_eq!(one.sync(&step), Ok(()));
+        assert_eq!(one.sync(&step), lost(1, LossCause::Closed));
+    }
+
+    #[test]
+    fn memory_of_a_rank_that_gave_up_at_the_end_of_a_call_is_not_believed() {
+        let ([mut one, mut other], step) = two();
+        other.arrive();
+        drop(other.end(&step, Word::Lost { rank: 0, cause: LossCause::Timeout(step.timeout) }));
+        assert_eq!(one.part(&step), lost(0, LossCause::Reported));
+    }
+
+    #[test]
+    fn the_first_ending_is_the_one_of_all() {
+        let ([one, other], step) = two();
+        let first = one.end(&step, Word::Lost { rank: 1, cause: LossCause::Left });
+        let second = other.end(&step, Word::Lost { rank: 0, cause: LossCause::Closed });
+        assert_eq!((first, second.clone()), (second, Ending::Lost { rank: Rank(1), cause: LossCause::Left }));
+    }
+
+    #[test]
+    fn a_rank_whose_time_is_over_names_who_is_missing() {
+        let ([mut one, _], step) = two();
+        let step = Step { deadline: clock::after(Duration::ZERO), ..step };
+        assert_eq!(one.sync(&step), lost(1, LossCause::Timeout(step.timeout)));
+    }
 }

@@ -105,13 +105,13 @@ impl Shm {
             if number >= 2 {
                 self.take_parts(work, number - 2);
             }
-            // Nobody needs to wait for those who copy out of slots: these are not used again so soon.
-            if number <= pieces || work.arenas.iter().any(Option::is_some) {
+            if number <= pieces {
                 self.member.sync(work.step)?;
             }
         }
         self.pieces += pieces as u64;
-        Ok(())
+        // Nobody needs to wait for those who copy out of slots: these are not used again so soon.
+        if work.arenas.iter().any(Option::is_some) { self.member.part(work.step) } else { Ok(()) }
     }
 
     /// Puts a piece into this rank's slot, but for the part that it reduces itself.

@@ -89,6 +89,6 @@ impl Shm {
             }
         }
         self.pieces += pieces as u64;
-        if sources.iter().any(|(_, source)| source.is_some()) { self.member.sync(step) } else { Ok(()) }
+        if sources.iter().any(|(_, source)| source.is_some()) { self.member.part(step) } else { Ok(()) }
     }
 }

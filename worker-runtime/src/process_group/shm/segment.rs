@@ -49,7 +49,10 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// A new one, with arenas as large as this machine and our limits let them be.
     pub(crate) fn create(world_size: WorldSize) -> Result<Self, SegmentError> {
-        let file = memory_file().map_err(|cause| SegmentError::Memory { bytes: 0, cause: cause.into() })?;
+        let file = memory_file().map_err(|cause| {
+            let bytes = Map::new(world_size, 0).map_or(0, |map| map.total());
+            SegmentError::Memory { bytes, cause: cause.into() }
+        })?;
         let mut arena = largest_arena(world_size);
         loop {
             let map = Map::new(world_size, arena as u64)?;
@@ -250,7 +253,8 @@ fn largest_arena(world_size: WorldSize) -> usize {
     let limit = |resource| getrlimit(resource).current.and_then(|limit| usize::try_from(limit).ok());
     // Half of the addresses remain for the program, and the file has other parts, too.
     let limits = [limit(Resource::As), limit(Resource::Fsize)].into_iter().flatten().map(|limit| limit / 2);
-    let all = limits.chain([memory, 1 << 45]).min().unwrap_or(0);
+    // Many groups have room for theirs in what addresses there are.
+    let all = limits.chain([memory, 1 << 40]).min().unwrap_or(0);
     all / world_size.get() as usize / HUGE * HUGE
 }
 

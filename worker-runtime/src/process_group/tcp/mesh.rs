@@ -128,7 +128,7 @@ impl Mesh {
                 Operation::Send => Call { operation: Operation::Receive, root: Some(Rank(rank)), ..call },
                 _ => call,
             };
-            peer.say(judge::notice(call));
+            peer.notify(judge::notice(call));
         }
     }
 

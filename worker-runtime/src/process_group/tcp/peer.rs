@@ -116,6 +116,13 @@ impl Peer {
         }
     }
 
+    /// Tells the rank that it is waited for, unless it has yet to take what was said before.
+    pub(super) fn notify(&mut self, header: Header) {
+        if self.to_say.is_empty() {
+            self.say(header);
+        }
+    }
+
     /// Sends what is to be said; whether all of it is gone.
     fn flush(&mut self) -> io::Result<bool> {
         while !self.to_say.is_empty() {

@@ -1,0 +1,120 @@
+//! Every other rank's end of the meeting: it receives the memory from rank 0, and trusts nothing that comes.
+
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::Rank;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+use super::{
+    ANSWER, ANSWER_LEN, KEY, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user,
+    number, send,
+};
+use crate::clock;
+use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::meet::{Seat, lost};
+use crate::process_group::shm::error::SegmentError;
+use crate::process_group::shm::map::Map;
+use crate::process_group::shm::segment::{Segment, VERSION};
+use crate::process_group::transport::Step;
+use crate::store::{StoreError, TcpStore};
+
+/// The end of every other rank.
+pub(super) struct Guest {
+    pub(super) stream: UnixStream,
+    pub(super) segment: Segment,
+}
+
+impl Guest {
+    /// Receives the memory from rank 0.
+    pub(super) fn connect(store: &TcpStore, seat: &Seat, step: &Step) -> Result<Self, GroupError> {
+        let timed_out = || lost(seat, Rank(0), LossCause::Timeout(step.timeout));
+        match store.wait(&[KEY], clock::until(step.deadline)) {
+            Err(StoreError::WaitTimeout { .. }) => return Err(timed_out()),
+            result => result?,
+        }
+        let value = store.get(KEY)?;
+        if value == NOTHING {
+            return Err(SegmentError::NotMade.into());
+        }
+        let value = String::from_utf8_lossy(&value).into_owned();
+        let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
+            return Err(GroupError::strange_entry(KEY, value.as_bytes()));
+        };
+        let failed = |error: io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
+            // Its socket is gone.
+            ErrorKind::ConnectionRefused => lost(seat, Rank(0), LossCause::Closed),
+            kind => lost(seat, Rank(0), kind.into()),
+        };
+        let stream = connect(name, step.deadline).map_err(failed)?;
+        if !is_same_user(&stream) {
+            return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
+        }
+        send(&stream, &greeting(token.as_bytes(), seat)).map_err(failed)?;
+        let (answer, file) = receive(&stream, step.deadline).map_err(failed)?;
+        let segment = open(&answer, file, seat)?;
+        Ok(Self { stream, segment })
+    }
+}
+
+/// Connects to the socket with this name. What is done on it ends at the deadline.
+fn connect(name: &str, deadline: Instant) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let remaining = clock::until(deadline).max(Duration::from_millis(1));
+    // Connecting waits, too, where many do so at once.
+    for direction in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
+        sockopt::set_socket_timeout(&socket, direction, Some(remaining))?;
+    }
+    let address = SocketAddrUnix::new_abstract_name(format!("rankrun {name}").as_bytes())?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket.into())
+}
+
+/// Receives rank 0's answer, and the file that comes with it.
+fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let (mut answer, mut file) = (Vec::new(), None);
+    while answer.len() < ANSWER_LEN {
+        let mut bytes = [0; ANSWER_LEN];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let missing = ANSWER_LEN - answer.len();
+        let mut buffers = [IoSliceMut::new(&mut bytes[..missing])];
+        let received = rustix::net::recvmsg(stream, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
+        let read = match received {
+            Ok(received) if received.bytes == 0 => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::INTR) if !clock::until(deadline).is_zero() => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut files) = message {
+                file = files.next();
+            }
+        }
+        answer.extend_from_slice(&bytes[..read]);
+    }
+    Ok((answer, file))
+}
+
+/// What rank 0's answer means.
+fn open(answer: &[u8], file: Option<OwnedFd>, seat: &Seat) -> Result<Segment, SegmentError> {
+    if answer[..ANSWER.len()] != *ANSWER {
+        return Err(SegmentError::Strange);
+    }
+    let [code, version] = [0, 4].map(|at| number(answer, ANSWER.len() + at));
+    let arena = u64::from_le_bytes(std::array::from_fn(|index| answer[ANSWER.len() + 8 + index]));
+    match (code, file) {
+        (OTHER_VERSION, _) => {
+            Err(SegmentError::OtherVersion { rank: Rank(0), theirs: version, ours: VERSION })
+        }
+        (OTHER_USER, _) => Err(SegmentError::OtherUser { rank: Rank(0) }),
+        (WELCOME, Some(file)) => Segment::open(file, Map::new(seat.world_size, arena)?),
+        _ => Err(SegmentError::Strange),
+    }
+}
