@@ -22,7 +22,7 @@ const MARK: &str = "rankrun group ";
 /// Which backend a rank wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Wish {
-    /// The fastest one for memory of the CPU: shared memory on one host, TCP between hosts.
+    /// The fastest one for memory of the CPU: shared memory among the ranks of a host, TCP between hosts.
     #[default]
     Auto,
     /// Shared memory; all ranks must be on one host.

@@ -14,7 +14,7 @@ use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 
 /// Bytes of a block that one stream carries.
-const STREAM: usize = 4 * 1024 * 1024;
+const STREAM: usize = 16 * 1024 * 1024;
 
 /// The blocks of so many bytes.
 pub(super) fn blocks(bytes: usize, streams: usize) -> impl Iterator<Item = Range<usize>> {

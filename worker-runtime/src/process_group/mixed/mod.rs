@@ -32,7 +32,7 @@ use grid::Grid;
 
 /// How much sooner a rank gives up one of its own host that has not come: it knows whom it misses, while others on other hosts wait
 /// for it and would take it for the silent one.
-const LEAD: Duration = Duration::from_millis(500);
+const LEAD: Duration = Duration::from_secs(2);
 
 /// A rank of a group on several hosts.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Mixed {
     ) -> Result<(), Ending> {
         let Some(shm) = &mut self.shm else { return Ok(()) };
         let step = course.step;
-        let lead = LEAD.min(step.timeout / 8);
+        let lead = LEAD.min(step.timeout / 4);
         let deadline = step.deadline.checked_sub(lead).unwrap_or(step.deadline);
         let step = Step { deadline, ..*step };
         then(shm, &step).map_err(|ending| of_group(ending, self.grid.local()))

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use crate::process_group::layout;
 
-/// Bytes of a chunk: it stays in a core's cache until it is reduced, and its time on the wire is long beside that of a message.
-pub(crate) const CHUNK: usize = 256 * 1024;
+/// Bytes of a chunk: two hosts wait for each other once per chunk, and the memory that a call needs is one of them.
+pub(crate) const CHUNK: usize = 2 * 1024 * 1024;
 
 /// What a host does at once: it sends one range of the data to the next host and receives another one from the one before.
 #[derive(Debug, Clone, PartialEq, Eq)]
