@@ -106,6 +106,12 @@ impl ProcessGroup for CpuGroup {
 
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
         work.check(data_type, self.seat.rank, self.seat.world_size)?;
+        // As torch does it; on a device NCCL carries such a message, where both ends are in one group of calls.
+        if let HostCollective::Send { to: rank, .. } | HostCollective::Receive { from: rank, .. } = work
+            && rank == self.seat.rank
+        {
+            return Err(GroupError::ToItself { operation: work.operation(), rank });
+        }
         self.carry(work.operation(), work.call(data_type), work)
     }
 

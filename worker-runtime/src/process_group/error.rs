@@ -52,6 +52,14 @@ pub enum GroupError {
         /// The size of the group.
         world_size: WorldSize,
     },
+    /// A message of a rank to itself. Nothing was sent.
+    #[error("`{operation}` names rank {rank}, which is this rank itself: a message has two ends")]
+    ToItself {
+        /// The call.
+        operation: Operation,
+        /// This rank.
+        rank: Rank,
+    },
     /// A buffer or a list whose length does not fit the others. Nothing was sent.
     #[error("`{operation}` takes {expected} {what} here, not {given}")]
     WrongLength {

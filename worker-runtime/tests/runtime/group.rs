@@ -43,6 +43,10 @@ fn a_wrong_argument_is_an_error_and_costs_nothing() {
         assert!(matches!(error, GroupError::WrongLength { .. }), "{error}");
         let error = group.broadcast(&mut [1i64], Rank(2)).unwrap_err();
         assert_eq!(error.to_string(), "`broadcast` names rank 2, but the group has 2 ranks");
+        let me = group.rank();
+        let itself = format!("names rank {me}, which is this rank itself: a message has two ends");
+        assert_eq!(group.send(&[1i64], me).unwrap_err().to_string(), format!("`send` {itself}"));
+        assert_eq!(group.receive(&mut [1i64], me).unwrap_err().to_string(), format!("`receive` {itself}"));
         group.barrier()
     });
 }
