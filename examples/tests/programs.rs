@@ -143,7 +143,8 @@ fn the_bench_prints_the_table_of_nccl_tests() {
 fn a_bench_that_cannot_be_says_why() {
     for (flags, expected) in [
         (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
-        (&["--backend", "nccl"], "no backend `nccl`"),
+        // There is none, or no GPU for it, or it wants memory of a GPU.
+        (&["--backend", "nccl"], "NCCL"),
         (
             &["--backend", "mixed"],
             "the backend `mixed` is for ranks on several hosts, and these have `memory`",
