@@ -119,6 +119,14 @@ pub enum GroupError {
     },
 }
 
+/// Whether this process is what an attempt to connect failed of, not the other end: it may open nothing more, or the machine has no
+/// memory for it (accept(2), socket(2), connect(2)).
+pub(crate) fn is_own_shortage(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|code| shortages.contains(&Errno::from_raw(code)))
+}
+
 impl GroupError {
     /// The rank that was lost, if that is what happened, as a rank of the group.
     #[must_use]
@@ -138,6 +146,11 @@ impl GroupError {
             }
             Self::WrongMemory { given: MemoryKind::Host, .. } => {
                 Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
+            }
+            Self::Socket(cause) | Self::SharedMemory(SegmentError::Socket(cause))
+                if is_own_shortage(cause) =>
+            {
+                Some("give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank")
             }
             #[cfg(feature = "nccl")]
             Self::NcclMissing(missing) => Some(missing.hint()),

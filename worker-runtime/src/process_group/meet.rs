@@ -3,6 +3,7 @@
 //! Each rank publishes a [record](super::plan) in the group's place in the store and reads those of all others. A
 //! [sub-group](super::Group::split) needs none: its members know each other.
 
+use std::error::Error;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -188,8 +189,19 @@ pub(crate) fn agreed(store: &TcpStore, seat: &Seat, error: GroupError) -> GroupE
         GroupError::Ended { operation, ending, members } => {
             GroupError::Ended { operation, ending: verdict::agree(store, seat, ending), members }
         }
+        GroupError::Socket(_) | GroupError::SharedMemory(_) => {
+            // The others, which miss this rank, hear why. What it says itself has a hint.
+            let reason = with_causes(&error);
+            verdict::agree(store, seat, Ending::Failed { rank: seat.rank, reason });
+            error
+        }
         error => error,
     }
+}
+
+fn with_causes(error: &GroupError) -> String {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
 /// A meeting in the store.

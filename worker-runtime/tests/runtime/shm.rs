@@ -175,6 +175,9 @@ pub(crate) fn main(role: &str) -> ExitCode {
         "soak" => soak(context),
         "forks and dies" => forks_and_dies(context),
         "little room" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
+        spare if spare.ends_with(" descriptors") => {
+            joins_short(context, spare.trim_end_matches(" descriptors"))
+        }
         operation => repeat(context, operation),
     })
 }
@@ -444,6 +447,39 @@ fn no_room_at_all_is_an_error_that_says_so() {
     let ended = other.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&ended.stderr);
     assert!(errors.contains("rank 0 could not make it, as its own error says"), "{errors}");
+}
+
+#[test]
+fn a_rank_without_descriptors_says_so_and_blames_nobody() {
+    for (backend, short, spare) in [("tcp", 0, 3), ("tcp", 2, 3), ("shm", 0, 2), ("shm", 0, 3), ("shm", 1, 2)]
+    {
+        let server = Server::start();
+        let start = |rank| {
+            let role = if rank == short { format!("shm: {spare} descriptors") } else { "barrier".to_owned() };
+            start(
+                &role,
+                env(&server, rank, 3).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]),
+            )
+        };
+        let mut ranks: Vec<Child> = (0..3).map(start).collect();
+        let ended = ranks.remove(short as usize).wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&ended.stderr);
+        let is_own = errors.contains("Too many open files") && errors.contains("ulimit -n");
+        assert!(is_own && !errors.contains("lost rank"), "{backend}, rank {short}, {spare}: {errors}");
+        for mut rank in ranks {
+            rank.kill().unwrap();
+            rank.wait().unwrap();
+        }
+    }
+}
+
+/// Joins where this process may open so many files more; the first two are connections to the store.
+fn joins_short(context: &WorkerContext, spare: &str) -> Result<(), Box<dyn Error>> {
+    let is_free = |number: &u64| fs::read_link(format!("/proc/self/fd/{number}")).is_err();
+    let limit = (0..).filter(is_free).nth(spare.parse()?);
+    let limit = rustix::process::Rlimit { current: limit, maximum: limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
+    Ok(context.process_group(&options(AMPLE)).map(drop)?)
 }
 
 #[test]

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags};
 use rankrun_contract::rank::Rank;
 
 use super::mesh::{self, Mesh, poll};
-use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
 use crate::process_group::host;
 use crate::process_group::meet::{self, Seat, lost};
 use crate::process_group::plan::PROTOCOL;
@@ -196,7 +196,10 @@ impl<'a> Joining<'a> {
             stream.set_nonblocking(true)?;
             Ok(stream)
         };
-        let stream = connect().map_err(|error| failed(self.seat, rank, &error))?;
+        let stream = connect().map_err(|error| match is_own_shortage(&error) {
+            true => error.into(),
+            false => failed(self.seat, rank, &error),
+        })?;
         self.chairs[rank.index()] = Chair::Greeted(Conversation { stream, received: Vec::new() });
         Ok(())
     }
@@ -206,7 +209,7 @@ impl<'a> Joining<'a> {
         loop {
             self.hear_welcomes()?;
             self.watch_taken()?;
-            self.accept();
+            self.accept()?;
             self.hear_strangers();
             let Some(missing) = self.chairs.iter().position(Chair::is_open) else { return Ok(()) };
             if clock::until(self.seat.join_by).is_zero() {
@@ -261,9 +264,14 @@ impl<'a> Joining<'a> {
         Ok(())
     }
 
-    fn accept(&mut self) {
-        // An error here is that of one connection, which is gone again, or passes: the others are not worse off.
-        while let Ok((stream, _)) = self.listener.accept() {
+    fn accept(&mut self) -> Result<(), GroupError> {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_own_shortage(&error) => return Err(error.into()),
+                // That of one connection, which is gone again, or passes: the others are not worse off.
+                Err(_) => break,
+            };
             if stream.set_nonblocking(true).is_ok() && socket::watch(&stream, None).is_ok() {
                 let conversation = Conversation { stream, received: Vec::new() };
                 self.strangers.push(Stranger { conversation, deadline: clock::after(GREETING_TIMEOUT) });
@@ -271,6 +279,7 @@ impl<'a> Joining<'a> {
         }
         let excess = self.strangers.len().saturating_sub(MAX_STRANGERS + self.chairs.len());
         self.strangers.drain(..excess);
+        Ok(())
     }
 
     fn hear_strangers(&mut self) {

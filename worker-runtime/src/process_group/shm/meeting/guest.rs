@@ -7,14 +7,14 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::Rank;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use super::{
     ANSWER, ANSWER_LEN, KEY, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user,
     number, send,
 };
 use crate::clock;
-use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
 use crate::process_group::meet::{Seat, lost};
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::map::Map;
@@ -45,6 +45,7 @@ impl Guest {
             return Err(GroupError::strange_entry(KEY, value.as_bytes()));
         };
         let failed = |error: io::Error| match error.kind() {
+            _ if is_own_shortage(&error) => SegmentError::from(error).into(),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
             // Its socket is gone.
             ErrorKind::ConnectionRefused => lost(seat, Rank(0), LossCause::Closed),
@@ -86,18 +87,22 @@ fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Optio
         let missing = ANSWER_LEN - answer.len();
         let mut buffers = [IoSliceMut::new(&mut bytes[..missing])];
         let received = rustix::net::recvmsg(stream, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
-        let read = match received {
+        let received = match received {
             Ok(received) if received.bytes == 0 => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(received) => received.bytes,
+            Ok(received) => received,
             Err(rustix::io::Errno::INTR) if !clock::until(deadline).is_zero() => continue,
             Err(error) => return Err(error.into()),
         };
+        // The kernel leaves out a descriptor for which this process has no place.
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(mut files) = message {
                 file = files.next();
             }
         }
-        answer.extend_from_slice(&bytes[..read]);
+        answer.extend_from_slice(&bytes[..received.bytes]);
     }
     Ok((answer, file))
 }

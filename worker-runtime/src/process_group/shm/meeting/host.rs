@@ -15,7 +15,7 @@ use super::{
     ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, WELCOME, ended, is_same_user, number,
 };
 use crate::clock;
-use crate::process_group::error::{GroupError, LossCause};
+use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
 use crate::process_group::meet::Seat;
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::member::Member;
@@ -70,7 +70,7 @@ impl<'a> Host<'a> {
         let ended = |ending| ended(seat, ending);
         while (0..self.member.world).any(is_missing) {
             self.member.look_for(step, None, is_missing).map_err(ended)?;
-            self.accept();
+            self.accept()?;
             self.hear_strangers()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {
                 return Err(ended(self.member.end(step, Word::Lost { rank, cause: LossCause::Closed })));
@@ -87,9 +87,14 @@ impl<'a> Host<'a> {
         poll(&mut fds, deadline.min(clock::after(SLICE))).map(drop)
     }
 
-    fn accept(&mut self) {
-        // An error here is that of one connection, which is gone again, or passes: the others are not worse off.
-        while let Ok((stream, _)) = self.listener.accept() {
+    fn accept(&mut self) -> Result<(), SegmentError> {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_own_shortage(&error) => return Err(error.into()),
+                // That of one connection, which is gone again, or passes: the others are not worse off.
+                Err(_) => break,
+            };
             if stream.set_nonblocking(true).is_ok() {
                 let deadline = clock::after(GREETING_TIMEOUT);
                 self.strangers.push(Stranger { stream, heard: Vec::new(), deadline });
@@ -97,6 +102,7 @@ impl<'a> Host<'a> {
         }
         let excess = self.strangers.len().saturating_sub(MAX_STRANGERS + self.member.world);
         self.strangers.drain(..excess);
+        Ok(())
     }
 
     fn hear_strangers(&mut self) -> Result<(), GroupError> {
