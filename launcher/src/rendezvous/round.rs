@@ -340,7 +340,7 @@ impl Look<'_> {
     }
 
     /// Whether all are here who were in the round before, so that there is nobody to wait for: those of ours that are in no
-    /// list have gone for good, but a torchrun agent may be on its way from one list to the other.
+    /// list have gone for good, but a torchrun agent may be on its way from one list to the other until its limit is over.
     fn is_nobody_missing(&self, draft: &State) -> bool {
         let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
             return false;
