@@ -102,6 +102,7 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
         (peer_failed(), GRACE),
         (Input::Changed(Change::NodeWaits { node: "th3".to_owned() }), GRACE),
         (Input::Changed(Change::CutOff { kill_by: at(2) + Duration::from_secs(2) }), Duration::from_secs(2)),
+        (Input::Changed(Change::StoodStill), Duration::ZERO),
     ] {
         let mut job = running(0, &at);
         let actions = job.handle(at(2), change);

@@ -214,6 +214,8 @@ pub enum Change {
         /// Until then no worker may be left.
         kill_by: Instant,
     },
+    /// This launcher was itself stopped for too long, and its workers were killed in its place.
+    StoodStill,
     /// The others have gone on without this node, which was silent for too long.
     Removed,
 }

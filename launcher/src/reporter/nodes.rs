@@ -29,6 +29,11 @@ pub fn changed(change: &Change) -> String {
         Change::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
         }
+        Change::StoodStill => {
+            "this launcher was itself stopped for too long (SIGSTOP, a debugger, swapping): its workers were \
+                               killed before the others take this node for lost"
+                .to_owned()
+        }
         Change::Removed => {
             "the others have gone on without this node, which was silent for too long".to_owned()
         }

@@ -91,7 +91,9 @@ impl State {
                 let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
             }
-            phase @ Phase::Settling { .. } if matches!(change, Change::CutOff { .. }) => {
+            phase @ Phase::Settling { .. }
+                if matches!(change, Change::CutOff { .. } | Change::StoodStill) =>
+            {
                 // No worker is left to be killed, and who is done stays so.
                 self.phase = phase;
                 Vec::new()
@@ -319,7 +321,7 @@ impl State {
 const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
     match change {
         Change::CutOff { kill_by } => Some(*kill_by),
-        Change::Removed => Some(now),
+        Change::Removed | Change::StoodStill => Some(now),
         Change::PeerFailed(_)
         | Change::PeerLost { .. }
         | Change::PeerLeft { .. }
