@@ -175,6 +175,16 @@ fn what_cannot_work_is_refused() {
     }
     let said = refusal("torchrun --standalone", &[("PET_NNODES", "2")]);
     assert!(said.starts_with("`PET_NNODES` is `2`, and no other node"), "{said}");
+    // Where one node is enough nothing is waited for in vain.
+    for name in ["rankrun", "torchrun"] {
+        let (spec, said) = chosen(&format!("{name} --standalone --nnodes 1:4"), &[]);
+        assert_eq!(spec, standalone(UUID));
+        assert_eq!(said, ["--nnodes is 1:4, and no other node can find a store on a free port"]);
+    }
+}
+
+#[test]
+fn an_empty_run_id_is_refused_where_nobody_else_would_have_it() {
     for line in ["--nnodes 3", "--nnodes 3 --rdzv-endpoint h:7", "--nnodes 3 --rdzv-backend c10d"] {
         for name in ["rankrun", "torchrun"] {
             let words = "is empty, and each of 3 nodes would make up a run id that no other node has";
@@ -189,12 +199,6 @@ fn what_cannot_work_is_refused() {
     assert!(said.contains("each of 1 to 4 nodes would"), "each would do the whole of it: {said}");
     let (_, said) = chosen(&format!("torchrun {line}"), &[]);
     assert_eq!(said, ["the run id is empty, so it is 7"], "torchrun does the same");
-    // Where one node is enough nothing is waited for in vain.
-    for name in ["rankrun", "torchrun"] {
-        let (spec, said) = chosen(&format!("{name} --standalone --nnodes 1:4"), &[]);
-        assert_eq!(spec, standalone(UUID));
-        assert_eq!(said, ["--nnodes is 1:4, and no other node can find a store on a free port"]);
-    }
 }
 
 #[test]
