@@ -287,6 +287,7 @@ impl<'a> Agent<'a> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
             self.voice.error(&failed.error, failed.error.hint());
             self.died_of = Some(died_of(&failed.error));
+            self.others.iter_mut().for_each(|others| others.cannot_start(&failed.error));
             return Some(Input::StartFailed { generation, failed: failed.at });
         }
         if let Some(left_out) = self.workers.left_out() {
@@ -301,7 +302,7 @@ impl<'a> Agent<'a> {
         // Kills the probes that have not answered.
         self.check = None;
         let failed = self.others.as_mut().and_then(Others::take_failure);
-        let departure = self.part(end);
+        let departure = self.part(end, failed.as_ref());
         // Before the output is at its end: whoever is left still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();

@@ -19,7 +19,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
 use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd, OwnStop};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, in_one_line};
 use crate::process::watchdog::Watch;
 use crate::rendezvous::descriptor::entrypoint;
 use crate::rendezvous::error::RendezvousError;
@@ -40,6 +40,8 @@ pub(super) struct Others {
     asked: Instant,
     /// Why the rendezvous failed.
     failed: Option<RendezvousError>,
+    /// Why the workers could not be started here.
+    not_started: Option<String>,
     /// Until when the workers may live, as the state has been told last.
     kill_by: Option<Instant>,
     /// The guard's over this process.
@@ -74,6 +76,7 @@ impl Others {
             rendezvous,
             asked: Instant::now(),
             failed: None,
+            not_started: None,
             kill_by: None,
             watch: watch.clone(),
             is_watched: false,
@@ -192,6 +195,11 @@ impl Others {
         self.failed.take()
     }
 
+    /// The workers cannot be started here: the others are told when this node goes.
+    pub(super) fn cannot_start(&mut self, error: &LaunchError) {
+        self.not_started.get_or_insert_with(|| in_one_line(error));
+    }
+
     /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
     /// meanwhile.
     pub(super) fn part(self, farewell: Farewell, parting: Parting) -> io::Result<Departure> {
@@ -247,12 +255,18 @@ impl Agent<'_> {
     }
 
     /// The other nodes hear of the end while the last output and the last words go out.
-    pub(super) fn part(&mut self, end: &JobEnd) -> Option<Departure> {
-        let others = self.others.take()?;
+    pub(super) fn part(&mut self, end: &JobEnd, failed: Option<&RendezvousError>) -> Option<Departure> {
+        let mut others = self.others.take()?;
+        if let Some(source) = self.unswept {
+            others.cannot_start(&LaunchError::Unswept { source });
+        }
+        let own = || self.workers.note_of_launcher(others.not_started.take()?);
         let parting = match end.farewell {
             Farewell::Succeeded => Parting::Close { succeeded: true, failure: None },
-            Farewell::Failed => Parting::Close { succeeded: false, failure: self.own_failure(end) },
-            Farewell::Left => Parting::Leave { why: why(end) },
+            Farewell::Failed => {
+                Parting::Close { succeeded: false, failure: self.own_failure(end).or_else(own) }
+            }
+            Farewell::Left => Parting::Leave { why: why(end, failed) },
         };
         let departure = others.part(end.farewell, parting);
         departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
@@ -301,12 +315,13 @@ const fn limit_of(farewell: Farewell) -> Duration {
     }
 }
 
-fn why(end: &JobEnd) -> String {
-    match (end.stopped_by, end.time_limit, &end.elsewhere) {
+fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
+    match (end.stopped_by, end.time_limit, failed, &end.elsewhere) {
         (Some(signal), ..) => reason(OwnStop::Signal(signal)),
-        (None, Some(_), _) => reason(OwnStop::TimeLimit),
-        (None, None, Some(_)) => "the job has ended".to_owned(),
-        (None, None, None) => "its workers cannot be ended".to_owned(),
+        (None, Some(_), ..) => reason(OwnStop::TimeLimit),
+        (None, None, Some(error), _) => in_one_line(error),
+        (None, None, None, Some(_)) => "the job has ended".to_owned(),
+        (None, None, None, None) => "its workers cannot be ended".to_owned(),
     }
 }
 

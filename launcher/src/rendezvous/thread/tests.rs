@@ -12,6 +12,7 @@ use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
+mod errors;
 mod faults;
 mod given;
 mod strangers;
