@@ -117,6 +117,7 @@ impl Others {
             }
             News::Over(Over::NotNeeded) => Input::Over(Ending::NotNeeded),
             News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
+            News::Over(Over::ByRule { rule, failure }) => Input::Over(Ending::ByRule { rule, failure }),
             News::Over(Over::Failed(error)) => {
                 self.failed.get_or_insert(error);
                 self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
@@ -195,8 +196,11 @@ impl Agent<'_> {
     pub(super) fn part(&mut self, end: &JobEnd) -> Option<Departure> {
         let others = self.others.take()?;
         let parting = match end.farewell {
-            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None },
-            Farewell::Failed => Parting::Close { succeeded: false, failure: self.own_failure(end) },
+            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None, rule: end.rule.clone() },
+            Farewell::Failed => {
+                let (failure, rule) = (self.own_failure(end), end.rule.clone());
+                Parting::Close { succeeded: false, failure, rule }
+            }
             Farewell::Left => Parting::Leave { why: why(end) },
         };
         let departure = others.part(end.farewell, parting);

@@ -212,7 +212,7 @@ impl Agent {
     }
 
     fn close(self, succeeded: bool, failure: Option<FailureNote>) {
-        self.rendezvous.end(Parting::Close { succeeded, failure }, PATIENCE);
+        self.rendezvous.end(Parting::Close { succeeded, failure, rule: None }, PATIENCE);
     }
 
     fn leave(self, why: &str) {
