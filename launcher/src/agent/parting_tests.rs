@@ -3,8 +3,8 @@
 use super::rendezvous_tests::{joined, joins, lost, node, note, running};
 use super::*;
 use crate::agent::message::{Ending, Farewell, OwnStop};
-use crate::rendezvous::FailureNote;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
+use crate::rendezvous::{Change, FailureNote};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
