@@ -136,6 +136,7 @@ impl Others {
             }
             News::Over(Over::NotNeeded) => Input::Over(Ending::NotNeeded),
             News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
+            News::Over(Over::ByRule { rule, failure }) => Input::Over(Ending::ByRule { rule, failure }),
             News::Over(Over::Failed(error)) => {
                 self.failed.get_or_insert(error);
                 self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
@@ -262,9 +263,10 @@ impl Agent<'_> {
         }
         let own = || self.workers.note_of_launcher(others.not_started.take()?);
         let parting = match end.farewell {
-            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None },
+            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None, rule: end.rule.clone() },
             Farewell::Failed => {
-                Parting::Close { succeeded: false, failure: self.own_failure(end).or_else(own) }
+                let failure = self.own_failure(end).or_else(own);
+                Parting::Close { succeeded: false, failure, rule: end.rule.clone() }
             }
             Farewell::Left => Parting::Leave { why: why(end, failed) },
         };

@@ -175,6 +175,8 @@ pub enum Parting {
         succeeded: bool,
         /// The failure.
         failure: Option<FailureNote>,
+        /// The rule that says what it means for the whole job.
+        rule: Option<note::RuleNote>,
     },
     /// This node goes, and the others may go on.
     Leave {
@@ -277,6 +279,13 @@ pub enum Over {
     /// The job was ended elsewhere, by this failure where it was told.
     Closed {
         /// The first cause.
+        failure: Option<FailureNote>,
+    },
+    /// Another node has ended the job by a rule, which says for all nodes how.
+    ByRule {
+        /// The rule.
+        rule: note::RuleNote,
+        /// The failure that fits it, where it was told.
         failure: Option<FailureNote>,
     },
     /// The rendezvous itself failed.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
+use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{Awaited, Change, FailureNote, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
@@ -53,8 +54,23 @@ pub fn over(ending: &Ending) -> String {
             ended_by_node(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
+        Ending::ByRule { rule, failure } => by_rule(rule, failure.as_ref()),
         Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
+}
+
+fn by_rule(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
+    let what = if rule.is_success() { "is done" } else { "has failed" };
+    let where_from = failure.map_or_else(
+        || " of another node".to_owned(),
+        |note| {
+            format!(
+                " on node {} ({}): rank {} ended with {}",
+                note.node_rank, note.host, note.rank, note.ended
+            )
+        },
+    );
+    plain(&format!("the job {what}, by the rule `{}`{where_from}", rule.text))
 }
 
 /// A further round, in which this node has so many workers.

@@ -12,6 +12,7 @@ mod membership;
 mod mixed;
 mod mixed_losses;
 mod refusals;
+mod rules;
 mod strangers;
 mod times;
 mod versions;

@@ -217,7 +217,7 @@ impl State {
     /// All workers of this node have succeeded.
     pub(super) fn all_succeeded_here(&mut self, now: Instant) -> Vec<Action> {
         if !self.rules.has_rendezvous {
-            return vec![self.succeed()];
+            return vec![self.succeed(None)];
         }
         self.history.generation_ended(now);
         self.history.generation_is_gone(now);
@@ -234,7 +234,7 @@ impl State {
     /// And those of all other nodes.
     pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
         match self.phase {
-            Phase::Settling { .. } => vec![self.succeed()],
+            Phase::Settling { .. } => vec![self.succeed(None)],
             _ => Vec::new(),
         }
     }
@@ -248,7 +248,7 @@ impl State {
         self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
-            Ending::NotNeeded | Ending::Closed { .. } => None,
+            Ending::NotNeeded | Ending::Closed { .. } | Ending::ByRule { .. } => None,
         };
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } | Phase::Undecided { live, .. } => {
@@ -282,7 +282,9 @@ impl State {
     pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
         let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
-            Some(Ending::Closed { failure }) => failure.clone(),
+            // What is no failure of the job is not its cause.
+            Some(Ending::ByRule { rule, .. }) if rule.is_success() => return (over, None),
+            Some(Ending::Closed { failure } | Ending::ByRule { failure, .. }) => failure.clone(),
             _ => None,
         };
         let first = told.or_else(|| self.others.failed_first.clone()).filter(|_| over.is_some());
@@ -312,6 +314,7 @@ impl State {
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
         self.others.over.as_ref().map(|over| match over.ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
+            Ending::ByRule { ref rule, .. } => rule.then.status(),
             Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
     }

@@ -201,10 +201,12 @@ impl Driver {
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
         // A member that was taken for lost has come back and said that its workers have succeeded too.
         let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
-        let over = if succeeded && (was_spare || was_done) {
-            Over::NotNeeded
-        } else {
-            Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }
+        let (told, rule) = look.end.map_or((None, None), |end| (end.failure, end.rule));
+        let failure = told.or(look.failure);
+        let over = match rule {
+            _ if succeeded && (was_spare || was_done) => Over::NotNeeded,
+            Some(rule) => Over::ByRule { rule, failure },
+            None => Over::Closed { failure },
         };
         self.over(over);
         Ok(())

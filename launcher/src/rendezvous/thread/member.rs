@@ -158,6 +158,10 @@ impl Driver {
                 self.over(Over::Closed { failure });
                 return Ok(Instant::now());
             }
+            Verdict::ByRule(rule, failure) => {
+                self.over(Over::ByRule { rule, failure });
+                return Ok(Instant::now());
+            }
         }
         let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
         self.blame_by(until, &look.done)

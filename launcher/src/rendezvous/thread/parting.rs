@@ -71,7 +71,7 @@ impl Driver {
         let (rank, host) = (self.own_rank(), self.plan.host.clone());
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let failure = Some(FailureNote::of_leaving_host(rank, host, why.to_owned()));
-        backend.tell_end(&ClosingNote { succeeded: false, failure })?;
+        backend.tell_end(&ClosingNote { succeeded: false, failure, rule: None })?;
         self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
         (self.standing, self.phase) = (Standing::Over, Phase::Idle);
@@ -100,11 +100,13 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure }
+            Parting::Close { succeeded, failure, rule }
                 if self.standing != Standing::Out && may_close(backend.state(), &me.node, &self.phase) =>
             {
-                let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
-                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
+                let has_cause = !*succeeded || rule.is_some();
+                let failure = first.or_else(|| failure.clone()).filter(|_| has_cause);
+                let rule = rule.clone();
+                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure, rule })?;
                 Goal::Close
             }
             // What has failed for this node alone goes on for the others.

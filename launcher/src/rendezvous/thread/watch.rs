@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
+use crate::rendezvous::note::{ClosingNote, RuleNote};
 use crate::rendezvous::round::{Me, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{Awaited, FailureNote, Waiting};
@@ -30,6 +31,8 @@ pub(super) enum Verdict {
     Succeeded,
     /// There are no more rounds.
     Closed(Option<FailureNote>),
+    /// There are no more rounds, by a rule of another node.
+    ByRule(RuleNote, Option<FailureNote>),
     /// There are no more rounds, since another node has succeeded: nobody disturbs ours.
     RunOn,
 }
@@ -60,6 +63,9 @@ pub(super) fn judge(known: &Known<'_>, look: &Look) -> Verdict {
         let failure = || look.failure.clone().or_else(|| told.cloned());
         return match &look.end {
             Some(end) if end.succeeded && stage == Stage::Succeeded => Verdict::Succeeded,
+            Some(ClosingNote { rule: Some(rule), failure: told, .. }) => {
+                Verdict::ByRule(rule.clone(), told.clone().or_else(failure))
+            }
             Some(end) => Verdict::Closed(end.failure.clone().or_else(failure)),
             None if may_go_on(stage, look, all_gone) => Verdict::RunOn,
             None => Verdict::Closed(failure()),
@@ -163,7 +169,7 @@ mod tests {
     use rankrun_contract::rank::{LocalRank, Rank};
 
     use super::*;
-    use crate::rendezvous::note::ClosingNote;
+    use crate::rendezvous::note::RuleEnd;
 
     fn note(rank: u32) -> FailureNote {
         FailureNote {
@@ -221,13 +227,26 @@ mod tests {
 
     #[test]
     fn a_closing_note_has_the_first_cause() {
-        let end = |succeeded, failure| Some(ClosingNote { succeeded, failure });
+        let end = |succeeded, failure| Some(ClosingNote { succeeded, failure, rule: None });
         let failed = Look { end: end(false, Some(note(3))), failure: Some(note(4)), ..Look::default() };
         assert_eq!(judged(Stage::Running, &failed, true), Verdict::Closed(Some(note(3))));
         let left = Look { end: end(false, None), failure: Some(note(4)), ..Look::default() };
         assert_eq!(judged(Stage::Succeeded, &left, true), Verdict::Closed(Some(note(4))));
         let over = Look { end: end(true, None), ..Look::default() };
         assert_eq!(judged(Stage::Succeeded, &over, true), Verdict::Succeeded);
+    }
+
+    #[test]
+    fn a_rule_that_ends_the_job_overrules_the_failure_that_was_told() {
+        for then in [RuleEnd::Succeed, RuleEnd::Requeue] {
+            let rule = RuleNote { text: "exit=5".to_owned(), then };
+            let succeeded = rule.is_success();
+            let end = Some(ClosingNote { succeeded, failure: Some(note(3)), rule: Some(rule.clone()) });
+            let look = Look { end, failure: Some(note(3)), ..Look::default() };
+            for stage in [Stage::Running, Stage::Stopping] {
+                assert_eq!(judged(stage, &look, true), Verdict::ByRule(rule.clone(), Some(note(3))));
+            }
+        }
     }
 
     #[test]

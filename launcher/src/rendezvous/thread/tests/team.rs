@@ -209,7 +209,7 @@ impl Agent {
     }
 
     pub(super) fn close(self, succeeded: bool, failure: Option<FailureNote>) {
-        self.rendezvous.end(Parting::Close { succeeded, failure }, PATIENCE);
+        self.rendezvous.end(Parting::Close { succeeded, failure, rule: None }, PATIENCE);
     }
 
     pub(super) fn leave(self, why: &str) {
