@@ -230,6 +230,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a family to be killed")]
     fn whoever_lives_below_the_agent_is_killed_and_it_learns_for_what() {
         let (watch, at) = watch();
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
