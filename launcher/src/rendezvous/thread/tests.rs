@@ -15,6 +15,7 @@ use crate::store::client::{Client, ClientSettings};
 
 mod faults;
 mod given;
+mod late;
 mod strangers;
 
 /// Longer than anything here takes, on any machine.

@@ -90,14 +90,23 @@ pub(super) struct Question {
     pub(super) seen: Option<(Instant, bool)>,
 }
 
-/// Until when a lost node has to be noticed before what has happened here is our own doing: where `all_live` is false, some
-/// agent has given no sign of life since the question was asked.
-pub(super) fn blamed_until(asked: Instant, is_watched: bool, all_live: bool, times: &RoundTimes) -> Instant {
-    if is_watched || all_live {
-        return asked + BLAME;
-    }
-    // Its last sign may have come just before.
-    asked + (times.lease + BLAME).min(LONGEST_BLAME)
+/// What the others have shown since the question was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// All agents of ours that are asked for have given a sign of life.
+    pub(super) all_live: bool,
+    /// When the last of them is dead whose signs of life are late, where there is one: its workers may have been stopped
+    /// already, and what has failed here may have failed of that.
+    pub(super) doubted_until: Option<Instant>,
+}
+
+/// Until when a lost node has to be noticed before what has happened here is our own doing.
+pub(super) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
+    let Shown { all_live, doubted_until } = shown;
+    // A last sign may have come just before.
+    let unwatched = (!is_watched && !all_live).then(|| asked + times.lease);
+    let dead = unwatched.max(doubted_until);
+    dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_BLAME - BLAME)) + BLAME
 }
 
 /// What people are told while it is waited for nodes.
@@ -192,10 +201,24 @@ mod tests {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            (blamed_until(asked, is_watched, all_live, &times) - asked).as_millis()
+            let shown = Shown { all_live, doubted_until: None };
+            (blamed_until(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
         assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn a_failure_is_held_back_for_a_node_whose_signs_of_life_are_late() {
+        let asked = Instant::now();
+        let until = |is_watched, all_live, dead_in| {
+            let shown = Shown { all_live, doubted_until: Some(asked + Duration::from_millis(dead_in)) };
+            (blamed_until(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
+        };
+        assert_eq!([until(true, false, 1_500), until(false, true, 1_500)], [1_550; 2]);
+        assert_eq!(until(false, false, 1_500), 5_050, "of others nothing is known at all");
+        assert_eq!(until(true, false, 18_000), 7_000, "for no longer");
     }
 
     #[test]
