@@ -13,6 +13,7 @@ use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
+mod ending;
 mod faults;
 mod given;
 mod late;

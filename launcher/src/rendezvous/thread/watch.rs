@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
-use crate::rendezvous::round::{Me, is_spare};
+use crate::rendezvous::round::{Me, ending, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{Awaited, FailureNote, Waiting};
 
@@ -118,11 +118,12 @@ pub(super) fn waiting(
     left: Duration,
 ) -> Waiting {
     let is_spare = is_spare(state, &me.node);
-    let runs = state.complete && is_spare;
-    let mut here: Vec<&Node> = if runs {
-        state.participants.nodes().collect()
-    } else {
-        state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect()
+    let ending = ending(&book.view(state), &me.node);
+    let mut here: Vec<&Node> = match (state.complete, is_spare) {
+        (true, true) => state.participants.nodes().collect(),
+        // Who is still in the round before is not here yet.
+        (true, false) if !state.participants.contains(&me.node) => state.wait_list.iter().collect(),
+        _ => state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect(),
     };
     // Who has given up has taken itself out of every list.
     if !is_spare && !here.contains(&&me.node) {
@@ -130,7 +131,8 @@ pub(super) fn waiting(
     }
     here.sort();
     let given = |node: &Node| book.agents.get(node).and_then(|agent| agent.node_rank);
-    let ranks: Option<Vec<NodeRank>> = here.iter().map(|node| given(node)).collect();
+    let known = || here.iter().chain(&ending);
+    let ranks: Option<Vec<NodeRank>> = known().map(|node| given(node)).collect();
     let missing = match (before, ranks) {
         (_, Some(ranks)) if me.node_rank.is_some() && me.nodes.min == me.nodes.max => (0..me.nodes.max.get())
             .map(NodeRank)
@@ -138,9 +140,15 @@ pub(super) fn waiting(
             .map(|rank| format!("node rank {rank}"))
             .collect(),
         (Some(past), _) => {
-            past.nodes.iter().filter(|node| !here.contains(node)).map(|node| book.name(node)).collect()
+            let is_known = |node: &&Node| known().any(|other| other == node);
+            past.nodes.iter().filter(|node| !is_known(node)).map(|node| book.name(node)).collect()
         }
         (None, _) => Vec::new(),
+    };
+    let awaited = match (is_spare, ending.is_empty()) {
+        (true, _) => Awaited::Place,
+        (false, true) => awaited(state, me, book, now),
+        (false, false) => Awaited::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() },
     };
     Waiting {
         here: here.into_iter().map(|node| book.name(node)).collect(),
@@ -148,7 +156,7 @@ pub(super) fn waiting(
         min: me.nodes.min,
         max: me.nodes.max,
         left,
-        awaited: if is_spare { Awaited::Place } else { awaited(state, me, book, now) },
+        awaited,
     }
 }
 
