@@ -10,6 +10,7 @@ mod faults;
 mod membership;
 mod mixed;
 mod mixed_losses;
+mod partings;
 mod refusals;
 mod strangers;
 mod times;
