@@ -31,9 +31,9 @@ fn goes_on_without_host_3(from: usize, to: usize) {
     for outcome in &outcomes {
         outcome.never_says("failed first").never_says("panicked");
     }
-    for outcome in &outcomes[..2] {
-        outcome.complains("th3");
-    }
+    // Whoever has failed first of the others says whose doing it was.
+    let is_named = outcomes[..2].iter().any(|outcome| outcome.err().contains("th3"));
+    assert!(is_named, "{}{}", outcomes[0], outcomes[1]);
     fleet.is_empty();
 }
 
