@@ -111,7 +111,7 @@ fn report_others(end: &JobEnd, voice: &Voice) {
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
     match (&end.first_cause, &end.elsewhere) {
-        (Some(note), _) if is_own(note) || (is_stopped && note.why_host_left().is_some()) => {}
+        (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
         (None, Some(ending @ Ending::NotNeeded)) => voice.say(&nodes::over(ending)),
         (None, Some(ending @ Ending::Closed { .. })) => {

@@ -25,7 +25,7 @@ const MAX_MESSAGE: usize = 2000;
 pub struct ClosingNote {
     /// Whether it is a success.
     pub succeeded: bool,
-    /// The first cause, where it is a worker's failure.
+    /// The first cause, where it is known.
     pub failure: Option<FailureNote>,
 }
 
@@ -145,13 +145,16 @@ mod tests {
     }
 
     #[test]
-    fn who_was_lost_and_who_left_are_told_apart() {
+    fn who_was_lost_who_left_and_who_failed_are_told_apart() {
         let of = |note: &FailureNote| FailureNote::from_json(&note.to_json()).unwrap();
         let lost = of(&FailureNote::of_lost_node(NodeRank(1), "th1".to_owned()));
         let left = of(&FailureNote::of_leaving_host(NodeRank(1), "th1".to_owned(), "SIGTERM\n".to_owned()));
-        assert!(lost.is_of_lost_node() && !left.is_of_lost_node() && !note().is_of_lost_node());
-        let whys = [&lost, &left, &note()].map(|note| note.why_host_left().map(str::to_owned));
-        assert_eq!(whys, [None, Some("SIGTERM ".to_owned()), None]);
+        let failed = of(&FailureNote::of_failed_launcher(NodeRank(1), "th1".to_owned(), "x".to_owned()));
+        let all = [&lost, &left, &failed, &note()];
+        assert_eq!(all.map(FailureNote::is_of_lost_node), [true, false, false, false]);
+        assert_eq!(all.map(FailureNote::is_of_failed_launcher), [false, false, true, false]);
+        let whys = all.map(|note| note.why_node_ended_job().map(str::to_owned));
+        assert_eq!(whys, [None, Some("SIGTERM ".to_owned()), Some("x".to_owned()), None]);
     }
 
     #[test]

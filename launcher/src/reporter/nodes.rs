@@ -21,13 +21,18 @@ pub fn changed(change: &Change) -> String {
         }
         Change::PeerFailed(note) => {
             let words = || format!("{} failed: {}", worker(note), plain(&note.ended));
-            host_left(note).unwrap_or_else(words)
+            ended_by_node(note).unwrap_or_else(words)
         }
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
         Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
         Change::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
+        }
+        Change::StoodStill => {
+            "this launcher was itself stopped for too long (SIGSTOP, a debugger, swapping): its workers were \
+                               killed before the others take this node for lost"
+                .to_owned()
         }
         Change::Removed => {
             "the others have gone on without this node, which was silent for too long".to_owned()
@@ -45,7 +50,7 @@ pub fn over(ending: &Ending) -> String {
         }
         Ending::Closed { failure: Some(note) } => {
             let words = || plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host));
-            host_left(note).unwrap_or_else(words)
+            ended_by_node(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
         Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
@@ -129,7 +134,7 @@ pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {
         return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
     }
-    if let Some(text) = host_left(note) {
+    if let Some(text) = ended_by_node(note) {
         return text + "\n";
     }
     let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
@@ -149,7 +154,9 @@ pub fn first_cause(note: &FailureNote) -> String {
 pub fn hint(note: &FailureNote) -> String {
     let words = if note.is_of_lost_node() {
         format!("see whether {} is up, and what its launcher said last", note.host)
-    } else if note.why_host_left().is_some() {
+    } else if note.is_of_failed_launcher() {
+        format!("the launcher on {} says more", note.host)
+    } else if note.why_node_ended_job().is_some() {
         format!("{} hosts the rendezvous store, and no node goes on without it", note.host)
     } else {
         format!("the launcher on {} shows its last lines and where its logs are", note.host)
@@ -157,9 +164,9 @@ pub fn hint(note: &FailureNote) -> String {
     plain(&words)
 }
 
-/// Where it is the host of the store that has left.
-fn host_left(note: &FailureNote) -> Option<String> {
-    let why = note.why_host_left()?;
+/// Where a node has ended the job, and no worker.
+fn ended_by_node(note: &FailureNote) -> Option<String> {
+    let why = note.why_node_ended_job()?;
     Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
 }
 
@@ -282,6 +289,9 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
         assert_eq!(first_cause(&host), format!("{words}\n"));
         assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
         assert_eq!(hint(&host), "th1 hosts the rendezvous store, and no node goes on without it");
+        let failed = FailureNote::of_failed_launcher(NodeRank(1), "th2".to_owned(), "cannot".to_owned());
+        assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
+        assert_eq!(hint(&failed), "the launcher on th2 says more");
         let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }

@@ -7,6 +7,7 @@ mod addresses;
 mod causes;
 mod crowd;
 mod faults;
+mod launcher_errors;
 mod membership;
 mod mixed;
 mod mixed_losses;

@@ -149,6 +149,46 @@ fn who_was_found_dead_is_remembered_until_it_is_in_a_list_again() {
 }
 
 #[test]
+fn a_torchrun_agent_in_no_list_has_died_when_its_limit_is_over() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 9, 1, 1);
+    let listed = std::mem::take(&mut stage.state.wait_list);
+    stage.look_from(10, 14, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it may be on its way to another list");
+    assert_eq!(stage.sightings.next_death(stage.at(14.0)), Some(stage.at(15.0)));
+    stage.look(15.0, 1, 1);
+    assert!(stage.sightings.has_died(&node("torch")));
+    stage.state.wait_list = listed;
+    stage.look(16.0, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it was slow");
+}
+
+#[test]
+fn time_in_which_nobody_could_look_ages_nobody_who_is_on_its_way() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 2, 1, 1);
+    stage.state.wait_list.clear();
+    stage.look(3.0, 1, 1);
+    stage.look(60.0, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it could not come either");
+    stage.look_from(61, 69, 1, 1);
+    assert!(stage.sightings.has_died(&node("torch")));
+}
+
+#[test]
+fn who_is_in_no_list_for_two_rounds_is_forgotten() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 15, 1, 1);
+    stage.state.wait_list.clear();
+    stage.look(16.0, 1, 1);
+    for (round, is_known) in [(1, true), (2, false)] {
+        stage.state.round = round;
+        stage.look(17.0, 1, 1);
+        assert_eq!(stage.sightings.has_died(&node("torch")), is_known, "round {round}");
+    }
+}
+
+#[test]
 fn a_last_call_is_timed_from_when_it_is_seen_first() {
     let mut stage = Stage::new();
     stage.state.deadline = Some(Timestamp(1));

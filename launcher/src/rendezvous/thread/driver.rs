@@ -342,8 +342,9 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        // Where the host of the store has left, that is the answer.
-        let says_it = matches!(&over, Over::Closed { failure: Some(note) } if note.why_host_left().is_some());
+        // Where a node has ended the job, that is the answer.
+        let says_it =
+            matches!(&over, Over::Closed { failure: Some(note) } if note.why_node_ended_job().is_some());
         if !says_it {
             self.answer_blame(None);
         }

@@ -56,13 +56,17 @@ impl Driver {
         self.linger(until.min(Instant::now() + linger));
     }
 
-    /// As the host of the store, without which nobody goes on: tells the others why the job ends. To be said once, and long
-    /// enough before the store is gone.
+    /// As the host of the store, without which nobody goes on: tells the others why the job ends, also where it is for an
+    /// error of this node alone. To be said once, and long enough before the store is gone.
     pub(super) fn end_with_the_store(&mut self, why: &str) -> Result<(), Trouble> {
-        if self.store.is_none() || self.is_over() {
+        if self.store.is_none() || self.standing == Standing::Over {
             return Ok(());
         }
         self.look()?;
+        let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
+        if is_closed && self.standing == Standing::Out {
+            return Ok(());
+        }
         self.tell()?;
         let (rank, host) = (self.own_rank(), self.plan.host.clone());
         let Some(backend) = &mut self.backend else { return Ok(()) };

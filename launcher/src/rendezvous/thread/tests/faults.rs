@@ -51,11 +51,11 @@ fn the_host_notices_at_once() {
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
 
-/// Why the job is over, in the words of the host of the store.
+/// Why the job is over, in the words of the node that has ended it.
 #[track_caller]
-fn why_host_left(over: &Over) -> (NodeRank, &str) {
+pub(super) fn why_node_ended_job(over: &Over) -> (NodeRank, &str) {
     let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
-    (note.node_rank, note.why_host_left().expect("it tells of the host"))
+    (note.node_rank, note.why_node_ended_job().expect("it tells of a node"))
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn the_host_that_leaves_ends_the_job_and_says_why() {
         News::Over(over) => Some(over),
         _ => None,
     });
-    assert_eq!(why_host_left(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
+    assert_eq!(why_node_ended_job(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
 }
 
 /// While its workers are being stopped it is still there, and the others need not wait for its end to know.
@@ -82,7 +82,7 @@ fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
     job.times.lease = Duration::from_secs(1000);
     let agents = job.round(2);
     agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
-    assert_eq!(why_host_left(&agents[1].over()).1, "its time limit is over");
+    assert_eq!(why_node_ended_job(&agents[1].over()).1, "its time limit is over");
     // What fails here now is the stop's doing.
     agents[0].fail(&note(0));
     let [host, other] = agents.try_into().ok().unwrap();
@@ -100,7 +100,7 @@ fn the_host_stays_until_the_others_have_heard() {
     let mut agents = job.round(2);
     let host = agents.remove(0);
     host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
-    assert_eq!(why_host_left(&agents[0].over()).1, "its time limit is over");
+    assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
     let before = Instant::now();
     host.leave("its time limit is over");
     assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
