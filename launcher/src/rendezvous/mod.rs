@@ -255,7 +255,7 @@ pub struct Waiting {
 }
 
 /// What a node waits for that wants to be in a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Awaited {
     /// As many nodes as the job needs.
     Enough,
@@ -263,6 +263,11 @@ pub enum Awaited {
     More {
         /// Until the round begins with those who are here.
         starts_in: Duration,
+    },
+    /// Nodes that are there, and stop their workers. Until they have, no time counts.
+    Stops {
+        /// Their names.
+        nodes: Vec<String>,
     },
     /// What the others say of their workers: the nodes of the round are here.
     Ranks,

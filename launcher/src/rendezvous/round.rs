@@ -6,6 +6,7 @@
 //! a free seat.
 
 mod changes;
+mod ending;
 mod forming;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use self::changes::{differ, forget, is_news, leave, remove_dead};
+pub use self::ending::{ending, has_time};
 use super::descriptor::Descriptor;
 use super::ranks::Ranks;
 use super::sightings::Sightings;
@@ -57,7 +59,7 @@ pub struct View<'a> {
 pub enum Goal<'a> {
     /// To be in the next round. None of its workers is left.
     Join {
-        /// Then it gives up. While it is a spare ([`is_spare`]), the caller puts this off.
+        /// Then it gives up. While it has time ([`has_time`]), the caller puts this off.
         deadline: Instant,
         /// The round that it was in last, if any.
         before: Option<u64>,

@@ -76,6 +76,11 @@ struct LastCall {
 /// A node's signs are looked for about as often as this part of its limit.
 const LOOKS: u32 = 5;
 
+/// A sign of life is late after so many periods. A node that is cut off in one direction stops its workers after seven tenths
+/// of the lease without an answer, and what it sent last may have been seen up to two periods later: then one and a half
+/// have gone by at least.
+const LATE: (u32, u32) = (5, 4);
+
 impl Sightings {
     /// Of nobody yet.
     #[must_use]
@@ -148,6 +153,15 @@ impl Sightings {
     #[must_use]
     pub fn lives_since(&self, node: &Node, then: Instant) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.since > then && matches!(sign.life, Life::Beat(_)))
+    }
+
+    /// When a rankrun agent will be dead whose signs of life are late, by the last look for them: there was none for clearly
+    /// longer than the `period` in which one is due. Nothing of one whose signs are fresh.
+    #[must_use]
+    pub fn doubted_until(&self, node: &Node, period: Duration) -> Option<Instant> {
+        let sign = self.signs.get(node).filter(|sign| matches!(sign.life, Life::Beat(_)))?;
+        let is_late = sign.looked.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
+        sign.since.checked_add(self.lease).filter(|_| is_late)
     }
 
     /// The earliest moment at which a look may find somebody dead who is not yet.

@@ -103,11 +103,16 @@ pub fn waiting(waiting: &Waiting) -> String {
         _ => format!(", {} are missing", names(&waiting.missing)),
     };
     let left = whole_seconds(waiting.left);
-    match waiting.awaited {
+    match &waiting.awaited {
         Awaited::Place => format!(
             "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
             nodes_here(count)
         ),
+        Awaited::Stops { nodes } => {
+            let whose = if nodes.len() == 1 { "its" } else { "their" };
+            let of_all = if min == max { format!(" of {max}") } else { String::new() };
+            format!("waiting for {} to stop {whose} workers: {count}{of_all} {here}{missing}", names(nodes))
+        }
         Awaited::Ranks => {
             format!(
                 "waiting for what the others say of their workers: {} {here}; {left} left",
@@ -118,7 +123,7 @@ pub fn waiting(waiting: &Waiting) -> String {
             "waiting for more nodes: {count} {here}{missing}, {min} {} enough and {max} the most; \
              it starts with those who are here in {}",
             if min == NodeCount::ONE { "is" } else { "are" },
-            whole_seconds(starts_in)
+            whole_seconds(*starts_in)
         ),
         Awaited::Enough if min == max => {
             format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
@@ -257,6 +262,23 @@ mod tests {
         assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
         seen.awaited = Awaited::Place;
         assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
+    }
+
+    #[test]
+    fn a_wait_for_nodes_that_stop_their_workers_says_so() {
+        let mut seen = Waiting {
+            here: texts(&["th1", "th3"]),
+            missing: Vec::new(),
+            min: count(3),
+            max: count(3),
+            left: Duration::from_secs(9),
+            awaited: Awaited::Stops { nodes: texts(&["th2"]) },
+        };
+        assert_eq!(waiting(&seen), "waiting for th2 to stop its workers: 2 of 3 are here (th1, th3)");
+        (seen.here, seen.missing, seen.max) = (texts(&["th3"]), texts(&["th4"]), count(4));
+        seen.awaited = Awaited::Stops { nodes: texts(&["th1", "th2"]) };
+        let words = "waiting for th1, th2 to stop their workers: 1 is here (th3), th4 is missing";
+        assert_eq!(waiting(&seen), words);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod launcher_errors;
 mod membership;
 mod mixed;
 mod mixed_losses;
+mod partings;
 mod refusals;
 mod rules;
 mod strangers;

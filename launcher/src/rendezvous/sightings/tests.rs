@@ -46,6 +46,21 @@ impl Stage {
 }
 
 #[test]
+fn a_sign_of_life_is_late_when_clearly_more_than_its_period_has_gone_by() {
+    let mut stage = Stage::new();
+    let period = Duration::from_secs(1);
+    let doubted = |stage: &Stage, name| stage.sightings.doubted_until(&node(name), period);
+    stage.look(0.0, 1, 100);
+    stage.look(1.25, 1, 100);
+    assert_eq!(doubted(&stage, "ours"), None, "it may just be a little late");
+    stage.look(1.5, 1, 100);
+    assert_eq!(doubted(&stage, "ours"), Some(stage.at(5.0)));
+    assert_eq!(doubted(&stage, "torch"), None, "its heartbeat is due less often");
+    stage.look(1.6, 2, 100);
+    assert_eq!([doubted(&stage, "ours"), doubted(&stage, "nobody")], [None; 2]);
+}
+
+#[test]
 fn ours_live_by_their_beat_and_torchs_by_their_heartbeat_each_within_its_own_limit() {
     let mut stage = Stage::new();
     stage.look_from(0, 4, 1, 100);

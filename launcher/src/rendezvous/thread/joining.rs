@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, is_spare, next};
+use crate::rendezvous::round::{Goal, Step, has_time, next};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
@@ -74,7 +74,7 @@ impl Driver {
             else {
                 return Ok(now);
             };
-            if is_spare(backend.state(), &me.node) {
+            if has_time(&self.book.view(backend.state()), me) {
                 joining.deadline = now + me.times.join;
             }
             // The others' deadlines may be a little before ours.

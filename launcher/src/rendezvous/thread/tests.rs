@@ -12,9 +12,11 @@ use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
+mod ending;
 mod errors;
 mod faults;
 mod given;
+mod late;
 mod strangers;
 mod team;
 

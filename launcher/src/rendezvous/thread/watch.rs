@@ -6,7 +6,7 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
 use crate::rendezvous::note::{ClosingNote, RuleNote};
-use crate::rendezvous::round::{Me, is_spare};
+use crate::rendezvous::round::{Me, ending, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{Awaited, FailureNote, Waiting};
 
@@ -96,14 +96,23 @@ pub(super) struct Question {
     pub(super) seen: Option<(Instant, bool)>,
 }
 
-/// Until when a lost node has to be noticed before what has happened here is our own doing: where `all_live` is false, some
-/// agent has given no sign of life since the question was asked.
-pub(super) fn blamed_until(asked: Instant, is_watched: bool, all_live: bool, times: &RoundTimes) -> Instant {
-    if is_watched || all_live {
-        return asked + BLAME;
-    }
-    // Its last sign may have come just before.
-    asked + (times.lease + BLAME).min(LONGEST_BLAME)
+/// What the others have shown since the question was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// All agents of ours that are asked for have given a sign of life.
+    pub(super) all_live: bool,
+    /// When the last of them is dead whose signs of life are late, where there is one: its workers may have been stopped
+    /// already, and what has failed here may have failed of that.
+    pub(super) doubted_until: Option<Instant>,
+}
+
+/// Until when a lost node has to be noticed before what has happened here is our own doing.
+pub(super) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
+    let Shown { all_live, doubted_until } = shown;
+    // A last sign may have come just before.
+    let unwatched = (!is_watched && !all_live).then(|| asked + times.lease);
+    let dead = unwatched.max(doubted_until);
+    dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_BLAME - BLAME)) + BLAME
 }
 
 /// What people are told while it is waited for nodes.
@@ -115,11 +124,12 @@ pub(super) fn waiting(
     left: Duration,
 ) -> Waiting {
     let is_spare = is_spare(state, &me.node);
-    let runs = state.complete && is_spare;
-    let mut here: Vec<&Node> = if runs {
-        state.participants.nodes().collect()
-    } else {
-        state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect()
+    let ending = ending(&book.view(state), &me.node);
+    let mut here: Vec<&Node> = match (state.complete, is_spare) {
+        (true, true) => state.participants.nodes().collect(),
+        // Who is still in the round before is not here yet.
+        (true, false) if !state.participants.contains(&me.node) => state.wait_list.iter().collect(),
+        _ => state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect(),
     };
     // Who has given up has taken itself out of every list.
     if !is_spare && !here.contains(&&me.node) {
@@ -127,7 +137,8 @@ pub(super) fn waiting(
     }
     here.sort();
     let given = |node: &Node| book.agents.get(node).and_then(|agent| agent.node_rank);
-    let ranks: Option<Vec<NodeRank>> = here.iter().map(|node| given(node)).collect();
+    let known = || here.iter().chain(&ending);
+    let ranks: Option<Vec<NodeRank>> = known().map(|node| given(node)).collect();
     let missing = match (before, ranks) {
         (_, Some(ranks)) if me.node_rank.is_some() && me.nodes.min == me.nodes.max => (0..me.nodes.max.get())
             .map(NodeRank)
@@ -135,9 +146,15 @@ pub(super) fn waiting(
             .map(|rank| format!("node rank {rank}"))
             .collect(),
         (Some(past), _) => {
-            past.nodes.iter().filter(|node| !here.contains(node)).map(|node| book.name(node)).collect()
+            let is_known = |node: &&Node| known().any(|other| other == node);
+            past.nodes.iter().filter(|node| !is_known(node)).map(|node| book.name(node)).collect()
         }
         (None, _) => Vec::new(),
+    };
+    let awaited = match (is_spare, ending.is_empty()) {
+        (true, _) => Awaited::Place,
+        (false, true) => awaited(state, me, book, now),
+        (false, false) => Awaited::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() },
     };
     Waiting {
         here: here.into_iter().map(|node| book.name(node)).collect(),
@@ -145,7 +162,7 @@ pub(super) fn waiting(
         min: me.nodes.min,
         max: me.nodes.max,
         left,
-        awaited: if is_spare { Awaited::Place } else { awaited(state, me, book, now) },
+        awaited,
     }
 }
 
@@ -198,10 +215,24 @@ mod tests {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            (blamed_until(asked, is_watched, all_live, &times) - asked).as_millis()
+            let shown = Shown { all_live, doubted_until: None };
+            (blamed_until(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
         assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn a_failure_is_held_back_for_a_node_whose_signs_of_life_are_late() {
+        let asked = Instant::now();
+        let until = |is_watched, all_live, dead_in| {
+            let shown = Shown { all_live, doubted_until: Some(asked + Duration::from_millis(dead_in)) };
+            (blamed_until(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
+        };
+        assert_eq!([until(true, false, 1_500), until(false, true, 1_500)], [1_550; 2]);
+        assert_eq!(until(false, false, 1_500), 5_050, "of others nothing is known at all");
+        assert_eq!(until(true, false, 18_000), 7_000, "for no longer");
     }
 
     #[test]
