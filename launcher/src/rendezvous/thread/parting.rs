@@ -30,7 +30,7 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
-        loop {
+        let is_told = loop {
             while self.backend.is_none()
                 && !self.is_over()
                 && !self.bond.is_refused()
@@ -39,18 +39,19 @@ impl Driver {
                 let next = self.reach(Instant::now());
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
-            let Err(trouble) = self.say_farewell(&parting, deadline) else { break };
+            let Err(trouble) = self.say_farewell(&parting, deadline) else { break true };
             tracing::debug!(%trouble, "the rendezvous store was not told how this node goes");
             let is_worth_another = matches!(trouble, Trouble::Store(_)) && !self.is_over();
             if !is_worth_another || Instant::now() >= deadline {
-                break;
+                break false;
             }
             // The connection alone may have been lost.
             self.stumble(trouble);
-        }
-        // Another node has ended the job, and others may still be about to learn it here.
+        };
+        // Another node has ended the job, or nobody can be told of what ends it, such as a state that is none: the others may
+        // still be about to learn it here.
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
-        let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
+        let linger = if is_closed || !is_told { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
         (self.backend, self.worn, self.pulse) = (None, None, None);
         self.linger(until.min(Instant::now() + linger));
