@@ -158,7 +158,7 @@ fn millis(since: Instant) -> f64 {
 fn end(agents: Vec<Rendezvous>) {
     // The host last, so that nobody waits for anybody.
     for agent in agents.into_iter().rev() {
-        agent.end(Parting::Close { succeeded: true, failure: None }, PATIENCE);
+        agent.end(Parting::Close { succeeded: true, failure: None, rule: None }, PATIENCE);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Why the launcher itself failed: one variant per room.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -83,6 +84,17 @@ pub enum LaunchError {
 }
 
 /// Behind a value: where it comes from, if that is known.
+/// The error and its causes, as one line.
+#[must_use]
+pub fn in_one_line(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 pub(crate) fn which_names(what: Option<&str>) -> String {
     what.map_or_else(String::new, |what| format!(", which {what} names"))
 }

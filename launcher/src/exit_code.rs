@@ -6,6 +6,8 @@
 //! | 0 | every worker exited 0, and the time limit ended what they had left behind or the wait for their output | 0 |
 //! | 128 + n | every worker exited 0, and signal n cut that wait short | 1 |
 //! | 1 | the launcher itself failed (settings, spawn, log folder, store) | 1 |
+//! | 0 | a rule of another node, on which a worker failed first, says `succeed` | 0 |
+//! | 75, 78 | such a rule says `requeue` or `no-requeue` | 75, 78 |
 //! | 0 | the job of other nodes succeeded, and this one was a spare that was not needed | 0 |
 //! | 1 | another node ended the job, or the rendezvous failed (too few nodes came, its store is lost) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |

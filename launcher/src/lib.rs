@@ -63,6 +63,7 @@ use crate::process::proc::can_walk;
 use crate::process::reserve;
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
+use crate::process::watchdog::Watch;
 use crate::reporter::console::{Console, Cursor};
 use crate::reporter::program::foreign_python;
 use crate::reporter::voice::Voice;
@@ -146,10 +147,10 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: B
     let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
         Ok((_, Side::Guard(guard))) => end(supervise(guard, &launch.spec)),
-        Ok((mask, Side::Agent(link))) => {
+        Ok((mask, Side::Agent(link, watch))) => {
             heap::keep_small();
             let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
-            let agent = AgentStart { launch, facts, foreign_python, closed, link: &link };
+            let agent = AgentStart { launch, facts, foreign_python, closed, link: &link, watch };
             agent.run(job, original);
             ExitCode::SUCCESS
         }
@@ -214,6 +215,7 @@ struct AgentStart<'a> {
     /// Whether descriptors of strangers are kept from the workers.
     closed: io::Result<()>,
     link: &'a Link,
+    watch: Watch,
 }
 
 impl AgentStart<'_> {
@@ -239,8 +241,8 @@ impl AgentStart<'_> {
         let environment = self.facts.environment().to_vec();
         let words =
             Words { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
-        let (spec, foreign_python) = (self.launch.spec, self.foreign_python);
-        let setup = Setup { spec, words, environment, job, original, launcher, foreign_python };
+        let (spec, foreign_python, watch) = (self.launch.spec, self.foreign_python, self.watch);
+        let setup = Setup { spec, words, environment, job, original, launcher, foreign_python, watch };
         agent::run(setup, self.link, voice);
     }
 

@@ -161,6 +161,12 @@ impl Fleet {
         self.tell(&["cut", &one.to_string(), &other.to_string()]);
     }
 
+    /// A host does not hear another one any more, which still hears it.
+    #[track_caller]
+    pub fn cut_one_way(&self, from: usize, to: usize) {
+        self.tell(&["cut", &from.to_string(), "to", &to.to_string()]);
+    }
+
     /// The host loses its power: all its processes are gone, and nothing more is sent.
     #[track_caller]
     pub fn crash(&self, host: usize) {

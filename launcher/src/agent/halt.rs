@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::check::Check;
+use crate::agent::others::Others;
 use crate::agent::{Agent, Interrupted};
-use crate::process::descendants::{continue_all, halt_all};
+use crate::process::descendants::{continue_all, halt_all, kill_unreaped};
 use crate::process::link::{Received, ToAgent, ToGuard};
 use crate::process::proc::CannotLook;
 
@@ -35,6 +36,9 @@ impl Agent<'_> {
     /// Stops whoever is of the job until the guard goes on. A signal to stop ends that at once: it is answered in every
     /// phase, and who waits for its own end has to run. So does the time limit, which is a time on the clock; behind it
     /// nobody stays halted. The guard may stay stopped until our own end wakes it.
+    ///
+    /// This process goes on, and so do its signs of life. Where the store does not answer them, the workers are killed as
+    /// they stand before the others take this node for dead, and none runs on when the job does.
     pub(super) fn halt(&mut self) -> Result<(), Interrupted> {
         let began = Instant::now();
         // While the devices are looked at nobody is there but probes, which have a deadline.
@@ -60,7 +64,10 @@ impl Agent<'_> {
     fn wait_for_the_guard(&mut self) -> Result<(), Interrupted> {
         let time_limit = self.state.time_is_up_at();
         loop {
-            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], time_limit)?;
+            let kill_by = self.halted_until();
+            let deadline = time_limit.into_iter().chain(kill_by).min();
+            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], deadline)?;
+            self.kill_halted();
             while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
                 // A thousand deaths are one reason to look.
                 if !self.halts.own.contains(&number) {
@@ -84,6 +91,20 @@ impl Agent<'_> {
                 return Ok(());
             }
         }
+    }
+
+    fn halted_until(&self) -> Option<Instant> {
+        self.others.as_ref().filter(|_| self.state.has_workers()).and_then(Others::halted_until)
+    }
+
+    /// Kills those who are halted, if the others take them for dead from now on.
+    fn kill_halted(&mut self) {
+        let Some(kill_by) = self.halted_until().filter(|kill_by| *kill_by <= Instant::now()) else { return };
+        if let Some(others) = &mut self.others {
+            others.killed_halted(kill_by);
+        }
+        self.workers.signal_all(Signal::SIGKILL);
+        tell_of_failure("some of the job may not be killed", kill_unreaped());
     }
 
     /// The next signal to this process itself.

@@ -44,6 +44,10 @@ impl Agent<'_> {
         if let Some(others) = &mut self.others {
             inputs.extend(others.news(self.voice));
             if self.state.has_workers() {
+                // In front of the ends of those who were killed, which are not what came first.
+                if let Some(killed) = others.killed() {
+                    inputs.push_front(killed);
+                }
                 inputs.extend(others.cut_off(Instant::now()));
             }
         }

@@ -110,14 +110,17 @@ fn report_others(end: &JobEnd, voice: &Voice) {
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
+    if let Some(ending @ Ending::ByRule { .. }) = &end.elsewhere {
+        voice.say(&nodes::over(ending));
+    }
     match (&end.first_cause, &end.elsewhere) {
-        (Some(note), _) if is_own(note) || (is_stopped && note.why_host_left().is_some()) => {}
+        (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
         (None, Some(ending @ Ending::NotNeeded)) => voice.say(&nodes::over(ending)),
         (None, Some(ending @ Ending::Closed { .. })) => {
             voice.failure(&nodes::over(ending), Some("its launcher says why"));
         }
-        (None, Some(Ending::Failed { .. }) | None) => {}
+        (None, Some(Ending::ByRule { .. } | Ending::Failed { .. }) | None) => {}
     }
 }
 
@@ -130,6 +133,7 @@ pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Optio
         (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
         (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
         (None, None, Ending::NotNeeded) => None,
+        (None, None, Ending::ByRule { rule, .. }) if rule.is_success() => None,
         (None, None, ending) => Some(parent_file::of_text(&nodes::over(ending), now)),
     }
 }

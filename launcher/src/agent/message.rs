@@ -15,6 +15,7 @@ use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{Change, FailureNote, Round};
 pub use happening::{Happening, Impatience};
 
@@ -124,6 +125,13 @@ pub enum Ending {
     /// Another node has ended it, by this failure where it was told.
     Closed {
         /// The first cause.
+        failure: Option<FailureNote>,
+    },
+    /// Another node has ended it by a rule, which says for all nodes how.
+    ByRule {
+        /// The rule.
+        rule: RuleNote,
+        /// The failure that fits it, where it was told.
         failure: Option<FailureNote>,
     },
     /// The rendezvous itself failed, which is told apart.
@@ -301,6 +309,8 @@ pub struct JobEnd {
     pub time_limit: Option<Duration>,
     /// What the other nodes are told.
     pub farewell: Farewell,
+    /// The rule by which this node has ended it, where that says for all nodes how.
+    pub rule: Option<RuleNote>,
     /// How the job had ended elsewhere, where it had.
     pub elsewhere: Option<Ending>,
     /// The failure of another node that was its first cause, where that was told.

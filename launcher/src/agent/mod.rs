@@ -57,6 +57,7 @@ use crate::process::link::{Link, Received, ToGuard};
 use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::Original;
+use crate::process::watchdog::Watch;
 use crate::reporter::voice::Voice;
 use crate::reporter::{happening, parent_file};
 use crate::spec::{LaunchSpec, Persona};
@@ -81,6 +82,8 @@ pub struct Setup {
     pub launcher: Pid,
     /// A `PYTHON_EXEC` that is not the Python beside the launcher.
     pub foreign_python: Option<OsString>,
+    /// The guard's over this process.
+    pub watch: Watch,
 }
 
 /// Runs the job and tells the guard how it ended.
@@ -163,7 +166,7 @@ impl<'a> Agent<'a> {
         let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let words = setup.words.clone();
         // First, since it leaves nothing behind when the rest fails.
-        let others = Others::open(&setup.spec)?;
+        let others = Others::open(&setup.spec, &setup.watch)?;
         let workers = Workers::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
@@ -191,12 +194,15 @@ impl<'a> Agent<'a> {
         inputs.push_back(Input::Ready);
         loop {
             while let Some(input) = inputs.pop_front() {
-                for action in self.state.handle(Instant::now(), input) {
+                let actions = self.state.handle(Instant::now(), input);
+                self.tell_guard_of_workers(true);
+                for action in actions {
                     match action {
                         Action::Finish(end) => return Ok(end),
                         action => inputs.extend(self.perform(action)),
                     }
                 }
+                self.tell_guard_of_workers(false);
             }
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
@@ -281,6 +287,7 @@ impl<'a> Agent<'a> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
             self.voice.error(&failed.error, failed.error.hint());
             self.died_of = Some(died_of(&failed.error));
+            self.others.iter_mut().for_each(|others| others.cannot_start(&failed.error));
             return Some(Input::StartFailed { generation, failed: failed.at });
         }
         if let Some(left_out) = self.workers.left_out() {
@@ -295,7 +302,7 @@ impl<'a> Agent<'a> {
         // Kills the probes that have not answered.
         self.check = None;
         let failed = self.others.as_mut().and_then(Others::take_failure);
-        let departure = self.part(end);
+        let departure = self.part(end, failed.as_ref());
         // Before the output is at its end: whoever is left still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();

@@ -19,7 +19,8 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
 use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd, OwnStop};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, in_one_line};
+use crate::process::watchdog::Watch;
 use crate::rendezvous::descriptor::entrypoint;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
@@ -39,8 +40,16 @@ pub(super) struct Others {
     asked: Instant,
     /// Why the rendezvous failed.
     failed: Option<RendezvousError>,
+    /// Why the workers could not be started here.
+    not_started: Option<String>,
     /// Until when the workers may live, as the state has been told last.
     kill_by: Option<Instant>,
+    /// The guard's over this process.
+    watch: Watch,
+    /// Whether it was told that there may be workers.
+    is_watched: bool,
+    /// Why the workers were killed past the state, which is to hear of that before it hears of their ends.
+    killed: Option<Change>,
     /// Whether there is more than one node, and so people want to know which is which.
     is_many: bool,
 }
@@ -50,7 +59,7 @@ impl Others {
     ///
     /// # Errors
     /// The store, or an address for this node, cannot be had.
-    pub(super) fn open(spec: &LaunchSpec) -> Result<Option<Self>, LaunchError> {
+    pub(super) fn open(spec: &LaunchSpec, watch: &Watch) -> Result<Option<Self>, LaunchError> {
         if !spec.rendezvous.is_shared() {
             return Ok(None);
         }
@@ -63,7 +72,17 @@ impl Others {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })?;
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
-        Ok(Some(Self { rendezvous, asked: Instant::now(), failed: None, kill_by: None, is_many }))
+        Ok(Some(Self {
+            rendezvous,
+            asked: Instant::now(),
+            failed: None,
+            not_started: None,
+            kill_by: None,
+            watch: watch.clone(),
+            is_watched: false,
+            killed: None,
+            is_many,
+        }))
     }
 
     pub(super) fn join(&mut self, workers: LocalWorldSize) {
@@ -117,6 +136,7 @@ impl Others {
             }
             News::Over(Over::NotNeeded) => Input::Over(Ending::NotNeeded),
             News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
+            News::Over(Over::ByRule { rule, failure }) => Input::Over(Ending::ByRule { rule, failure }),
             News::Over(Over::Failed(error)) => {
                 self.failed.get_or_insert(error);
                 self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
@@ -137,6 +157,35 @@ impl Others {
         Some(Input::Changed(Change::CutOff { kill_by }))
     }
 
+    /// What the state has to hear of before it hears of any end: the workers were killed while it could not be asked.
+    pub(super) fn killed(&mut self) -> Option<Input> {
+        let struck = self.watch.struck().filter(|kill_by| self.kill_by != Some(*kill_by));
+        if let Some(kill_by) = struck {
+            self.kill_by = Some(kill_by);
+            self.killed.get_or_insert(Change::StoodStill);
+        }
+        self.killed.take().map(Input::Changed)
+    }
+
+    /// Until when the workers of a job that is halted may live.
+    pub(super) fn halted_until(&self) -> Option<Instant> {
+        self.fence().filter(|_| self.is_many).map(|fence| fence.kill_by)
+    }
+
+    /// They were killed since that has passed.
+    pub(super) fn killed_halted(&mut self, kill_by: Instant) {
+        self.kill_by = Some(kill_by);
+        self.killed = Some(Change::CutOff { kill_by });
+    }
+
+    /// Whether there may be workers, which the guard is to end if this process cannot.
+    fn may_have_workers(&mut self, may: bool) {
+        let is_watched = may && self.is_many;
+        if std::mem::replace(&mut self.is_watched, is_watched) != is_watched {
+            self.rendezvous.watched_by(is_watched.then(|| self.watch.clone()));
+        }
+    }
+
     /// When that is to be asked next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.fence().map(|fence| fence.stop_at)
@@ -145,6 +194,11 @@ impl Others {
     /// Why the rendezvous failed, if it did.
     pub(super) const fn take_failure(&mut self) -> Option<RendezvousError> {
         self.failed.take()
+    }
+
+    /// The workers cannot be started here: the others are told when this node goes.
+    pub(super) fn cannot_start(&mut self, error: &LaunchError) {
+        self.not_started.get_or_insert_with(|| in_one_line(error));
     }
 
     /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
@@ -176,6 +230,16 @@ pub(super) struct Departure {
 }
 
 impl Agent<'_> {
+    /// Before what the state wants is done, who is about to be started counts; afterwards, nobody who has been swept.
+    pub(super) fn tell_guard_of_workers(&mut self, is_before: bool) {
+        let may = self.state.has_workers();
+        if let Some(others) = &mut self.others
+            && may == is_before
+        {
+            others.may_have_workers(may);
+        }
+    }
+
     /// Passes on what the state wants of the other nodes.
     pub(super) fn speak_to_others(&mut self, action: &Action) {
         let Some(others) = &mut self.others else { return };
@@ -192,12 +256,19 @@ impl Agent<'_> {
     }
 
     /// The other nodes hear of the end while the last output and the last words go out.
-    pub(super) fn part(&mut self, end: &JobEnd) -> Option<Departure> {
-        let others = self.others.take()?;
+    pub(super) fn part(&mut self, end: &JobEnd, failed: Option<&RendezvousError>) -> Option<Departure> {
+        let mut others = self.others.take()?;
+        if let Some(source) = self.unswept {
+            others.cannot_start(&LaunchError::Unswept { source });
+        }
+        let own = || self.workers.note_of_launcher(others.not_started.take()?);
         let parting = match end.farewell {
-            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None },
-            Farewell::Failed => Parting::Close { succeeded: false, failure: self.own_failure(end) },
-            Farewell::Left => Parting::Leave { why: why(end) },
+            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None, rule: end.rule.clone() },
+            Farewell::Failed => {
+                let failure = self.own_failure(end).or_else(own);
+                Parting::Close { succeeded: false, failure, rule: end.rule.clone() }
+            }
+            Farewell::Left => Parting::Leave { why: why(end, failed) },
         };
         let departure = others.part(end.farewell, parting);
         departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
@@ -246,12 +317,13 @@ const fn limit_of(farewell: Farewell) -> Duration {
     }
 }
 
-fn why(end: &JobEnd) -> String {
-    match (end.stopped_by, end.time_limit, &end.elsewhere) {
+fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
+    match (end.stopped_by, end.time_limit, failed, &end.elsewhere) {
         (Some(signal), ..) => reason(OwnStop::Signal(signal)),
-        (None, Some(_), _) => reason(OwnStop::TimeLimit),
-        (None, None, Some(_)) => "the job has ended".to_owned(),
-        (None, None, None) => "its workers cannot be ended".to_owned(),
+        (None, Some(_), ..) => reason(OwnStop::TimeLimit),
+        (None, None, Some(error), _) => in_one_line(error),
+        (None, None, None, Some(_)) => "the job has ended".to_owned(),
+        (None, None, None, None) => "its workers cannot be ended".to_owned(),
     }
 }
 

@@ -3,7 +3,8 @@
 use super::rendezvous_tests::{joined, joins, lost, node, note, running};
 use super::*;
 use crate::agent::message::{Ending, Farewell, OwnStop};
-use crate::rendezvous::FailureNote;
+use crate::rendezvous::note::{RuleEnd, RuleNote};
+use crate::rendezvous::{Change, FailureNote};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
@@ -161,6 +162,37 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
     let actions = spare.handle(at(1), Input::Over(Ending::NotNeeded));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
     assert_eq!(spare.handle(at(2), closed()), []);
+}
+
+/// A failure that was told before is none where a rule calls it a success, and no own end that followed is either.
+#[test]
+fn a_rule_of_another_node_ends_the_job_here_alike() {
+    let at = clock();
+    for (then, code, cause) in [
+        (RuleEnd::Succeed, 0, None),
+        (RuleEnd::Requeue, 75, Some(note())),
+        (RuleEnd::NoRequeue, 78, Some(note())),
+    ] {
+        let rule = RuleNote { text: "exit=7".to_owned(), then };
+        let over = || Input::Over(Ending::ByRule { rule: rule.clone(), failure: Some(note()) });
+        let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
+        let told = Input::Changed(Change::PeerFailed(note()));
+        for inputs in [
+            [vec![over()], ends.to_vec()].concat(),
+            [vec![told.clone(), over()], ends.to_vec()].concat(),
+            [vec![told], ends.to_vec(), vec![over()]].concat(),
+            [ends.to_vec(), vec![over()]].concat(),
+            vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0)), over()],
+        ] {
+            let mut job = running(3, &at);
+            let actions: Vec<Action> =
+                inputs.iter().flat_map(|input| job.handle(at(2), input.clone())).collect();
+            let end = end(&actions).unwrap_or_else(|| panic!("{inputs:?}"));
+            assert_eq!(end.status, ExitStatus::Code(code), "{inputs:?}");
+            assert_eq!((end.first_cause.as_deref(), end.farewell), (cause.as_ref(), Farewell::Left));
+            assert!(then != RuleEnd::Succeed || end.failure.is_none(), "{inputs:?}");
+        }
+    }
 }
 
 #[test]

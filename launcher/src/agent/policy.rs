@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::{Failure, Manner};
-use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
 use crate::process::Exit;
 use crate::spec::LONGEST;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
@@ -61,20 +60,6 @@ pub enum Refusal {
         /// How long it is.
         window: Duration,
     },
-}
-
-impl Refusal {
-    /// The launcher's exit status, where it is not that of the worker.
-    #[must_use]
-    pub const fn status(&self) -> Option<ExitStatus> {
-        match self {
-            Self::Rule(RestartRule { then: RuleAction::Requeue, .. }) => Some(ExitStatus::Code(REQUEUE)),
-            Self::Rule(RestartRule { then: RuleAction::NoRequeue, .. }) => {
-                Some(ExitStatus::Code(DO_NOT_REQUEUE))
-            }
-            _ => None,
-        }
-    }
 }
 
 /// Whether anybody still wants workers.

@@ -8,6 +8,8 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::agent::message::WorkerEnd;
+use crate::exit_code::ExitStatus;
+use crate::rendezvous::note::RuleNote;
 use crate::spec::LONGEST;
 use crate::spec::restart::{ExitCodes, ProgressLimit};
 
@@ -115,9 +117,10 @@ fn each_rule_decides_about_what_it_fits() {
     ] {
         assert_eq!(decide(&failure(rank, exit)), expected, "rank {rank}: {exit}");
     }
-    assert_eq!(Refusal::Rule(rules[5]).status(), Some(ExitStatus::Code(75)));
-    assert_eq!(Refusal::Rule(rules[6]).status(), Some(ExitStatus::Code(78)));
-    assert_eq!(Refusal::Rule(rules[1]).status(), None, "the worker's own");
+    let status_by = |rule: usize| RuleNote::of(&rules[rule]).map(|rule| rule.then.status());
+    assert_eq!(status_by(5), Some(ExitStatus::Code(75)));
+    assert_eq!(status_by(6), Some(ExitStatus::Code(78)));
+    assert_eq!(status_by(1), None, "the worker's own");
     let stopped_by_us = Failure { manner: Manner::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
     assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
     let stuck = Failure { manner: Manner::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };

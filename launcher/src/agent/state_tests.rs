@@ -17,6 +17,8 @@ use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::GraceFor;
 use rankrun_contract::rank::LocalWorldSize;
 
+#[path = "blame_tests.rs"]
+mod blame_tests;
 #[path = "checking_tests.rs"]
 mod checking;
 #[path = "grace_tests.rs"]

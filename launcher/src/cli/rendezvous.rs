@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf};
-use nodes::{Nodes, rank_among, rank_in_order};
+use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
@@ -23,7 +23,7 @@ use super::torchrun::{
     LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
     STANDALONE,
 };
-use crate::spec::rendezvous::RoundTimes;
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::spec::{Persona, RendezvousSpec};
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
@@ -91,6 +91,7 @@ pub(super) fn resolve_rendezvous(
         Mode::Static(Spot { host: addr, port, named_by }) => {
             let conf = read_conf(settings, STATIC_KEYS, RoundTimes::of_static())?;
             let nodes = nodes.fixed(notices);
+            let run_id = run_id(settings, NodeRange { min: nodes, max: nodes }, notices)?;
             let node_rank = rank_among(node_rank, nodes)?;
             let is_many = nodes != NodeCount::ONE;
             if is_many {
@@ -101,7 +102,7 @@ pub(super) fn resolve_rendezvous(
                 say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
             }
             Ok(RendezvousSpec::Static {
-                run_id: run_id(settings, notices)?,
+                run_id,
                 addr,
                 port,
                 named_by: named_by.map(|origin| origin.to_string()),
@@ -215,7 +216,7 @@ fn resolve_c10d(
         say_unheard(settings, IgnoredBecause::OnlyStatic, &[RANK], notices);
     }
     Ok(RendezvousSpec::C10d {
-        run_id: run_id(settings, notices)?,
+        run_id: run_id(settings, nodes.range, notices)?,
         host,
         port,
         named_by: named_by.map(|origin| origin.to_string()),
@@ -286,11 +287,12 @@ fn worker_store(settings: &Settings<'_>) -> bool {
 }
 
 /// torch's `none` where it is not given, and a made-up one where it is empty.
-fn run_id(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<RunId, CliError> {
+fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) -> Result<RunId, CliError> {
     Ok(RunId(match settings.text(&RDZV_ID)? {
         None => "none".to_owned(),
         Some(id) if !id.value.is_empty() => id.value,
-        Some(_) => {
+        Some(id) => {
+            must_do_without_id(&id.origin, nodes, settings.persona)?;
             // torch: `str(uuid.uuid4().int)`.
             let run_id = settings.facts.world().fresh_uuid().as_u128().to_string();
             notices.push(Notice::MadeUpRunId { run_id: run_id.clone() });

@@ -117,18 +117,59 @@ pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
 /// # Errors
 /// There is no room for a look: some may not be stopped.
 pub fn halt_all() -> Result<(), CannotLook> {
-    let mut halted = HashSet::new();
+    with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
+}
+
+/// Kills everybody below this process, and reaps nobody.
+///
+/// # Errors
+/// There is no room for a look: some may be left.
+pub fn kill_unreaped() -> Result<(), CannotLook> {
+    with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
+}
+
+/// Who lives below that process.
+///
+/// # Errors
+/// There is no room for a look.
+pub(super) fn living_below(root: Pid) -> Result<Vec<Found>, CannotLook> {
     with_reserve(|| {
-        for _ in 0..MOST_WALKS {
-            let mut found = targets(&Scope::All)?;
-            found.retain(|found| halted.insert(found.pid));
-            if found.is_empty() {
-                break;
+        let mut living = Vec::new();
+        for found in below(root, true, &|_, parent_is| Ok(parent_is))? {
+            if Stat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
+                living.push(found);
             }
-            found.iter().for_each(|found| found.signal_within(Signal::SIGSTOP));
         }
-        Ok(())
+        Ok(living)
     })
+}
+
+/// Kills those, and as long as that is wanted whoever else is found below that process. Who is left where there is no
+/// room for a look is left to that process.
+pub(super) fn kill_below(root: Pid, known: &[Found], is_wanted: &dyn Fn() -> bool) {
+    with_reserve(|| {
+        known.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
+        let known = known.iter().map(|found| found.pid).collect();
+        let _ = signal_below(root, known, Signal::SIGKILL, is_wanted);
+    });
+}
+
+/// Signals everybody below that process but those who are known, until a walk meets nobody new.
+fn signal_below(
+    root: Pid,
+    mut known: HashSet<Pid>,
+    signal: Signal,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(), CannotLook> {
+    for _ in 0..MOST_WALKS {
+        let mut found = below(root, true, &|_, parent_is| Ok(parent_is))?;
+        found.retain(|found| known.insert(found.pid));
+        if found.is_empty() || !is_wanted() {
+            break;
+        }
+        found.iter().for_each(|found| found.signal_within(signal));
+    }
+    Ok(())
 }
 
 /// Continues everybody below this process.
@@ -152,6 +193,13 @@ pub struct Found {
 }
 
 impl Found {
+    /// The process that has this pid now.
+    #[cfg(test)]
+    pub(super) fn of(pid: Pid) -> Option<Self> {
+        let started = Stat::of(pid).ok()??.started()?;
+        Some(Self { pid, started })
+    }
+
     /// Signals it, and no later owner of its pid.
     pub fn signal(&self, signal: Signal) {
         with_reserve(|| self.signal_within(signal));

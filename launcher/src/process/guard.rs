@@ -2,7 +2,8 @@
 //!
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps what the job leaves behind, and ends with the job's status. When the agent
-//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in `halt`.
+//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in `halt`, an agent that
+//! stands still in `watchdog`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -28,6 +29,7 @@ use crate::process::halt::Halts;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
 use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, Sender, SignalInbox};
+use crate::process::watchdog::Watch;
 
 /// An agent that has not answered a signal for this long is killed by the next one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -40,8 +42,8 @@ const ECHO: Duration = Duration::from_millis(200);
 pub enum Side {
     /// The original process.
     Guard(Guard),
-    /// Its child, with the link to the guard.
-    Agent(Link),
+    /// Its child, with the link to the guard, which watches over it.
+    Agent(Link, Watch),
 }
 
 /// The original process's state.
@@ -53,6 +55,7 @@ pub struct Guard {
     handled: HandledSignals,
     scope: Scope,
     halts: Option<Halts>,
+    watch: Watch,
     forwarded: Option<Instant>,
     /// The signal to stop that came last, from whom, and when.
     last: Option<(i32, Sender, Instant)>,
@@ -89,6 +92,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
     let halts = Halts::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
     let (watched, held) = link::lifeline()?;
+    let watch = Watch::open(Instant::now())?;
     let had_children = wait_for_any() != Reaped::NoChildren;
     let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };
     prctl::set_child_subreaper(true)?;
@@ -103,6 +107,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
                 handled: handled.clone(),
                 scope,
                 halts,
+                watch,
                 forwarded: None,
                 last: None,
                 killed_for: None,
@@ -118,7 +123,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
             // Frozen (SIGSTOP) we would not see that the guard has died. To everybody else the signal means nothing.
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(c"rankrun-agent");
-            Ok(Side::Agent(agent_end.with(held)))
+            Ok(Side::Agent(agent_end.with(held), watch))
         }
     }
 }
@@ -152,14 +157,18 @@ impl Guard {
                 halts.advance(&self.link)?;
             }
             let halts = self.halts.as_ref().filter(|_| agent_speaks);
-            let timeout = halts.and_then(Halts::timeout).unwrap_or(PollTimeout::NONE);
-            let mut inputs = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
+            let watched_until = self.watch.look(self.agent, Instant::now());
+            let deadline = halts.and_then(Halts::deadline).into_iter().chain(watched_until).min();
+            let mut inputs = vec![
+                PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
+            ];
             // A closed link would stay readable; the agent's end comes as SIGCHLD.
             if agent_speaks {
                 inputs.push(PollFd::new(self.link.as_fd(), PollFlags::POLLIN));
             }
             inputs.extend(halts.and_then(Halts::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-            match poll(&mut inputs, timeout) {
+            match poll(&mut inputs, timeout_until(deadline)) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -224,6 +233,14 @@ impl Guard {
     }
 }
 
+fn timeout_until(deadline: Option<Instant>) -> PollTimeout {
+    deadline.map_or(PollTimeout::NONE, |deadline| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, as in any wait.
+        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +259,7 @@ mod tests {
             handled,
             scope,
             halts: None,
+            watch: Watch::open(Instant::now()).unwrap(),
             forwarded: None,
             last: None,
             killed_for: None,

@@ -75,11 +75,9 @@ impl Halts {
     }
 
     /// Until when an answer is waited for.
-    pub(super) fn timeout(&self) -> Option<PollTimeout> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let Stage::Asked { at } = self.stage else { return None };
-        let left = ANSWER_LIMIT.saturating_sub(at.elapsed());
-        // Rounded up, as in any wait.
-        Some(PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX))
+        Some(at + ANSWER_LIMIT)
     }
 
     /// The agent has stopped the job.

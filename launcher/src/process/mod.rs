@@ -10,7 +10,8 @@
 //! in the person's terminal, which reports to the agent through a socket ([`by_hand`]).
 //!
 //! Guard and agent are both child subreapers, so no process of the job can leave their tree. When either ends
-//! uncleanly the other kills what is left and reaps it.
+//! uncleanly the other kills what is left and reaps it. While the agent is stopped the guard ends the workers that others
+//! take for dead ([`watchdog`]).
 
 pub mod attach;
 pub mod by_hand;
@@ -28,6 +29,7 @@ pub mod proc;
 pub mod reserve;
 pub mod signal;
 pub mod spawn;
+pub mod watchdog;
 
 use std::fmt;
 

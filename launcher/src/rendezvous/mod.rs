@@ -82,6 +82,9 @@ impl Round {
     }
 }
 
+/// How a node has ended whose launcher has failed.
+const LAUNCHER_FAILED: &str = "the launcher has failed";
+
 /// The failure that ended a round, as the node tells it on which it happened. Every node prints the same first one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureNote {
@@ -94,7 +97,7 @@ pub struct FailureNote {
     /// Its local rank.
     pub local_rank: LocalRank,
     /// Its pid on its host; no process has 0: then it is a whole node that was lost, or that has ended the job for the
-    /// reason that is the message.
+    /// reason that is the message, as the host of the store that leaves, or since its launcher has failed.
     pub pid: i32,
     /// How it ended, in words: `exit code 7`, `killed by SIGKILL (9)`.
     pub ended: String,
@@ -116,15 +119,27 @@ impl FailureNote {
         Self { message: Some(why), ..Self::of_lost_node(node_rank, host) }
     }
 
+    /// The launcher on this node has failed for this reason, and has ended the job.
+    #[must_use]
+    pub fn of_failed_launcher(node_rank: NodeRank, host: String, why: String) -> Self {
+        Self { ended: LAUNCHER_FAILED.to_owned(), ..Self::of_leaving_host(node_rank, host, why) }
+    }
+
+    /// Whether it tells of a launcher that has failed, and of no worker.
+    #[must_use]
+    pub fn is_of_failed_launcher(&self) -> bool {
+        self.why_node_ended_job().is_some() && self.ended == LAUNCHER_FAILED
+    }
+
     /// Whether it tells of a node that was lost, and of no worker.
     #[must_use]
     pub const fn is_of_lost_node(&self) -> bool {
         self.pid == 0 && self.message.is_none()
     }
 
-    /// Why the node that hosted the store has left, where it tells of that and of no worker.
+    /// Why the node has ended the job, where it tells of that and of no worker.
     #[must_use]
-    pub fn why_host_left(&self) -> Option<&str> {
+    pub fn why_node_ended_job(&self) -> Option<&str> {
         self.message.as_deref().filter(|_| self.pid == 0)
     }
 }
@@ -154,12 +169,14 @@ pub enum Wish {
 /// How an agent goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parting {
-    /// The job is over for all: it has succeeded, or failed for good, by this failure where it is a worker's.
+    /// The job is over for all: it has succeeded, or failed for good, by this failure where one is known.
     Close {
         /// Whether it is a success.
         succeeded: bool,
         /// The failure.
         failure: Option<FailureNote>,
+        /// The rule that says what it means for the whole job.
+        rule: Option<note::RuleNote>,
     },
     /// This node goes, and the others may go on.
     Leave {
@@ -214,6 +231,8 @@ pub enum Change {
         /// Until then no worker may be left.
         kill_by: Instant,
     },
+    /// This launcher was itself stopped for too long, and its workers were killed in its place.
+    StoodStill,
     /// The others have gone on without this node, which was silent for too long.
     Removed,
 }
@@ -236,7 +255,7 @@ pub struct Waiting {
 }
 
 /// What a node waits for that wants to be in a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Awaited {
     /// As many nodes as the job needs.
     Enough,
@@ -244,6 +263,11 @@ pub enum Awaited {
     More {
         /// Until the round begins with those who are here.
         starts_in: Duration,
+    },
+    /// Nodes that are there, and stop their workers. Until they have, no time counts.
+    Stops {
+        /// Their names.
+        nodes: Vec<String>,
     },
     /// What the others say of their workers: the nodes of the round are here.
     Ranks,
@@ -260,6 +284,13 @@ pub enum Over {
     /// The job was ended elsewhere, by this failure where it was told.
     Closed {
         /// The first cause.
+        failure: Option<FailureNote>,
+    },
+    /// Another node has ended the job by a rule, which says for all nodes how.
+    ByRule {
+        /// The rule.
+        rule: note::RuleNote,
+        /// The failure that fits it, where it was told.
         failure: Option<FailureNote>,
     },
     /// The rendezvous itself failed.

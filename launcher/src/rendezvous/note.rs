@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::FailureNote;
 use super::text::{harmless, harmless_bytes};
+use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
+use crate::spec::restart::{RestartRule, RuleAction};
 
 /// Longest note that is read at all, in bytes.
 const MAX_JSON: usize = 64 * 1024;
@@ -20,13 +22,71 @@ const MAX_ENDED: usize = 200;
 /// Longest message of a worker, in characters.
 const MAX_MESSAGE: usize = 2000;
 
+/// Longest rule, in characters; 256 exit codes fit.
+const MAX_RULE: usize = 1200;
+
 /// How the job ended, for those who learn it from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosingNote {
     /// Whether it is a success.
     pub succeeded: bool,
-    /// The first cause, where it is a worker's failure.
+    /// The first cause, where it is known; with a success only where a rule calls that failure one.
     pub failure: Option<FailureNote>,
+    /// The rule that says what the failure means for the whole job.
+    pub rule: Option<RuleNote>,
+}
+
+/// A restart rule by which one node has ended the job, and all nodes end with the same status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleNote {
+    /// As the user wrote it.
+    pub text: String,
+    /// How the job ends.
+    pub then: RuleEnd,
+}
+
+/// What a rule says of the whole job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuleEnd {
+    /// It is done.
+    Succeed,
+    /// It should be started again.
+    Requeue,
+    /// It would fail again.
+    NoRequeue,
+}
+
+impl RuleNote {
+    /// Of the rule that has ended the job; nothing where each node ends with a status of its own.
+    #[must_use]
+    pub fn of(rule: &RestartRule) -> Option<Self> {
+        let then = match rule.then {
+            RuleAction::Succeed => RuleEnd::Succeed,
+            RuleAction::Requeue => RuleEnd::Requeue,
+            RuleAction::NoRequeue => RuleEnd::NoRequeue,
+            RuleAction::Restart | RuleAction::Fail => return None,
+        };
+        Some(Self { text: rule.to_string(), then })
+    }
+
+    /// Whether the job is a success by it.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        self.then == RuleEnd::Succeed
+    }
+}
+
+impl RuleEnd {
+    /// What every launcher of the job ends with, whatever its name.
+    #[must_use]
+    pub const fn status(self) -> ExitStatus {
+        match self {
+            Self::Succeed => ExitStatus::SUCCESS,
+            Self::Requeue => ExitStatus::Code(REQUEUE),
+            Self::NoRequeue => ExitStatus::Code(DO_NOT_REQUEUE),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -44,6 +104,14 @@ struct Wire {
 struct ClosingWire {
     succeeded: bool,
     failure: Option<Wire>,
+    #[serde(default)]
+    rule: Option<RuleWire>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RuleWire {
+    text: String,
+    then: RuleEnd,
 }
 
 impl From<&FailureNote> for Wire {
@@ -93,7 +161,12 @@ impl ClosingNote {
     /// For the store.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        let wire = ClosingWire { succeeded: self.succeeded, failure: self.failure.as_ref().map(Wire::from) };
+        let rule = |rule: &RuleNote| RuleWire { text: harmless(&rule.text, MAX_RULE), then: rule.then };
+        let wire = ClosingWire {
+            succeeded: self.succeeded,
+            failure: self.failure.as_ref().map(Wire::from),
+            rule: self.rule.as_ref().map(rule),
+        };
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
     }
 
@@ -101,7 +174,11 @@ impl ClosingNote {
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
         let wire: ClosingWire = read(text)?;
-        Some(Self { succeeded: wire.succeeded, failure: wire.failure.map(FailureNote::from) })
+        let rule = wire.rule.map(|rule| RuleNote { text: harmless(&rule.text, MAX_RULE), then: rule.then });
+        if rule.as_ref().is_some_and(|rule| rule.is_success() != wire.succeeded) {
+            return None;
+        }
+        Some(Self { succeeded: wire.succeeded, failure: wire.failure.map(FailureNote::from), rule })
     }
 }
 
@@ -138,20 +215,38 @@ mod tests {
         assert_eq!(FailureNote::from_json(&note().to_json()), Some(note()));
         for failure in [None, Some(note()), Some(FailureNote { message: None, ..note() })] {
             for succeeded in [false, true] {
-                let closing = ClosingNote { succeeded, failure: failure.clone() };
+                let closing = ClosingNote { succeeded, failure: failure.clone(), rule: None };
                 assert_eq!(ClosingNote::from_json(&closing.to_json()), Some(closing));
             }
         }
     }
 
     #[test]
-    fn who_was_lost_and_who_left_are_told_apart() {
+    fn a_rule_is_read_as_it_is_written_and_fits_the_end() {
+        for then in [RuleEnd::Succeed, RuleEnd::Requeue, RuleEnd::NoRequeue] {
+            let rule = RuleNote { text: "exit=5:x".to_owned(), then };
+            let closing =
+                ClosingNote { succeeded: rule.is_success(), failure: Some(note()), rule: Some(rule) };
+            assert_eq!(ClosingNote::from_json(&closing.to_json()), Some(closing.clone()));
+            let torn = ClosingNote { succeeded: !closing.succeeded, ..closing };
+            assert_eq!(ClosingNote::from_json(&torn.to_json()), None);
+        }
+        let earlier = br#"{"succeeded":true,"failure":null}"#;
+        let success = ClosingNote { succeeded: true, failure: None, rule: None };
+        assert_eq!(ClosingNote::from_json(earlier), Some(success));
+    }
+
+    #[test]
+    fn who_was_lost_who_left_and_who_failed_are_told_apart() {
         let of = |note: &FailureNote| FailureNote::from_json(&note.to_json()).unwrap();
         let lost = of(&FailureNote::of_lost_node(NodeRank(1), "th1".to_owned()));
         let left = of(&FailureNote::of_leaving_host(NodeRank(1), "th1".to_owned(), "SIGTERM\n".to_owned()));
-        assert!(lost.is_of_lost_node() && !left.is_of_lost_node() && !note().is_of_lost_node());
-        let whys = [&lost, &left, &note()].map(|note| note.why_host_left().map(str::to_owned));
-        assert_eq!(whys, [None, Some("SIGTERM ".to_owned()), None]);
+        let failed = of(&FailureNote::of_failed_launcher(NodeRank(1), "th1".to_owned(), "x".to_owned()));
+        let all = [&lost, &left, &failed, &note()];
+        assert_eq!(all.map(FailureNote::is_of_lost_node), [true, false, false, false]);
+        assert_eq!(all.map(FailureNote::is_of_failed_launcher), [false, false, true, false]);
+        let whys = all.map(|note| note.why_node_ended_job().map(str::to_owned));
+        assert_eq!(whys, [None, Some("SIGTERM ".to_owned()), Some("x".to_owned()), None]);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! a free seat.
 
 mod changes;
+mod ending;
+mod forming;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,8 +15,9 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use self::changes::{differ, forget, is_news, leave, remove_dead};
+pub use self::ending::{ending, has_time};
 use super::descriptor::Descriptor;
-use super::ranks::{Ranks, assign};
+use super::ranks::Ranks;
 use super::sightings::Sightings;
 use super::state::{Node, State, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
@@ -56,7 +59,7 @@ pub struct View<'a> {
 pub enum Goal<'a> {
     /// To be in the next round. None of its workers is left.
     Join {
-        /// Then it gives up. While it is a spare ([`is_spare`]), the caller puts this off.
+        /// Then it gives up. While it has time ([`has_time`]), the caller puts this off.
         deadline: Instant,
         /// The round that it was in last, if any.
         before: Option<u64>,
@@ -268,103 +271,6 @@ impl Look<'_> {
         draft.redundancy_list.remove(node);
         let list = if has_seat { &mut draft.wait_list } else { &mut draft.redundancy_list };
         list.insert(node.clone());
-    }
-
-    /// The round is not complete (rows 11 and 12, for everybody who wants to be in it).
-    fn form(&self, draft: &mut State) {
-        let mut with_all = draft.clone();
-        self.enter_all(&mut with_all, |_| true);
-        self.complete_if_due(&mut with_all);
-        if !with_all.complete {
-            // A torchrun agent that is a spare has a new deadline only where it steps forward itself: once it is in, an old
-            // one would end it while others are still waited for.
-            self.enter_all(draft, |spare| self.is_ours(spare));
-            self.complete_if_due(draft);
-        } else {
-            *draft = with_all;
-        }
-    }
-
-    fn complete_if_due(&self, draft: &mut State) {
-        if draft.participants.len() < self.min() {
-            return;
-        }
-        let is_old = draft.deadline.is_some();
-        if !is_old {
-            draft.deadline = Some(self.new_deadline());
-        }
-        let is_full = draft.participants.len() == self.max();
-        let is_over = || is_old && self.last_call_is_over();
-        if draft.participants.len() <= self.max() && (is_full || self.is_nobody_missing(draft) || is_over()) {
-            self.complete(draft);
-        }
-    }
-
-    /// Of a last call that begins now; never the same as one before, whose time may be over.
-    fn new_deadline(&self) -> Timestamp {
-        let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
-        let deadline = Timestamp(self.stamp().0.saturating_add(last_call));
-        let same = self.view.state.deadline == Some(deadline);
-        Timestamp(deadline.0.saturating_add(i64::from(same)))
-    }
-
-    /// Everybody who waits, the spares that `may_enter`, and this node, as long as there are seats: first who was in the
-    /// round before.
-    fn enter_all(&self, draft: &mut State, may_enter: impl Fn(&Node) -> bool) {
-        let node = &self.me.node;
-        let rank_before = |node: &Node| {
-            let before = self.view.ranks.and_then(|ranks| ranks.of.get(node));
-            before.copied().unwrap_or(i64::MAX)
-        };
-        let waiting = draft.wait_list.iter().map(|node| (rank_before(node), 0, node.clone()));
-        let spares = draft.redundancy_list.iter().filter(|node| may_enter(node));
-        let spares = spares.map(|node| (i64::MAX, 1, node.clone()));
-        let mut others: Vec<_> = waiting.chain(spares).collect();
-        let is_new = !draft.participants.contains(node) && !others.iter().any(|(.., other)| other == node);
-        others.extend(is_new.then(|| (rank_before(node), 2, node.clone())));
-        others.sort();
-        let seats = self.max().saturating_sub(draft.participants.len());
-        for (.., other) in others.drain(..seats.min(others.len())) {
-            draft.wait_list.remove(&other);
-            draft.redundancy_list.remove(&other);
-            draft.participants.insert(other, 0);
-        }
-        if is_new && !draft.participants.contains(node) {
-            draft.redundancy_list.insert(node.clone());
-        }
-    }
-
-    fn last_call_is_over(&self) -> bool {
-        let seen = self.view.sightings.deadline_seen(self.view.state);
-        seen.is_some_and(|seen| self.now.saturating_duration_since(seen) >= self.me.times.last_call)
-    }
-
-    /// Whether all are here who were in the round before, so that there is nobody to wait for: those of ours that are in no
-    /// list have gone for good, but a torchrun agent may be on its way from one list to the other.
-    fn is_nobody_missing(&self, draft: &State) -> bool {
-        let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
-            return false;
-        };
-        let has_gone =
-            |node: &Node| self.is_ours(node) || self.view.sightings.has_died(node) || self.is_dead(node);
-        before.of.keys().all(|node| {
-            draft.participants.contains(node) || (has_gone(node) && !draft.wait_list.contains(node))
-        })
-    }
-
-    fn complete(&self, draft: &mut State) {
-        let order: Vec<Node> = draft.participants.nodes().cloned().collect();
-        draft.participants = assign(&order, self.view.agents, self.view.ranks);
-        draft.complete = true;
-        draft.deadline = None;
-        self.seat_the_rest(draft);
-    }
-
-    /// Whoever waits for a full round is a spare: torchrun agents would stop their workers for him again and again.
-    fn seat_the_rest(&self, draft: &mut State) {
-        if draft.complete && draft.participants.len() >= self.max() {
-            draft.redundancy_list.append(&mut draft.wait_list);
-        }
     }
 
     fn stay(&self, round: u64, members: &[Node]) -> Step {

@@ -2,7 +2,8 @@
 //!
 //! A rankrun agent lives as long as its beat, a counter in the store, goes on within the lease; a torchrun agent as long as
 //! its heartbeat in the state changes within interval × attempts. Whoever is seen for the first time lives. Time in which this
-//! node could not look ages nobody: when the store itself was away, nobody could beat.
+//! node could not look ages nobody: when the store itself was away, nobody could beat. A torchrun agent that is in no list any
+//! more goes on ageing: others may have taken it out as dead a moment before we would have, or it is about to come back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,8 +18,16 @@ pub struct Sightings {
     torch_limit: Duration,
     signs: BTreeMap<Node, Sign>,
     last_call: Option<LastCall>,
-    /// Found dead, and in no list since, with the round at that time.
-    dead: BTreeMap<Node, u64>,
+    /// In no list any more.
+    unlisted: BTreeMap<Node, Unlisted>,
+}
+
+/// A node that was in a list.
+#[derive(Debug, Clone)]
+struct Unlisted {
+    /// The round when that was noticed.
+    round: u64,
+    sign: Sign,
 }
 
 /// The signs of life of one node.
@@ -67,6 +76,11 @@ struct LastCall {
 /// A node's signs are looked for about as often as this part of its limit.
 const LOOKS: u32 = 5;
 
+/// A sign of life is late after so many periods. A node that is cut off in one direction stops its workers after seven tenths
+/// of the lease without an answer, and what it sent last may have been seen up to two periods later: then one and a half
+/// have gone by at least.
+const LATE: (u32, u32) = (5, 4);
+
 impl Sightings {
     /// Of nobody yet.
     #[must_use]
@@ -76,19 +90,19 @@ impl Sightings {
             torch_limit: times.keep_alive.saturating_mul(times.keep_alive_attempts),
             signs: BTreeMap::new(),
             last_call: None,
-            dead: BTreeMap::new(),
+            unlisted: BTreeMap::new(),
         }
     }
 
     /// One look: the state, and the beats of rankrun agents that were read just now (none where only the state was).
-    /// Nodes that are in no list are forgotten.
+    /// Nodes that are in no list for two rounds are forgotten.
     pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> = state.listed().collect();
-        self.forget_all_but(&listed, state.round);
+        self.miss_all_but(&listed, state.round, now);
+        let limits = (self.lease, self.torch_limit);
         for node in listed {
-            self.dead.remove(node);
+            self.unlisted.remove(node);
             let heartbeat = state.last_heartbeats.get(node).copied();
-            let limits = (self.lease, self.torch_limit);
             match self.signs.get_mut(node) {
                 Some(sign) => sign.saw(beats.get(node).copied(), heartbeat, limits, now),
                 None => {
@@ -104,12 +118,14 @@ impl Sightings {
         });
     }
 
-    fn forget_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64) {
-        let unlisted = self.signs.keys().filter(|node| !listed.contains(node));
-        let died: Vec<Node> = unlisted.filter(|node| self.is_dead(node)).cloned().collect();
-        self.dead.extend(died.into_iter().map(|node| (node, round)));
-        self.dead.retain(|_, died| *died + 2 > round);
-        self.signs.retain(|node, _| listed.contains(node));
+    fn miss_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
+        let limits = (self.lease, self.torch_limit);
+        let unlisted = self.signs.extract_if(.., |node, _| !listed.contains(node));
+        self.unlisted.extend(unlisted.map(|(node, sign)| (node, Unlisted { round, sign })));
+        self.unlisted.retain(|_, unlisted| unlisted.round + 2 > round);
+        for Unlisted { sign, .. } in self.unlisted.values_mut() {
+            sign.saw(None, sign.heartbeat, limits, now);
+        }
     }
 
     /// Whether a node that is in a list had given no sign of life for too long when it was looked for last. False of nodes
@@ -119,10 +135,12 @@ impl Sightings {
         self.signs.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
     }
 
-    /// Whether a node was found dead, and has been in no list since.
+    /// Whether a node is in no list any more, and was dead already, or has been away until its limit was over: then it is not
+    /// on its way from one list to another.
     #[must_use]
     pub fn has_died(&self, node: &Node) -> bool {
-        self.dead.contains_key(node)
+        let limits = (self.lease, self.torch_limit);
+        self.unlisted.get(node).is_some_and(|unlisted| unlisted.sign.is_dead(limits))
     }
 
     /// Whether a rankrun agent has shown since it was first seen that it lives.
@@ -137,11 +155,23 @@ impl Sightings {
         self.signs.get(node).is_some_and(|sign| sign.since > then && matches!(sign.life, Life::Beat(_)))
     }
 
+    /// When a rankrun agent will be dead whose signs of life are late, by the last look for them: there was none for clearly
+    /// longer than the `period` in which one is due. Nothing of one whose signs are fresh.
+    #[must_use]
+    pub fn doubted_until(&self, node: &Node, period: Duration) -> Option<Instant> {
+        let sign = self.signs.get(node).filter(|sign| matches!(sign.life, Life::Beat(_)))?;
+        let is_late = sign.looked.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
+        sign.since.checked_add(self.lease).filter(|_| is_late)
+    }
+
     /// The earliest moment at which a look may find somebody dead who is not yet.
     #[must_use]
     pub fn next_death(&self, now: Instant) -> Option<Instant> {
         let limits = (self.lease, self.torch_limit);
-        let living = self.signs.values().filter(|sign| sign.gone == Gone::No);
+        let away = self.unlisted.values().map(|unlisted| &unlisted.sign);
+        // What a rankrun agent does in no list makes no difference.
+        let away = away.filter(|sign| matches!(sign.life, Life::Heartbeat(_)));
+        let living = self.signs.values().chain(away).filter(|sign| sign.gone == Gone::No);
         living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
     }
 

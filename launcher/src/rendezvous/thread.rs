@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalWorldSize;
 
 use crate::error::LaunchError;
+use crate::process::watchdog::Watch;
 use crate::rendezvous::{News, Parting, Wish};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
@@ -126,6 +127,11 @@ impl Rendezvous {
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fencepost.get()
+    }
+
+    /// Workers may run, and that one ends them at the end of the fence if this process cannot; or none do.
+    pub fn watched_by(&self, watch: Option<Watch>) {
+        self.fencepost.watched_by(watch);
     }
 
     /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
+use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{Awaited, Change, FailureNote, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
@@ -21,13 +22,18 @@ pub fn changed(change: &Change) -> String {
         }
         Change::PeerFailed(note) => {
             let words = || format!("{} failed: {}", worker(note), plain(&note.ended));
-            host_left(note).unwrap_or_else(words)
+            ended_by_node(note).unwrap_or_else(words)
         }
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
         Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
         Change::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
+        }
+        Change::StoodStill => {
+            "this launcher was itself stopped for too long (SIGSTOP, a debugger, swapping): its workers were \
+                               killed before the others take this node for lost"
+                .to_owned()
         }
         Change::Removed => {
             "the others have gone on without this node, which was silent for too long".to_owned()
@@ -45,11 +51,26 @@ pub fn over(ending: &Ending) -> String {
         }
         Ending::Closed { failure: Some(note) } => {
             let words = || plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host));
-            host_left(note).unwrap_or_else(words)
+            ended_by_node(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
+        Ending::ByRule { rule, failure } => by_rule(rule, failure.as_ref()),
         Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
+}
+
+fn by_rule(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
+    let what = if rule.is_success() { "is done" } else { "has failed" };
+    let where_from = failure.map_or_else(
+        || " of another node".to_owned(),
+        |note| {
+            format!(
+                " on node {} ({}): rank {} ended with {}",
+                note.node_rank, note.host, note.rank, note.ended
+            )
+        },
+    );
+    plain(&format!("the job {what}, by the rule `{}`{where_from}", rule.text))
 }
 
 /// A further round, in which this node has so many workers.
@@ -82,11 +103,16 @@ pub fn waiting(waiting: &Waiting) -> String {
         _ => format!(", {} are missing", names(&waiting.missing)),
     };
     let left = whole_seconds(waiting.left);
-    match waiting.awaited {
+    match &waiting.awaited {
         Awaited::Place => format!(
             "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
             nodes_here(count)
         ),
+        Awaited::Stops { nodes } => {
+            let whose = if nodes.len() == 1 { "its" } else { "their" };
+            let of_all = if min == max { format!(" of {max}") } else { String::new() };
+            format!("waiting for {} to stop {whose} workers: {count}{of_all} {here}{missing}", names(nodes))
+        }
         Awaited::Ranks => {
             format!(
                 "waiting for what the others say of their workers: {} {here}; {left} left",
@@ -97,7 +123,7 @@ pub fn waiting(waiting: &Waiting) -> String {
             "waiting for more nodes: {count} {here}{missing}, {min} {} enough and {max} the most; \
              it starts with those who are here in {}",
             if min == NodeCount::ONE { "is" } else { "are" },
-            whole_seconds(starts_in)
+            whole_seconds(*starts_in)
         ),
         Awaited::Enough if min == max => {
             format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
@@ -124,7 +150,7 @@ pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {
         return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
     }
-    if let Some(text) = host_left(note) {
+    if let Some(text) = ended_by_node(note) {
         return text + "\n";
     }
     let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
@@ -144,7 +170,9 @@ pub fn first_cause(note: &FailureNote) -> String {
 pub fn hint(note: &FailureNote) -> String {
     let words = if note.is_of_lost_node() {
         format!("see whether {} is up, and what its launcher said last", note.host)
-    } else if note.why_host_left().is_some() {
+    } else if note.is_of_failed_launcher() {
+        format!("the launcher on {} says more", note.host)
+    } else if note.why_node_ended_job().is_some() {
         format!("{} hosts the rendezvous store, and no node goes on without it", note.host)
     } else {
         format!("the launcher on {} shows its last lines and where its logs are", note.host)
@@ -152,9 +180,9 @@ pub fn hint(note: &FailureNote) -> String {
     plain(&words)
 }
 
-/// Where it is the host of the store that has left.
-fn host_left(note: &FailureNote) -> Option<String> {
-    let why = note.why_host_left()?;
+/// Where a node has ended the job, and no worker.
+fn ended_by_node(note: &FailureNote) -> Option<String> {
+    let why = note.why_node_ended_job()?;
     Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
 }
 
@@ -237,6 +265,23 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_for_nodes_that_stop_their_workers_says_so() {
+        let mut seen = Waiting {
+            here: texts(&["th1", "th3"]),
+            missing: Vec::new(),
+            min: count(3),
+            max: count(3),
+            left: Duration::from_secs(9),
+            awaited: Awaited::Stops { nodes: texts(&["th2"]) },
+        };
+        assert_eq!(waiting(&seen), "waiting for th2 to stop its workers: 2 of 3 are here (th1, th3)");
+        (seen.here, seen.missing, seen.max) = (texts(&["th3"]), texts(&["th4"]), count(4));
+        seen.awaited = Awaited::Stops { nodes: texts(&["th1", "th2"]) };
+        let words = "waiting for th1, th2 to stop their workers: 1 is here (th3), th4 is missing";
+        assert_eq!(waiting(&seen), words);
+    }
+
+    #[test]
     fn the_first_cause_is_the_same_on_every_node_and_disturbs_no_terminal() {
         assert_eq!(
             first_cause(&note()),
@@ -260,6 +305,9 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
         assert_eq!(first_cause(&host), format!("{words}\n"));
         assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
         assert_eq!(hint(&host), "th1 hosts the rendezvous store, and no node goes on without it");
+        let failed = FailureNote::of_failed_launcher(NodeRank(1), "th2".to_owned(), "cannot".to_owned());
+        assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
+        assert_eq!(hint(&failed), "the launcher on th2 says more");
         let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }

@@ -13,6 +13,8 @@ use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport};
 
+use crate::error::in_one_line;
+
 /// So much of a file that was there before is told.
 const OLD_CONTENTS: u64 = 64 * 1024;
 
@@ -27,11 +29,10 @@ pub struct Unwritten {
 /// Why the launcher itself failed, as an error file says it: the error, and its causes as the call stack.
 #[must_use]
 pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
-    let mut message = format!("{kind}: {error}");
-    let mut callstack = message.clone();
+    let message = format!("{kind}: {}", in_one_line(error));
+    let mut callstack = format!("{kind}: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        message.push_str(&format!(": {error}"));
         callstack.push_str(&format!("\n  caused by: {error}"));
         cause = error.source();
     }

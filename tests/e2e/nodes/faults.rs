@@ -181,6 +181,55 @@ fn lifespan(scratch: &Scratch, pid: i32) -> (u64, u64) {
     (number(0), number(8))
 }
 
+/// Three agents with one worker each, which notes when it lives; those of the third stop for nothing but SIGKILL.
+struct Lives {
+    jobs: [Job; 3],
+    gate: Gate,
+    scratch: Scratch,
+    fleet: Fleet,
+}
+
+impl Lives {
+    #[track_caller]
+    fn start() -> Option<Self> {
+        let fleet = Fleet::up(3)?;
+        let scratch = Scratch::new();
+        let gate = Gate::new(&scratch, "gate");
+        let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
+        let jobs = [1, 2, 3].map(|host| {
+            let deaf = (host == 3).then(|| "deaf".to_owned());
+            let common = [lifespan_step.clone(), "seat".to_owned(), "sum".to_owned(), gate.step()];
+            let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
+            fleet.on(host, launch.worker(deaf.into_iter().chain(common))).start()
+        });
+        jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
+        Some(Self { jobs, gate, scratch, fleet })
+    }
+
+    /// The pid of the newest worker of an agent.
+    #[track_caller]
+    fn newest(&self, at: usize) -> i32 {
+        let line = self.jobs[at].lines("seat rank=", 1).pop().expect("a seat");
+        field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
+    }
+
+    /// Lets the third node fall silent, and waits until the others have gone on without it: its worker was gone by then.
+    #[track_caller]
+    fn loses_the_third(&self, silence: impl FnOnce(&Self)) {
+        let old = self.newest(2);
+        let worker = Process::open(old).expect("the worker lives");
+        silence(self);
+        self.jobs[..2].iter().for_each(|job| drop(job.line("world=2 total=3")));
+        // Where nobody has killed it, it runs on as long as this test waits.
+        assert!(!worker.lives(), "the old round runs on beside the new one\n{}", self.jobs[2]);
+        let (_, last) = lifespan(&self.scratch, old);
+        for at in [0, 1] {
+            let (first, _) = lifespan(&self.scratch, self.newest(at));
+            assert!(last < first, "the old round ended {} us after the new one began", (last - first) / 1000);
+        }
+    }
+}
+
 /// A worker that stops for nothing but SIGKILL is gone when the others, who hear nothing of its node, go on without it.
 #[test]
 fn no_instant_has_workers_of_two_rounds() {
@@ -188,39 +237,41 @@ fn no_instant_has_workers_of_two_rounds() {
         return;
     }
     for _ in 0..times() {
-        let Some(fleet) = Fleet::up(3) else { return };
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
-        let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
-        let start = |host| {
-            let deaf = (host == 3).then(|| "deaf".to_owned());
-            let common = [lifespan_step.clone(), "seat".to_owned(), "sum".to_owned(), gate.step()];
-            let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
-            fleet.on(host, launch.worker(deaf.into_iter().chain(common))).start()
-        };
-        let jobs = [1, 2, 3].map(start);
-        jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
-        let newest = |job: &Job| {
-            let line = job.lines("seat rank=", 1).pop().expect("a seat");
-            field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
-        };
-        let old = newest(&jobs[2]);
-        let worker = Process::open(old).expect("the worker lives");
-        fleet.cut(3);
-        jobs[..2].iter().for_each(|job| drop(job.line("world=2 total=3")));
-        jobs[2].outlived_by_none(&[worker], Duration::from_secs(30));
-        let (_, last) = lifespan(&scratch, old);
-        for job in &jobs[..2] {
-            let (first, _) = lifespan(&scratch, newest(job));
-            assert!(last < first, "the old round ended {} us after the new one began", (last - first) / 1000);
-        }
-        let [one, two, three] = jobs;
+        let Some(lives) = Lives::start() else { return };
+        lives.loses_the_third(|lives| lives.fleet.cut(3));
+        let Lives { jobs: [one, two, three], gate, fleet, .. } = lives;
         drop(three);
         gate.open(2);
         succeed([one, two]);
         fleet.is_empty();
     }
     told("the old round ends before the new one begins", times());
+}
+
+/// An agent that is stopped ends nobody: its guard does, and when it goes on it takes part again.
+#[test]
+fn no_instant_has_workers_of_two_rounds_where_an_agent_stands_still() {
+    if !only_ours() {
+        return;
+    }
+    for _ in 0..times() {
+        let Some(lives) = Lives::start() else { return };
+        let guard = lives.jobs[2].pid();
+        let agent = lives.jobs[2].only_child_of(guard);
+        lives.loses_the_third(|lives| lives.jobs[2].signal_to(agent, Signal::SIGSTOP));
+        lives.jobs[2].signal_to(agent, Signal::SIGCONT);
+        lives.jobs.iter().for_each(|job| drop(job.lines("world=3 total=6", 2)));
+        assert_eq!(lives.jobs[2].only_child_of(guard), agent, "the same agent");
+        let Lives { jobs, gate, fleet, .. } = lives;
+        gate.open(3);
+        let outcomes = succeed(jobs);
+        // The first round, and the one in which it is back; the others had one between the two.
+        let lives: Vec<_> = outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
+        assert_eq!(lives, [3, 3, 2]);
+        outcomes[2].complains("this launcher was itself stopped for too long").never_says("failed");
+        fleet.is_empty();
+    }
+    told("an agent that stands still has no workers beside the next round", times());
 }
 
 /// Who hears nothing of the store is not waited for: the user has said that it is to end.

@@ -1,6 +1,6 @@
 //! What an agent says while it waits for the others.
 
-use harness::{Fleet, Name, only_ours};
+use harness::{Fleet, Name, Scratch, only_ours};
 
 use super::{ENDPOINT, c10d, fixed, succeed};
 
@@ -35,6 +35,31 @@ fn a_missing_node_rank_is_named() {
     let mut jobs = Vec::from(jobs);
     jobs.push(own(2));
     succeed(jobs);
+    fleet.is_empty();
+}
+
+/// Two nodes take longer to stop their workers than anybody waits for nodes: they are there, and nobody gives up.
+#[test]
+fn a_grace_may_be_longer_than_the_join_timeout() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(3) else { return };
+    let scratch = Scratch::new();
+    let first = format!("first={},th3,9", scratch.folder("lives", 0o777));
+    let start = |host| {
+        let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--rdzv-conf", "join_timeout=5"]);
+        let launch = launch.args(["--grace", "8s", "--max-restarts", "1"]);
+        let deaf = (host < 3).then_some("deaf");
+        let steps = deaf.into_iter().chain(["seat", "sum", &first, "print=finished"]);
+        fleet.on(host, launch.worker(steps)).start()
+    };
+    let jobs: Vec<_> = fleet.hosts().map(start).collect();
+    let line = jobs[2].line("to stop their workers");
+    assert!(line.contains("waiting for th1, th2 to stop their workers: 1 of 3 is here (th3)"), "{line}");
+    for outcome in succeed(jobs) {
+        outcome.says("finished").never_says("nodes came");
+    }
     fleet.is_empty();
 }
 

@@ -12,6 +12,7 @@ use super::invariants::{Turn, Verdict, must};
 use super::setup::millis;
 use crate::agent::message::{Action, Ending, Farewell, Input};
 use crate::exit_code::ExitStatus;
+use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{Change, FailureNote, Round};
 
 /// What can happen elsewhere.
@@ -27,6 +28,7 @@ pub(super) enum Elsewhere {
     /// The workers of all nodes have.
     AllSucceed,
     Closes,
+    EndsByRule(RuleEnd),
     NotNeeded,
     Fails,
 }
@@ -46,6 +48,8 @@ impl Elsewhere {
             Self::AllSucceed,
             Self::AllSucceed,
             Self::Closes,
+            Self::EndsByRule(RuleEnd::Succeed),
+            Self::EndsByRule(RuleEnd::Requeue),
             Self::NotNeeded,
             Self::Fails,
         ])
@@ -100,6 +104,10 @@ impl Rendezvous {
             Elsewhere::CutsOff(left) => change(Change::CutOff { kill_by: now + millis(left) }),
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
             Elsewhere::Closes => self.over(Ending::Closed { failure: Some(note()) }),
+            Elsewhere::EndsByRule(then) => {
+                let rule = RuleNote { text: "exit=1".to_owned(), then };
+                self.over(Ending::ByRule { rule, failure: Some(note()) })
+            }
             Elsewhere::NotNeeded => self.over(Ending::NotNeeded),
             Elsewhere::Fails => self.over(Ending::Failed { kill_by: None }),
         }

@@ -11,6 +11,7 @@ use crate::agent::message::{Ending, Input, JobEnd};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
+use crate::rendezvous::note::RuleEnd;
 use crate::spec::Persona;
 use crate::spec::restart::RuleAction;
 
@@ -37,6 +38,7 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     match (&turn.book.others.over, end.stopped_by) {
         _ if cause == Some(Cause::TimeLimit) => return both(of_limit),
         (Some(Ending::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
+        (Some(Ending::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
         // A restart is granted, and the others are waited for: only the time ends that.
         (None, None) if turn.book.others.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
@@ -64,6 +66,14 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
         },
         _ => (plain, plain),
     }
+}
+
+const fn due_by(rule: RuleEnd) -> ExitStatus {
+    ExitStatus::Code(match rule {
+        RuleEnd::Succeed => 0,
+        RuleEnd::Requeue => REQUEUE,
+        RuleEnd::NoRequeue => DO_NOT_REQUEUE,
+    })
 }
 
 /// Of a worker, or of the signal by which the launcher was told to stop.

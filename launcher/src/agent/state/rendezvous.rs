@@ -23,8 +23,8 @@ use crate::rendezvous::{Change, FailureNote, Round};
 /// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
 /// 7 s, or does not know.
 const LONGEST_BLAME: Duration = Duration::from_secs(8);
-/// What fails here so shortly before it is known that the host of the store stops, fails of that: its workers are told to
-/// stop in the same moment as this node is told of it.
+/// What fails here so shortly before it is known that a node has ended the job, by its own stop or as its launcher failed,
+/// fails of that: its workers are told to stop in the same moment as this node is told of it.
 const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
@@ -91,7 +91,9 @@ impl State {
                 let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
             }
-            phase @ Phase::Settling { .. } if matches!(change, Change::CutOff { .. }) => {
+            phase @ Phase::Settling { .. }
+                if matches!(change, Change::CutOff { .. } | Change::StoodStill) =>
+            {
                 // No worker is left to be killed, and who is done stays so.
                 self.phase = phase;
                 Vec::new()
@@ -215,7 +217,7 @@ impl State {
     /// All workers of this node have succeeded.
     pub(super) fn all_succeeded_here(&mut self, now: Instant) -> Vec<Action> {
         if !self.rules.has_rendezvous {
-            return vec![self.succeed()];
+            return vec![self.succeed(None)];
         }
         self.history.generation_ended(now);
         self.history.generation_is_gone(now);
@@ -232,7 +234,7 @@ impl State {
     /// And those of all other nodes.
     pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
         match self.phase {
-            Phase::Settling { .. } => vec![self.succeed()],
+            Phase::Settling { .. } => vec![self.succeed(None)],
             _ => Vec::new(),
         }
     }
@@ -242,11 +244,11 @@ impl State {
         if self.phase == Phase::Finished || self.others.over.is_some() {
             return Vec::new();
         }
-        let is_their_doing = self.fails_of_the_host(now, &ending);
+        let is_their_doing = self.fails_of_that_node(now, &ending);
         self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
-            Ending::NotNeeded | Ending::Closed { .. } => None,
+            Ending::NotNeeded | Ending::Closed { .. } | Ending::ByRule { .. } => None,
         };
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } | Phase::Undecided { live, .. } => {
@@ -270,17 +272,19 @@ impl State {
         }
     }
 
-    fn fails_of_the_host(&self, now: Instant, ending: &Ending) -> bool {
+    fn fails_of_that_node(&self, now: Instant, ending: &Ending) -> bool {
         let Ending::Closed { failure: Some(note) } = ending else { return false };
         let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
-        note.why_host_left().is_some() && self.history.first_end().is_none_or(is_new)
+        note.why_node_ended_job().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
     /// How the job ended elsewhere, and of what first, where it did.
     pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
         let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
-            Some(Ending::Closed { failure }) => failure.clone(),
+            // What is no failure of the job is not its cause.
+            Some(Ending::ByRule { rule, .. }) if rule.is_success() => return (over, None),
+            Some(Ending::Closed { failure } | Ending::ByRule { failure, .. }) => failure.clone(),
             _ => None,
         };
         let first = told.or_else(|| self.others.failed_first.clone()).filter(|_| over.is_some());
@@ -310,6 +314,7 @@ impl State {
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
         self.others.over.as_ref().map(|over| match over.ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
+            Ending::ByRule { ref rule, .. } => rule.then.status(),
             Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
     }
@@ -319,7 +324,7 @@ impl State {
 const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
     match change {
         Change::CutOff { kill_by } => Some(*kill_by),
-        Change::Removed => Some(now),
+        Change::Removed | Change::StoodStill => Some(now),
         Change::PeerFailed(_)
         | Change::PeerLost { .. }
         | Change::PeerLeft { .. }

@@ -12,6 +12,7 @@ use crate::agent::message::{Action, Farewell, Happening, JobEnd};
 use crate::agent::phase::{Phase, Step, StopCause};
 use crate::agent::policy::{Decision, Refusal, Sight, Wish};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
+use crate::rendezvous::note::RuleNote;
 use crate::spec::{Persona, Unhealthy};
 
 /// A look that takes longer says so.
@@ -175,14 +176,19 @@ impl State {
     pub(super) fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
         match decision {
             Decision::Restart { at } => self.restart_at(now, at, failure),
-            Decision::Succeed(rule) => vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed()],
+            Decision::Succeed(rule) => {
+                vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
+            }
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and who was told to stop knows.
                 let plain = matches!(refusal, Refusal::Stopped | Refusal::Stuck | Refusal::Budget);
                 let said = (!plain).then_some(Action::Say(Happening::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
-                if let (Action::Finish(end), Some(status)) = (&mut finish, refusal.status()) {
-                    end.status = status;
+                if let (Action::Finish(end), Refusal::Rule(rule)) = (&mut finish, refusal)
+                    && let Some(rule) = RuleNote::of(&rule)
+                {
+                    end.status = rule.then.status();
+                    end.rule = Some(rule);
                 }
                 said.into_iter().chain([finish]).collect()
             }
@@ -231,6 +237,8 @@ impl State {
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
         let elsewhere = self.status_of_the_others().filter(|_| self.stopped_by.is_none());
+        // No failure is shown of a job that has succeeded.
+        let failure = failure.filter(|_| elsewhere != Some(ExitStatus::SUCCESS));
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
             (Persona::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
@@ -249,10 +257,20 @@ impl State {
         let (elsewhere, first_cause) = self.ended_elsewhere();
         let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
-        Action::Finish(JobEnd { status, failure, stopped_by, time_limit, farewell, elsewhere, first_cause })
+        Action::Finish(JobEnd {
+            status,
+            failure,
+            stopped_by,
+            time_limit,
+            farewell,
+            rule: None,
+            elsewhere,
+            first_cause,
+        })
     }
 
-    pub(super) fn succeed(&mut self) -> Action {
+    /// By this rule, where not all workers have.
+    pub(super) fn succeed(&mut self, rule: Option<RuleNote>) -> Action {
         self.phase = Phase::Finished;
         Action::Finish(JobEnd {
             status: ExitStatus::SUCCESS,
@@ -260,6 +278,7 @@ impl State {
             stopped_by: None,
             time_limit: None,
             farewell: Farewell::Succeeded,
+            rule,
             elsewhere: None,
             first_cause: None,
         })

@@ -78,6 +78,7 @@ impl State {
             stopped_by: Some(signal),
             time_limit: None,
             farewell: Farewell::Left,
+            rule: None,
             elsewhere: None,
             first_cause: None,
         })

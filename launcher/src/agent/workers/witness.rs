@@ -59,6 +59,12 @@ impl Workers {
         })
     }
 
+    /// What the other nodes are told where the launcher itself has failed in a round.
+    pub(in crate::agent) fn note_of_launcher(&self, why: String) -> Option<FailureNote> {
+        let node_rank = self.round.as_ref()?.node_rank;
+        Some(FailureNote::of_failed_launcher(node_rank, short_hostname(), why))
+    }
+
     fn lost(&self, rank: Rank) -> Lost {
         let seat = self.placements.iter().find(|seat| seat.rank == rank);
         seat.map_or(Lost::Elsewhere(rank), |seat| Lost::Here(seat.local_rank))

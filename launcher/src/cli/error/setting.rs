@@ -176,6 +176,14 @@ pub enum SettingError {
         /// How many nodes.
         value: String,
     },
+    /// Several nodes, and no name of the job that they all have.
+    #[error("{origin} is empty, and each of {nodes} nodes would make up a run id that no other node has")]
+    NoCommonId {
+        /// Where it came from.
+        origin: Origin,
+        /// How many nodes.
+        nodes: String,
+    },
     /// `--start-timeout` where other nodes may have the store.
     #[error("{origin} needs the launcher's own store, and of several nodes only one has it")]
     JoinsElsewhere {
@@ -327,6 +335,9 @@ impl SettingError {
                 "name a place that all nodes know: `--rdzv-backend c10d --rdzv-endpoint HOST:PORT`"
                     .to_owned(),
             ),
+            Self::NoCommonId { .. } => {
+                Some("give the job one name on all nodes; is a variable unset that holds it?".to_owned())
+            }
             Self::NoSuchRank { .. } => Some("ranks count from 0, below `--nproc-per-node`".to_owned()),
             Self::NotUnicode { .. } | Self::Refused { .. } => Some(SEE_HELP.to_owned()),
         }

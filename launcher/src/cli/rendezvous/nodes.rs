@@ -3,11 +3,12 @@
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
 use super::refused;
-use crate::cli::error::{CliError, Expected, SettingError};
+use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::notice::Notice;
 use crate::cli::python_text::parse_int;
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::NNODES;
+use crate::spec::Persona;
 use crate::spec::rendezvous::NodeRange;
 
 /// No job has more nodes: their state must fit into one value of the store.
@@ -59,6 +60,27 @@ impl Nodes {
         }
         max
     }
+}
+
+/// For an empty run id, in whose place each node makes one up, as under torchrun: no two have the same.
+///
+/// # Errors
+/// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since each
+/// would run the whole job for itself.
+pub(super) fn must_do_without_id(
+    origin: &Origin,
+    NodeRange { min, max }: NodeRange,
+    persona: Persona,
+) -> Result<(), CliError> {
+    let least = match persona {
+        Persona::Rankrun => max,
+        Persona::Torchrun => min,
+    };
+    if least == NodeCount::ONE {
+        return Ok(());
+    }
+    let nodes = if min == max { max.to_string() } else { format!("{min} to {max}") };
+    Err(SettingError::NoCommonId { origin: origin.clone(), nodes }.into())
 }
 
 /// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.

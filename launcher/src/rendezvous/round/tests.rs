@@ -271,6 +271,28 @@ fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
 }
 
 #[test]
+fn a_later_round_does_not_wait_for_a_torchrun_agent_that_others_found_dead_a_moment_before_us() {
+    // Seconds of the last heartbeat of t, and of the look at which it is dead for us too.
+    for (beat, dies) in [(0.0, 15.0), (7.0, 22.0)] {
+        let mut stage = Stage::with(["a t m", "", ""]).complete(0);
+        stage.ranks = Some(Ranks { round: 0, of: nodes("a t m").into_iter().zip(0..).collect() });
+        (0..7).for_each(|second| stage.look(f64::from(second)));
+        stage.state.last_heartbeats.insert(node("t"), Timestamp(WALL.0 + (beat * 1e6) as i64));
+        (7..15).for_each(|second| stage.look(f64::from(second)));
+        // It is another agent that takes t out, and turns the round.
+        stage.state = Stage::with(["m a", "", ""]).state;
+        (stage.state.round, stage.state.deadline) = (1, Some(WALL));
+        for tenths in (145..).map(f64::from).take_while(|tenths| tenths / 10.0 < dies) {
+            let step = stage.join(Some(0), tenths / 10.0);
+            assert!(!told(step).contains("complete"), "it may be on its way after {tenths} tenths");
+            stage.state.last_heartbeats.insert(node("m"), Timestamp(tenths as i64));
+        }
+        assert_eq!(stage.join(Some(0), dies - 0.01), Step::Wait { until: stage.at(dies) });
+        assert_eq!(told(stage.join(Some(0), dies)), "1 complete [m1 a0] [] []", "not when the call is over");
+    }
+}
+
+#[test]
 fn the_dead_are_taken_out_with_torchs_after_effects() {
     let mut stage = Stage::with(["a b m", "", ""]).complete(3);
     let members = nodes("a b m");

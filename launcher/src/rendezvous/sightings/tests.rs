@@ -46,6 +46,21 @@ impl Stage {
 }
 
 #[test]
+fn a_sign_of_life_is_late_when_clearly_more_than_its_period_has_gone_by() {
+    let mut stage = Stage::new();
+    let period = Duration::from_secs(1);
+    let doubted = |stage: &Stage, name| stage.sightings.doubted_until(&node(name), period);
+    stage.look(0.0, 1, 100);
+    stage.look(1.25, 1, 100);
+    assert_eq!(doubted(&stage, "ours"), None, "it may just be a little late");
+    stage.look(1.5, 1, 100);
+    assert_eq!(doubted(&stage, "ours"), Some(stage.at(5.0)));
+    assert_eq!(doubted(&stage, "torch"), None, "its heartbeat is due less often");
+    stage.look(1.6, 2, 100);
+    assert_eq!([doubted(&stage, "ours"), doubted(&stage, "nobody")], [None; 2]);
+}
+
+#[test]
 fn ours_live_by_their_beat_and_torchs_by_their_heartbeat_each_within_its_own_limit() {
     let mut stage = Stage::new();
     stage.look_from(0, 4, 1, 100);
@@ -131,6 +146,46 @@ fn who_was_found_dead_is_remembered_until_it_is_in_a_list_again() {
     stage.state.wait_list.insert(node("ours"));
     stage.look(7.0, 1, 1);
     assert!(!stage.sightings.has_died(&node("ours")) && stage.dead().is_empty(), "it begins anew");
+}
+
+#[test]
+fn a_torchrun_agent_in_no_list_has_died_when_its_limit_is_over() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 9, 1, 1);
+    let listed = std::mem::take(&mut stage.state.wait_list);
+    stage.look_from(10, 14, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it may be on its way to another list");
+    assert_eq!(stage.sightings.next_death(stage.at(14.0)), Some(stage.at(15.0)));
+    stage.look(15.0, 1, 1);
+    assert!(stage.sightings.has_died(&node("torch")));
+    stage.state.wait_list = listed;
+    stage.look(16.0, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it was slow");
+}
+
+#[test]
+fn time_in_which_nobody_could_look_ages_nobody_who_is_on_its_way() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 2, 1, 1);
+    stage.state.wait_list.clear();
+    stage.look(3.0, 1, 1);
+    stage.look(60.0, 1, 1);
+    assert!(!stage.sightings.has_died(&node("torch")), "it could not come either");
+    stage.look_from(61, 69, 1, 1);
+    assert!(stage.sightings.has_died(&node("torch")));
+}
+
+#[test]
+fn who_is_in_no_list_for_two_rounds_is_forgotten() {
+    let mut stage = Stage::new();
+    stage.look_from(0, 15, 1, 1);
+    stage.state.wait_list.clear();
+    stage.look(16.0, 1, 1);
+    for (round, is_known) in [(1, true), (2, false)] {
+        stage.state.round = round;
+        stage.look(17.0, 1, 1);
+        assert_eq!(stage.sightings.has_died(&node("torch")), is_known, "round {round}");
+    }
 }
 
 #[test]

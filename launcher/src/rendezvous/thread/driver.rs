@@ -342,12 +342,17 @@ impl Driver {
 
     /// Tells that there is nothing to take part in any more.
     pub(super) fn over(&mut self, over: Over) {
-        // Where the host of the store has left, that is the answer.
-        let says_it = matches!(&over, Over::Closed { failure: Some(note) } if note.why_host_left().is_some());
+        // Where a node or a rule has ended the job, that is the answer.
+        let says_it = match &over {
+            Over::Closed { failure: Some(note) } => note.why_node_ended_job().is_some(),
+            Over::ByRule { .. } => true,
+            Over::Closed { failure: None } | Over::NotNeeded | Over::Failed(_) => false,
+        };
         if !says_it {
             self.answer_blame(None);
         }
-        self.standing = if matches!(over, Over::Closed { .. }) { Standing::Over } else { Standing::Out };
+        let is_closed = matches!(over, Over::Closed { .. } | Over::ByRule { .. });
+        self.standing = if is_closed { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         self.pulse = None;
         if !matches!(over, Over::Failed(_)) {

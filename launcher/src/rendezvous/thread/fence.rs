@@ -6,6 +6,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::process::watchdog::Watch;
+
 /// What follows from the last sign of life that was acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence {
@@ -68,34 +70,65 @@ impl Signs {
     }
 }
 
+/// The signs of life, and who is told until when the workers may live, while there may be any.
+#[derive(Debug, Default)]
+struct Post {
+    signs: Signs,
+    watch: Option<Watch>,
+}
+
+impl Post {
+    fn tell(&self) {
+        if let Some(watch) = &self.watch {
+            watch.expect(self.signs.fence.map(|fence| fence.kill_by));
+        }
+    }
+}
+
 /// Where it stands: whoever gives signs of life sets it, and the agent reads it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Fencepost(Arc<Mutex<Signs>>);
+pub(super) struct Fencepost(Arc<Mutex<Post>>);
 
 impl Fencepost {
-    fn signs(&self) -> MutexGuard<'_, Signs> {
+    fn post(&self) -> MutexGuard<'_, Post> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Signs)) {
+        let mut post = self.post();
+        change(&mut post.signs);
+        post.tell();
+    }
+
+    /// Workers may run, and that one is told until when; or none do.
+    pub(super) fn watched_by(&self, watch: Option<Watch>) {
+        let mut post = self.post();
+        if let Some(before) = std::mem::replace(&mut post.watch, watch) {
+            before.expect(None);
+        }
+        post.tell();
     }
 
     /// A sign of life that was sent then is acknowledged. A fence that stands is put off.
     pub(super) fn acknowledge(&self, sent: Instant, lease: Duration) {
-        self.signs().acknowledge(sent, lease);
+        self.change(|signs| signs.acknowledge(sent, lease));
     }
 
     /// As [`Self::acknowledge`], by a node that others may take for dead from now on.
     pub(super) fn put_up(&self, sent: Instant, lease: Duration) {
-        let mut signs = self.signs();
-        signs.fence.get_or_insert(Fence::of(sent, lease));
-        signs.acknowledge(sent, lease);
+        self.change(|signs| {
+            signs.fence.get_or_insert(Fence::of(sent, lease));
+            signs.acknowledge(sent, lease);
+        });
     }
 
     /// Nobody takes this node for dead any more, or nobody is left who would go on without it.
     pub(super) fn take_down(&self) {
-        self.signs().fence = None;
+        self.change(|signs| signs.fence = None);
     }
 
     pub(super) fn get(&self) -> Option<Fence> {
-        self.signs().fence
+        self.post().signs.fence
     }
 
     /// Whether a store has ever acknowledged a sign of life of this node, whatever has become of it.
@@ -105,12 +138,12 @@ impl Fencepost {
 
     /// When the newest sign of life was sent that was acknowledged.
     pub(super) fn acknowledged(&self) -> Option<Instant> {
-        self.signs().acknowledged
+        self.post().signs.acknowledged
     }
 
     /// Until when a round that this node is in may be one that the others have gone on from without it.
     pub(super) fn doubted_until(&self, now: Instant) -> Option<Instant> {
-        self.signs().doubted_until.filter(|until| *until > now)
+        self.post().signs.doubted_until.filter(|until| *until > now)
     }
 }
 
@@ -140,5 +173,27 @@ mod tests {
         post.take_down();
         post.acknowledge(at(5_000), LEASE);
         assert_eq!(post.get(), None);
+    }
+
+    #[test]
+    fn the_guard_is_told_while_there_may_be_workers_and_somebody_who_goes_on() {
+        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+        let origin = Instant::now();
+        let at = |millis| origin + Duration::from_millis(millis);
+        let (post, watch) = (Fencepost::default(), Watch::open(origin).unwrap());
+        post.put_up(at(0), LEASE);
+        assert_eq!(watch.kill_by(), None, "nobody runs");
+        post.watched_by(Some(watch.clone()));
+        assert_eq!(watch.kill_by(), Some(at(4_750)));
+        post.acknowledge(at(1_000), LEASE);
+        assert_eq!(watch.kill_by(), Some(at(5_750)));
+        post.take_down();
+        assert_eq!(watch.kill_by(), None);
+        post.put_up(at(2_000), LEASE);
+        assert_eq!(watch.kill_by(), Some(at(6_750)));
+        post.watched_by(None);
+        assert_eq!(watch.kill_by(), None);
+        post.acknowledge(at(3_000), LEASE);
+        assert_eq!(watch.kill_by(), None);
     }
 }

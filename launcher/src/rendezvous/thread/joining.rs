@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, is_spare, next};
+use crate::rendezvous::round::{Goal, Step, has_time, next};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
@@ -74,7 +74,7 @@ impl Driver {
             else {
                 return Ok(now);
             };
-            if is_spare(backend.state(), &me.node) {
+            if has_time(&self.book.view(backend.state()), me) {
                 joining.deadline = now + me.times.join;
             }
             // The others' deadlines may be a little before ours.
@@ -201,10 +201,12 @@ impl Driver {
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
         // A member that was taken for lost has come back and said that its workers have succeeded too.
         let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
-        let over = if succeeded && (was_spare || was_done) {
-            Over::NotNeeded
-        } else {
-            Over::Closed { failure: look.end.and_then(|end| end.failure).or(look.failure) }
+        let (told, rule) = look.end.map_or((None, None), |end| (end.failure, end.rule));
+        let failure = told.or(look.failure);
+        let over = match rule {
+            _ if succeeded && (was_spare || was_done) => Over::NotNeeded,
+            Some(rule) => Over::ByRule { rule, failure },
+            None => Over::Closed { failure },
         };
         self.over(over);
         Ok(())

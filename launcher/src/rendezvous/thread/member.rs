@@ -15,7 +15,10 @@ use crate::rendezvous::{Change, FailureNote, News, Over};
 
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
-use super::watch::{Known, Question, Verdict, blamed_until, judge};
+use super::watch::{Known, Question, Shown, Verdict, blamed_until, judge};
+
+/// While a question is open, signs of life are looked for so often in the time in which one is due.
+const LOOKS_IN_TICK: u32 = 5;
 
 /// A round that is over for this node.
 #[derive(Debug, Clone)]
@@ -156,6 +159,10 @@ impl Driver {
             }
             Verdict::Closed(failure) => {
                 self.over(Over::Closed { failure });
+                return Ok(Instant::now());
+            }
+            Verdict::ByRule(rule, failure) => {
+                self.over(Over::ByRule { rule, failure });
                 return Ok(Instant::now());
             }
         }
@@ -337,10 +344,18 @@ impl Driver {
         let own = self.me.as_ref().map(|me| &me.node);
         let is_asked = |node: &&Node| Some(*node) != own && !done.contains(node);
         let agents = membership.nodes.iter().filter(|node| self.book.agents.contains_key(*node));
-        let all_live = agents.filter(is_asked).all(|node| self.book.sightings.lives_since(node, seen));
-        let deadline = blamed_until(asked, is_watched, all_live, &self.plan.times);
-        if lost.is_none() && Instant::now() < deadline {
-            return Ok(until.min(deadline));
+        let asked_for: Vec<&Node> = agents.filter(is_asked).collect();
+        let (sightings, tick) = (&self.book.sightings, self.plan.tick());
+        let shown = Shown {
+            all_live: asked_for.iter().all(|node| sightings.lives_since(node, seen)),
+            doubted_until: asked_for.iter().filter_map(|node| sightings.doubted_until(node, tick)).max(),
+        };
+        let now = Instant::now();
+        let deadline = blamed_until(asked, is_watched, shown, &self.plan.times);
+        if lost.is_none() && now < deadline {
+            // Somebody waits for the next sign of life, or for its absence.
+            self.counts_beats = true;
+            return Ok(until.min(deadline).min(now + tick / LOOKS_IN_TICK));
         }
         if let (Some((rank, name)), Some(ours)) = (&lost, &membership.told) {
             let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));

@@ -30,7 +30,7 @@ impl Driver {
             Parting::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
-        loop {
+        let is_told = loop {
             while self.backend.is_none()
                 && !self.is_over()
                 && !self.bond.is_refused()
@@ -39,35 +39,40 @@ impl Driver {
                 let next = self.reach(Instant::now());
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
-            let Err(trouble) = self.say_farewell(&parting, deadline) else { break };
+            let Err(trouble) = self.say_farewell(&parting, deadline) else { break true };
             tracing::debug!(%trouble, "the rendezvous store was not told how this node goes");
             let is_worth_another = matches!(trouble, Trouble::Store(_)) && !self.is_over();
             if !is_worth_another || Instant::now() >= deadline {
-                break;
+                break false;
             }
             // The connection alone may have been lost.
             self.stumble(trouble);
-        }
-        // Another node has ended the job, and others may still be about to learn it here.
+        };
+        // Another node has ended the job, or nobody can be told of what ends it, such as a state that is none: the others may
+        // still be about to learn it here.
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
-        let linger = if is_closed { linger.max(AFTER_FAILURE) } else { linger };
+        let linger = if is_closed || !is_told { linger.max(AFTER_FAILURE) } else { linger };
         // Ours are no connections of others.
         (self.backend, self.worn, self.pulse) = (None, None, None);
         self.linger(until.min(Instant::now() + linger));
     }
 
-    /// As the host of the store, without which nobody goes on: tells the others why the job ends. To be said once, and long
-    /// enough before the store is gone.
+    /// As the host of the store, without which nobody goes on: tells the others why the job ends, also where it is for an
+    /// error of this node alone. To be said once, and long enough before the store is gone.
     pub(super) fn end_with_the_store(&mut self, why: &str) -> Result<(), Trouble> {
-        if self.store.is_none() || self.is_over() {
+        if self.store.is_none() || self.standing == Standing::Over {
             return Ok(());
         }
         self.look()?;
+        let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
+        if is_closed && self.standing == Standing::Out {
+            return Ok(());
+        }
         self.tell()?;
         let (rank, host) = (self.own_rank(), self.plan.host.clone());
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let failure = Some(FailureNote::of_leaving_host(rank, host, why.to_owned()));
-        backend.tell_end(&ClosingNote { succeeded: false, failure })?;
+        backend.tell_end(&ClosingNote { succeeded: false, failure, rule: None })?;
         self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
         (self.standing, self.phase) = (Standing::Over, Phase::Idle);
@@ -96,11 +101,13 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure }
+            Parting::Close { succeeded, failure, rule }
                 if self.standing != Standing::Out && may_close(backend.state(), &me.node, &self.phase) =>
             {
-                let failure = if *succeeded { None } else { first.or_else(|| failure.clone()) };
-                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure })?;
+                let has_cause = !*succeeded || rule.is_some();
+                let failure = first.or_else(|| failure.clone()).filter(|_| has_cause);
+                let rule = rule.clone();
+                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure, rule })?;
                 Goal::Close
             }
             // What has failed for this node alone goes on for the others.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Look;
-use crate::rendezvous::round::{Me, is_spare};
+use crate::rendezvous::note::{ClosingNote, RuleNote};
+use crate::rendezvous::round::{Me, ending, is_spare};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::{Awaited, FailureNote, Waiting};
 
@@ -30,6 +31,8 @@ pub(super) enum Verdict {
     Succeeded,
     /// There are no more rounds.
     Closed(Option<FailureNote>),
+    /// There are no more rounds, by a rule of another node.
+    ByRule(RuleNote, Option<FailureNote>),
     /// There are no more rounds, since another node has succeeded: nobody disturbs ours.
     RunOn,
 }
@@ -60,6 +63,9 @@ pub(super) fn judge(known: &Known<'_>, look: &Look) -> Verdict {
         let failure = || look.failure.clone().or_else(|| told.cloned());
         return match &look.end {
             Some(end) if end.succeeded && stage == Stage::Succeeded => Verdict::Succeeded,
+            Some(ClosingNote { rule: Some(rule), failure: told, .. }) => {
+                Verdict::ByRule(rule.clone(), told.clone().or_else(failure))
+            }
             Some(end) => Verdict::Closed(end.failure.clone().or_else(failure)),
             None if may_go_on(stage, look, all_gone) => Verdict::RunOn,
             None => Verdict::Closed(failure()),
@@ -90,14 +96,23 @@ pub(super) struct Question {
     pub(super) seen: Option<(Instant, bool)>,
 }
 
-/// Until when a lost node has to be noticed before what has happened here is our own doing: where `all_live` is false, some
-/// agent has given no sign of life since the question was asked.
-pub(super) fn blamed_until(asked: Instant, is_watched: bool, all_live: bool, times: &RoundTimes) -> Instant {
-    if is_watched || all_live {
-        return asked + BLAME;
-    }
-    // Its last sign may have come just before.
-    asked + (times.lease + BLAME).min(LONGEST_BLAME)
+/// What the others have shown since the question was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// All agents of ours that are asked for have given a sign of life.
+    pub(super) all_live: bool,
+    /// When the last of them is dead whose signs of life are late, where there is one: its workers may have been stopped
+    /// already, and what has failed here may have failed of that.
+    pub(super) doubted_until: Option<Instant>,
+}
+
+/// Until when a lost node has to be noticed before what has happened here is our own doing.
+pub(super) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
+    let Shown { all_live, doubted_until } = shown;
+    // A last sign may have come just before.
+    let unwatched = (!is_watched && !all_live).then(|| asked + times.lease);
+    let dead = unwatched.max(doubted_until);
+    dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_BLAME - BLAME)) + BLAME
 }
 
 /// What people are told while it is waited for nodes.
@@ -109,11 +124,12 @@ pub(super) fn waiting(
     left: Duration,
 ) -> Waiting {
     let is_spare = is_spare(state, &me.node);
-    let runs = state.complete && is_spare;
-    let mut here: Vec<&Node> = if runs {
-        state.participants.nodes().collect()
-    } else {
-        state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect()
+    let ending = ending(&book.view(state), &me.node);
+    let mut here: Vec<&Node> = match (state.complete, is_spare) {
+        (true, true) => state.participants.nodes().collect(),
+        // Who is still in the round before is not here yet.
+        (true, false) if !state.participants.contains(&me.node) => state.wait_list.iter().collect(),
+        _ => state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect(),
     };
     // Who has given up has taken itself out of every list.
     if !is_spare && !here.contains(&&me.node) {
@@ -121,7 +137,8 @@ pub(super) fn waiting(
     }
     here.sort();
     let given = |node: &Node| book.agents.get(node).and_then(|agent| agent.node_rank);
-    let ranks: Option<Vec<NodeRank>> = here.iter().map(|node| given(node)).collect();
+    let known = || here.iter().chain(&ending);
+    let ranks: Option<Vec<NodeRank>> = known().map(|node| given(node)).collect();
     let missing = match (before, ranks) {
         (_, Some(ranks)) if me.node_rank.is_some() && me.nodes.min == me.nodes.max => (0..me.nodes.max.get())
             .map(NodeRank)
@@ -129,9 +146,15 @@ pub(super) fn waiting(
             .map(|rank| format!("node rank {rank}"))
             .collect(),
         (Some(past), _) => {
-            past.nodes.iter().filter(|node| !here.contains(node)).map(|node| book.name(node)).collect()
+            let is_known = |node: &&Node| known().any(|other| other == node);
+            past.nodes.iter().filter(|node| !is_known(node)).map(|node| book.name(node)).collect()
         }
         (None, _) => Vec::new(),
+    };
+    let awaited = match (is_spare, ending.is_empty()) {
+        (true, _) => Awaited::Place,
+        (false, true) => awaited(state, me, book, now),
+        (false, false) => Awaited::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() },
     };
     Waiting {
         here: here.into_iter().map(|node| book.name(node)).collect(),
@@ -139,7 +162,7 @@ pub(super) fn waiting(
         min: me.nodes.min,
         max: me.nodes.max,
         left,
-        awaited: if is_spare { Awaited::Place } else { awaited(state, me, book, now) },
+        awaited,
     }
 }
 
@@ -163,7 +186,7 @@ mod tests {
     use rankrun_contract::rank::{LocalRank, Rank};
 
     use super::*;
-    use crate::rendezvous::note::ClosingNote;
+    use crate::rendezvous::note::RuleEnd;
 
     fn note(rank: u32) -> FailureNote {
         FailureNote {
@@ -192,10 +215,24 @@ mod tests {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            (blamed_until(asked, is_watched, all_live, &times) - asked).as_millis()
+            let shown = Shown { all_live, doubted_until: None };
+            (blamed_until(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
         assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn a_failure_is_held_back_for_a_node_whose_signs_of_life_are_late() {
+        let asked = Instant::now();
+        let until = |is_watched, all_live, dead_in| {
+            let shown = Shown { all_live, doubted_until: Some(asked + Duration::from_millis(dead_in)) };
+            (blamed_until(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
+        };
+        assert_eq!([until(true, false, 1_500), until(false, true, 1_500)], [1_550; 2]);
+        assert_eq!(until(false, false, 1_500), 5_050, "of others nothing is known at all");
+        assert_eq!(until(true, false, 18_000), 7_000, "for no longer");
     }
 
     #[test]
@@ -221,13 +258,26 @@ mod tests {
 
     #[test]
     fn a_closing_note_has_the_first_cause() {
-        let end = |succeeded, failure| Some(ClosingNote { succeeded, failure });
+        let end = |succeeded, failure| Some(ClosingNote { succeeded, failure, rule: None });
         let failed = Look { end: end(false, Some(note(3))), failure: Some(note(4)), ..Look::default() };
         assert_eq!(judged(Stage::Running, &failed, true), Verdict::Closed(Some(note(3))));
         let left = Look { end: end(false, None), failure: Some(note(4)), ..Look::default() };
         assert_eq!(judged(Stage::Succeeded, &left, true), Verdict::Closed(Some(note(4))));
         let over = Look { end: end(true, None), ..Look::default() };
         assert_eq!(judged(Stage::Succeeded, &over, true), Verdict::Succeeded);
+    }
+
+    #[test]
+    fn a_rule_that_ends_the_job_overrules_the_failure_that_was_told() {
+        for then in [RuleEnd::Succeed, RuleEnd::Requeue] {
+            let rule = RuleNote { text: "exit=5".to_owned(), then };
+            let succeeded = rule.is_success();
+            let end = Some(ClosingNote { succeeded, failure: Some(note(3)), rule: Some(rule.clone()) });
+            let look = Look { end, failure: Some(note(3)), ..Look::default() };
+            for stage in [Stage::Running, Stage::Stopping] {
+                assert_eq!(judged(stage, &look, true), Verdict::ByRule(rule.clone(), Some(note(3))));
+            }
+        }
     }
 
     #[test]

@@ -184,6 +184,24 @@ fn what_cannot_work_is_refused() {
 }
 
 #[test]
+fn an_empty_run_id_is_refused_where_nobody_else_would_have_it() {
+    for line in ["--nnodes 3", "--nnodes 3 --rdzv-endpoint h:7", "--nnodes 3 --rdzv-backend c10d"] {
+        for name in ["rankrun", "torchrun"] {
+            let words = "is empty, and each of 3 nodes would make up a run id that no other node has";
+            let said = refusal(&format!("{name} {line} --rdzv-id="), &[]);
+            assert_eq!(said, format!("`--rdzv-id` {words}"), "{name} {line}");
+            let said = refusal(&format!("{name} {line}"), &[("PET_RDZV_ID", "")]);
+            assert_eq!(said, format!("`PET_RDZV_ID` {words}"), "{name} {line}");
+        }
+    }
+    let line = "--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint h --rdzv-id=";
+    let said = refusal(&format!("rankrun {line}"), &[]);
+    assert!(said.contains("each of 1 to 4 nodes would"), "each would do the whole of it: {said}");
+    let (_, said) = chosen(&format!("torchrun {line}"), &[]);
+    assert_eq!(said, ["the run id is empty, so it is 7"], "torchrun does the same");
+}
+
+#[test]
 fn what_several_nodes_cannot_have_or_one_does_not_need_is_refused() {
     let c10d = "--rdzv-backend c10d --rdzv-endpoint h:1";
     for (line, text) in [

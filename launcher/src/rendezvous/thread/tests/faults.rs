@@ -1,7 +1,7 @@
 //! Nodes and stores that go without a word.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -51,11 +51,11 @@ fn the_host_notices_at_once() {
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
 
-/// Why the job is over, in the words of the host of the store.
+/// Why the job is over, in the words of the node that has ended it.
 #[track_caller]
-fn why_host_left(over: &Over) -> (NodeRank, &str) {
+pub(super) fn why_node_ended_job(over: &Over) -> (NodeRank, &str) {
     let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
-    (note.node_rank, note.why_host_left().expect("it tells of the host"))
+    (note.node_rank, note.why_node_ended_job().expect("it tells of a node"))
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn the_host_that_leaves_ends_the_job_and_says_why() {
         News::Over(over) => Some(over),
         _ => None,
     });
-    assert_eq!(why_host_left(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
+    assert_eq!(why_node_ended_job(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
 }
 
 /// While its workers are being stopped it is still there, and the others need not wait for its end to know.
@@ -82,7 +82,7 @@ fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
     job.times.lease = Duration::from_secs(1000);
     let agents = job.round(2);
     agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
-    assert_eq!(why_host_left(&agents[1].over()).1, "its time limit is over");
+    assert_eq!(why_node_ended_job(&agents[1].over()).1, "its time limit is over");
     // What fails here now is the stop's doing.
     agents[0].fail(&note(0));
     let [host, other] = agents.try_into().ok().unwrap();
@@ -100,7 +100,7 @@ fn the_host_stays_until_the_others_have_heard() {
     let mut agents = job.round(2);
     let host = agents.remove(0);
     host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
-    assert_eq!(why_host_left(&agents[0].over()).1, "its time limit is over");
+    assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
     let before = Instant::now();
     host.leave("its time limit is over");
     assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
@@ -212,8 +212,8 @@ fn a_lost_store_is_an_error_that_names_it() {
 }
 
 /// What is between an agent and a store, and can stop to let anything through.
-struct Wall {
-    port: u16,
+pub(super) struct Wall {
+    pub(super) port: u16,
     /// The next bytes break the connection that they come over.
     breaks: Arc<AtomicBool>,
     is_open: Arc<AtomicBool>,
@@ -223,8 +223,12 @@ struct Wall {
 
 impl Wall {
     fn before(store: &StoreServer) -> Self {
+        Self::to(store.local_addr())
+    }
+
+    pub(super) fn to(store: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, store) = (listener.local_addr().unwrap().port(), store.local_addr());
+        let port = listener.local_addr().unwrap().port();
         let is_open = Arc::new(AtomicBool::new(true));
         let breaks = Arc::new(AtomicBool::new(false));
         let spared = Arc::new(AtomicUsize::new(usize::MAX));
@@ -248,6 +252,11 @@ impl Wall {
             }
         });
         wall
+    }
+
+    /// Lets nothing through any more.
+    pub(super) fn closes(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
     }
 }
 
@@ -275,7 +284,7 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
     let agent = job.round(1).remove(0);
     let first = agent.rendezvous.fence().unwrap();
     assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
-    wall.is_open.store(false, Ordering::SeqCst);
+    wall.closes();
     let fence = loop {
         let fence = agent.rendezvous.fence().unwrap();
         match fence.stop_at.checked_duration_since(Instant::now()) {
@@ -300,7 +309,7 @@ fn what_a_call_waits_for_puts_off_no_sign_of_life() {
     job.times.lease = Duration::from_secs(2);
     let agent = job.round(1).remove(0);
     wall.spared.store(2, Ordering::SeqCst);
-    wall.is_open.store(false, Ordering::SeqCst);
+    wall.closes();
     let first = agent.rendezvous.fence().unwrap();
     loop {
         let fence = agent.rendezvous.fence().unwrap();
@@ -320,7 +329,7 @@ fn a_store_that_stays_silent_is_lost() {
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
     job.times = RoundTimes { lease: Duration::from_secs(1), join: Duration::from_secs(2), ..job.times };
     let agent = job.round(1).remove(0);
-    wall.is_open.store(false, Ordering::SeqCst);
+    wall.closes();
     assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
 }
 
@@ -346,7 +355,7 @@ fn who_leaves_a_store_that_is_silent_goes_at_once() {
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
     job.times.lease = PATIENCE;
     let agent = job.round(1).remove(0);
-    wall.is_open.store(false, Ordering::SeqCst);
+    wall.closes();
     let began = Instant::now();
     agent.leave("somebody has pressed Ctrl-C");
     assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
@@ -361,7 +370,7 @@ fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
     let behind = Job { port: wall.port, ..job.clone() };
     let (one, other) = (job.agent(), behind.agent());
     assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
-    wall.is_open.store(false, Ordering::SeqCst);
+    wall.closes();
     assert!(matches!(one.changed(), Change::PeerLost { .. }));
     one.join();
     assert_eq!(one.joined().nodes.get(), 1);

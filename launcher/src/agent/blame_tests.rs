@@ -1,0 +1,76 @@
+//! Whose failure ends a round of several nodes.
+
+use super::rendezvous_tests::{joined, joins, note, peer_failed, position, running, start};
+use super::*;
+use crate::agent::message::{Ending, Farewell};
+
+#[test]
+fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
+    let at = clock();
+    let mut job = running(1, &at);
+    let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
+    let told = |action: &Action| matches!(action, Action::TellFailure { end } if end.local_rank.0 == 1);
+    assert_eq!(position(&actions, told), Some(0), "before anybody is stopped");
+    assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
+    let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert_eq!(actions.last(), Some(&Action::AskBlame));
+    let actions = job.handle(at(3), Input::Blamed(None));
+    assert!(matches!(actions[0], Action::Say(Happening::Restarting { .. })) && joins(&actions));
+    assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 1, 1)), "its own failure is its own restart");
+
+    let _ = job.handle(at(5), exited(1, 1, Exit::Code(7)));
+    let _ = job.handle(at(6), exited(1, 0, killed_by(15)));
+    let actions = job.handle(at(6), Input::Blamed(None));
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), Farewell::Failed));
+    assert_eq!((&end.elsewhere, &end.first_cause), (&None, &None));
+}
+
+#[test]
+fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
+    let actions = job.handle(at(3), Input::Blamed(Some("th1".to_owned())));
+    assert!(matches!(&actions[0], Action::Say(Happening::Blamed { node }) if node == "th1"));
+    assert!(joins(&actions));
+    assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
+    assert_eq!(job.handle(at(4), Input::Blamed(Some("th1".to_owned()))), [], "nobody asked");
+}
+
+#[test]
+fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
+    let at = clock();
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let said = job.handle(at(2), peer_failed());
+    assert!(matches!(&said[..], [Action::Say(Happening::Changed { .. })]), "{said:?}");
+    let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert!(joins(&actions) && !actions.contains(&Action::AskBlame), "{actions:?}");
+    let actions = job.handle(at(4), Input::Over(Ending::Closed { failure: None }));
+    let end = end(&actions).unwrap();
+    assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
+    assert_eq!(
+        end.first_cause.as_deref(),
+        Some(&note()),
+        "invariant 5: who closed did not say, and it was known before"
+    );
+    assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "somebody else has closed");
+
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    let _ = job.handle(at(3), peer_failed());
+    assert!(joins(&job.handle(at(3), Input::Blamed(None))), "it came while the question was open");
+}
+
+#[test]
+fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
+    let at = clock();
+    let mut job = running(1, &at);
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), []);
+    assert!(joins(&job.handle(at(11), Input::DeadlinePassed)), "its own restart");
+}

@@ -1,0 +1,248 @@
+//! The guard watches over the agent of a job in which other nodes go on without one that is silent.
+//!
+//! The agent ends its workers before the others take its node for dead (`rendezvous::thread::Fence`), and cannot while it
+//! is itself stopped: by SIGSTOP, by a debugger, by a machine that swaps. The guard then kills them in its place, and
+//! nobody else: an agent that goes on finds them dead and takes part again. Both are told apart by two words of memory
+//! that they share, so that nothing has to be written or read for each sign of life.
+#![expect(unsafe_code, reason = "memory that outlives a fork is not to be had from nix as we build it")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::Pid;
+
+use crate::process::descendants::{Found, kill_below, living_below};
+
+/// An agent that runs acts at the instant itself, and what it does needs a moment to be seen. The others wait for at least
+/// another 100 ms (a twentieth of the shortest lease).
+const MARGIN: Duration = Duration::from_millis(20);
+
+/// Before the next look, where there was no room for one.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Shared by guard and agent. Each is a [`Stamp`], or 0 for none.
+#[derive(Debug)]
+struct Words {
+    /// Until when the workers may live: the agent's, which puts it off; the guard clears what it acts on.
+    kill_by: AtomicU64,
+    /// The instant that the guard has acted on: the guard's, and the agent clears what it has read.
+    struck: AtomicU64,
+}
+
+/// Either end of the watch.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    words: &'static Words,
+    /// What the instants in the words are counted from. After the fork it is the same for both.
+    origin: Instant,
+    /// Wakes the guard when there is an instant to wait for, and there was none.
+    bell: Arc<EventFd>,
+}
+
+/// What the guard is to do. Pure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// Nothing, until the bell.
+    Nothing,
+    /// Nothing, until then.
+    At(Instant),
+    /// To kill: this instant has passed.
+    Now(Instant),
+}
+
+fn due(kill_by: Option<Instant>, now: Instant) -> Due {
+    match kill_by {
+        None => Due::Nothing,
+        Some(kill_by) if kill_by + MARGIN <= now => Due::Now(kill_by),
+        Some(kill_by) => Due::At(kill_by + MARGIN),
+    }
+}
+
+/// An instant as a word: nanoseconds, and never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp(u64);
+
+impl Stamp {
+    fn of(at: Option<Instant>, origin: Instant) -> Self {
+        let nanos = |at: Instant| at.saturating_duration_since(origin).as_nanos();
+        Self(at.map_or(0, |at| u64::try_from(nanos(at)).unwrap_or(u64::MAX).max(1)))
+    }
+
+    fn instant(self, origin: Instant) -> Option<Instant> {
+        (self.0 > 0).then(|| origin + Duration::from_nanos(self.0))
+    }
+}
+
+impl Watch {
+    /// Before the fork, at this instant. The page is never given back.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn open(now: Instant) -> io::Result<Self> {
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let page = unsafe { libc::mmap(ptr::null_mut(), size_of::<Words>(), protection, flags, -1, 0) };
+        if page == libc::MAP_FAILED {
+            return Err(Errno::last().into());
+        }
+        // SAFETY: the page is never unmapped, begins with zeros, is aligned for anything, and is used as atomics alone.
+        let words = unsafe { &*page.cast::<Words>() };
+        Ok(Self { words, origin: now, bell: Arc::new(bell) })
+    }
+
+    /// Agent's side: workers may live until then; nothing where nobody runs, or nobody goes on without this node.
+    pub fn expect(&self, kill_by: Option<Instant>) {
+        let stamp = Stamp::of(kill_by, self.origin);
+        if self.words.kill_by.swap(stamp.0, Ordering::SeqCst) == 0 && stamp.0 > 0 {
+            // A count that is full wakes as well.
+            let _ = self.bell.write(1);
+        }
+    }
+
+    /// Agent's side: the instant that the guard has killed for since this was asked last.
+    #[must_use]
+    pub fn struck(&self) -> Option<Instant> {
+        Stamp(self.words.struck.swap(0, Ordering::SeqCst)).instant(self.origin)
+    }
+
+    /// Guard's side: kills whoever lives below the agent if its instant has passed. Until when to wait; with nothing, until
+    /// [`Self::as_fd`] is readable.
+    #[must_use]
+    pub(super) fn look(&self, agent: Pid, now: Instant) -> Option<Instant> {
+        let _ = self.bell.read();
+        match due(self.kill_by(), now) {
+            Due::Nothing => None,
+            Due::At(at) => Some(at),
+            Due::Now(kill_by) => match living_below(agent) {
+                Ok(living) => {
+                    self.strike(agent, kill_by, &living);
+                    // Whatever the agent has put it off to since then rings the bell.
+                    None
+                }
+                Err(_) => Some(now + AGAIN),
+            },
+        }
+    }
+
+    /// The instant that was named last and has not been acted on.
+    pub(crate) fn kill_by(&self) -> Option<Instant> {
+        Stamp(self.words.kill_by.load(Ordering::SeqCst)).instant(self.origin)
+    }
+
+    /// Those who lived before the instant was taken are no later round's: an agent that goes on puts it off before it
+    /// starts anybody.
+    fn strike(&self, agent: Pid, kill_by: Instant, living: &[Found]) {
+        let stamp = Stamp::of(Some(kill_by), self.origin).0;
+        // Said before anybody can be seen to die of it.
+        if !living.is_empty() {
+            self.words.struck.store(stamp, Ordering::SeqCst);
+        }
+        let words = &self.words;
+        if words.kill_by.compare_exchange(stamp, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            let _ = words.struck.compare_exchange(stamp, 0, Ordering::SeqCst, Ordering::SeqCst);
+            // The bell is silent where there was an instant before.
+            let _ = self.bell.write(1);
+            return;
+        }
+        kill_below(agent, living, &|| self.kill_by().is_none());
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn watch() -> (Watch, impl Fn(u64) -> Instant) {
+        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+        let origin = Instant::now();
+        (Watch::open(origin).unwrap(), move |millis| origin + Duration::from_millis(millis))
+    }
+
+    fn rings(watch: &Watch) -> bool {
+        let mut inputs = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+        poll(&mut inputs, PollTimeout::ZERO).unwrap() > 0
+    }
+
+    /// Nobody has this pid.
+    const NOBODY: Pid = Pid::from_raw(i32::MAX);
+
+    #[test]
+    fn it_is_due_a_margin_after_the_instant_that_the_agent_has_named_last() {
+        let (_, at) = watch();
+        assert_eq!(due(None, at(1_000)), Due::Nothing);
+        assert_eq!(due(Some(at(100)), at(119)), Due::At(at(120)), "the agent comes first");
+        assert_eq!(due(Some(at(100)), at(120)), Due::Now(at(100)));
+    }
+
+    #[test]
+    fn the_guard_is_woken_only_where_it_waited_for_nothing() {
+        let (watch, at) = watch();
+        assert_eq!(watch.look(NOBODY, at(0)), None);
+        watch.expect(None);
+        assert!(!rings(&watch));
+        watch.expect(Some(at(100)));
+        assert!(rings(&watch));
+        assert_eq!(watch.look(NOBODY, at(0)), Some(at(120)));
+        watch.expect(Some(at(200)));
+        assert!(!rings(&watch), "it looks again in any case");
+        assert_eq!(watch.look(NOBODY, at(120)), Some(at(220)));
+        watch.expect(None);
+        assert_eq!(watch.look(NOBODY, at(300)), None);
+    }
+
+    #[test]
+    fn where_nobody_lives_nothing_is_said_and_the_next_instant_counts() {
+        let (watch, at) = watch();
+        watch.expect(Some(at(100)));
+        assert_eq!(watch.look(NOBODY, at(120)), None);
+        assert_eq!(watch.struck(), None);
+        watch.expect(Some(at(200)));
+        assert!(rings(&watch));
+        assert_eq!(watch.look(NOBODY, at(120)), Some(at(220)));
+    }
+
+    #[test]
+    fn who_is_put_off_meanwhile_is_spared() {
+        let (watch, at) = watch();
+        let living = [Found::of(nix::unistd::getpid()).unwrap()];
+        watch.expect(Some(at(200)));
+        // This process would be killed here.
+        watch.strike(NOBODY, at(100), &living);
+        assert_eq!(watch.struck(), None);
+        assert!(rings(&watch));
+        assert_eq!(watch.look(NOBODY, at(120)), Some(at(220)));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a family to be killed")]
+    fn whoever_lives_below_the_agent_is_killed_and_it_learns_for_what() {
+        let (watch, at) = watch();
+        let mut child = std::process::Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
+        let shell = Pid::from_raw(child.id().try_into().unwrap());
+        while living_below(shell).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        watch.expect(Some(at(100)));
+        assert_eq!(watch.look(shell, at(120)), None);
+        // The agent itself, here the shell, lives, and sees that its child was killed.
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!((watch.struck(), watch.struck()), (Some(at(100)), None));
+        assert_eq!(watch.look(shell, at(500)), None, "once");
+    }
+}

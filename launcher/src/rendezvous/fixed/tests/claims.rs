@@ -1,0 +1,118 @@
+//! Who has a node rank, until when, and who gets it then.
+
+use super::*;
+
+/// The agent has been here, and has said how many workers it has.
+fn store_with_the_claim_of(agent: &Agent) -> StoreServer {
+    let store = serve();
+    let result = agent.join(&store, &mut |_| Err(Aborted));
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    let names = [keys().0.claim(NodeRank(1)), keys().1.role_info(NodeRank(1))];
+    assert!(connect(&store).check(&names.each_ref().map(String::as_str)).unwrap());
+    store
+}
+
+fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
+    let departed = [agent.descriptor.nonce].into();
+    take_back(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
+}
+
+/// Who waits for the place of another is here, and the other is not.
+#[test]
+fn who_still_holds_the_own_rank_is_named_and_not_counted() {
+    let store = store_with_the_claim_of(&Agent::new(1, 2));
+    let roll = roll_of(&Agent::new(1, 2).other_process("th7"), &store);
+    assert_eq!((roll.here, roll.missing), (vec!["th7".to_owned()], vec![NodeRank(0)]));
+    assert_eq!(roll.holder.as_deref(), Some("th1"));
+}
+
+#[test]
+fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
+    let dead = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&dead);
+    take_back_of(&Agent::new(2, 3), &store, false);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [], "another one has gone");
+    take_back_of(&dead, &store, false);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [NodeRank(1)]);
+    // What it has said of its workers is gone too: rank 0 waits for who comes in its place.
+    assert!(!connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
+    let next = dead.other_process("th7");
+    let result = next.join(&store, &mut |_| Err(Aborted));
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th7"]);
+}
+
+#[test]
+fn who_has_come_again_keeps_its_rank() {
+    let agent = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&agent);
+    take_back_of(&agent, &store, true);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th1"]);
+    assert!(connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
+}
+
+/// Its lease is longer than the test: only the death that becomes known ends the wait.
+#[test]
+fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
+    let dead = Agent::new(1, 2);
+    let store = store_with_the_claim_of(&dead);
+    let next = dead.other_process("th7");
+    let mut is_known = false;
+    let result = next.join(&store, &mut |_| {
+        if is_known {
+            let is_ours = roll_of(&Agent::new(0, 2), &store).here == ["th0", "th7"];
+            return if is_ours { Err(Aborted) } else { Ok(()) };
+        }
+        take_back_of(&dead, &store, false);
+        is_known = true;
+        Ok(())
+    });
+    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    assert!(is_known);
+}
+
+#[test]
+fn a_dead_agents_rank_is_taken_over() {
+    let store = serve();
+    let run = |agents: &[Agent]| -> Vec<FirstRound> {
+        join_all(agents, &store).into_iter().map(Result::unwrap).collect()
+    };
+    run(&[Agent::new(0, 2), Agent::new(1, 2)]);
+    // It gives no sign of life.
+    let lease = Duration::from_millis(20);
+    let next = Agent { lease, ..Agent::new(1, 2).other_process("th7") };
+    assert_eq!(run(std::slice::from_ref(&next)), [FirstRound::Running]);
+    // This one said that it leaves: nobody waits for its lease.
+    let mut client = connect(&store);
+    client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
+    let last = Agent::new(1, 2).other_process("th8");
+    assert_eq!(last.join(&store, &mut |_| Err(Aborted)).unwrap(), FirstRound::Running);
+    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th8"]);
+}
+
+#[test]
+fn an_agent_that_died_after_its_part_is_replaced_in_the_next_round() {
+    let store = serve();
+    let dead = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
+    failure(dead.join(&store, &mut |_| Ok(())));
+    let next = Agent { lease: Duration::from_millis(20), ..Agent::new(1, 2).other_process("th7") };
+    // Rank 0 finds the part of the dead one, and all claims: it begins with it.
+    let joined = Agent::new(0, 2).join(&store, &mut |_| Ok(()));
+    let Ok(FirstRound::Alone { state, .. }) = joined else { panic!("{joined:?}") };
+    assert!(state.participants.contains(&dead.node));
+    assert_eq!(next.join(&store, &mut |_| Ok(())).unwrap(), FirstRound::Running);
+}
+
+#[test]
+fn a_claim_that_nobody_can_read_is_not_taken_over() {
+    let store = serve();
+    let mut client = connect(&store);
+    let key = keys().0.claim(NodeRank(1));
+    for text in [&b"\xff"[..], b"{}", b"[[[["] {
+        client.set(&key, text).unwrap();
+        assert!(client.check(&[&key]).unwrap());
+        let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
+        let words = "this agent is rankrun 0.1.0, and what that one says of itself cannot be read";
+        assert_eq!(error, format!("this agent and the one on `another node` are not of one job: {words}"));
+    }
+}

@@ -1,0 +1,254 @@
+//! Pickles that nobody writes who means well, and such as are only unusual.
+
+use super::*;
+
+/// The instructions of a pickle, by hand.
+#[derive(Clone)]
+pub(super) struct Hand(Vec<u8>);
+
+impl Hand {
+    pub(super) fn new() -> Self {
+        Self(b"\x80\x04".to_vec())
+    }
+
+    pub(super) fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn text(self, text: &str) -> Self {
+        let length = u8::try_from(text.len()).unwrap();
+        self.raw(&[0x8c, length]).raw(text.as_bytes())
+    }
+
+    fn global(self, module: &str, name: &str) -> Self {
+        self.text(module).text(name).raw(b"\x93")
+    }
+
+    fn node(self, fields: &[(&str, &[u8])]) -> Self {
+        fields
+            .iter()
+            .fold(self.global(MODULE, "_NodeDesc").raw(b")\x81}("), |hand, (name, value)| {
+                hand.text(name).raw(value)
+            })
+            .raw(b"ub")
+    }
+
+    /// A state whose fields are empty, except for those that are given.
+    fn state(self, given: &[(&str, &[u8])]) -> Self {
+        let empty: [&[u8]; 8] = [b"K\0", b"\x89", b"N", b"\x89", b"}", b"\x8f", b"\x8f", b"}"];
+        let empty = STATE_FIELDS.into_iter().zip(empty);
+        let hand = self.global(MODULE, "_RendezvousState").raw(b")\x81}(");
+        let all = empty.filter(|(name, _)| given.iter().all(|(other, _)| other != name));
+        all.chain(given.iter().copied())
+            .fold(hand, |hand, (name, value)| hand.text(name).raw(value))
+            .raw(b"ub")
+    }
+
+    pub(super) fn read(self) -> Result<State, NotAState> {
+        decode(STANDARD.encode(self.0).as_bytes())
+    }
+}
+
+/// The bytes of a value.
+fn bytes(hand: Hand) -> Vec<u8> {
+    hand.0[2..].to_vec()
+}
+
+/// The three fields of a node that is one.
+const GOOD: [(&str, &[u8]); 3] = [("addr", b"\x8c\x01a"), ("pid", b"K\x01"), ("local_id", b"K\0")];
+
+#[test]
+fn fields_in_any_order_are_a_state() {
+    let node = bytes(Hand::new().node(&[GOOD[2], GOOD[0], GOOD[1]]));
+    let participants = [b"}", &node[..], b"K\x05s"].concat();
+    let read = Hand::new().state(&[("participants", &participants), ("round", b"K\x07")]).raw(b".").read();
+    let participants = [(self::node("a", 1, 0), 5)].into_iter().collect();
+    assert_eq!(read, Ok(State { round: 7, participants, ..State::default() }));
+}
+
+#[test]
+fn code_is_named_and_never_run() {
+    // `pickle.dumps` of an object whose `__reduce__` is `(os.system, ("touch /tmp/x",))`, in three protocols.
+    let reduce = |hand: Hand| hand.text("touch /tmp/x").raw(b"\x85R.").read();
+    for (module, name) in [("posix", "system"), ("builtins", "eval"), ("torch", "load"), (MODULE, "pickle")] {
+        let refused =
+            NotAState::Global { name: format!("{module}.{name}"), offset: 2 + 4 + module.len() + name.len() };
+        assert_eq!(reduce(Hand::new().global(module, name)), Err(refused));
+    }
+    let old = reduce(Hand::new().raw(b"cposix\nsystem\n"));
+    assert_eq!(old, Err(NotAState::Opcode { opcode: b'c', offset: 2 }));
+    // Those that would call, build or fetch by other ways: INST, OBJ, NEWOBJ_EX, EXT1, PERSID, BINPERSID, DUP, POP.
+    for opcode in *b"io\x92\x82PQ20" {
+        let read = Hand::new().raw(&[opcode, b'.']).read();
+        assert_eq!(read, Err(NotAState::Opcode { opcode, offset: 2 }), "{opcode:#x}");
+    }
+}
+
+#[test]
+fn the_five_classes_are_called_only_as_a_state_calls_them() {
+    let misplaced = |result| matches!(result, Err(NotAState::Misplaced { .. }));
+    for (name, arguments) in [
+        ("timedelta", &b"K\0K\0K\x01\x87R."[..]),
+        ("timedelta", b"K\0K\0\x86R."),
+        ("timezone", b"K\0\x85R."),
+        ("timezone", b")R."),
+        ("datetime", b"C\x0a\x07\xea\x01\x02\x03\x04\x05\0\0\x06\x85R."),
+        ("datetime", b"K\x01K\x01K\x01\x87R."),
+        ("datetime", b")\x81."),
+        ("datetime", b"K\x01R."),
+    ] {
+        assert!(
+            misplaced(Hand::new().global("datetime", name).raw(arguments).read()),
+            "{name} {arguments:?}"
+        );
+    }
+    for name in ["_RendezvousState", "_NodeDesc"] {
+        for arguments in [&b")R."[..], b"K\x01\x85\x81.", b")\x81K\x01b.", b")\x81}}\x86b.", b")\x81}s."] {
+            assert!(
+                misplaced(Hand::new().global(MODULE, name).raw(arguments).read()),
+                "{name} {arguments:?}"
+            );
+        }
+    }
+    assert!(misplaced(Hand::new().state(&[]).raw(b"}b.").read()), "built twice");
+    assert!(misplaced(Hand::new().raw(b"K\x01.").read()), "a number");
+    assert!(misplaced(Hand::new().node(&GOOD).raw(b".").read()), "a node");
+    assert!(misplaced(Hand::new().state(&[]).state(&[]).raw(b".").read()), "two");
+    assert!(misplaced(Hand::new().global(MODULE, "_RendezvousState").raw(b")\x81.").read()), "no fields");
+}
+
+#[test]
+fn a_field_more_less_or_of_another_type_is_named() {
+    let unknown = NotAState::UnknownField { name: "secret".to_owned() };
+    assert_eq!(Hand::new().state(&[("secret", b"N")]).raw(b".").read(), Err(unknown.clone()));
+    let node = Hand::new().node(&[GOOD[0], GOOD[1], GOOD[2], ("secret", b"N")]);
+    assert_eq!(node.raw(b".").read(), Err(unknown));
+    assert_eq!(
+        Hand::new().node(&GOOD[..2]).raw(b".").read(),
+        Err(NotAState::MissingField { name: "local_id" })
+    );
+    let empty = Hand::new().global(MODULE, "_RendezvousState").raw(b")\x81}b.").read();
+    assert_eq!(empty, Err(NotAState::MissingField { name: "round" }));
+    for (name, values) in [
+        ("round", [&b"N"[..], b"\x88", b"\x8c\x010"]),
+        ("round", [b"J\xff\xff\xff\xff", b"\x8a\x01\xff", b"}"]),
+        ("complete", [b"K\0", b"K\x01", b"N"]),
+        ("closed", [b"K\0", b"K\x01", b"N"]),
+        ("deadline", [b"K\0", b"\x89", b"\x8c\x010"]),
+        ("participants", [b"N", b"\x8f", b")"]),
+        ("wait_list", [b"}", b"N", b")"]),
+        ("redundancy_list", [b"}", b"N", b")"]),
+        ("last_heartbeats", [b"N", b"\x8f", b"}\x8c\x010Ns"]),
+    ] {
+        for value in values {
+            let read = Hand::new().state(&[(name, value)]).raw(b".").read();
+            assert_eq!(read, Err(NotAState::WrongField { name }), "{value:?}");
+        }
+    }
+    for (name, value) in [("addr", &b"N"[..]), ("addr", b"K\x01"), ("pid", b"N"), ("local_id", b"\x88")] {
+        let fields = GOOD.map(|good| if good.0 == name { (name, value) } else { good });
+        assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(NotAState::WrongField { name }));
+    }
+}
+
+#[test]
+fn keys_that_python_could_not_look_up_are_refused() {
+    let unbuilt = bytes(Hand::new().global(MODULE, "_NodeDesc").raw(b")\x81"));
+    for key in [&b"}"[..], b"\x8f", b"N", b"K\x01", &unbuilt] {
+        let refused = |read| matches!(read, Err(NotAState::Misplaced { .. }));
+        let dict = [b"}", key, b"K\x05s"].concat();
+        assert!(refused(Hand::new().state(&[("participants", &dict)]).raw(b".").read()), "{key:?}");
+        let set = [b"\x8f(", key, b"\x90"].concat();
+        assert!(refused(Hand::new().state(&[("wait_list", &set)]).raw(b".").read()), "{key:?}");
+    }
+}
+
+#[test]
+fn times_that_no_calendar_has_are_refused() {
+    let time = |bytes: &[u8]| {
+        let utc = Hand::new().global("datetime", "datetime").raw(b"C").raw(&[bytes.len().to_le_bytes()[0]]);
+        let utc = utc.raw(bytes).global("datetime", "timezone").global("datetime", "timedelta");
+        let time = self::bytes(utc.raw(b"K\0K\0K\0\x87R\x85R\x86R"));
+        Hand::new().state(&[("deadline", &time)]).raw(b".").read()
+    };
+    assert!(time(&[7, 234, 2, 28, 23, 59, 59, 15, 66, 63]).is_ok(), "the last microsecond of a February");
+    for bytes in [
+        &[7, 234, 2, 29, 0, 0, 0, 0, 0, 0][..],
+        &[7, 234, 0, 1, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 13, 1, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 0x80 | 1, 1, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 1, 0, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 4, 31, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 1, 1, 24, 0, 0, 0, 0, 0],
+        &[7, 234, 1, 1, 0, 60, 0, 0, 0, 0],
+        &[7, 234, 1, 1, 0, 0, 60, 0, 0, 0],
+        &[7, 234, 1, 1, 0, 0, 0, 15, 66, 64],
+        &[0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+        &[39, 16, 1, 1, 0, 0, 0, 0, 0, 0],
+        &[7, 234, 1, 1, 0, 0, 0, 0, 0],
+        &[7, 234, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        assert!(matches!(time(bytes), Err(NotAState::Time { .. })), "{bytes:?}");
+    }
+}
+
+#[test]
+fn what_is_no_pickle_or_not_whole_or_too_much_is_refused() {
+    assert_eq!(decode(b"Y2FuaW1hZGFt"), Err(NotAState::NotAPickle), "torch's word for no state");
+    assert_eq!(decode(b""), Err(NotAState::NotAPickle));
+    assert_eq!(decode(b"no base64"), Err(NotAState::NotBase64));
+    assert_eq!(decode(b"gAQ\n"), Err(NotAState::NotBase64));
+    for version in [0, 1, 6, 255] {
+        assert_eq!(Hand(vec![0x80, version, b'.']).read(), Err(NotAState::NotAPickle));
+    }
+    let length = MAX_TEXT + 1;
+    assert_eq!(decode(&vec![b'A'; length]), Err(NotAState::TooLarge { length }));
+    let whole = STANDARD.decode(fixture("waiting_and_spare")).unwrap();
+    for length in 0..whole.len() {
+        let cut = decode(STANDARD.encode(&whole[..length]).as_bytes());
+        assert!(
+            matches!(
+                cut,
+                Err(NotAState::Truncated { .. } | NotAState::NotAPickle | NotAState::Misplaced { .. })
+            ),
+            "{length}: {cut:?}"
+        );
+    }
+    let trailing = Hand::new().state(&[]).raw(b".N");
+    let offset = trailing.0.len() - 1;
+    assert_eq!(trailing.read(), Err(NotAState::Trailing { offset }));
+    // A state like any other, but for its frame, which ends later than the bytes.
+    let framed = Hand::new().raw(b"\x95\0\0\0\x10\0\0\0\0").state(&[]).raw(b".");
+    assert!(matches!(framed.read(), Err(NotAState::Truncated { .. })));
+}
+
+#[test]
+fn bombs_are_refused_before_they_go_off() {
+    let too_many = |hand: Hand| matches!(hand.read(), Err(NotAState::TooMany { .. }));
+    let million = |bytes: &[u8]| Hand::new().raw(&bytes.repeat(1_000_000));
+    assert!(too_many(million(b"(")), "marks");
+    assert!(too_many(million(b"N")), "values");
+    assert!(too_many(million(b"}N\x85")), "objects");
+    assert!(too_many(Hand::new().raw(b"N").raw(&b"\x94".repeat(2_000_000))), "remembered values");
+    // Fetches of one node: a set of one, but of so many elements.
+    let node = bytes(Hand::new().node(&GOOD).raw(b"\x94"));
+    let set = [&node[..], b"\x8f(", &b"h\0".repeat(5000), b"\x90."].concat();
+    assert!(too_many(Hand::new().raw(&set)), "elements");
+    // An address that is long, and would be copied for each of very many nodes.
+    let long = [b"X\0\0\x01\0", &b"a".repeat(65_536)[..]].concat();
+    let fields = [("addr", &long[..]), GOOD[1], GOOD[2]];
+    assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(NotAState::WrongField { name: "addr" }));
+    // A dict that is its own value, and a length of 4 GiB.
+    let own = Hand::new().state(&[("participants", b"}\x94\x8c\x01ah\0s")]).raw(b".").read();
+    assert_eq!(own, Err(NotAState::WrongField { name: "participants" }));
+    assert!(matches!(Hand::new().raw(b"X\xff\xff\xff\xffa").read(), Err(NotAState::Truncated { .. })));
+}
+
+#[test]
+fn a_foreign_name_is_shown_short_and_without_its_control_characters() {
+    let name = format!("\x1b[2J{}", "x".repeat(200));
+    let error = Hand::new().global("os", &name).raw(b".").read().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(r"os.\u{1b}[2Jxxx") && text.len() < 200, "{text}");
+}

@@ -1,0 +1,75 @@
+//! Whose workers are to end before the next round can begin. Pure.
+
+use crate::rendezvous::state::Node;
+
+use super::{Me, View, is_spare};
+
+/// The agents of ours that are still in the round that this node waits to be over, and live. Each of them stops its workers,
+/// and takes its place in the next round by itself: none of them is missing, however long its grace is. Nothing where this
+/// node has no seat to wait for, and of torchrun's agents, which do not always stop for others.
+#[must_use]
+pub fn ending<'a>(view: &View<'a>, me: &Node) -> Vec<&'a Node> {
+    let View { state, sightings, agents, .. } = *view;
+    let waits = state.complete && !state.closed && state.wait_list.contains(me);
+    let is_ending = |node: &&Node| agents.contains_key(*node) && !sightings.is_dead(node);
+    state.participants.nodes().filter(|_| waits).filter(is_ending).collect()
+}
+
+/// Whether the time does not count in which this node has to be in a round: it is a spare, or waits for nodes that are there.
+#[must_use]
+pub fn has_time(view: &View<'_>, me: &Me) -> bool {
+    is_spare(view.state, &me.node) || !ending(view, &me.node).is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::rendezvous::descriptor::Descriptor;
+    use crate::rendezvous::sightings::Sightings;
+    use crate::rendezvous::state::State;
+    use crate::spec::rendezvous::{NodeRange, RoundTimes};
+
+    fn node(name: &str) -> Node {
+        Node { addr: name.to_owned(), pid: 1, local_id: 0 }
+    }
+
+    /// A round of these, for which `waiting` waits; `t` is a torchrun agent, and `dead` has been silent for a lease.
+    fn told(members: &[&str], waiting: &str) -> Vec<String> {
+        let descriptor = Descriptor {
+            protocol: 1,
+            version: String::new(),
+            host: String::new(),
+            nodes: NodeRange::ONE,
+            node_rank: None,
+            lease: Duration::from_secs(5),
+            workers: rankrun_contract::rank::LocalWorldSize::ONE,
+            entrypoint: String::new(),
+            nonce: 0,
+        };
+        let mut state = State { complete: true, ..State::default() };
+        state.participants = members.iter().copied().map(node).zip(0..).collect();
+        state.wait_list.insert(node(waiting));
+        let agents = ["a", "b", "dead", "m"].map(|name| (node(name), descriptor.clone())).into();
+        let mut sightings = Sightings::new(&RoundTimes::default());
+        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
+        let origin = Instant::now();
+        for second in 0..=5 {
+            let beat = |name: &str| if name == "dead" { 0 } else { second };
+            let beats: BTreeMap<Node, i64> =
+                ["a", "b", "dead", "m"].map(|name| (node(name), beat(name))).into();
+            sightings.saw(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
+        }
+        let view = View { state: &state, sightings: &sightings, agents: &agents, ranks: None };
+        ending(&view, &node("m")).into_iter().map(|node| node.addr.clone()).collect()
+    }
+
+    #[test]
+    fn who_waits_for_the_next_round_waits_for_those_of_the_last_that_live() {
+        assert_eq!(told(&["a", "dead", "b", "t"], "m"), ["a", "b"]);
+        assert_eq!(told(&["dead", "t"], "m"), [""; 0], "nobody is known to stop its workers");
+        assert_eq!(told(&["a", "m"], "b"), [""; 0], "it is in the round itself");
+    }
+}

@@ -1,0 +1,123 @@
+//! What agents ask of the store, and what becomes of the request and of its answer.
+
+use std::rc::Rc;
+
+use super::{Happening, MOST, TIMEOUT, Who, World, at};
+use crate::rendezvous::simulation::invariants::Broken;
+use crate::rendezvous::simulation::store::{Answer, Request};
+use crate::rendezvous::simulation::torch;
+use crate::rendezvous::state::State;
+
+impl World<'_> {
+    pub(super) fn look(&mut self, seat: usize, beat: bool) {
+        let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.lives()) else { return };
+        if agent.pending.is_some() {
+            agent.owes = Some(beat || agent.owes == Some(true));
+            return;
+        }
+        let beat = beat || agent.owes == Some(true);
+        self.ask(seat, Request::Look { beat });
+    }
+
+    pub(super) fn ask(&mut self, seat: usize, request: Request) {
+        let id = self.happenings.len() as u64;
+        let Some(agent) = &mut self.agents[seat] else { return };
+        agent.pending = Some(id);
+        if matches!(request, Request::Look { .. }) {
+            agent.owes = None;
+        }
+        let who = self.who(seat);
+        if let Some(away) = self.gives_up() {
+            return self.later(self.now + away, Happening::TimesOut { who, id });
+        }
+        self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
+        if !self.is_lost(seat) {
+            let sent = self.now;
+            let arrives = sent + self.delay();
+            self.later(arrives, Happening::Arrives { who, id, request, sent });
+        }
+    }
+
+    pub(super) fn arrive(&mut self, who: Who, id: u64, request: Request, sent: u64) -> Result<(), Broken> {
+        let seat = who.0;
+        if self.is_cut(seat) {
+            return Ok(());
+        }
+        let is_beat = matches!(request, Request::Look { beat: true });
+        match request {
+            Request::Look { .. } if is_beat && !self.setup.is_torch(seat) => {
+                let node = self.setup.me(seat, who.1).node;
+                self.store.beat(&node);
+            }
+            Request::Write { state, expected, rings } if self.store.accepts(expected) => {
+                self.judge_write(&state)?;
+                let is_news = rings || (self.setup.is_torch(seat) && is_news(&self.store.state, &state));
+                self.store.write(state);
+                self.book.rings += u64::from(is_news);
+                let others = (0..MOST).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
+                for other in others {
+                    if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
+                        let rings_at = self.now + self.delay();
+                        self.later(rings_at, Happening::Rings { seat: other });
+                    }
+                }
+            }
+            Request::Write { .. } => self.book.lost_writes += 1,
+            Request::Look { .. } => {}
+        }
+        if !self.is_lost(seat) {
+            let sent = is_beat.then_some(sent);
+            let answer = self.store.answer(is_beat);
+            let answered = self.now + self.delay();
+            self.later(answered, Happening::Answered { who, id, answer, sent });
+        }
+        Ok(())
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        who: Who,
+        id: u64,
+        answer: Answer,
+        sent: Option<u64>,
+    ) -> Result<(), Broken> {
+        let seat = who.0;
+        let (now, stop) = (self.now, u64::from(self.setup.stops[seat]));
+        let is_torch = self.setup.is_torch(seat);
+        let wall = self.wall(seat);
+        let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
+            return Ok(());
+        };
+        agent.pending = None;
+        if is_torch {
+            agent.known = Rc::new(torch::cleaned(&answer.state, &agent.me, wall));
+            agent.version = answer.version;
+            return self.act(seat);
+        }
+        let is_cut_off = agent.loses_its_workers(now);
+        agent.mind_the_lease(now, stop);
+        if let Some(sent) = sent {
+            agent.has_beaten(sent);
+        }
+        agent.known = answer.state;
+        agent.version = answer.version;
+        agent.learn(answer.ranks);
+        agent.see(answer.beats.as_deref(), at(now));
+        if is_cut_off {
+            self.judge_cut_off(seat)?;
+        }
+        self.wait_for_workers(seat);
+        self.judge_look(seat)?;
+        self.act(seat)?;
+        if self.agents[seat].as_ref().is_some_and(|agent| agent.owes.is_some()) {
+            self.look(seat, false);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a torchrun agent has changed more than heartbeats.
+fn is_news(old: &State, new: &State) -> bool {
+    let last_heartbeats = &old.last_heartbeats;
+    *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
+}

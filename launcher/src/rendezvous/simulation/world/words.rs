@@ -1,0 +1,71 @@
+//! What was decided, as one number and in words.
+
+use super::World;
+use crate::rendezvous::round::Step;
+use crate::rendezvous::simulation::agent::Phase;
+use crate::rendezvous::simulation::torch::Move;
+use crate::rendezvous::state::{Node, State};
+
+impl World<'_> {
+    pub(super) fn note(&mut self, seat: usize, step: &Step) {
+        let agent = self.agents[seat].as_ref().expect("it acts");
+        let what = match step {
+            Step::Write { state, rings } => {
+                let lists = state.participants.len() * 64 + state.wait_list.len() * 8;
+                1 + 2 * u64::from(*rings) + 4 * (lists + state.redundancy_list.len()) as u64
+            }
+            Step::Wait { .. } => 2,
+            Step::Joined => 4,
+            Step::Changed(_) => 6,
+            _ => 8,
+        };
+        let round = agent.known.round * 2 + u64::from(agent.known.complete);
+        for part in [self.now, seat as u64, what, round] {
+            self.trace = (self.trace ^ part).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
+        }
+        self.say(|world| {
+            let agent = world.agents[seat].as_ref().expect("it acts");
+            let phase = match &agent.phase {
+                Phase::Running { round, .. } => format!("runs {round}"),
+                phase => format!("{phase:?}"),
+            };
+            let step = match step {
+                Step::Wait { .. } => "waits".to_owned(),
+                Step::Write { state, .. } => format!("writes {}", brief(state)),
+                step => format!("{step:?}"),
+            };
+            format!("{} {phase} in {}: {step}", agent.me.node, brief(&agent.known))
+        });
+    }
+
+    pub(super) fn say(&mut self, what: impl FnOnce(&Self) -> String) {
+        if let Some(transcript) = self.transcript.take() {
+            transcript.push(format!("{:>6} ms  {}", self.now, what(self)));
+            self.transcript = Some(transcript);
+        }
+    }
+}
+
+pub(super) fn moved(step: &Move) -> String {
+    match step {
+        Move::Write(state) => format!("writes {}", brief(state)),
+        step => format!("{step:?}"),
+    }
+}
+
+/// A state in one line.
+pub(super) fn brief(state: &State) -> String {
+    let names =
+        |nodes: &mut dyn Iterator<Item = &Node>| nodes.map(Node::to_string).collect::<Vec<_>>().join(" ");
+    let members: Vec<_> = state.participants.iter().map(|(node, rank)| format!("{node}={rank}")).collect();
+    format!(
+        "[round {}{}{}{}; {}; waiting {}; spare {}]",
+        state.round,
+        if state.complete { " complete" } else { "" },
+        if state.closed { " closed" } else { "" },
+        if state.deadline.is_some() { " last call" } else { "" },
+        members.join(" "),
+        names(&mut state.wait_list.iter()),
+        names(&mut state.redundancy_list.iter()),
+    )
+}

@@ -1,0 +1,45 @@
+//! Who is to blame where a node is cut off from the store alone: its peers' workers fail of it before it is known to be lost.
+
+use super::faults::Wall;
+use super::*;
+
+/// A job of two agents, its host and one behind a wall.
+fn walled(lease: Duration) -> (Wall, Agent, Agent) {
+    let mut job = Job { host: "localhost".to_owned(), port: faults::free_port(), ..Job::at(&store(), 1, 2) };
+    (job.is_host, job.times.lease) = (Some(true), lease);
+    let host = job.agent();
+    let wall = Wall::to(std::net::SocketAddr::from(([127, 0, 0, 1], job.port)));
+    let other = Job { port: wall.port, is_host: Some(false), ..job }.agent();
+    host.joined();
+    other.joined();
+    (wall, host, other)
+}
+
+#[test]
+fn a_node_whose_signs_of_life_are_late_is_waited_for_before_anybody_is_blamed() {
+    let lease = Duration::from_secs(2);
+    let (wall, host, cut_off) = walled(lease);
+    wall.closes();
+    // Then it stops its workers, and others fail of that.
+    let stop_at = loop {
+        let stop_at = cut_off.rendezvous.fence().unwrap().stop_at;
+        match stop_at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => thread::sleep(left),
+            _ => break stop_at,
+        }
+    };
+    host.fail(&note(0));
+    host.rendezvous.wish(Wish::Blame);
+    let answer = host.news();
+    assert!(matches!(&answer, News::Blamed(Some(_))), "{answer:?}");
+    assert!(stop_at.elapsed() < lease, "it is waited for the lease and no longer: {:?}", stop_at.elapsed());
+}
+
+#[test]
+fn where_all_signs_of_life_are_fresh_a_failure_is_told_at_once() {
+    let (_wall, host, _other) = walled(Duration::from_secs(10));
+    host.rendezvous.wish(Wish::Blame);
+    let asked = Instant::now();
+    assert!(matches!(host.news(), News::Blamed(None)));
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+}

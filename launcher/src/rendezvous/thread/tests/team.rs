@@ -1,0 +1,239 @@
+//! The agents of a job, as a test commands and hears them.
+#![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RunId};
+
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::thread::{NetworkSpec, News, Parting, Rendezvous, RendezvousSpec, Setup, Wish};
+use crate::rendezvous::{Change, FailureNote, Over, Round, Waiting};
+use crate::spec::rendezvous::{NodeRange, RoundTimes};
+use crate::store::StoreServer;
+use crate::store::client::{Client, ClientSettings};
+
+/// Longer than anything here takes, on any machine.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A job of agents of this process.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub(super) run_id: RunId,
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) is_host: Option<bool>,
+    pub(super) nodes: NodeRange,
+    pub(super) node_rank: Option<NodeRank>,
+    pub(super) times: RoundTimes,
+    pub(super) program: &'static str,
+}
+
+pub(super) fn range(min: u32, max: u32) -> NodeRange {
+    NodeRange { min: NodeCount::new(min).unwrap(), max: NodeCount::new(max).unwrap() }
+}
+
+impl Job {
+    /// With a store of the test's own.
+    pub(super) fn at(store: &StoreServer, min: u32, max: u32) -> Self {
+        Self {
+            run_id: RunId("job".to_owned()),
+            host: "127.0.0.1".to_owned(),
+            port: store.local_addr().port(),
+            is_host: Some(false),
+            nodes: range(min, max),
+            node_rank: None,
+            times: RoundTimes { last_call: Duration::from_millis(300), ..RoundTimes::default() },
+            program: "train.py",
+        }
+    }
+
+    pub(super) fn setup(&self) -> Setup {
+        Setup {
+            spec: RendezvousSpec::C10d {
+                run_id: self.run_id.clone(),
+                host: self.host.clone(),
+                port: self.port,
+                named_by: Some("`--rdzv-endpoint`".to_owned()),
+                local_addr: None,
+                worker_store: false,
+                nodes: self.nodes,
+                is_host: self.is_host,
+                node_rank: self.node_rank,
+                times: self.times,
+            },
+            network: NetworkSpec::default(),
+            role: "default".to_owned(),
+            workers: LocalWorldSize::ONE,
+            entrypoint: self.program.to_owned(),
+            version: "1.2.3".to_owned(),
+        }
+    }
+
+    /// An agent that does not want anything yet.
+    pub(super) fn open(&self) -> Agent {
+        Agent::of(self.setup())
+    }
+
+    /// An agent that wants to take part.
+    pub(super) fn agent(&self) -> Agent {
+        let agent = self.open();
+        agent.join();
+        agent
+    }
+
+    /// As many agents, in a complete round.
+    pub(super) fn round(&self, count: usize) -> Vec<Agent> {
+        let agents: Vec<_> = (0..count).map(|_| self.agent()).collect();
+        for agent in &agents {
+            assert_eq!(agent.joined().nodes.get() as usize, count);
+        }
+        agents
+    }
+}
+
+pub(super) struct Agent {
+    pub(super) rendezvous: Rendezvous,
+    pub(super) workers: LocalWorldSize,
+}
+
+impl Agent {
+    /// That was told this.
+    pub(super) fn of(setup: Setup) -> Self {
+        Self { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
+    }
+
+    pub(super) fn join(&self) {
+        self.rendezvous.wish(Wish::Join { workers: self.workers });
+    }
+
+    /// The next news that are no mere words.
+    pub(super) fn news(&self) -> News {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Note(_) | News::Waiting(_)) => {}
+                Some(news) => return news,
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    pub(super) fn waiting(&self) -> Waiting {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Waiting(waiting)) => return waiting,
+                Some(News::Note(_)) => {}
+                Some(news) => panic!("{news:?}"),
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    pub(super) fn note(&self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.rendezvous.receive() {
+                Some(News::Note(note)) => return note,
+                Some(news) => panic!("{news:?}"),
+                None => self.wait(deadline),
+            }
+        }
+    }
+
+    pub(super) fn wait(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "no news");
+        let mut fds = [PollFd::new(self.rendezvous.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
+    }
+
+    pub(super) fn joined(&self) -> Round {
+        match self.news() {
+            News::Joined(round) => *round,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    /// The same for one that may have heard of others' wishes before it was told its own.
+    pub(super) fn rejoined(&self) -> Round {
+        loop {
+            match self.news() {
+                News::Joined(round) => return *round,
+                News::Changed(_) => {}
+                news => panic!("{news:?}"),
+            }
+        }
+    }
+
+    /// Wants to be in the next round as soon as the one before is over, until the job is.
+    pub(super) fn goes_on_until_the_end(self) {
+        loop {
+            match self.news() {
+                News::Over(_) => return,
+                News::Changed(_) => self.join(),
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn changed(&self) -> Change {
+        match self.news() {
+            News::Changed(change) => change,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    pub(super) fn over(&self) -> Over {
+        match self.news() {
+            News::Over(over) => over,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    pub(super) fn failed(&self) -> RendezvousError {
+        match self.over() {
+            Over::Failed(error) => error,
+            over => panic!("{over:?}"),
+        }
+    }
+
+    pub(super) fn succeed(&self) {
+        self.rendezvous.wish(Wish::Succeeded);
+    }
+
+    pub(super) fn fail(&self, note: &FailureNote) {
+        self.rendezvous.wish(Wish::Failed(note.clone()));
+    }
+
+    pub(super) fn close(self, succeeded: bool, failure: Option<FailureNote>) {
+        self.rendezvous.end(Parting::Close { succeeded, failure, rule: None }, PATIENCE);
+    }
+
+    pub(super) fn leave(self, why: &str) {
+        self.rendezvous.end(Parting::Leave { why: why.to_owned() }, PATIENCE);
+    }
+}
+
+pub(super) fn store() -> StoreServer {
+    StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+}
+
+pub(super) fn client(store: &StoreServer) -> Client {
+    let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
+    Client::connect(&[store.local_addr()], settings, Instant::now() + PATIENCE).unwrap()
+}
+
+pub(super) fn note(rank: u32) -> FailureNote {
+    FailureNote {
+        node_rank: NodeRank(rank),
+        host: "th1".to_owned(),
+        rank: Rank(rank),
+        local_rank: LocalRank(0),
+        pid: 7,
+        ended: "exit code 7".to_owned(),
+        message: None,
+    }
+}
