@@ -1,8 +1,10 @@
 //! Whose failure ends a round of several nodes.
 
-use super::rendezvous_tests::{joined, joins, note, peer_failed, position, running, start};
+use super::rendezvous_tests::{joined, joins, node, note, peer_failed, position, running, start};
 use super::*;
 use crate::agent::message::{Ending, Farewell};
+use crate::exit_code::TIME_LIMIT;
+use crate::spec::stop::TimeLimit;
 
 #[test]
 fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
@@ -73,4 +75,19 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
     let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert_eq!(job.handle(at(10), Input::DeadlinePassed), []);
     assert!(joins(&job.handle(at(11), Input::DeadlinePassed)), "its own restart");
+}
+
+#[test]
+fn what_was_told_while_the_question_was_open_counts_also_where_the_time_is_over() {
+    let at = clock();
+    let mut job = node(0, Persona::Rankrun);
+    job.rules.time_limit = Some(TimeLimit { limit: Duration::from_secs(4), warning: None });
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), joined(0));
+    let _ = job.handle(at(2), exited(0, 1, Exit::Code(7)));
+    let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
+    let _ = job.handle(at(3), peer_failed());
+    let actions = job.handle(at(5), Input::DeadlinePassed);
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, &end.failure), (ExitStatus::Code(TIME_LIMIT), &None), "invariant 8");
 }

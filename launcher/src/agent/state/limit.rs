@@ -166,6 +166,8 @@ impl State {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } => self.stop_for_the_limit(now, live, None),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            // It came while the question was open.
+            Phase::Blaming { .. } if self.failed_elsewhere() => self.go_on_with_others(now),
             Phase::Blaming { failure, .. } | Phase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
                 self.carry_out(now, decision, failure)

@@ -202,10 +202,16 @@ impl State {
         self.end_for_others(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
     }
 
+    /// Whether a worker of another node has failed first.
+    pub(super) fn failed_elsewhere(&self) -> bool {
+        self.others.failed_first.is_some()
+    }
+
     /// Whether what failed here is the doing of a node that was lost.
     pub(super) fn blamed(&mut self, now: Instant, lost: Option<String>) -> Vec<Action> {
-        let Phase::Blaming { failure, .. } = &self.phase else { return Vec::new() };
-        let failure = failure.clone();
+        let Phase::Blaming { failure, until } = &self.phase else { return Vec::new() };
+        // An answer that comes too late is none.
+        let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
         if self.others.failed_first.is_some() {
             return self.go_on_with_others(now);
         }
