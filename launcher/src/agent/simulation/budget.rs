@@ -188,7 +188,8 @@ fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     let at = life.ends.iter().position(|other| other == end);
     let is_later = at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
     let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
-    let may_be_told = matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
+    let may_be_told =
+        life.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
     is_later && (is_told || may_be_told)
 }
 
