@@ -30,8 +30,8 @@ use super::transport::{Step, Transport};
 use crate::store::TcpStore;
 use grid::Grid;
 
-/// How much sooner a rank gives up one of its own host that has not come: it knows whom it misses, while others on other hosts wait
-/// for it and would take it for the silent one.
+/// How much sooner a rank gives up one of its own host that has not come: it knows whom it misses. Half of that later whoever
+/// waits for another host gives up, and at the deadline who waits for one that waits there: each knows better than the next.
 const LEAD: Duration = Duration::from_secs(2);
 
 /// A rank of a group on several hosts.
@@ -110,11 +110,9 @@ impl Mixed {
         then: impl FnOnce(&mut Shm, &Step) -> Result<(), Ending>,
     ) -> Result<(), Ending> {
         let Some(shm) = &mut self.shm else { return Ok(()) };
-        let step = course.step;
-        let lead = LEAD.min(step.timeout / 4);
-        let deadline = step.deadline.checked_sub(lead).unwrap_or(step.deadline);
-        let step = Step { deadline, ..*step };
-        then(shm, &step).map_err(|ending| of_group(ending, self.grid.local()))
+        let lead = lead(course.step);
+        shm.set_patience(lead);
+        then(shm, &sooner(course.step, lead)).map_err(|ending| of_group(ending, self.grid.local()))
     }
 
     /// Has messages go to, and come from, ranks of other hosts.
@@ -123,11 +121,32 @@ impl Mixed {
         course: &mut Course<'_>,
         transfer: impl FnMut(Rank) -> Transfer<'a>,
     ) -> Result<(), Ending> {
-        let Step { call, deadline, timeout } = *course.step;
+        let Step { call, deadline, timeout } = sooner(course.step, lead(course.step) / 2);
         let exchange = Exchange { call, number: course.exchanges, deadline, timeout };
         course.exchanges += 1;
-        self.tcp.exchange(&exchange, transfer)
+        self.away(|tcp| tcp.exchange(&exchange, transfer))
     }
+
+    /// Does something over TCP, while the ranks of this host know that this one waits for others.
+    fn away(&mut self, then: impl FnOnce(&mut Tcp) -> Result<(), Ending>) -> Result<(), Ending> {
+        if let Some(shm) = &self.shm {
+            shm.set_away(true);
+        }
+        then(&mut self.tcp)?;
+        // Not after an ending: of that the others hear from this rank.
+        if let Some(shm) = &self.shm {
+            shm.set_away(false);
+        }
+        Ok(())
+    }
+}
+
+fn lead(step: &Step) -> Duration {
+    LEAD.min(step.timeout / 4)
+}
+
+fn sooner(step: &Step, lead: Duration) -> Step {
+    Step { deadline: step.deadline.checked_sub(lead).unwrap_or(step.deadline), ..*step }
 }
 
 impl Transport for Mixed {

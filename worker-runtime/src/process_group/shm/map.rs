@@ -84,6 +84,11 @@ impl Map {
         self.control(rank) + LINE + 4
     }
 
+    /// Whether a rank waits for ranks of other hosts.
+    pub(crate) fn away(&self, rank: usize) -> usize {
+        self.control(rank) + LINE + 8
+    }
+
     /// What a rank calls: the header, and where its memory lies. One of two, so that the next call's does not disturb.
     pub(crate) fn call(&self, rank: usize, number: u64) -> usize {
         self.control(rank) + 2 * LINE + if number.is_multiple_of(2) { 0 } else { LINE }

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
@@ -45,13 +46,16 @@ pub(crate) struct Member {
     pub(crate) messages: u64,
     /// Whether the others know for what this rank waits.
     pub(crate) is_waiting: Cell<bool>,
+    /// How much longer than for the others it waits for ranks that wait for other hosts.
+    pub(crate) patience: Duration,
 }
 
 impl Member {
     pub(crate) fn new(segment: Arc<Segment>, me: usize) -> Self {
         let world = segment.map().world();
         let (spin, is_waiting) = (Spin::new(false), Cell::new(false));
-        Self { segment, me, world, spin, turn: 0, calls: 0, header: [0; WORDS], messages: 0, is_waiting }
+        let (header, patience) = ([0; WORDS], Duration::ZERO);
+        Self { segment, me, world, spin, turn: 0, calls: 0, header, messages: 0, is_waiting, patience }
     }
 
     pub(crate) fn counter(&self, rank: usize) -> Counter<'_> {
@@ -167,10 +171,12 @@ impl Member {
             self.find_mutual(step, wait, &missing)?;
         }
         if clock::until(step.deadline).is_zero() {
+            // Who waits for another host is soon to say whom it misses there.
+            let is_late = clock::until(step.deadline + self.patience).is_zero();
             // Of those who are missing, who is furthest behind keeps the others waiting, too.
             let behind = |&rank: &usize| self.turn.wrapping_sub(self.counter(rank).value());
-            let missing = (0..self.world).filter(|&rank| missing(rank)).rev();
-            if let Some(rank) = missing.max_by_key(behind) {
+            let blamed = |&rank: &usize| missing(rank) && (is_late || !self.is_away(rank));
+            if let Some(rank) = (0..self.world).filter(blamed).rev().max_by_key(behind) {
                 return Err(self.end(step, Word::Lost { rank, cause: LossCause::Timeout(step.timeout) }));
             }
         }
@@ -250,6 +256,16 @@ impl Member {
         self.counter(self.me).wake();
     }
 
+    /// Says whether this rank waits for ranks of other hosts.
+    pub(crate) fn set_away(&self, is_away: bool) {
+        let word = self.segment.word32(self.segment.map().away(self.me));
+        word.store(is_away.into(), Ordering::SeqCst);
+    }
+
+    fn is_away(&self, rank: usize) -> bool {
+        self.segment.word32(self.segment.map().away(rank)).load(Ordering::SeqCst) != 0
+    }
+
     /// Whether the process of a rank that took its seat is gone.
     fn is_dead(&self, rank: usize) -> bool {
         let process = |rank| {
@@ -291,7 +307,6 @@ mod tests {
     use crate::process_group::element::DataType;
     use crate::process_group::message::Operation;
     use rankrun_contract::rank::WorldSize;
-    use std::time::Duration;
 
     /// Two ranks that have come, and a call.
     fn two() -> ([Member; 2], Step) {
@@ -337,6 +352,18 @@ mod tests {
         let first = one.end(&step, Word::Lost { rank: 1, cause: LossCause::Left });
         let second = other.end(&step, Word::Lost { rank: 0, cause: LossCause::Closed });
         assert_eq!((first, second.clone()), (second, Ending::Lost { rank: Rank(1), cause: LossCause::Left }));
+    }
+
+    #[test]
+    fn who_waits_for_another_host_is_named_only_when_it_says_nothing() {
+        let ([mut one, other], step) = two();
+        let step = Step { deadline: clock::after(Duration::ZERO), ..step };
+        other.set_away(true);
+        one.patience = Duration::from_secs(60);
+        one.arrive();
+        assert_eq!(one.look_for(&step, None, |rank| rank == 1), Ok(()));
+        one.patience = Duration::ZERO;
+        assert_eq!(one.look_for(&step, None, |rank| rank == 1), lost(1, LossCause::Timeout(step.timeout)));
     }
 
     #[test]

@@ -22,6 +22,8 @@ mod segment;
 mod wait;
 mod watch;
 
+use std::time::Duration;
+
 pub use error::SegmentError;
 pub(crate) use map::MAX_RANKS;
 pub(crate) use meeting::join;
@@ -58,6 +60,16 @@ impl Shm {
     fn new(member: Member) -> Self {
         let pairs = Pairs::new(member.world);
         Self { member, arena: None, pairs, pieces: 0 }
+    }
+
+    /// How much longer than for others this rank waits for those that are away.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.member.patience = patience;
+    }
+
+    /// Says whether this rank waits for ranks of other hosts.
+    pub(crate) fn set_away(&self, is_away: bool) {
+        self.member.set_away(is_away);
     }
 
     /// Buffers lie in this rank's arena from now on, where all ranks have mapped all arenas.
