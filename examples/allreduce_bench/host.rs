@@ -3,11 +3,11 @@
 use std::ops::{Deref, DerefMut};
 
 use rankrun_worker::process_group::Buffer;
-use rankrun_worker::{Group, GroupError, Reduction};
+use rankrun_worker::{Group, Reduction};
 
 use crate::sweep::Call;
-use crate::value::{self, Number};
-use crate::{Operation, Options, Owner, ROOT};
+use crate::value::{self, Number, Place};
+use crate::{BenchError, Operation, Options, Owner, ROOT};
 
 /// Memory of one call, of which one part is given and one is taken, or all is both.
 pub(crate) struct OnHost<T> {
@@ -55,52 +55,32 @@ impl<T: Number> DerefMut for Memory<T> {
 impl<T: Number> OnHost<T> {
     /// Memory for a call in which each rank gives or takes `count` elements.
     pub(crate) fn new(options: &Options, group: &mut Group, count: usize) -> Self {
-        let all = count * group.world_size().get() as usize;
-        let (input, output) = match options.operation {
-            Operation::AllReduce | Operation::Broadcast | Operation::Reduce => (0, count),
-            Operation::AllGather => (count, all),
-            Operation::ReduceScatter => (all, count),
-        };
+        let (input, output) = options.operation.lengths(group.world_size().get(), count);
         let (input, output) = (Memory::new(options, group, input), Memory::new(options, group, output));
         Self { operation: options.operation, how: options.redop.into(), input, output }
     }
 }
 
 impl<T: Number> Call for OnHost<T> {
-    fn fill(&mut self, group: &Group) {
-        let (rank, world) = (group.rank().0, group.world_size().get());
+    fn fill(&mut self, group: &Group) -> Result<(), BenchError> {
         let given = if self.input.is_empty() { &mut self.output } else { &mut self.input };
-        for (index, place) in given.iter_mut().enumerate() {
-            *place = T::of(value::element(rank, world, index));
-        }
+        value::fill(given, group.rank().0, group.world_size().get());
+        Ok(())
     }
 
-    fn run(&mut self, group: &mut Group) -> Result<(), GroupError> {
-        match self.operation {
+    fn run(&mut self, group: &mut Group) -> Result<(), BenchError> {
+        let done = match self.operation {
             Operation::AllReduce => group.all_reduce(&mut self.output, self.how),
             Operation::Reduce => group.reduce(&mut self.output, self.how, ROOT),
             Operation::Broadcast => group.broadcast(&mut self.output, ROOT),
             Operation::AllGather => group.all_gather_into(&self.input, &mut self.output),
             Operation::ReduceScatter => group.reduce_scatter(&self.input, &mut self.output, self.how),
-        }
+        };
+        Ok(done?)
     }
 
-    fn count_wrong(&self, group: &Group) -> u64 {
-        let (rank, world) = (group.rank(), group.world_size().get());
-        let count = self.output.len();
-        let part = count / world as usize;
-        let expected = |index: usize| match self.operation {
-            Operation::Reduce if rank != ROOT => f64::from(value::element(rank.0, world, index)),
-            Operation::AllReduce | Operation::Reduce => value::reduced(T::DATA_TYPE, self.how, world, index),
-            Operation::ReduceScatter => {
-                value::reduced(T::DATA_TYPE, self.how, world, rank.index() * count + index)
-            }
-            Operation::Broadcast => f64::from(value::element(ROOT.0, world, index)),
-            Operation::AllGather => {
-                let giver = u32::try_from(index / part.max(1)).unwrap_or(u32::MAX);
-                f64::from(value::element(giver, world, index % part.max(1)))
-            }
-        };
-        self.output.iter().enumerate().filter(|&(index, value)| !value.is(expected(index))).count() as u64
+    fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
+        let place = Place { rank: group.rank(), world: group.world_size().get() };
+        Ok(value::count_wrong(&self.output, (self.operation, self.how), place))
     }
 }

@@ -1,11 +1,13 @@
 //! How fast the collectives of a process group are: nccl-tests' table for any backend.
 //!
-//! - `main.rs` has the flags and the order of things; `sweep.rs` makes the calls and takes the time; `host.rs` is what is called on
-//!   memory of the host, `value.rs` what is in it and what must come out.
+//! - `main.rs` has the flags and the order of things; `ranks.rs` joins the group; `sweep.rs` makes the calls and takes the time;
+//!   `host.rs` and `device.rs` are what is called on memory of the host and of a GPU, `value.rs` what is in it and what must come out.
 //! - `table.rs` is the arithmetic and the text; `size.rs` reads sizes; `again.rs` runs the program a second time.
 
 mod again;
+mod device;
 mod host;
+mod ranks;
 mod size;
 mod sweep;
 mod table;
@@ -17,8 +19,10 @@ use std::process::ExitCode;
 use again::First;
 use clap::{Parser, ValueEnum};
 use rankrun_examples::console;
-use rankrun_worker::process_group::{Backend, Wish};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::cuda::CudaMissing;
+use rankrun_worker::process_group::Backend;
+use rankrun_worker::{GroupError, Rank, Reduction, WorkerContext};
+use ranks::Ranks;
 use size::Size;
 use table::{Row, Style};
 
@@ -66,7 +70,7 @@ struct Options {
     /// How elements are reduced.
     #[arg(long, value_enum, default_value_t = Redop::Sum)]
     redop: Redop,
-    /// Whose memory the calls are on: that of the group is copied the least.
+    /// Whose memory the calls are on: that of the group is copied the least. On GPUs it is always the program's.
     #[arg(long, value_enum, default_value_t = Owner::Group)]
     memory: Owner,
     /// Run it a second time without the backend's fast path, every rank started anew in its place, and print the ratio: for `nccl`
@@ -95,6 +99,18 @@ enum Operation {
     ReduceScatter,
     Broadcast,
     Reduce,
+}
+
+impl Operation {
+    /// How many elements a rank gives and takes where its part is `count`; it gives those that it takes where it gives none.
+    fn lengths(self, world: u32, count: usize) -> (usize, usize) {
+        let all = count * world as usize;
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce => (0, count),
+            Self::AllGather => (count, all),
+            Self::ReduceScatter => (all, count),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -139,6 +155,14 @@ impl From<Redop> for Reduction {
 enum BenchError {
     #[error(transparent)]
     Group(#[from] GroupError),
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Cuda(CudaMissing),
+    #[error("the CUDA driver failed")]
+    Driver(#[from] cudarc::driver::DriverError),
+    #[error(
+        "`--backend nccl` needs a CUDA device, and this worker has `{device}`; start it with `--device-type cuda`"
+    )]
+    NotCuda { device: String },
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
     #[error("`--min {min}` is more than `--max {max}`")]
@@ -171,61 +195,44 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
         return Err(BenchError::Sizes { min: options.min, max: options.max });
     }
     let first = if options.compare { again::first_run() } else { None };
-    let mut group = join(options, context, first.is_some())?;
+    let mut ranks = Ranks::join(options, context, first.is_some())?;
+    let backend = ranks.group.backend();
     if options.compare && first.is_none() {
-        again::check(group.backend())?;
+        again::check(backend)?;
     }
-    let rows = run(options, &mut group)?;
-    let is_root = group.rank() == ROOT;
+    let rows = run(options, &mut ranks)?;
+    let is_root = ranks.group.rank() == ROOT;
     let wrong = rows.iter().map(|row| row.wrong).sum();
     if wrong > 0 {
         return Err(BenchError::Wrong { wrong });
     }
     match first {
         None if options.compare => {
-            let first = First { backend: group.backend(), rows };
+            let first = First { backend, rows };
             // Only then may this rank vanish.
-            group.barrier()?;
-            group.leave();
+            ranks.control().barrier()?;
+            ranks.leave();
             Err(BenchError::Again(again::run_again(&first)))
         }
         Some(first) if is_root => {
-            let lines =
-                table::comparison(options.style(), (first.backend, group.backend()), (&first.rows, &rows));
+            let lines = table::comparison(options.style(), (first.backend, backend), (&first.rows, &rows));
             lines.iter().try_for_each(|line| console::line(line)).map_err(BenchError::Output)
         }
         _ => Ok(()),
     }
 }
 
-fn join(options: &Options, context: &WorkerContext, is_second: bool) -> Result<Group, BenchError> {
-    let wish = match options.backend {
-        Carrier::Nccl => Wish::Nccl,
-        _ if is_second => Wish::Tcp,
-        Carrier::Auto | Carrier::Mixed => Wish::Auto,
-        Carrier::Shm => Wish::Shm,
-        Carrier::Tcp => Wish::Tcp,
-    };
-    let group = context.process_group(&GroupOptions { backend: Some(wish), ..GroupOptions::default() })?;
-    match (options.backend, group.backend()) {
-        (Carrier::Mixed, backend) if backend != Backend::Mixed && !is_second => {
-            Err(BenchError::NotMixed { backend })
-        }
-        _ => Ok(group),
-    }
-}
-
 /// Measures all sizes, and prints them on rank 0.
-fn run(options: &Options, group: &mut Group) -> Result<Vec<Row>, BenchError> {
-    let is_root = group.rank() == ROOT;
+fn run(options: &Options, ranks: &mut Ranks) -> Result<Vec<Row>, BenchError> {
+    let is_root = ranks.group.rank() == ROOT;
     let print = |text: &str| if is_root { console::line(text).map_err(BenchError::Output) } else { Ok(()) };
     let style = options.style();
-    for line in table::head(style, group.backend(), group.world_size().get()) {
+    for line in table::head(style, ranks.group.backend(), ranks.group.world_size().get()) {
         print(&line)?;
     }
     let mut rows = Vec::new();
     for bytes in size::sizes(options.min, options.max, options.factor) {
-        let row = sweep::measure(options, group, bytes)?;
+        let row = sweep::measure(options, ranks, bytes)?;
         print(&table::line(style, options, &row))?;
         rows.push(row);
     }

@@ -3,40 +3,47 @@
 use std::time::Instant;
 
 use rankrun_worker::process_group::{bf16, f16};
-use rankrun_worker::{Group, GroupError, Reduction};
+use rankrun_worker::{Group, Reduction};
 
+use crate::device::OnDevice;
 use crate::host::OnHost;
+use crate::ranks::Ranks;
 use crate::table::{self, Row};
 use crate::value::Number;
-use crate::{Operation, Options, Type};
+use crate::{BenchError, Operation, Options, Type};
 
 /// A call that is measured, with its memory.
 pub(crate) trait Call {
     /// Gives the memory its first values.
-    fn fill(&mut self, group: &Group);
+    fn fill(&mut self, group: &Group) -> Result<(), BenchError>;
 
-    /// Makes the call, and waits for its end.
-    fn run(&mut self, group: &mut Group) -> Result<(), GroupError>;
+    /// Makes the call; on a device it may still be under way then.
+    fn run(&mut self, group: &mut Group) -> Result<(), BenchError>;
+
+    /// Waits for the end of all that was called.
+    fn wait(&mut self, _group: &mut Group) -> Result<(), BenchError> {
+        Ok(())
+    }
 
     /// How many elements on this rank are not what one call makes of the first values.
-    fn count_wrong(&self, group: &Group) -> u64;
+    fn count_wrong(&self, group: &Group) -> Result<u64, BenchError>;
 }
 
 /// Measures calls on `bytes` bytes, or a little less so that all ranks have as many elements.
-pub(crate) fn measure(options: &Options, group: &mut Group, bytes: usize) -> Result<Row, GroupError> {
+pub(crate) fn measure(options: &Options, ranks: &mut Ranks, bytes: usize) -> Result<Row, BenchError> {
     match options.data_type {
-        Type::F16 => measure_type::<f16>(options, group, bytes),
-        Type::Bf16 => measure_type::<bf16>(options, group, bytes),
-        Type::F32 => measure_type::<f32>(options, group, bytes),
-        Type::F64 => measure_type::<f64>(options, group, bytes),
-        Type::I32 => measure_type::<i32>(options, group, bytes),
-        Type::I64 => measure_type::<i64>(options, group, bytes),
-        Type::U8 => measure_type::<u8>(options, group, bytes),
+        Type::F16 => measure_type::<f16>(options, ranks, bytes),
+        Type::Bf16 => measure_type::<bf16>(options, ranks, bytes),
+        Type::F32 => measure_type::<f32>(options, ranks, bytes),
+        Type::F64 => measure_type::<f64>(options, ranks, bytes),
+        Type::I32 => measure_type::<i32>(options, ranks, bytes),
+        Type::I64 => measure_type::<i64>(options, ranks, bytes),
+        Type::U8 => measure_type::<u8>(options, ranks, bytes),
     }
 }
 
-fn measure_type<T: Number>(options: &Options, group: &mut Group, bytes: usize) -> Result<Row, GroupError> {
-    let world = group.world_size().get();
+fn measure_type<T: Number>(options: &Options, ranks: &mut Ranks, bytes: usize) -> Result<Row, BenchError> {
+    let world = ranks.group.world_size().get();
     // As in nccl-tests: the size is that of all ranks' parts, the count that of one rank's.
     let (count, size) = match options.operation {
         Operation::AllGather | Operation::ReduceScatter => {
@@ -45,29 +52,38 @@ fn measure_type<T: Number>(options: &Options, group: &mut Group, bytes: usize) -
         }
         _ => (bytes / size_of::<T>(), bytes / size_of::<T>() * size_of::<T>()),
     };
-    let mut call = OnHost::<T>::new(options, group, count);
-    let micros = time(options, group, &mut call)?;
-    call.fill(group);
-    call.run(group)?;
-    let mut wrong = [i64::try_from(call.count_wrong(group)).unwrap_or(i64::MAX)];
-    group.all_reduce(&mut wrong, Reduction::Sum)?;
+    let (micros, wrong) = match ranks.stream.clone() {
+        Some(stream) => time(options, ranks, OnDevice::<T>::new(options, &stream, world, count)?)?,
+        None => {
+            let call = OnHost::<T>::new(options, &mut ranks.group, count);
+            time(options, ranks, call)?
+        }
+    };
     let factor = table::bus_factor(options.operation, world);
-    Ok(Row { size, count, micros, factor, wrong: wrong[0].unsigned_abs() })
+    Ok(Row { size, count, micros, factor, wrong })
 }
 
-/// The mean time of a call over all ranks, in microseconds.
+/// The mean time of a call over all ranks, in microseconds, and how many elements are wrong after one.
 #[expect(clippy::disallowed_methods, reason = "takes the time")]
-fn time(options: &Options, group: &mut Group, call: &mut impl Call) -> Result<f64, GroupError> {
-    call.fill(group);
+fn time(options: &Options, ranks: &mut Ranks, mut call: impl Call) -> Result<(f64, u64), BenchError> {
+    call.fill(&ranks.group)?;
     for _ in 0..options.warmup {
-        call.run(group)?;
+        call.run(&mut ranks.group)?;
     }
-    group.barrier()?;
+    call.wait(&mut ranks.group)?;
+    ranks.control().barrier()?;
     let begun = Instant::now();
     for _ in 0..options.iterations {
-        call.run(group)?;
+        call.run(&mut ranks.group)?;
     }
+    call.wait(&mut ranks.group)?;
     let mut mean = [begun.elapsed().as_secs_f64() * 1e6 / f64::from(options.iterations)];
-    group.all_reduce(&mut mean, Reduction::Mean)?;
-    Ok(mean[0])
+    call.fill(&ranks.group)?;
+    call.run(&mut ranks.group)?;
+    call.wait(&mut ranks.group)?;
+    let mut wrong = [i64::try_from(call.count_wrong(&ranks.group)?).unwrap_or(i64::MAX)];
+    let control = ranks.control();
+    control.all_reduce(&mut mean, Reduction::Mean)?;
+    control.all_reduce(&mut wrong, Reduction::Sum)?;
+    Ok((mean[0], wrong[0].unsigned_abs()))
 }

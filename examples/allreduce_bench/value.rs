@@ -3,8 +3,17 @@
 //! On each rank an element is 1, or 2 where its index falls on the rank: results are small whole numbers, exact in every type, and
 //! wrong where data is at a wrong place.
 
-use rankrun_worker::Reduction;
 use rankrun_worker::process_group::{DataType, Element, bf16, f16};
+use rankrun_worker::{Rank, Reduction};
+
+use crate::{Operation, ROOT};
+
+/// Whose elements they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) rank: Rank,
+    pub(crate) world: u32,
+}
 
 /// A type that is measured.
 pub(crate) trait Number: Element {
@@ -42,6 +51,34 @@ number!(
 /// The element of a rank.
 pub(crate) fn element(rank: u32, world: u32, index: usize) -> u32 {
     if index % (world as usize + 1) == rank as usize { 2 } else { 1 }
+}
+
+/// Gives the elements of a rank their first values.
+pub(crate) fn fill<T: Number>(given: &mut [T], rank: u32, world: u32) {
+    for (index, place) in given.iter_mut().enumerate() {
+        *place = T::of(element(rank, world, index));
+    }
+}
+
+/// How many elements of a rank's output are not what one call makes of the first values.
+pub(crate) fn count_wrong<T: Number>(
+    output: &[T],
+    (operation, how): (Operation, Reduction),
+    Place { rank, world }: Place,
+) -> u64 {
+    let count = output.len();
+    let part = (count / world as usize).max(1);
+    let expected = |index: usize| match operation {
+        Operation::Reduce if rank != ROOT => f64::from(element(rank.0, world, index)),
+        Operation::AllReduce | Operation::Reduce => reduced(T::DATA_TYPE, how, world, index),
+        Operation::ReduceScatter => reduced(T::DATA_TYPE, how, world, rank.index() * count + index),
+        Operation::Broadcast => f64::from(element(ROOT.0, world, index)),
+        Operation::AllGather => {
+            let giver = u32::try_from(index / part).unwrap_or(u32::MAX);
+            f64::from(element(giver, world, index % part))
+        }
+    };
+    output.iter().enumerate().filter(|&(index, value)| !value.is(expected(index))).count() as u64
 }
 
 /// The reduction over all ranks of the elements with this index.

@@ -76,6 +76,14 @@ fn the_bench_starts_every_rank_again_to_compare() {
     outcome.exits(1).complains("`--compare` has nothing to compare: `tcp` has no faster path");
 }
 
+#[test]
+fn the_bench_on_nccl_says_what_is_missing() {
+    // With a card it is another device than the launcher gave; without one the driver is asked for.
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--device-type", "cpu"]);
+    let outcome = launch.args([example("allreduce_bench")]).args(["--backend", "nccl"]).run();
+    outcome.exits(1).complains("CUDA").never_says("panicked");
+}
+
 /// The number behind a word, as in `pid 12` or `pid=12`.
 fn number_after(line: &str, word: &str) -> Option<i32> {
     let rest = line.split(word).nth(1)?.trim_start_matches([' ', '=', ':']);

@@ -1,0 +1,148 @@
+//! Calls on memory of a CUDA device.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
+use rankrun_worker::cuda::{cuda_available, cuda_context};
+use rankrun_worker::process_group::{Collective, DeviceCollective, DeviceMemory, Stream};
+use rankrun_worker::{Group, Reduction, WorkerContext};
+
+use crate::sweep::Call;
+use crate::value::{self, Number, Place};
+use crate::{BenchError, Operation, Options, ROOT};
+
+/// The device of this worker, made current for the group that it joins, and the stream on which the calls are put.
+pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchError> {
+    cuda_available().map_err(BenchError::Cuda)?;
+    let told = context.env().and_then(|env| env.rankrun.as_ref()?.device.as_deref());
+    let ordinal = ordinal(told, context.local_rank().0)
+        .ok_or_else(|| BenchError::NotCuda { device: context.device().to_owned() })?;
+    Ok(cuda_context(ordinal).map_err(BenchError::Cuda)?.new_stream()?)
+}
+
+/// Which of the devices that this process sees is meant: that which the launcher tells, or the one of the local rank where it tells
+/// none, as torchrun. Nothing where it tells a device of another kind. Pure.
+fn ordinal(told: Option<&str>, local_rank: u32) -> Option<usize> {
+    match told {
+        Some(device) => device.strip_prefix("cuda:")?.parse().ok(),
+        None => usize::try_from(local_rank).ok(),
+    }
+}
+
+/// Memory of one call, of which one part is given and one is taken, or all is both.
+pub(crate) struct OnDevice<T> {
+    operation: Operation,
+    how: Reduction,
+    stream: Arc<CudaStream>,
+    input: Option<CudaSlice<u8>>,
+    output: CudaSlice<u8>,
+    /// How many elements are given, and how many are taken.
+    lengths: (usize, usize),
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Number> OnDevice<T> {
+    /// Memory for a call in which each rank gives or takes `count` elements.
+    pub(crate) fn new(
+        options: &Options,
+        stream: &Arc<CudaStream>,
+        world: u32,
+        count: usize,
+    ) -> Result<Self, BenchError> {
+        let (input, output) = options.operation.lengths(world, count);
+        // The driver gives no memory of no length.
+        let memory = |elements: usize| stream.alloc_zeros((elements * size_of::<T>()).max(1));
+        Ok(Self {
+            operation: options.operation,
+            how: options.redop.into(),
+            stream: Arc::clone(stream),
+            input: if input > 0 { Some(memory(input)?) } else { None },
+            output: memory(output)?,
+            lengths: (if input > 0 { input } else { output }, output),
+            element: std::marker::PhantomData,
+        })
+    }
+
+    fn work(&mut self) -> DeviceCollective<'static> {
+        let how = self.how;
+        let (given, taken) = (self.lengths.0 * size_of::<T>(), self.lengths.1 * size_of::<T>());
+        let memory = |slice: &mut CudaSlice<u8>, bytes: usize| {
+            let (address, _sync) = slice.device_ptr_mut(&self.stream);
+            DeviceMemory { address, bytes }
+        };
+        let Some(input) = &mut self.input else {
+            let data = memory(&mut self.output, given);
+            return match self.operation {
+                Operation::Reduce => Collective::Reduce { data, how, root: ROOT },
+                Operation::Broadcast => Collective::Broadcast { data, root: ROOT },
+                _ => Collective::AllReduce { data, how },
+            };
+        };
+        let input = memory(input, given);
+        let output = memory(&mut self.output, taken);
+        match self.operation {
+            Operation::ReduceScatter => Collective::ReduceScatter { input, output, how },
+            _ => Collective::AllGather { input, output },
+        }
+    }
+
+    fn raw(&self) -> Stream {
+        Stream(self.stream.cu_stream().cast::<c_void>())
+    }
+}
+
+impl<T: Number> Call for OnDevice<T> {
+    fn fill(&mut self, group: &Group) -> Result<(), BenchError> {
+        let mut given: Vec<T> = vec![T::zeroed(); self.lengths.0];
+        value::fill(&mut given, group.rank().0, group.world_size().get());
+        if !given.is_empty() {
+            let to = self.input.as_mut().unwrap_or(&mut self.output);
+            self.stream.memcpy_htod(cast_slice::<T, u8>(&given), to)?;
+        }
+        // The memory of the host goes; the copy may still be under way.
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn run(&mut self, group: &mut Group) -> Result<(), BenchError> {
+        let (work, stream) = (self.work(), self.raw());
+        // SAFETY: the memory is this call's, which is waited for before it goes.
+        #[expect(unsafe_code, reason = "device memory is raw memory")]
+        Ok(unsafe { group.run_on_device(T::DATA_TYPE, work, stream) }?)
+    }
+
+    fn wait(&mut self, group: &mut Group) -> Result<(), BenchError> {
+        // SAFETY: the stream is ours, and lives.
+        #[expect(unsafe_code, reason = "a raw stream")]
+        Ok(unsafe { group.wait(self.raw()) }?)
+    }
+
+    fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
+        let bytes = self.stream.clone_dtoh(&self.output)?;
+        let mut output = vec![T::zeroed(); self.lengths.1];
+        let taken = size_of_val(&output[..]);
+        cast_slice_mut::<T, u8>(&mut output).copy_from_slice(&bytes[..taken]);
+        let place = Place { rank: group.rank(), world: group.world_size().get() };
+        Ok(value::count_wrong(&output, (self.operation, self.how), place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launcher_says_which_device() {
+        for (told, expected) in [
+            (Some("cuda:0"), Some(0)),
+            (Some("cuda:5"), Some(5)),
+            (None, Some(2)),
+            (Some("cpu:2"), None),
+            (Some("xpu:0"), None),
+            (Some("cuda:x"), None),
+        ] {
+            assert_eq!(ordinal(told, 2), expected, "{told:?}");
+        }
+    }
+}
