@@ -22,6 +22,7 @@ mod clock;
 pub mod context;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 pub mod cuda;
+pub mod ddp;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;
@@ -30,6 +31,7 @@ mod socket;
 pub mod store;
 
 pub use context::WorkerContext;
+pub use ddp::{Ddp, DdpOptions};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;
