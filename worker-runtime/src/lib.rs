@@ -22,6 +22,8 @@ mod clock;
 pub mod context;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 pub mod cuda;
+pub mod data_parallel;
+pub mod ddp;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;
@@ -30,6 +32,8 @@ mod socket;
 pub mod store;
 
 pub use context::WorkerContext;
+pub use data_parallel::DataParallel;
+pub use ddp::{Ddp, DdpOptions};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;
