@@ -26,6 +26,7 @@ pub mod cuda;
 mod library;
 pub mod process_group;
 pub mod report;
+pub mod sampler;
 mod socket;
 pub mod store;
 
