@@ -1,6 +1,8 @@
-//! torch's own clients against the launcher's store; torch's own server is the oracle. And torch's shared state.
+//! torch's own clients against the launcher's store; torch's own server is the oracle. And torch's shared state
+//! and sampler.
 #![expect(clippy::disallowed_methods, reason = "the tests start Python and the servers under test")]
 
+mod sampler;
 mod state;
 
 use std::io::{BufRead, BufReader, Write};

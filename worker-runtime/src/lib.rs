@@ -18,22 +18,27 @@
 //! program, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
 //! [`MemoryGroup`] makes one of threads, for tests.
 
+pub mod checkpoint;
 mod clock;
 pub mod context;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 pub mod cuda;
 pub mod data_parallel;
 pub mod ddp;
+pub mod elastic;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;
 pub mod report;
+pub mod sampler;
 mod socket;
 pub mod store;
+pub mod trace;
 
 pub use context::WorkerContext;
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
+pub use elastic::{Life, run_elastic};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;

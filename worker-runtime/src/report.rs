@@ -15,9 +15,11 @@ use rankrun_contract::env::{ERROR_FILE, RANK};
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::{self, ErrorReport};
 
+use crate::checkpoint::CheckpointError;
 use crate::clock;
 use crate::context::WorkerContext;
 use crate::process_group::{GroupError, parting};
+use crate::trace;
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -42,7 +44,7 @@ pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Resu
     parting::begin();
     // Nothing of the program is looked at after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
-        Ok(context) => program(&context).map_err(Into::into),
+        Ok(context) => trace::worker(&context).in_scope(|| program(&context).map_err(Into::into)),
         Err(error) => Err(error.into()),
     }));
     match ended {
@@ -76,11 +78,20 @@ pub fn report_error(error: &(dyn Error + 'static)) {
         cause = error.source();
     }
     text.push_str(&details);
-    if let Some(hint) = error.downcast_ref::<GroupError>().and_then(GroupError::hint) {
+    if let Some(hint) = hint(error) {
         text.push_str(&format!("\nhint: {hint}"));
     }
     say(&text);
     write_file(&message, &text);
+}
+
+/// What the first error of ours among it and its causes advises.
+fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let of_one = |error: &(dyn Error + 'static)| match error.downcast_ref::<CheckpointError>() {
+        Some(error) => error.hint(),
+        None => error.downcast_ref::<GroupError>().and_then(GroupError::hint),
+    };
+    std::iter::successors(Some(error), |&error| error.source()).find_map(of_one)
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {

@@ -1,0 +1,206 @@
+//! One file of a checkpoint on disk: written whole or not at all, and believed only after its checksum.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::Hasher;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use twox_hash::XxHash3_64;
+
+use super::header::{self, Header, HeaderError, LENGTH, MAX_LENGTH};
+use super::names;
+
+/// How much is read at once.
+const CHUNK: usize = 1 << 20;
+
+/// Why a file is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("it cannot be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("torn: it has {actual} bytes, and should have {expected}")]
+    Torn { expected: u64, actual: u64 },
+    #[error("no safetensors file: its head would have {length} bytes, of {actual} in all")]
+    Length { length: u64, actual: u64 },
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    #[error("damaged: its bytes do not fit its checksum")]
+    Checksum,
+    #[error("it is of step {0}, and its name says another one")]
+    Step(u64),
+    #[error("its part {part} of {parts}: {cause}")]
+    Part { part: usize, parts: usize, cause: Box<Self> },
+    #[error("not the part that belongs to the checkpoint")]
+    WrongPart,
+}
+
+/// A file whose head was read.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) path: PathBuf,
+    pub(super) header: Header,
+    /// As it lies in the file, without the length.
+    pub(super) json: Vec<u8>,
+    file: File,
+}
+
+/// Which copy of a file this is, as far as other ranks can tell.
+pub(super) type Identity = [i64; 2];
+
+impl Opened {
+    /// Opens a file and believes nothing of it but its head, which fits the file's length.
+    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
+        let mut file = File::open(path)?;
+        let actual = file.metadata()?.len();
+        let mut length = [0; LENGTH];
+        match file.read_exact(&mut length) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Err(FileError::Torn { expected: LENGTH as u64, actual });
+            }
+            result => result?,
+        }
+        let length = u64::from_le_bytes(length);
+        if length > MAX_LENGTH {
+            return Err(FileError::Length { length, actual });
+        }
+        let end = length + LENGTH as u64;
+        if end > actual {
+            return Err(FileError::Torn { expected: end, actual });
+        }
+        // At most as many bytes as the format allows, and the file has them.
+        let mut json = Vec::new();
+        (&mut file).take(length).read_to_end(&mut json)?;
+        let header = Header::parse(&json)?;
+        let expected = end.saturating_add(header.data_bytes as u64);
+        if expected != actual {
+            return Err(FileError::Torn { expected, actual });
+        }
+        Ok(Self { path: path.to_owned(), header, json, file })
+    }
+
+    /// Opens a file and reads all of it once.
+    pub(super) fn open_verified(path: &Path) -> Result<Self, FileError> {
+        let mut opened = Self::open(path)?;
+        opened.verify()?;
+        Ok(opened)
+    }
+
+    fn verify(&mut self) -> Result<(), FileError> {
+        let without = header::without_checksum(&self.json).ok_or(FileError::Checksum)?;
+        let mut hash = Checksum::new();
+        hash.add(&(self.json.len() as u64).to_le_bytes());
+        hash.add(&without);
+        let mut chunk = vec![0; CHUNK.min(self.header.data_bytes)];
+        let mut left = self.header.data_bytes;
+        self.seek(0)?;
+        while left > 0 {
+            let now = left.min(CHUNK);
+            self.file.read_exact(&mut chunk[..now])?;
+            hash.add(&chunk[..now]);
+            left -= now;
+        }
+        if hash.finish() == self.header.checksum { Ok(()) } else { Err(FileError::Checksum) }
+    }
+
+    /// Fills memory with the bytes from there on, counted from the head's end.
+    pub(super) fn read(&mut self, from: usize, into: &mut [u8]) -> io::Result<()> {
+        self.seek(from)?;
+        self.file.read_exact(into)
+    }
+
+    fn seek(&mut self, to: usize) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start((LENGTH + self.json.len() + to) as u64)).map(drop)
+    }
+}
+
+/// The length and the time of the file with that name; zeros where there is none.
+pub(super) fn identity(path: &Path) -> Identity {
+    let seen = fs::metadata(path);
+    seen.map_or([0, 0], |it| [it.size().cast_signed(), it.mtime().wrapping_mul(1 << 30) ^ it.mtime_nsec()])
+}
+
+/// A file to be written into a folder.
+#[derive(Debug)]
+pub(super) struct Draft<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) name: &'a str,
+    /// As [`header::render`] gives it.
+    pub(super) head: Vec<u8>,
+    /// What follows the head.
+    pub(super) data: &'a [&'a [u8]],
+}
+
+/// A file that could not be written, and why.
+pub(super) type Failure = (PathBuf, io::Error);
+
+impl Draft<'_> {
+    /// Writes it beside its place, waits for the disk and only then gives it its name: who reads that finds the old bytes or the new
+    /// ones, also after a power failure. The checksum of what was written.
+    pub(super) fn write(mut self, mark: u64) -> Result<u64, Failure> {
+        let beside = self.folder.join(names::unfinished(self.name, mark));
+        let mut hash = Checksum::new();
+        hash.add(&self.head);
+        self.data.iter().for_each(|bytes| hash.add(bytes));
+        let checksum = hash.finish();
+        if let Some(place) = header::checksum_place(&self.head) {
+            self.head[place].copy_from_slice(header::render_checksum(checksum).as_bytes());
+        }
+        let place = self.folder.join(self.name);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| (path, source)
+        };
+        let write = || {
+            self.write_synced(&beside).map_err(failed(&beside))?;
+            fs::rename(&beside, &place).map_err(failed(&place))?;
+            sync_folder(self.folder).map_err(failed(self.folder))
+        };
+        // It may not even exist; the first error is the one to tell.
+        write().inspect_err(|_| drop(fs::remove_file(&beside)))?;
+        Ok(checksum)
+    }
+
+    fn write_synced(&self, path: &Path) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.write_all(&self.head)?;
+        self.data.iter().try_for_each(|bytes| file.write_all(bytes))?;
+        file.sync_all()
+    }
+}
+
+/// Waits until the names in a folder are on disk.
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// The plain names in a folder; none if it is not there.
+pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        // Ours are UTF-8.
+        names.extend(entry?.file_name().into_string());
+    }
+    Ok(names)
+}
+
+/// XXH3 with 64 bits: it finds damage, not malice.
+pub(super) struct Checksum(XxHash3_64);
+
+impl Checksum {
+    pub(super) fn new() -> Self {
+        Self(XxHash3_64::with_seed(0))
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    pub(super) fn finish(&self) -> u64 {
+        self.0.finish()
+    }
+}

@@ -1,0 +1,248 @@
+//! Loading: all ranks agree on the newest checkpoint that is whole, and only then is any memory changed.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use rankrun_contract::rank::Rank;
+
+use super::agree::{all_or_none, rank, share};
+use super::compare;
+use super::error::{CheckpointError, Refused};
+use super::file::{self, FileError, Identity, Opened};
+use super::header::{Header, Saved};
+use super::names;
+use super::save::{Rows, meet};
+use super::sharding::{Piece, Sharding};
+use super::state::{Held, State, Tensor};
+use super::{Checkpoint, Loaded};
+
+/// Says that a rank has no checkpoint to offer.
+const NONE: i64 = -1;
+
+/// A checkpoint that is whole as far as all ranks can tell.
+struct Found {
+    step: u64,
+    header: Header,
+    /// Who reads the replicated tensors.
+    source: Rank,
+    /// There.
+    main: Option<Opened>,
+    /// The parts of which this rank needs some rows, with their numbers.
+    parts: Vec<(usize, Opened)>,
+}
+
+impl Checkpoint {
+    /// Fills the state from the newest checkpoint that is whole; `None` if there is none in the folder, and the state stays as it is.
+    ///
+    /// All ranks get the same one. A file that is torn, damaged or not ours is told in [`Loaded::refused`], and the one before is
+    /// taken. What was replicated is read by one rank, the first that has it, and sent to the others: after a membership change the
+    /// checkpoint is found wherever it lies. Sharded tensors need a folder that all ranks see.
+    ///
+    /// # Errors
+    /// There are checkpoints and none can be used; the newest one that is whole is of another model; a rank is lost. The state is as
+    /// before, unless reading fails in the middle.
+    pub fn load_latest(&mut self, state: &mut State<'_>) -> Result<Option<Loaded>, CheckpointError> {
+        let _span = tracing::debug_span!("checkpoint_load", rank = self.group.rank().0).entered();
+        let rows = meet(&mut self.group, 0, state)?;
+        let names = file::list(&self.folder);
+        let names = names.map_err(|source| CheckpointError::Folder { path: self.folder.clone(), source });
+        let names = all_or_none(&mut self.group, names)?;
+        let mut steps: Vec<u64> = names.iter().filter_map(|name| names::step_of(name)).collect();
+        steps.sort_unstable();
+        let mut refused = Vec::new();
+        let found = loop {
+            let Some((step, source)) = self.newest(&steps)? else {
+                return if refused.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(CheckpointError::NoneUsable { folder: self.folder.clone(), refused })
+                };
+            };
+            match self.inspect(step, source, state, &rows)? {
+                Ok(found) => break found,
+                Err(refusal) => {
+                    // Whoever sees the very same file need not look at it again.
+                    if refusal.is_mine {
+                        steps.pop();
+                    }
+                    let it = Refused { path: self.folder.join(names::main(step)), reason: refusal.reason };
+                    tracing::warn!(path = %it.path.display(), reason = it.reason, "refused a checkpoint");
+                    refused.push(it);
+                }
+            }
+        };
+        let Header { about, .. } = &found.header;
+        let (metadata, world_size) = (about.metadata.clone(), about.world_size);
+        let step = found.step;
+        self.fill(found, state, &rows)?;
+        tracing::debug!(step, "loaded");
+        Ok(Some(Loaded { step, metadata, world_size, refused }))
+    }
+
+    /// The newest step that any rank still offers, and the first rank that does.
+    fn newest(&mut self, steps: &[u64]) -> Result<Option<(u64, Rank)>, CheckpointError> {
+        let own = steps.last().map_or(NONE, |step| step.cast_signed());
+        let all = self.group.all_gather(&[own])?;
+        let newest = all.iter().copied().max().unwrap_or(NONE);
+        let source = all.iter().position(|&step| step == newest).unwrap_or_default();
+        Ok(u64::try_from(newest).ok().map(|step| (step, rank(source))))
+    }
+
+    /// Looks at a checkpoint, with all ranks: the source at the main file, each rank at the parts that it needs.
+    fn inspect(
+        &mut self,
+        step: u64,
+        source: Rank,
+        state: &State<'_>,
+        rows: &Rows,
+    ) -> Result<Result<Found, Refusal>, CheckpointError> {
+        let path = self.folder.join(names::main(step));
+        let is_source = self.group.rank() == source;
+        let main = is_source.then(|| open_main(&path, step));
+        let mut said = [0; 3];
+        if let Some(opened) = &main {
+            let [length, time] = file::identity(&path);
+            said = [i64::from(opened.is_ok()), length, time];
+        }
+        self.group.broadcast(&mut said, source)?;
+        let identity: Identity = [said[1], said[2]];
+        let bytes = match &main {
+            Some(Ok(opened)) => opened.json.clone(),
+            Some(Err(error)) => error.to_string().into_bytes(),
+            None => Vec::new(),
+        };
+        let bytes = share(&mut self.group, bytes, source)?;
+        if said[0] == 0 {
+            let is_mine = is_source || file::identity(&path) == identity;
+            return Ok(Err(Refusal { is_mine, reason: String::from_utf8_lossy(&bytes).into_owned() }));
+        }
+        let header = Header::parse(&bytes).map_err(|_| CheckpointError::Strange { rank: source });
+        let header = header.and_then(|header| match compare::difference(state, &rows.total(), &header) {
+            Some(difference) => Err(CheckpointError::OtherModel { path, difference }),
+            None => Ok(header),
+        });
+        let header = all_or_none(&mut self.group, header)?;
+        let parts = self.open_parts(step, &header, state, rows);
+        let parts = match self.all_parts(parts)? {
+            Ok(parts) => parts,
+            // No rank can do without it, whoever offers the main file.
+            Err(reason) => return Ok(Err(Refusal { is_mine: true, reason })),
+        };
+        Ok(Ok(Found { step, header, source, main: main.and_then(Result::ok), parts }))
+    }
+
+    /// The parts if every rank has its own, else the words of the first one that has not.
+    fn all_parts<T>(&mut self, own: Result<T, FileError>) -> Result<Result<T, String>, CheckpointError> {
+        let failed = self.group.all_gather(&[u8::from(own.is_err())])?;
+        let Some(first) = failed.iter().position(|&failed| failed != 0) else {
+            return Ok(own.map_err(|error| error.to_string()));
+        };
+        let words = own.err().map(|error| error.to_string()).unwrap_or_default();
+        let words = share(&mut self.group, words.into_bytes(), rank(first))?;
+        Ok(Err(String::from_utf8_lossy(&words).into_owned()))
+    }
+
+    /// Opens the parts that have rows for this rank.
+    fn open_parts(
+        &self,
+        step: u64,
+        header: &Header,
+        state: &State<'_>,
+        rows: &Rows,
+    ) -> Result<Vec<(usize, Opened)>, FileError> {
+        let Some(sharding) = &header.about.sharding else { return Ok(Vec::new()) };
+        let mut needed: Vec<usize> = Vec::new();
+        for (at, tensor) in state.held(Held::Sharded).enumerate() {
+            let wanted = self.wanted(at, tensor, rows);
+            let pieces = saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted));
+            needed.extend(pieces.into_iter().flatten().map(|piece| piece.part));
+        }
+        needed.sort_unstable();
+        needed.dedup();
+        let parts = sharding.parts.len();
+        let open = |part: usize| {
+            let path = self.folder.join(names::part(step, sharding.id, part, parts));
+            let opened = Opened::open_verified(&path).and_then(|opened| {
+                let is_ours = opened.header.checksum == sharding.parts[part].checksum;
+                if is_ours { Ok((part, opened)) } else { Err(FileError::WrongPart) }
+            });
+            opened.map_err(|cause| FileError::Part { part, parts, cause: Box::new(cause) })
+        };
+        needed.into_iter().map(open).collect()
+    }
+
+    /// The rows of a sharded tensor that this rank has, counted over all ranks.
+    fn wanted(&self, at: usize, tensor: &Tensor<'_>, rows: &Rows) -> Range<usize> {
+        let first = rows.before(at, self.group.rank().index());
+        first..first.saturating_add(tensor.rows())
+    }
+
+    /// Reads what was found to be whole.
+    fn fill(&mut self, mut found: Found, state: &mut State<'_>, rows: &Rows) -> Result<(), CheckpointError> {
+        let read = self.read(&mut found, state, rows);
+        let read = read.map_err(|(path, source)| CheckpointError::Read { path, source });
+        all_or_none(&mut self.group, read)?;
+        for tensor in state.held_mut(Held::Replicated) {
+            self.group.broadcast(tensor.bytes, found.source)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, found: &mut Found, state: &mut State<'_>, rows: &Rows) -> Result<(), file::Failure> {
+        if let Some(main) = &mut found.main {
+            for tensor in state.held_mut(Held::Replicated) {
+                read_rows(main, tensor, 0, 0..tensor.bytes.len())?;
+            }
+        }
+        let Some(sharding) = &found.header.about.sharding else { return Ok(()) };
+        for (at, tensor) in state.held_mut(Held::Sharded).enumerate() {
+            let wanted = self.wanted(at, tensor, rows);
+            let row_bytes = tensor.bytes.len().checked_div(tensor.rows()).unwrap_or(0);
+            for Piece { part, from, to } in
+                saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted)).unwrap_or_default()
+            {
+                let Some((_, opened)) = found.parts.iter_mut().find(|(number, _)| *number == part) else {
+                    continue;
+                };
+                let place = to * row_bytes..(to + from.len()) * row_bytes;
+                read_rows(opened, tensor, from.start * row_bytes, place)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why all ranks take the checkpoint before.
+struct Refusal {
+    /// Whether this rank would offer the same file again.
+    is_mine: bool,
+    reason: String,
+}
+
+fn open_main(path: &std::path::Path, step: u64) -> Result<Opened, FileError> {
+    let opened = Opened::open_verified(path)?;
+    let said = opened.header.about.step;
+    if said == step { Ok(opened) } else { Err(FileError::Step(said)) }
+}
+
+/// Where a tensor of the state stands among the sharded ones of a checkpoint.
+fn saved_place(sharding: &Sharding, tensor: &Tensor<'_>) -> Option<usize> {
+    sharding.tensors.iter().position(|whole| whole.name == tensor.name)
+}
+
+/// Fills a place of a tensor with what the file has of it, from `skipped` bytes on.
+fn read_rows(
+    file: &mut Opened,
+    tensor: &mut Tensor<'_>,
+    skipped: usize,
+    place: Range<usize>,
+) -> Result<(), file::Failure> {
+    let path: PathBuf = file.path.clone();
+    let failed = |source| (path.clone(), source);
+    let absent = || failed(std::io::Error::other(format!("it has no such rows of `{}`", tensor.name)));
+    let Saved { bytes: (start, end), .. } = *file.header.tensors.get(&tensor.name).ok_or_else(absent)?;
+    if start + skipped + place.len() > end {
+        return Err(absent());
+    }
+    file.read(start + skipped, &mut tensor.bytes[place]).map_err(failed)
+}

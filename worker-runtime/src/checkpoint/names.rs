@@ -1,0 +1,124 @@
+//! The files of a folder of checkpoints by their names. Pure.
+
+use super::header::{parse_checksum, render_checksum};
+
+const BEGINNING: &str = "step-";
+const ENDING: &str = ".safetensors";
+/// How files go on that are not finished.
+const UNFINISHED: &str = ".partial-";
+/// Digits of a step at least, so that files are listed in order.
+const DIGITS: usize = 10;
+
+/// The file that makes a checkpoint whole: its tensors, and what there is in parts.
+pub(super) fn main(step: u64) -> String {
+    format!("{BEGINNING}{step:0DIGITS$}{ENDING}")
+}
+
+/// A part of a checkpoint.
+pub(super) fn part(step: u64, id: u64, part: usize, parts: usize) -> String {
+    format!("{BEGINNING}{step:0DIGITS$}.{}.part-{part}-of-{parts}{ENDING}", render_checksum(id))
+}
+
+/// The file beside the one of that name.
+pub(super) fn unfinished(name: &str, mark: u64) -> String {
+    format!("{name}{UNFINISHED}{}", render_checksum(mark))
+}
+
+/// The step of a main file.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix(BEGINNING)?.strip_suffix(ENDING)?.parse().ok()?;
+    // Steps travel as `i64`.
+    (main(step) == name && i64::try_from(step).is_ok()).then_some(step)
+}
+
+/// The step and the save of a part.
+fn part_of(name: &str) -> Option<(u64, u64)> {
+    let mut words = name.strip_prefix(BEGINNING)?.strip_suffix(ENDING)?.split('.');
+    let (step, id, number) = (words.next()?, words.next()?, words.next()?);
+    let (part, parts) = number.strip_prefix("part-")?.split_once("-of-")?;
+    let (step, id) = (step.parse().ok()?, parse_checksum(id)?);
+    let expected = self::part(step, id, part.parse().ok()?, parts.parse().ok()?);
+    (expected == name).then_some((step, id))
+}
+
+fn is_unfinished(name: &str) -> bool {
+    let Some((finished, _)) = name.split_once(UNFINISHED) else { return false };
+    step_of(finished).is_some() || part_of(finished).is_some()
+}
+
+/// What may go of these files once a step was saved: checkpoints before the last `keep`, parts of none, and what was not finished.
+/// Later steps stay: only who loads them can tell what they are.
+pub(super) fn leftovers<'a>(
+    names: &'a [String],
+    saved: (u64, Option<u64>),
+    keep: usize,
+) -> impl Iterator<Item = &'a str> {
+    let (step, id) = saved;
+    let mut earlier: Vec<u64> =
+        names.iter().filter_map(|name| step_of(name)).filter(|it| *it < step).collect();
+    earlier.sort_unstable();
+    let kept = earlier.split_off(earlier.len().saturating_sub(keep.saturating_sub(1)));
+    let later: Vec<u64> = names.iter().filter_map(|name| step_of(name)).filter(|it| *it > step).collect();
+    let is_left_over = move |name: &str| {
+        if let Some(it) = step_of(name) {
+            it < step && !kept.contains(&it)
+        } else if let Some((of, save)) = part_of(name) {
+            if of == step { Some(save) != id } else { !kept.contains(&of) && !later.contains(&of) }
+        } else {
+            is_unfinished(name)
+        }
+    };
+    names.iter().map(String::as_str).filter(move |name| is_left_over(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn only_names_that_we_give_are_ours() {
+        assert_eq!(main(40), "step-0000000040.safetensors");
+        assert_eq!(part(40, 0xAB, 1, 4), "step-0000000040.00000000000000ab.part-1-of-4.safetensors");
+        for step in [0, 40, 12_345_678_901] {
+            assert_eq!(step_of(&main(step)), Some(step));
+            assert_eq!(part_of(&part(step, 3, 0, 1)), Some((step, 3)));
+            assert!(is_unfinished(&unfinished(&main(step), 9)));
+        }
+        for name in [
+            "step-40.safetensors",
+            "step-+000000040.safetensors",
+            "step-0000000040.safetensors.bak",
+            "step-18446744073709551615.safetensors",
+            "model.safetensors",
+            "model.safetensors.partial-1",
+        ] {
+            assert!(step_of(name).is_none() && part_of(name).is_none() && !is_unfinished(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_last_ones_are_kept_with_their_parts() {
+        let mut names: Vec<String> = [10, 20, 30, 40, 90].map(main).to_vec();
+        names.extend([10, 20, 30, 40, 90].map(|step| part(step, step, 0, 2)));
+        names.extend([
+            part(40, 41, 0, 2),
+            part(25, 1, 0, 1),
+            unfinished(&main(20), 5),
+            "notes.txt".to_owned(),
+        ]);
+        let gone: Vec<&str> = leftovers(&names, (40, Some(41)), 3).collect();
+        let expected =
+            [main(10), part(10, 10, 0, 2), part(40, 40, 0, 2), part(25, 1, 0, 1), unfinished(&main(20), 5)];
+        assert_eq!(gone, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_saved_stays(steps in proptest::collection::vec(0u64..50, 0..9), step in 0u64..50, keep in 0usize..5) {
+            let names: Vec<String> = steps.into_iter().chain([step]).map(main).collect();
+            prop_assert!(leftovers(&names, (step, None), keep).all(|name| name != main(step)));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Which rows of a tensor lie in which part, and who needs which of them with another number of ranks. Pure.
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use super::header::{parse_checksum, render_checksum};
+use super::state::product;
+
+/// The sharded tensors of a checkpoint, and the parts in which they lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sharding {
+    /// Of this save alone: parts of another one have another name.
+    pub(super) id: u64,
+    pub(super) tensors: Vec<Whole>,
+    /// In the order of ranks.
+    pub(super) parts: Vec<Part>,
+}
+
+/// A sharded tensor as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Whole {
+    pub(super) name: String,
+    /// As [`type_name`](super::header::type_name) gives it.
+    pub(super) data_type: String,
+    /// The rows of all ranks together, then the shape of a row.
+    pub(super) shape: Vec<usize>,
+}
+
+/// What one rank had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    /// That of its file.
+    pub(super) checksum: u64,
+    /// How many rows of each tensor.
+    pub(super) rows: Vec<usize>,
+}
+
+/// Rows of a tensor that one part gives to one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) part: usize,
+    /// Counted within the part.
+    pub(super) from: Range<usize>,
+    /// Where they go, counted within what the rank has.
+    pub(super) to: usize,
+}
+
+impl Sharding {
+    pub(super) fn render(&self) -> String {
+        let tensors = self.tensors.iter().map(
+            |Whole { name, data_type, shape }| json!({ "name": name, "dtype": data_type, "shape": shape }),
+        );
+        let parts = self
+            .parts
+            .iter()
+            .map(|Part { checksum, rows }| json!({ "checksum": render_checksum(*checksum), "rows": rows }));
+        let id = render_checksum(self.id);
+        let (tensors, parts) = (tensors.collect::<Vec<_>>(), parts.collect::<Vec<_>>());
+        json!({ "id": id, "tensors": tensors, "parts": parts }).to_string()
+    }
+
+    /// Reads what [`render`](Self::render) wrote; nothing if it cannot be true.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let whole = |value: &Value| {
+            let (name, data_type) = (value["name"].as_str()?, value["dtype"].as_str()?);
+            Some(Whole {
+                name: name.to_owned(),
+                data_type: data_type.to_owned(),
+                shape: numbers(&value["shape"])?,
+            })
+        };
+        let part = |value: &Value| {
+            Some(Part {
+                checksum: parse_checksum(value["checksum"].as_str()?)?,
+                rows: numbers(&value["rows"])?,
+            })
+        };
+        let tensors: Vec<_> = value["tensors"].as_array()?.iter().map(whole).collect::<Option<_>>()?;
+        let parts: Vec<_> = value["parts"].as_array()?.iter().map(part).collect::<Option<_>>()?;
+        let sharding = Self { id: parse_checksum(value["id"].as_str()?)?, tensors, parts };
+        sharding.is_possible().then_some(sharding)
+    }
+
+    fn is_possible(&self) -> bool {
+        let is_whole = |(index, tensor): (usize, &Whole)| {
+            let rows =
+                self.parts.iter().try_fold(0usize, |sum, part| sum.checked_add(*part.rows.get(index)?));
+            rows.is_some() && rows == tensor.shape.first().copied() && product(&tensor.shape).is_some()
+        };
+        let as_many = self.parts.iter().all(|part| part.rows.len() == self.tensors.len());
+        as_many && self.tensors.iter().enumerate().all(is_whole)
+    }
+
+    /// Where the rows `wanted` of a tensor lie.
+    pub(super) fn pieces(&self, tensor: usize, wanted: &Range<usize>) -> Vec<Piece> {
+        let mut start = 0;
+        let piece = |(part, rows): (usize, usize)| {
+            let held = start..start + rows;
+            start = held.end;
+            let (first, end) = (held.start.max(wanted.start), held.end.min(wanted.end));
+            let piece =
+                || Piece { part, from: first - held.start..end - held.start, to: first - wanted.start };
+            (first < end).then(piece)
+        };
+        self.parts.iter().map(|part| part.rows[tensor]).enumerate().filter_map(piece).collect()
+    }
+}
+
+fn numbers(value: &Value) -> Option<Vec<usize>> {
+    let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
+    value.as_array()?.iter().map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sharding(rows: &[usize]) -> Sharding {
+        let whole =
+            Whole { name: "m".to_owned(), data_type: "f32".to_owned(), shape: vec![rows.iter().sum(), 3] };
+        let part = |(checksum, &rows)| Part { checksum, rows: vec![rows] };
+        Sharding { id: 7, tensors: vec![whole], parts: (1..).zip(rows).map(part).collect() }
+    }
+
+    #[test]
+    fn what_cannot_be_true_is_not_read() {
+        let text = sharding(&[2, 3]).render();
+        assert_eq!(Sharding::parse(&text), Some(sharding(&[2, 3])));
+        for (good, bad) in [
+            ("[5,3]", "[6,3]"),
+            ("[5,3]", "[5,18446744073709551615]"),
+            ("[5,3]", "[]"),
+            ("\"rows\":[2]", "\"rows\":[2,3]"),
+            ("\"rows\":[2]", "\"rows\":[18446744073709551615]"),
+            ("\"rows\":[2]", "\"rows\":[-2]"),
+            ("0000000000000007", "7"),
+            ("0000000000000007", "../../../etc/pass"),
+        ] {
+            assert!(text.contains(good), "{text}");
+            assert_eq!(Sharding::parse(&text.replacen(good, bad, 1)), None, "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_finds_its_new_place(before in proptest::collection::vec(0usize..9, 1..6), cuts in proptest::collection::vec(0usize..40, 0..5)) {
+            let total: usize = before.iter().sum();
+            let sharding = sharding(&before);
+            let rows: Vec<Vec<usize>> = {
+                let mut next = 0..;
+                before.iter().map(|&rows| next.by_ref().take(rows).collect()).collect()
+            };
+            let mut ends: Vec<usize> = cuts.into_iter().map(|cut| cut.min(total)).chain([total]).collect();
+            ends.sort_unstable();
+            let mut start = 0;
+            for end in ends {
+                let mut own = vec![usize::MAX; end - start];
+                for Piece { part, from, to } in sharding.pieces(0, &(start..end)) {
+                    own[to..to + from.len()].copy_from_slice(&rows[part][from]);
+                }
+                prop_assert_eq!(own, (start..end).collect::<Vec<_>>());
+                start = end;
+            }
+        }
+
+        #[test]
+        fn no_text_panics(text: String) {
+            Sharding::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The Mersenne twister with 32-bit words, as torch's CPU generator has it (`ATen/core/MT19937RNGEngine.h`). Pure.
+//!
+//! Source: M. Matsumoto, T. Nishimura: Mersenne Twister: a 623-dimensionally equidistributed uniform pseudo-random number
+//! generator, ACM TOMACS 8 (1998).
+
+/// Words of state.
+const STATE: usize = 624;
+/// How far the word is from which a new one takes its bits.
+const SHIFT: usize = 397;
+/// XORed into every other new word.
+const MATRIX: u32 = 0x9908_B0DF;
+
+/// A stream of 32-bit numbers that only its seed decides.
+#[derive(Debug, Clone)]
+pub(super) struct Mt19937 {
+    state: [u32; STATE],
+    /// The next word to give; `STATE` once all were given.
+    next: usize,
+}
+
+impl Mt19937 {
+    /// As `torch.Generator().manual_seed(seed)`, which uses the lower 32 bits of a seed and ignores the others.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut state = [0; STATE];
+        state[0] = (seed & u64::from(u32::MAX)) as u32;
+        for at in 1..STATE {
+            let before: u32 = state[at - 1];
+            state[at] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(at as u32);
+        }
+        Self { state, next: STATE }
+    }
+
+    /// torch's `random()`.
+    pub(super) fn next_u32(&mut self) -> u32 {
+        if self.next == STATE {
+            self.twist();
+        }
+        let mut word = self.state[self.next];
+        self.next += 1;
+        word ^= word >> 11;
+        word ^= (word << 7) & 0x9D2C_5680;
+        word ^= (word << 15) & 0xEFC6_0000;
+        word ^ (word >> 18)
+    }
+
+    /// torch's `random64()`: the first number is the upper half.
+    pub(super) fn next_u64(&mut self) -> u64 {
+        let upper = u64::from(self.next_u32());
+        upper << 32 | u64::from(self.next_u32())
+    }
+
+    fn twist(&mut self) {
+        for at in 0..STATE {
+            let mixed = (self.state[at] & 0x8000_0000) | (self.state[(at + 1) % STATE] & 0x7FFF_FFFF);
+            let odd = if mixed & 1 == 1 { MATRIX } else { 0 };
+            self.state[at] = self.state[(at + SHIFT) % STATE] ^ (mixed >> 1) ^ odd;
+        }
+        self.next = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The C++ standard demands this number of `std::mt19937` with its default seed (\[rand.predef\]).
+    #[test]
+    fn the_ten_thousandth_number_is_the_one_that_the_standard_demands() {
+        let mut numbers = Mt19937::new(5489);
+        let mut last = 0;
+        (0..10_000).for_each(|_| last = numbers.next_u32());
+        assert_eq!(last, 4_123_659_995);
+    }
+
+    #[test]
+    fn only_the_lower_half_of_a_seed_counts() {
+        let first = |seed| Mt19937::new(seed).next_u64();
+        assert_eq!(first(7), first(7 + (3 << 32)));
+        assert_ne!(first(7), first(8));
+    }
+}

@@ -1,0 +1,76 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn sampler(length: usize, rank: u32, ranks: u32, options: SamplerOptions) -> DistributedSampler {
+    DistributedSampler::new(length, Rank(rank), WorldSize::new(ranks).unwrap(), options).unwrap()
+}
+
+const PLAIN: SamplerOptions = SamplerOptions { shuffle: false, seed: 0, drop_last: false };
+
+/// `list(DistributedSampler(range(length), num_replicas=…, rank=…, …))` of torch 2.15.0.
+#[test]
+fn the_samples_are_those_of_torch() {
+    let all = |length, ranks, options, epoch| {
+        (0..ranks).map(|rank| sampler(length, rank, ranks, options).indices(epoch)).collect::<Vec<_>>()
+    };
+    let shuffled = SamplerOptions { seed: 3, ..SamplerOptions::default() };
+    assert_eq!(all(10, 3, shuffled, 2), [[1, 6, 0, 7], [4, 3, 2, 1], [9, 5, 8, 4]]);
+    let dropped = SamplerOptions { drop_last: true, ..shuffled };
+    assert_eq!(all(11, 2, dropped, 0), [[9, 3, 4, 2, 1], [0, 6, 5, 8, 10]]);
+    assert_eq!(all(2, 5, shuffled, 7), [[1], [0], [1], [0], [1]]);
+}
+
+#[test]
+fn few_samples_are_repeated_and_dropped_ones_leave_none() {
+    assert_eq!(sampler(1, 3, 4, PLAIN).indices(0), [0]);
+    assert_eq!(sampler(2, 2, 5, PLAIN).indices(0), [0]);
+    let drop_last = SamplerOptions { drop_last: true, ..PLAIN };
+    assert!(sampler(2, 0, 4, drop_last).indices(0).is_empty());
+    assert_eq!(sampler(5, 1, 2, drop_last).indices(0), [1, 3]);
+}
+
+#[test]
+fn what_cannot_be_sampled_is_refused() {
+    let two = WorldSize::new(2).unwrap();
+    let error = DistributedSampler::new(10, Rank(2), two, PLAIN).unwrap_err();
+    assert_eq!(error.to_string(), "there is no rank 2 among 2 ranks, which are counted from 0");
+    let error = DistributedSampler::new(0, Rank(0), two, PLAIN).unwrap_err();
+    assert_eq!(error.to_string(), "there are no samples: the length of the data is 0");
+    let error = GlobalBatches::new(sampler(10, 0, 2, PLAIN), 0).unwrap_err();
+    assert_eq!(error.to_string(), "a batch of 0 samples");
+}
+
+#[test]
+fn a_batch_goes_on_where_the_one_before_ended() {
+    let mut batches = GlobalBatches::new(sampler(5, 0, 1, PLAIN), 3).unwrap();
+    let steps: Vec<_> = [0, 1, 2, 0].into_iter().map(|step| batches.share(step)).collect();
+    assert_eq!(steps, [[0, 1, 2], [3, 4, 0], [1, 2, 3], [0, 1, 2]]);
+}
+
+proptest! {
+    #[test]
+    fn any_number_of_ranks_shares_the_same_batch(
+        (length, batch, step, seed) in (1usize..80, 1usize..50, 0u64..40, any::<u64>()), ranks in 1u32..9,
+    ) {
+        let options = SamplerOptions { seed, ..SamplerOptions::default() };
+        let shares: Vec<Vec<usize>> = (0..ranks)
+            .map(|rank| GlobalBatches::new(sampler(length, rank, ranks, options), batch).unwrap().share(step))
+            .collect();
+        let mut alone = GlobalBatches::new(sampler(length, 0, 1, options), batch).unwrap().share(step);
+        let mut together = shares.concat();
+        alone.sort_unstable();
+        together.sort_unstable();
+        prop_assert_eq!(alone, together);
+    }
+
+    #[test]
+    fn every_sample_is_taken_unless_it_is_dropped(length in 1usize..200, ranks in 1u32..12, seed: u64, drop_last: bool) {
+        let options = SamplerOptions { shuffle: true, seed, drop_last };
+        let all: Vec<usize> = (0..ranks).flat_map(|rank| sampler(length, rank, ranks, options).indices(1)).collect();
+        let different: std::collections::BTreeSet<_> = all.iter().copied().collect();
+        let kept = if drop_last { length - length % ranks as usize } else { length };
+        prop_assert_eq!(different.len(), kept);
+        prop_assert_eq!(all.len(), sampler(length, 0, ranks, options).len() * ranks as usize);
+    }
+}
