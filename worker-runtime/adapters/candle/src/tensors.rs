@@ -1,0 +1,158 @@
+//! Calls of a group on tensors, in place.
+
+use std::cell::RefCell;
+
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
+use rankrun_worker::{Group, Rank, Reduction};
+
+use crate::CandleError;
+
+/// Reduces a tensor over all ranks, in place: every rank then has the result. On a GPU the call is put on candle's stream, and
+/// an error of the group comes with the next call.
+///
+/// All tensors that share the memory change with it, as those of a [`Var`](candle_core::Var) do.
+///
+/// # Errors
+/// The group's; the tensor is not contiguous, of a type that no group carries, or on a device that this build does not reach.
+pub fn all_reduce(group: &mut Group, tensor: &Tensor, how: Reduction) -> Result<(), CandleError> {
+    call(group, tensor, Work::AllReduce(how))
+}
+
+/// Gives every rank the elements that the tensor has on `root`, in place.
+///
+/// # Errors
+/// As [`all_reduce`].
+pub fn broadcast(group: &mut Group, tensor: &Tensor, root: Rank) -> Result<(), CandleError> {
+    call(group, tensor, Work::Broadcast(root))
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    AllReduce(Reduction),
+    Broadcast(Rank),
+}
+
+/// A call as candle takes operations: by reference, and with its own kind of error.
+struct Call<'a> {
+    group: RefCell<&'a mut Group>,
+    work: Work,
+    failure: RefCell<Option<CandleError>>,
+}
+
+fn call(group: &mut Group, tensor: &Tensor, work: Work) -> Result<(), CandleError> {
+    let call = Call { group: RefCell::new(group), work, failure: RefCell::new(None) };
+    let done = tensor.inplace_op1(&call);
+    match call.failure.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(done?),
+    }
+}
+
+impl Call<'_> {
+    fn keep(&self, done: Result<(), CandleError>) -> candle_core::Result<()> {
+        done.map_err(|error| {
+            let text = error.to_string();
+            *self.failure.borrow_mut() = Some(error);
+            candle_core::Error::Msg(text)
+        })
+    }
+
+    fn on_host(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<(), CandleError> {
+        let (from, to) = piece(layout)?;
+        let mut group = self.group.borrow_mut();
+        macro_rules! each_type {
+            ($($kind:ident),*) => {
+                match storage {
+                    $(CpuStorage::$kind(all) => match self.work {
+                        Work::AllReduce(how) => group.all_reduce(&mut all[from..to], how),
+                        Work::Broadcast(root) => group.broadcast(&mut all[from..to], root),
+                    },)*
+                    other => {
+                        return Err(CandleError::DataType(candle_core::backend::BackendStorage::dtype(other)));
+                    }
+                }
+            };
+        }
+        Ok(each_type!(F16, BF16, F32, F64, I32, I64, U8)?)
+    }
+}
+
+impl InplaceOp1 for Call<'_> {
+    fn name(&self) -> &'static str {
+        match self.work {
+            Work::AllReduce(_) => "rankrun-all-reduce",
+            Work::Broadcast(_) => "rankrun-broadcast",
+        }
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.keep(self.on_host(storage, layout))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.keep(self.on_device(storage, layout))
+    }
+}
+
+/// Where a tensor's elements begin and end in its memory.
+pub(crate) fn piece(layout: &Layout) -> Result<(usize, usize), CandleError> {
+    layout
+        .contiguous_offsets()
+        .ok_or_else(|| CandleError::NotContiguous { shape: layout.shape().dims().to_vec() })
+}
+
+#[cfg(feature = "cuda")]
+mod device {
+    use std::ffi::c_void;
+
+    use candle_core::cuda_backend::CudaStorageSlice;
+    use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
+    use candle_core::{CudaStorage, Layout};
+    use rankrun_worker::process_group::{Collective, DataType, DeviceMemory, Stream};
+
+    use super::{Call, Work, piece};
+    use crate::CandleError;
+
+    impl Call<'_> {
+        pub(super) fn on_device(
+            &self,
+            storage: &mut CudaStorage,
+            layout: &Layout,
+        ) -> Result<(), CandleError> {
+            let (from, to) = piece(layout)?;
+            let stream = storage.device.cuda_stream();
+            macro_rules! each_type {
+                ($($kind:ident: $data_type:ident, $bytes:literal;)*) => {
+                    match &mut storage.slice {
+                        $(CudaStorageSlice::$kind(slice) => {
+                            // The guard orders what comes after on other streams behind the call, when it goes.
+                            let (address, guard) = slice.device_ptr_mut(&stream);
+                            let data = DeviceMemory {
+                                address: address + (from * $bytes) as u64,
+                                bytes: (to - from) * $bytes,
+                            };
+                            let done = self.put(DataType::$data_type, data, Stream(stream.cu_stream().cast::<c_void>()));
+                            drop(guard);
+                            done
+                        })*
+                        _ => Err(CandleError::DataType(candle_core::backend::BackendStorage::dtype(storage))),
+                    }
+                };
+            }
+            each_type!(F16: F16, 2; BF16: Bf16, 2; F32: F32, 4; F64: F64, 8; I32: I32, 4; I64: I64, 8; U8: U8, 1;)
+        }
+
+        fn put(&self, data_type: DataType, data: DeviceMemory, stream: Stream) -> Result<(), CandleError> {
+            let work = match self.work {
+                Work::AllReduce(how) => Collective::AllReduce { data, how },
+                Work::Broadcast(root) => Collective::Broadcast { data, root },
+            };
+            #[expect(unsafe_code, reason = "device memory is raw memory")]
+            // SAFETY: the memory is the tensor's, which is borrowed; candle gives it back on this same stream, after the call.
+            Ok(unsafe { self.group.borrow_mut().run_on_device(data_type, work, stream) }?)
+        }
+    }
+}
