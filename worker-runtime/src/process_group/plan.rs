@@ -11,7 +11,7 @@ use super::Backend;
 
 /// The version of everything that ranks say to each other, from the record on. Every rank that joins has said its version in
 /// its record before anything else, so that ranks of different versions part with an error that names both.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// Longest record that a rank writes, and that another one looks at.
 const MAX_RECORD: usize = 512;
@@ -279,17 +279,17 @@ mod tests {
 
     #[test]
     fn what_no_rank_writes_is_no_record() {
-        let long = format!("rankrun group 2\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD));
+        let long = format!("rankrun group 3\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD));
         for text in [
             "",
             "rankrun group",
-            "rankrun group 2",
+            "rankrun group 3",
             "rankrun group +2\n",
-            "rankrun group 2\nbackend auto\n",
-            "rankrun group 2\nbackend auto\nhost a",
-            "rankrun group 2\nbackend auto\nhost \n",
-            "rankrun group 2\nbackend auto\nhost a\nhost b\n",
-            "rankrun group 2\nbackend gloo\nhost a\n",
+            "rankrun group 3\nbackend auto\n",
+            "rankrun group 3\nbackend auto\nhost a",
+            "rankrun group 3\nbackend auto\nhost \n",
+            "rankrun group 3\nbackend auto\nhost a\nhost b\n",
+            "rankrun group 3\nbackend gloo\nhost a\n",
             &long,
         ] {
             assert_eq!(Record::parse(text.as_bytes()), None, "{text}");
@@ -305,7 +305,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), is_ours in any::<bool>()) {
-            let start: &[u8] = if is_ours { b"rankrun group 2\nbackend tcp\n" } else { b"" };
+            let start: &[u8] = if is_ours { b"rankrun group 3\nbackend tcp\n" } else { b"" };
             drop(Record::parse(&[start, &bytes].concat()));
         }
     }

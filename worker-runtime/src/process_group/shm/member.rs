@@ -4,7 +4,7 @@
 //! waits looks now and then whether the group has ended, whether a rank that it needs is gone, and at the clock.
 //! The first rank that notices an ending writes it into one word of the head, and what is there is what all ranks report.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::watch::{self, State, Word};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header};
-use crate::process_group::transport::Step;
+use crate::process_group::transport::{Outlook, Step};
 
 /// Says that a call's memory does not lie in the segment.
 pub(crate) const FOREIGN: u64 = u64::MAX;
@@ -48,14 +48,30 @@ pub(crate) struct Member {
     pub(crate) is_waiting: Cell<bool>,
     /// How much longer than for the others it waits for ranks that wait for other hosts.
     pub(crate) patience: Duration,
+    /// How the ranks are named in messages.
+    pub(crate) names: Vec<Rank>,
+    /// What else this rank asks while it waits.
+    pub(crate) outlook: RefCell<Option<Box<dyn Outlook>>>,
 }
 
 impl Member {
     pub(crate) fn new(segment: Arc<Segment>, me: usize) -> Self {
         let world = segment.map().world();
         let (spin, is_waiting) = (Spin::new(false), Cell::new(false));
-        let (header, patience) = ([0; WORDS], Duration::ZERO);
-        Self { segment, me, world, spin, turn: 0, calls: 0, header, messages: 0, is_waiting, patience }
+        Self {
+            segment,
+            me,
+            world,
+            spin,
+            turn: 0,
+            calls: 0,
+            header: [0; WORDS],
+            messages: 0,
+            is_waiting,
+            patience: Duration::ZERO,
+            names: (0..world).map(rank_at).collect(),
+            outlook: RefCell::new(None),
+        }
     }
 
     pub(crate) fn counter(&self, rank: usize) -> Counter<'_> {
@@ -155,12 +171,7 @@ impl Member {
             return Err(ending);
         }
         for rank in (0..self.world).filter(|&rank| missing(rank)) {
-            let cause = match self.state(rank) {
-                State::Left => LossCause::Left,
-                State::Gone => LossCause::Closed,
-                State::Here if slept.is_some() && self.is_dead(rank) => LossCause::Closed,
-                State::Here | State::Absent => continue,
-            };
+            let Some(cause) = self.gone(rank, slept.is_some()) else { continue };
             // It may have done its part just before it went.
             if missing(rank) {
                 return Err(self.end(step, Word::Lost { rank, cause }));
@@ -169,6 +180,9 @@ impl Member {
         if let Some(wait) = slept {
             self.tell(wait);
             self.find_mutual(step, wait, &missing)?;
+            if let Some(outlook) = &mut *self.outlook.borrow_mut() {
+                outlook.look(step)?;
+            }
         }
         if clock::until(step.deadline).is_zero() {
             // Who waits for another host is soon to say whom it misses there.
@@ -181,6 +195,29 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// Whether the group has ended, or another rank has crashed, for a rank that waits for none of these.
+    pub(crate) fn look_around(&self, step: &Step) -> Result<(), Ending> {
+        if let Some(ending) = self.ending(step) {
+            return Err(ending);
+        }
+        let others = (0..self.world).filter(|&rank| rank != self.me);
+        let crashed = |&rank: &usize| self.gone(rank, true) == Some(LossCause::Closed);
+        match others.into_iter().find(crashed) {
+            Some(rank) => Err(self.end(step, Word::Lost { rank, cause: LossCause::Closed })),
+            None => Ok(()),
+        }
+    }
+
+    /// Why a rank takes no part any more; whether its process lives only the kernel says.
+    fn gone(&self, rank: usize, asks_kernel: bool) -> Option<LossCause> {
+        match self.state(rank) {
+            State::Left => Some(LossCause::Left),
+            State::Gone => Some(LossCause::Closed),
+            State::Here if asks_kernel && self.is_dead(rank) => Some(LossCause::Closed),
+            State::Here | State::Absent => None,
+        }
     }
 
     /// Ends the group because of two ranks that make different calls: the lowest ones of those that are here.
@@ -212,7 +249,7 @@ impl Member {
         let won = abort.compare_exchange(0, word.encode(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         (0..self.world).for_each(|rank| self.counter(rank).wake());
         match word {
-            Word::Lost { rank, cause } if won => Ending::Lost { rank: rank_at(rank), cause },
+            Word::Lost { rank, cause } if won => Ending::Lost { rank: self.names[rank], cause },
             word => self.ending(step).unwrap_or_else(|| self.read(step, word)),
         }
     }
@@ -228,17 +265,17 @@ impl Member {
     fn read(&self, step: &Step, word: Word) -> Ending {
         match word {
             Word::Lost { rank, cause: LossCause::Timeout(_) } => {
-                Ending::Lost { rank: rank_at(rank), cause: LossCause::Reported }
+                Ending::Lost { rank: self.names[rank], cause: LossCause::Reported }
             }
-            Word::Lost { rank, cause } => Ending::Lost { rank: rank_at(rank), cause },
+            Word::Lost { rank, cause } => Ending::Lost { rank: self.names[rank], cause },
             Word::Mismatch { noticed_by, first, second } => {
                 let evidence = self.segment.map().evidence(noticed_by);
                 let call =
                     |number| header(&self.read_header(evidence + number * WORDS * 8)).map(|it| it.call);
                 let [one, other] = [0, 1].map(|number| call(number).map(Box::new));
                 let own = |call: Option<Box<Call>>| call.unwrap_or_else(|| Box::new(step.call));
-                let [first, second] = [first, second].map(rank_at);
-                match rank_at(self.me) {
+                let [first, second] = [first, second].map(|rank| self.names[rank]);
+                match self.names[self.me] {
                     me if me == first => Ending::Mismatch { rank: second, theirs: other, ours: own(one) },
                     me if me == second => Ending::Mismatch { rank: first, theirs: one, ours: own(other) },
                     _ => Ending::Disagreed { rank: second, call: own(other), other: first, others: one },
@@ -288,7 +325,7 @@ impl Member {
 
 /// The header of a call as it lies in shared memory.
 pub(crate) fn words(call: Call, shares: u64) -> [u64; WORDS] {
-    let bytes = Header { call, step: 0, length: shares, previous: None }.encode();
+    let bytes = Header { call, step: 0, length: shares, previous: None, latest: 0 }.encode();
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte])))
 }
 
@@ -297,7 +334,7 @@ fn header(words: &[u64; WORDS]) -> Option<Header> {
     Header::decode(&std::array::from_fn::<u8, HEADER_LEN, _>(|index| word(index).to_le_bytes()[index % 8]))
 }
 
-pub(crate) fn rank_at(index: usize) -> Rank {
+fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }
 

@@ -10,6 +10,9 @@ use crate::process_group::message::{Call, Header, Operation};
 /// The number of the exchange in a notice; no call has as many.
 const NOTICE: u32 = u32::MAX;
 
+/// The number of the exchange of a rank that is in a call, but in none of its exchanges.
+pub(super) const BETWEEN: u32 = u32::MAX;
+
 /// What to do with a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
@@ -34,8 +37,10 @@ pub(super) struct Mismatch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation<'a> {
     pub(super) call: Call,
-    /// Which exchange of the call, from 0.
+    /// Which exchange of the call, from 0, or [`BETWEEN`] them.
     pub(super) number: u32,
+    /// Whether this rank cannot come to the end of the call before the other rank has made it, too.
+    pub(super) needed: bool,
     /// The length of the message that is expected from the other rank.
     pub(super) expected: Option<u64>,
     /// How many messages were sent to it by `send`, the one of this call included.
@@ -43,19 +48,20 @@ pub(super) struct Situation<'a> {
     pub(super) calls: &'a Calls,
 }
 
-/// What a rank says to another one for which it waits in this call. `receive` is named as its program names it.
-pub(super) fn notice(call: Call) -> Header {
-    Header { call, step: NOTICE, length: 0, previous: None }
+/// What a rank, which has made so many calls of the group, says to another one for which it waits in this call. `receive` is named
+/// as its program names it.
+pub(super) fn notice(call: Call, latest: u64) -> Header {
+    Header { call, step: NOTICE, length: 0, previous: None, latest }
 }
 
 /// What the header means.
 pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, number, expected, calls, .. } = *situation;
+    let Situation { call, number, expected, calls, needed, .. } = *situation;
     if header == Header::LEAVE {
         return Ok(Judgement::Left);
     }
     if header.step == NOTICE {
-        return judge_notice(header.call, situation);
+        return judge_notice(&header, situation);
     }
     if let Some(theirs) = header.previous
         && let Some(ours) = calls.beside(theirs)
@@ -63,21 +69,31 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
     {
         return Err(Mismatch { theirs, ours });
     }
+    let is_overtaken = needed && header.latest < call.sequence;
     match expected {
         Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
             Ok(Judgement::Now)
         }
-        // What one rank sends to another lies there until it is received.
-        None if header.call.operation == Operation::Send => Ok(Judgement::Later),
-        None if header.call.sequence > calls.latest() => Ok(Judgement::Later),
-        None if header.call == call && header.step > number => Ok(Judgement::Later),
-        _ => Err(Mismatch { theirs: header.call, ours: calls.beside(header.call).unwrap_or(call) }),
+        // What one rank sends to another lies there until it is received: before the next call for which both are needed.
+        None if header.call.operation == Operation::Send && !is_overtaken => Ok(Judgement::Later),
+        None if is_of_all(header.call) && header.call.sequence > calls.latest() => Ok(Judgement::Later),
+        None if header.call == call && (number == BETWEEN || header.step > number) => Ok(Judgement::Later),
+        None if header.call.operation == Operation::Send => {
+            Err(Mismatch { theirs: header.call, ours: calls.after(header.latest).unwrap_or(call) })
+        }
+        _ => {
+            // Of what it has called while this rank waits for its message, the earlier call is the first that differs.
+            let before = header.previous.filter(|it| !is_of_all(call) && it.sequence > calls.latest());
+            let theirs = before.unwrap_or(header.call);
+            Err(Mismatch { theirs, ours: calls.beside(theirs).unwrap_or(call) })
+        }
     }
 }
 
-/// The other rank waits for this one's part of `theirs`.
-fn judge_notice(theirs: Call, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, expected, sends, calls, .. } = *situation;
+/// The other rank waits for this one's part of its call.
+fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+    let Situation { call, expected, sends, calls, needed, .. } = *situation;
+    let theirs = notice.call;
     let is_to_come = match theirs.operation {
         Operation::Receive => theirs.sequence > sends,
         _ => theirs.sequence > calls.latest(),
@@ -85,7 +101,10 @@ fn judge_notice(theirs: Call, situation: &Situation<'_>) -> Result<Judgement, Mi
     let ours = match calls.beside(theirs) {
         // It has been made, and was another one.
         Some(ours) if ours != theirs => ours,
-        // Whoever has to make it first waits for the very rank that waits for it.
+        // Whoever has to make it first waits for the very rank that waits for it, be it by way of others.
+        None if is_to_come && needed && notice.latest < call.sequence => {
+            calls.after(notice.latest).unwrap_or(call)
+        }
         None if is_to_come && expected.is_some() => call,
         _ => return Ok(Judgement::Nothing),
     };
@@ -102,7 +121,7 @@ impl Calls {
     const MAX: usize = 256;
 
     pub(super) fn note(&mut self, call: Call) {
-        if is_between_two(call) || call.sequence <= self.latest() {
+        if !is_of_all(call) || call.sequence <= self.latest() {
             return;
         }
         if self.0.len() == Self::MAX {
@@ -112,30 +131,35 @@ impl Calls {
     }
 
     /// The number of the last one.
-    fn latest(&self) -> u64 {
+    pub(super) fn latest(&self) -> u64 {
         self.0.back().map_or(0, |call| call.sequence)
     }
 
     /// The one before this.
     pub(super) fn before(&self, call: Call) -> Option<Call> {
-        if is_between_two(call) {
+        if !is_of_all(call) {
             return None;
         }
         self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
     }
 
+    /// The first one that a rank has not made which has made so many.
+    fn after(&self, latest: u64) -> Option<Call> {
+        self.0.iter().copied().find(|ours| ours.sequence.checked_sub(1) == Some(latest))
+    }
+
     /// What this rank has called where another one makes this call.
     fn beside(&self, theirs: Call) -> Option<Call> {
-        if is_between_two(theirs) {
+        if !is_of_all(theirs) {
             return None;
         }
         self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
     }
 }
 
-/// These have numbers of their own.
-fn is_between_two(call: Call) -> bool {
-    matches!(call.operation, Operation::Send | Operation::Receive)
+/// Those between two ranks have numbers of their own.
+fn is_of_all(call: Call) -> bool {
+    !matches!(call.operation, Operation::Send | Operation::Receive)
 }
 
 #[cfg(test)]
@@ -150,7 +174,7 @@ mod tests {
     }
 
     fn header(operation: Operation, sequence: u64, step: u32) -> Header {
-        Header { call: call(operation, sequence), step, length: 4, previous: None }
+        Header { call: call(operation, sequence), step, length: 4, previous: None, latest: sequence }
     }
 
     /// Third call of the group, a broadcast, after two barriers.
@@ -160,7 +184,7 @@ mod tests {
         for call in [call(Operation::Barrier, 1), call(Operation::Barrier, 2), own] {
             calls.note(call);
         }
-        then(&Situation { call: own, number: 1, expected, sends: 5, calls: &calls })
+        then(&Situation { call: own, number: 1, needed: false, expected, sends: 5, calls: &calls })
     }
 
     #[test]
@@ -211,7 +235,7 @@ mod tests {
     #[test]
     fn a_notice_is_heard_where_the_calls_differ() {
         let judge = |operation, sequence, expected| {
-            let header = notice(call(operation, sequence));
+            let header = notice(call(operation, sequence), 2);
             in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
         };
         for expected in [None, Some(4)] {
@@ -226,6 +250,29 @@ mod tests {
             assert_eq!(judge(waited_for, 6, None), Ok(Judgement::Nothing));
             assert_eq!(judge(waited_for, 6, Some(4)), Err(3));
         }
+    }
+
+    #[test]
+    fn who_is_needed_but_waits_for_a_message_or_has_sent_one_makes_another_call() {
+        for (latest, needed, is_found) in [(2, true, true), (3, true, false), (2, false, false)] {
+            let sent = Header { latest, ..header(Operation::Send, 9, 0) };
+            for header in [sent, notice(call(Operation::Receive, 6), latest)] {
+                let judged = in_third_call(None, |it| judge(header, &Situation { needed, ..*it }));
+                let ours = judged.map_err(|mismatch| mismatch.ours.sequence);
+                assert_eq!(ours.err(), is_found.then_some(3), "{header:?} {needed}");
+            }
+        }
+        // It was sent meanwhile.
+        let header = notice(call(Operation::Receive, 5), 2);
+        let judged = in_third_call(None, |it| judge(header, &Situation { needed: true, ..*it }));
+        assert_eq!(judged, Ok(Judgement::Nothing));
+    }
+
+    #[test]
+    fn what_comes_between_two_exchanges_belongs_to_a_later_one() {
+        let between = |header| in_third_call(None, |it| judge(header, &Situation { number: BETWEEN, ..*it }));
+        assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(Judgement::Later));
+        assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().ours.sequence, 3);
     }
 
     #[test]
