@@ -112,20 +112,6 @@ impl fmt::Display for Call {
 }
 
 impl Call {
-    /// Whether `me` cannot come to the end of this call before `other` has made it, too, whatever carries it.
-    pub(crate) fn needs(&self, me: Rank, other: Rank) -> bool {
-        match self.operation {
-            Operation::Barrier
-            | Operation::AllReduce
-            | Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::Split => true,
-            Operation::Broadcast | Operation::Scatter => self.root == Some(other),
-            Operation::Reduce | Operation::Gather => self.root == Some(me),
-            Operation::Send | Operation::Receive | Operation::Join | Operation::Leave => false,
-        }
-    }
-
     /// As digits, for where there is text.
     pub(crate) fn to_hex(self) -> String {
         let header = Header { call: self, step: 0, length: 0, previous: None, latest: 0 };

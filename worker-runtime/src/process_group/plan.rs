@@ -266,15 +266,15 @@ mod tests {
         assert!(text.ends_with("rank 0 and rank 2 are on different ones; ask for `auto`"), "{text}");
         let other = Record::Other { version: 1 };
         let text = said(&[auto.clone(), other.clone()]);
-        assert!(text.starts_with("rank 0 speaks version 2 of the protocol and rank 1 version 1;"), "{text}");
+        assert!(text.starts_with("rank 0 speaks version 3 of the protocol and rank 1 version 1;"), "{text}");
         let text = said(&[other.clone(), other, auto]);
-        assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 2;"), "{text}");
+        assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 3;"), "{text}");
     }
 
     #[test]
     fn another_version_is_known_by_its_first_line_alone() {
-        let later = Record::parse(b"rankrun group 3\nwhatever it then says");
-        assert_eq!(later, Some(Record::Other { version: 3 }));
+        let later = Record::parse(b"rankrun group 4\nwhatever it then says");
+        assert_eq!(later, Some(Record::Other { version: 4 }));
     }
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
             "",
             "rankrun group",
             "rankrun group 3",
-            "rankrun group +2\n",
+            "rankrun group +3\n",
             "rankrun group 3\nbackend auto\n",
             "rankrun group 3\nbackend auto\nhost a",
             "rankrun group 3\nbackend auto\nhost \n",

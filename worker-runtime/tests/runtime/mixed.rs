@@ -208,38 +208,56 @@ fn gather(group: &mut Group, root: Rank) -> Result<(), GroupError> {
     group.gather(&vec![1i64; counts[group.rank().index()]], &counts, root).map(drop)
 }
 
+/// What one rank does while the others make a call of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alone {
+    Receives,
+    SendsLittle,
+    SendsMuch,
+}
+
+impl Alone {
+    fn call(self, group: &mut Group, other: Rank) -> Result<(), GroupError> {
+        match self {
+            Self::Receives => group.receive(&mut [0u8], other),
+            Self::SendsLittle => group.send(&[0u8; 4], other),
+            // More than the kernel keeps for a connection.
+            Self::SendsMuch => group.send(&vec![0u8; 32 << 20], other),
+        }
+    }
+
+    fn name(self, other: u32) -> String {
+        match self {
+            Self::Receives => format!("`receive` of 1 u8 from rank {other}"),
+            Self::SendsLittle => format!("`send` of 4 u8 to rank {other}"),
+            Self::SendsMuch => format!("`send` of 33554432 u8 to rank {other}"),
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_waits_for_a_message_or_sends_one_where_others_make_a_call_hears_of_both() {
-    let receive: [Operation; 2] = [
-        |group| group.receive(&mut [0u8], Rank(0)),
-        |group| group.receive(&mut [0u8], Rank(2)),
-    ];
-    let send: [Operation; 4] = [
-        |group| group.send(&[0u8; 4], Rank(0)),
-        |group| group.send(&[0u8; 4], Rank(2)),
-        |group| group.send(&vec![0u8; 64 << 20], Rank(0)),
-        |group| group.send(&vec![0u8; 64 << 20], Rank(2)),
-    ];
-    let words = ["`receive` of 1 u8 from rank 0", "`receive` of 1 u8 from rank 2"];
-    let sent = ["`send` of 4 u8 to rank 0", "`send` of 4 u8 to rank 2"];
-    let much = ["`send` of 67108864 u8 to rank 0", "`send` of 67108864 u8 to rank 2"];
-    let names = words.into_iter().chain(sent).chain(much);
-    for (alone, name) in receive.into_iter().chain(send).zip(names) {
-        for (of_all, call) in OF_ALL {
-            for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"], &["a", "a", "a", "b"]] {
-                let ended = run_at(hosts, AMPLE, |mut group| {
-                    let alone = if group.rank() == Rank(1) { alone(&mut group) } else { Ok(()) };
-                    // Who has done its part of the call, or sent little, sees it in the next one.
-                    let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
-                    alone.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
-                });
-                for error in &ended {
-                    let error = error.as_ref().expect("no rank panics");
-                    let place = format!("{name} and {of_all} on {hosts:?}: {error}");
-                    let is_little = name.starts_with("`send` of 4 ");
-                    let is_next = is_little && error.contains("call 2, `barrier`");
-                    assert!(error.contains(name) && (error.contains(of_all) || is_next), "{place}");
-                    assert_eq!(error.matches("makes call").count(), 2, "{place}");
+    for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
+        let ranks = 0..hosts.len() as u32;
+        let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
+        for (one, other) in pairs.filter(|(one, other)| one != other) {
+            for alone in [Alone::Receives, Alone::SendsLittle, Alone::SendsMuch] {
+                for (name, call) in OF_ALL {
+                    let ended = run_at(hosts, AMPLE, |mut group| {
+                        let is_alone = group.rank() == Rank(one);
+                        let result = if is_alone { alone.call(&mut group, Rank(other)) } else { Ok(()) };
+                        // Who has done its part of the call, or sent little, sees it in the next one.
+                        let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
+                        result.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
+                    });
+                    for error in &ended {
+                        let error = error.as_ref().expect("no rank panics");
+                        let place = format!("rank {one}, {alone:?}, {name}, {hosts:?}: {error}");
+                        let is_next = error.contains("call 2, `barrier`");
+                        assert!(error.contains(&alone.name(other)), "{place}");
+                        assert!(error.contains(name) || is_next, "{place}");
+                        assert_eq!(error.matches("makes call").count(), 2, "{place}");
+                    }
                 }
             }
         }

@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a rank tells the test what it does")]
 
 use std::error::Error;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -132,22 +133,16 @@ fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
         thread::sleep(Duration::from_millis(300));
         signal(&ranks[killed], Signal::SIGKILL);
         let since = Instant::now();
-        let mut stopped = None;
-        for (number, rank) in ranks.into_iter().enumerate() {
-            if number == silent {
-                stopped = Some(rank);
-                continue;
-            }
-            let (errors, elapsed) = errors(rank, since);
-            if number != killed {
-                let expected = format!("rank {number}: error: `barrier` cannot finish: lost rank {killed},");
-                assert!(errors.contains(&expected), "{hosts}, rank {number}: {errors}");
-                assert!(elapsed < Duration::from_secs(1), "{hosts}, rank {number}: {elapsed:?}");
-            }
-        }
-        let mut stopped = stopped.unwrap();
+        let mut stopped = ranks.remove(silent);
+        let ended: Vec<_> = ranks.into_iter().map(|rank| errors(rank, since)).collect();
         stopped.kill().unwrap();
         stopped.wait().unwrap();
+        let numbers = (0..hosts.len()).filter(|&number| number != silent);
+        for (number, (errors, elapsed)) in numbers.zip(ended).filter(|&(number, _)| number != killed) {
+            let expected = format!("rank {number}: error: `barrier` cannot finish: lost rank {killed},");
+            assert!(errors.contains(&expected), "{hosts}, rank {number}: {errors}");
+            assert!(elapsed < Duration::from_secs(1), "{hosts}, rank {number}: {elapsed:?}");
+        }
     }
 }
 
@@ -156,21 +151,18 @@ fn a_rank_that_waits_for_another_host_sees_one_of_its_own_die_whose_child_lives_
     let server = Server::start();
     let mut ranks = start_all("fork", "aab", &server);
     await_word(&mut ranks[2]);
-    let child = {
-        use std::io::{BufRead, BufReader};
-        let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
-        let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
-        Pid::from_raw(line.expect("the rank forked").parse().unwrap())
-    };
+    let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
+    let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
+    let child = Pid::from_raw(line.expect("the rank forked").parse().unwrap());
     await_word(&mut ranks[0]);
     ranks[1].kill().unwrap();
     let (errors, elapsed) = errors(ranks.remove(0), Instant::now());
-    assert!(kill(child, None).is_ok(), "the child outlives the rank");
-    kill(child, Signal::SIGKILL).unwrap();
+    let outlived = kill(child, Signal::SIGKILL);
     for mut rank in ranks {
         rank.kill().unwrap();
         rank.wait().unwrap();
     }
+    assert!(outlived.is_ok(), "the child outlives the rank");
     assert!(errors.contains("`receive` cannot finish: lost rank 1,"), "{errors}");
     assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
 }

@@ -48,7 +48,8 @@ pub(crate) struct Mixed {
 /// Connects the ranks of all hosts. `store` is seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
     let grid = Arc::new(Grid::new(&seat.hosts, seat.rank));
-    let tcp = Connections(Arc::new(Mutex::new(Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?))));
+    let tcp =
+        Connections(Arc::new(Mutex::new(Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?))));
     let mut shm = match grid.local() {
         [_] => None,
         local => {

@@ -136,7 +136,8 @@ impl Mixed {
                 receive: None,
             })?;
             output.copy_from_slice(parts[root.index()]);
-            given = Some(grid.local().iter().flat_map(|rank| parts[rank.index()]).copied().collect::<Vec<u8>>());
+            given =
+                Some(grid.local().iter().flat_map(|rank| parts[rank.index()]).copied().collect::<Vec<u8>>());
         }
         let work = HostCollective::Scatter { input: given.as_deref(), output, counts: &own, root: local };
         self.on_host(&course, |shm, step| shm.run(step, work))

@@ -88,8 +88,13 @@ impl Peers {
 
     /// Answers a question.
     pub(super) fn answer(&mut self, rank: Rank, call: Option<Call>) {
-        let header =
-            Header { call: call.unwrap_or(Header::LEAVE.call), step: ANSWER, length: 0, previous: None, latest: 0 };
+        let header = Header {
+            call: call.unwrap_or(Header::LEAVE.call),
+            step: ANSWER,
+            length: 0,
+            previous: None,
+            latest: 0,
+        };
         if let Some(peer) = self.all.get_mut(rank.index()).and_then(Option::as_mut) {
             peer.write(&header);
         }

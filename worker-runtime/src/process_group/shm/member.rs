@@ -343,6 +343,8 @@ mod tests {
     use super::*;
     use crate::process_group::element::DataType;
     use crate::process_group::message::Operation;
+    use crate::process_group::shm::Shm;
+    use crate::process_group::transport::Transport;
     use rankrun_contract::rank::WorldSize;
 
     /// Two ranks that have come, and a call.
@@ -381,6 +383,14 @@ mod tests {
         other.arrive();
         drop(other.end(&step, Word::Lost { rank: 0, cause: LossCause::Timeout(step.timeout) }));
         assert_eq!(one.part(&step), lost(0, LossCause::Reported));
+    }
+
+    #[test]
+    fn nor_is_that_of_a_rank_for_which_the_group_ended_elsewhere() {
+        let ([mut one, mut other], step) = two();
+        other.arrive();
+        Shm::new(other).close();
+        assert_eq!(one.part(&step), lost(1, LossCause::Closed));
     }
 
     #[test]

@@ -161,7 +161,8 @@ impl Transport for Shm {
         if member.segment.is_ours() {
             // Whatever has ended the group: from now on the program may write to memory that the others read in this call.
             let word = Word::Lost { rank: member.me, cause: LossCause::Closed }.encode();
-            let _ = watch::abort(&member.segment).compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
+            let _ =
+                watch::abort(&member.segment).compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
         }
         self.go(State::Gone);
     }

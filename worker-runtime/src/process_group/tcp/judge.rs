@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use crate::process_group::message::{Call, Header, Operation};
 
 /// The number of the exchange in a notice; no call has as many.
-const NOTICE: u32 = u32::MAX;
+pub(super) const NOTICE: u32 = u32::MAX;
 
 /// The number of the exchange of a rank that is in a call, but in none of its exchanges.
 pub(super) const BETWEEN: u32 = u32::MAX;
@@ -39,8 +39,6 @@ pub(super) struct Situation<'a> {
     pub(super) call: Call,
     /// Which exchange of the call, from 0, or [`BETWEEN`] them.
     pub(super) number: u32,
-    /// Whether this rank cannot come to the end of the call before the other rank has made it, too.
-    pub(super) needed: bool,
     /// The length of the message that is expected from the other rank.
     pub(super) expected: Option<u64>,
     /// How many messages were sent to it by `send`, the one of this call included.
@@ -48,20 +46,16 @@ pub(super) struct Situation<'a> {
     pub(super) calls: &'a Calls,
 }
 
-/// What a rank, which has made so many calls of the group, says to another one for which it waits in this call. `receive` is named
-/// as its program names it.
-pub(super) fn notice(call: Call, latest: u64) -> Header {
-    Header { call, step: NOTICE, length: 0, previous: None, latest }
+/// What a rank says to another one for which it waits in this call. `receive` is named as its program names it.
+pub(super) fn notice(call: Call, calls: &Calls) -> Header {
+    Header { call, step: NOTICE, length: 0, previous: calls.before(call), latest: calls.latest() }
 }
 
 /// What the header means.
 pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, number, expected, calls, needed, .. } = *situation;
+    let Situation { call, number, expected, calls, .. } = *situation;
     if header == Header::LEAVE {
         return Ok(Judgement::Left);
-    }
-    if header.step == NOTICE {
-        return judge_notice(&header, situation);
     }
     if let Some(theirs) = header.previous
         && let Some(ours) = calls.beside(theirs)
@@ -69,30 +63,24 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
     {
         return Err(Mismatch { theirs, ours });
     }
-    let is_overtaken = needed && header.latest < call.sequence;
+    if header.step == NOTICE {
+        return judge_notice(&header, situation);
+    }
     match expected {
         Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
             Ok(Judgement::Now)
         }
-        // What one rank sends to another lies there until it is received: before the next call for which both are needed.
-        None if header.call.operation == Operation::Send && !is_overtaken => Ok(Judgement::Later),
+        // What one rank sends to another lies there until it is received: before the next call of all ranks.
+        None if header.call.operation == Operation::Send && !is_ahead(call, &header) => Ok(Judgement::Later),
         None if is_of_all(header.call) && header.call.sequence > calls.latest() => Ok(Judgement::Later),
         None if header.call == call && (number == BETWEEN || header.step > number) => Ok(Judgement::Later),
-        None if header.call.operation == Operation::Send => {
-            Err(Mismatch { theirs: header.call, ours: calls.after(header.latest).unwrap_or(call) })
-        }
-        _ => {
-            // Of what it has called while this rank waits for its message, the earlier call is the first that differs.
-            let before = header.previous.filter(|it| !is_of_all(call) && it.sequence > calls.latest());
-            let theirs = before.unwrap_or(header.call);
-            Err(Mismatch { theirs, ours: calls.beside(theirs).unwrap_or(call) })
-        }
+        _ => Err(calls.compare(call, &header)),
     }
 }
 
 /// The other rank waits for this one's part of its call.
 fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, expected, sends, calls, needed, .. } = *situation;
+    let Situation { call, expected, sends, calls, .. } = *situation;
     let theirs = notice.call;
     let is_to_come = match theirs.operation {
         Operation::Receive => theirs.sequence > sends,
@@ -101,11 +89,11 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement,
     let ours = match calls.beside(theirs) {
         // It has been made, and was another one.
         Some(ours) if ours != theirs => ours,
-        // Whoever has to make it first waits for the very rank that waits for it, be it by way of others.
-        None if is_to_come && needed && notice.latest < call.sequence => {
-            calls.after(notice.latest).unwrap_or(call)
+        // Whoever has to make it first waits for the very rank that waits for it, be it by way of others. Before a call of all ranks
+        // it should have sent what is waited for.
+        None if is_to_come && (expected.is_some() || is_ahead(call, notice)) => {
+            return Err(calls.compare(call, notice));
         }
-        None if is_to_come && expected.is_some() => call,
         _ => return Ok(Judgement::Nothing),
     };
     Err(Mismatch { theirs, ours })
@@ -143,9 +131,16 @@ impl Calls {
         self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
     }
 
-    /// The first one that a rank has not made which has made so many.
-    fn after(&self, latest: u64) -> Option<Call> {
-        self.0.iter().copied().find(|ours| ours.sequence.checked_sub(1) == Some(latest))
+    /// The first two calls in which this rank, which makes `call`, and the one that sent the header differ. Where only one of them is
+    /// in a call of the group, the other one has yet to make that, and may have to make an earlier one first.
+    fn compare(&self, call: Call, header: &Header) -> Mismatch {
+        let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest);
+        let (theirs, ours) = match (is_of_all(header.call), is_of_all(call)) {
+            (true, false) => (header.previous.filter(|it| it.sequence > self.latest()), None),
+            (false, true) => (None, self.0.iter().copied().find(is_next)),
+            _ => (None, self.beside(header.call)),
+        };
+        Mismatch { theirs: theirs.unwrap_or(header.call), ours: ours.unwrap_or(call) }
     }
 
     /// What this rank has called where another one makes this call.
@@ -155,6 +150,11 @@ impl Calls {
         }
         self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
     }
+}
+
+/// Whether this rank is in a call of all ranks that the one which sent the header had yet to make.
+fn is_ahead(call: Call, header: &Header) -> bool {
+    is_of_all(call) && header.latest < call.sequence
 }
 
 /// Those between two ranks have numbers of their own.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn header(operation: Operation, sequence: u64, step: u32) -> Header {
-        Header { call: call(operation, sequence), step, length: 4, previous: None, latest: sequence }
+        Header { call: call(operation, sequence), step, length: 4, previous: None, latest: sequence.max(3) }
     }
 
     /// Third call of the group, a broadcast, after two barriers.
@@ -184,7 +184,7 @@ mod tests {
         for call in [call(Operation::Barrier, 1), call(Operation::Barrier, 2), own] {
             calls.note(call);
         }
-        then(&Situation { call: own, number: 1, needed: false, expected, sends: 5, calls: &calls })
+        then(&Situation { call: own, number: 1, expected, sends: 5, calls: &calls })
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_notice_is_heard_where_the_calls_differ() {
         let judge = |operation, sequence, expected| {
-            let header = notice(call(operation, sequence), 2);
+            let header = Header { latest: 3, ..notice(call(operation, sequence), &Calls::default()) };
             in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
         };
         for expected in [None, Some(4)] {
@@ -253,19 +253,20 @@ mod tests {
     }
 
     #[test]
-    fn who_is_needed_but_waits_for_a_message_or_has_sent_one_makes_another_call() {
-        for (latest, needed, is_found) in [(2, true, true), (3, true, false), (2, false, false)] {
-            let sent = Header { latest, ..header(Operation::Send, 9, 0) };
-            for header in [sent, notice(call(Operation::Receive, 6), latest)] {
-                let judged = in_third_call(None, |it| judge(header, &Situation { needed, ..*it }));
-                let ours = judged.map_err(|mismatch| mismatch.ours.sequence);
-                assert_eq!(ours.err(), is_found.then_some(3), "{header:?} {needed}");
+    fn a_message_is_sent_and_received_before_the_next_call_of_all() {
+        let waits = notice(call(Operation::Receive, 6), &Calls::default());
+        for header in [header(Operation::Send, 9, 0), waits] {
+            let judged = |latest| in_third_call(None, |it| judge(Header { latest, ..header }, it));
+            assert!(judged(3).is_ok(), "{header:?}");
+            // The second call is the first one that the other rank has yet to make.
+            for (latest, expected) in [(2, 3), (1, 2)] {
+                let mismatch = judged(latest).unwrap_err();
+                assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, expected));
             }
         }
-        // It was sent meanwhile.
-        let header = notice(call(Operation::Receive, 5), 2);
-        let judged = in_third_call(None, |it| judge(header, &Situation { needed: true, ..*it }));
-        assert_eq!(judged, Ok(Judgement::Nothing));
+        // It was sent.
+        let header = notice(call(Operation::Receive, 5), &Calls::default());
+        assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Nothing));
     }
 
     #[test]

@@ -7,20 +7,17 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::poll::{PollFd, PollFlags};
-use rankrun_contract::rank::Rank;
 use rustix::net::RecvFlags;
 
 use super::judge::{self, Calls, Judgement, Mismatch, Situation};
 use super::mesh::{Exchange, Transfer, poll, rank_at};
-use crate::process_group::error::{Ending, LossCause};
 use crate::clock;
+use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 
 #[derive(Debug)]
 pub(super) struct Peer {
     stream: TcpStream,
-    /// This rank and the other one.
-    ranks: [Rank; 2],
     /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
     header: [u8; HEADER_LEN],
     arrived: usize,
@@ -64,11 +61,11 @@ impl From<Mismatch> for Failure {
 }
 
 impl Peer {
-    pub(super) fn new(stream: TcpStream, ranks: [Rank; 2]) -> io::Result<Self> {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
         let to_say = Vec::new();
-        Ok(Self { stream, ranks, header, arrived: 0, left: false, leaves: false, to_say, sends: 0 })
+        Ok(Self { stream, header, arrived: 0, left: false, leaves: false, to_say, sends: 0 })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -222,7 +219,6 @@ impl Peer {
         let situation = Situation {
             call: step.call,
             number: step.number,
-            needed: step.call.needs(self.ranks[0], self.ranks[1]),
             expected: progress.receive.as_ref().map(|payload| payload.len() as u64),
             sends: self.sends,
             calls,
