@@ -14,7 +14,7 @@ use rankrun_contract::rank::Rank;
 use super::pending::{Wait, What};
 use super::segment::Segment;
 use super::wait::{Counter, Spin};
-use super::watch::{self, State, Word};
+use super::watch::{self, Word};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header};
@@ -197,29 +197,6 @@ impl Member {
         Ok(())
     }
 
-    /// Whether the group has ended, or another rank has crashed, for a rank that waits for none of these.
-    pub(crate) fn look_around(&self, step: &Step) -> Result<(), Ending> {
-        if let Some(ending) = self.ending(step) {
-            return Err(ending);
-        }
-        let others = (0..self.world).filter(|&rank| rank != self.me);
-        let crashed = |&rank: &usize| self.gone(rank, true) == Some(LossCause::Closed);
-        match others.into_iter().find(crashed) {
-            Some(rank) => Err(self.end(step, Word::Lost { rank, cause: LossCause::Closed })),
-            None => Ok(()),
-        }
-    }
-
-    /// Why a rank takes no part any more; whether its process lives only the kernel says.
-    fn gone(&self, rank: usize, asks_kernel: bool) -> Option<LossCause> {
-        match self.state(rank) {
-            State::Left => Some(LossCause::Left),
-            State::Gone => Some(LossCause::Closed),
-            State::Here if asks_kernel && self.is_dead(rank) => Some(LossCause::Closed),
-            State::Here | State::Absent => None,
-        }
-    }
-
     /// Ends the group because of two ranks that make different calls: the lowest ones of those that are here.
     fn differ(&self, step: &Step) -> Ending {
         let header = |rank| self.read_header(self.segment.map().call(rank, self.calls));
@@ -255,7 +232,7 @@ impl Member {
     }
 
     /// How the group has ended, if it has.
-    fn ending(&self, step: &Step) -> Option<Ending> {
+    pub(crate) fn ending(&self, step: &Step) -> Option<Ending> {
         match watch::abort(&self.segment).load(Ordering::SeqCst) {
             0 => None,
             word => Some(self.read(step, Word::decode(word, self.world)?)),
@@ -282,34 +259,6 @@ impl Member {
                 }
             }
         }
-    }
-
-    pub(crate) fn state(&self, rank: usize) -> State {
-        State::of(self.segment.word32(self.segment.map().state(rank)).load(Ordering::SeqCst))
-    }
-
-    pub(crate) fn set_state(&self, state: State) {
-        self.segment.word32(self.segment.map().state(self.me)).store(state as u32, Ordering::SeqCst);
-        self.counter(self.me).wake();
-    }
-
-    /// Says whether this rank waits for ranks of other hosts.
-    pub(crate) fn set_away(&self, is_away: bool) {
-        let word = self.segment.word32(self.segment.map().away(self.me));
-        word.store(is_away.into(), Ordering::SeqCst);
-    }
-
-    fn is_away(&self, rank: usize) -> bool {
-        self.segment.word32(self.segment.map().away(rank)).load(Ordering::SeqCst) != 0
-    }
-
-    /// Whether the process of a rank that took its seat is gone.
-    fn is_dead(&self, rank: usize) -> bool {
-        let process = |rank| {
-            let at = self.segment.map().process(rank);
-            [0, 8].map(|word| self.segment.word64(at + word).load(Ordering::Relaxed))
-        };
-        process(rank) != process(self.me) && self.segment.is_vacant(rank)
     }
 
     pub(crate) fn write_header(&self, at: usize, header: &[u64; WORDS]) {
@@ -344,6 +293,7 @@ mod tests {
     use crate::process_group::element::DataType;
     use crate::process_group::message::Operation;
     use crate::process_group::shm::Shm;
+    use crate::process_group::shm::watch::State;
     use crate::process_group::transport::Transport;
     use rankrun_contract::rank::WorldSize;
 
