@@ -188,17 +188,17 @@ fn joined(context: &WorkerContext) -> Result<Group, GroupError> {
 }
 
 /// Random numbers that are the same on every rank.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % limit
     }
 }
 
 /// One call, chosen at random, on at most `most` elements.
-fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), GroupError> {
+pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), GroupError> {
     let (me, world) = (group.rank(), group.world_size().get() as usize);
     let (which, shift) = (random.below(9), random.below(most.ilog2() as usize + 1));
     let count = random.below((most >> shift).max(1));
@@ -237,7 +237,7 @@ fn repeat(context: &WorkerContext, operation: &str) -> Result<(), Box<dyn Error>
 }
 
 /// How many steps, and kills, there are: many with `RANKRUN_SOAK=1`.
-fn times(usually: usize, soak: usize) -> usize {
+pub(crate) fn times(usually: usize, soak: usize) -> usize {
     if std::env::var_os("RANKRUN_SOAK").is_some() { soak } else { usually }
 }
 
@@ -268,7 +268,7 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
     }
 }
 
-fn await_word(rank: &mut Child) {
+pub(crate) fn await_word(rank: &mut Child) {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
     if !lines.any(|line| line.ends_with("under way")) {
         let mut errors = String::new();

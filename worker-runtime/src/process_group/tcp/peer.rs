@@ -3,12 +3,15 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::poll::{PollFd, PollFlags};
+use rustix::net::RecvFlags;
 
 use super::judge::{self, Calls, Judgement, Mismatch, Situation};
 use super::mesh::{Exchange, Transfer, poll, rank_at};
+use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 
@@ -19,6 +22,8 @@ pub(super) struct Peer {
     header: [u8; HEADER_LEN],
     arrived: usize,
     left: bool,
+    /// Whether it has left behind what is not to be received yet.
+    leaves: bool,
     /// Headers without a message that go before everything else, of which some bytes may be gone already.
     to_say: Vec<u8>,
     /// Messages that went to it by `send`.
@@ -59,7 +64,8 @@ impl Peer {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
-        Ok(Self { stream, header, arrived: 0, left: false, to_say: Vec::new(), sends: 0 })
+        let to_say = Vec::new();
+        Ok(Self { stream, header, arrived: 0, left: false, leaves: false, to_say, sends: 0 })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -72,6 +78,7 @@ impl Peer {
         // A whole header that does not belong to this exchange is kept for a later one.
         let reads = if progress.accepted { progress.wants_to_receive() } else { self.arrived < HEADER_LEN };
         events.set(PollFlags::POLLIN, !self.left && reads);
+        events.set(closed(), !self.left && !self.leaves && !reads);
         events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
         events
     }
@@ -154,7 +161,7 @@ impl Peer {
             if !progress.accepted && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
                     Judgement::Now => progress.accepted = true,
-                    Judgement::Later => return Ok(()),
+                    Judgement::Later => return self.look_behind(),
                     Judgement::Nothing => self.arrived = 0,
                     Judgement::Left => {
                         self.left = true;
@@ -185,6 +192,21 @@ impl Peer {
         }
     }
 
+    /// Whether the rank is gone behind a message that is not to be received yet.
+    fn look_behind(&mut self) -> Result<(), Failure> {
+        let mut fds = [PollFd::new(self.stream.as_fd(), closed())];
+        if self.leaves || poll(&mut fds, clock::after(Duration::ZERO))? == 0 {
+            return Ok(());
+        }
+        // All that it has ever sent is there, and no more than the kernel keeps for a connection.
+        let unread = rustix::io::ioctl_fionread(&self.stream).map_err(io::Error::from)?;
+        let mut bytes = vec![0; usize::try_from(unread).unwrap_or(0)];
+        let (peeked, _) =
+            rustix::net::recv(&self.stream, &mut bytes, RecvFlags::PEEK).map_err(io::Error::from)?;
+        self.leaves = bytes[..peeked].ends_with(&Header::LEAVE.encode());
+        if self.leaves { Ok(()) } else { Err(Failure::Lost(LossCause::Closed)) }
+    }
+
     /// What the header that is there means.
     fn judge(
         &self,
@@ -203,6 +225,11 @@ impl Peer {
         };
         Ok(judge::judge(header, &situation)?)
     }
+}
+
+/// The other end sends no more, whatever is still to be read (poll(2)).
+fn closed() -> PollFlags {
+    PollFlags::from_bits_retain(libc::POLLRDHUP)
 }
 
 /// How many bytes were written; `None` if there is no room now.
@@ -230,9 +257,10 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new((step, previous): (&Exchange, Option<Call>), transfer: Transfer<'a>) -> Self {
+    pub(super) fn new((step, calls): (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
         let length = transfer.send.map_or(0, |payload| payload.len() as u64);
-        let head = Header { call: step.call, step: step.number, length, previous }.encode();
+        let (previous, latest) = (calls.before(step.call), calls.latest());
+        let head = Header { call: step.call, step: step.number, length, previous, latest }.encode();
         let Transfer { send, receive } = transfer;
         Self { head, send, sent: 0, receive, received: 0, accepted: false }
     }
