@@ -18,6 +18,7 @@ use rankrun_contract::report::{self, ErrorReport};
 use crate::clock;
 use crate::context::WorkerContext;
 use crate::process_group::{GroupError, parting};
+use crate::store::StoreError;
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -76,7 +77,9 @@ pub fn report_error(error: &(dyn Error + 'static)) {
         cause = error.source();
     }
     text.push_str(&details);
-    if let Some(hint) = error.downcast_ref::<GroupError>().and_then(GroupError::hint) {
+    let of_group = error.downcast_ref::<GroupError>().and_then(GroupError::hint);
+    let of_store = || error.downcast_ref::<StoreError>().and_then(StoreError::hint);
+    if let Some(hint) = of_group.or_else(of_store) {
         text.push_str(&format!("\nhint: {hint}"));
     }
     say(&text);

@@ -60,12 +60,6 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
     Ok(Mixed { grid, shm, tcp, world: seat.world_size.get() })
 }
 
-/// The largest number of ranks on one host.
-pub(crate) fn most_on_one_host(hosts: &[u32]) -> usize {
-    let on = |host: u32| hosts.iter().filter(|&&it| it == host).count();
-    hosts.iter().map(|&host| on(host)).max().unwrap_or(0)
-}
-
 /// An error of the ranks of one host, told as one of the group.
 fn in_group(error: GroupError, (local, seat): (&[Rank], &Seat)) -> GroupError {
     match error {

@@ -30,6 +30,9 @@ pub enum SegmentError {
         #[source]
         cause: io::Error,
     },
+    /// The kernel makes no file in memory for this process.
+    #[error("the kernel refuses `memfd_create`, without which ranks share no memory")]
+    NoFile(#[source] io::Error),
     /// Rank 0 could not make it.
     #[error("rank 0 could not make it, as its own error says")]
     NotMade,

@@ -27,6 +27,7 @@ use std::time::Duration;
 pub use error::SegmentError;
 pub(crate) use map::MAX_RANKS;
 pub(crate) use meeting::join;
+pub(crate) use segment::is_permitted;
 
 use arena::Arena;
 use bytes::Span;

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
-use rankrun_worker::{Rank, WorkerContext};
+use rankrun_worker::{Rank, Reduction, WorkerContext};
 
-use super::{Random, any_call, await_word, descriptors, joined, segments, start_apart, times};
-use crate::process::start;
+use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times};
 use crate::server::Server;
 use crate::world::{AMPLE, env, options};
 
@@ -40,10 +40,9 @@ fn kill_at_random(backend: &str) {
     let mut random = Random(seed as u64);
     for round in 0..times(5, 100) {
         let server = Server::start();
-        let role = format!("shm: {}", random.below(1 << 30));
-        let vars =
-            |rank| env(&server, rank, 4).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);
-        let mut ranks: Vec<Child> = (0..4).map(|rank| start(&role, vars(rank))).collect();
+        let role = random.below(1 << 30).to_string();
+        let start = |rank| start_on(backend, &server, &role, (rank, 4));
+        let mut ranks: Vec<Child> = (0..4).map(start).collect();
         ranks.iter_mut().for_each(|rank| await_word(rank, backend));
         let victim = random.below(4);
         // Calls take from microseconds to milliseconds.
@@ -74,26 +73,29 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second_over_tcp()
 
 #[test]
 fn a_forked_child_does_not_keep_a_dead_rank_alive() {
-    let server = Server::start();
-    let mut ranks: Vec<Child> =
-        (0..2).map(|rank| start("shm: forks and dies", env(&server, rank, 2).to_vars())).collect();
-    let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
-    let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
-    let child = Pid::from_raw(line.expect("the rank forked").parse().unwrap());
-    ranks[1].kill().unwrap();
-    let killed = Instant::now();
-    let ended = ranks.remove(0).wait_with_output().unwrap();
-    let errors = String::from_utf8_lossy(&ended.stderr).into_owned();
-    let elapsed = killed.elapsed();
-    assert!(kill(child, None).is_ok(), "the child outlives the rank");
-    kill(child, Signal::SIGKILL).unwrap();
-    ranks[0].wait().unwrap();
-    assert!(errors.contains("cannot finish: lost rank 1,"), "{errors}");
-    assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
+    for backend in ["shm", "tcp"] {
+        let server = Server::start();
+        let mut ranks: Vec<Child> =
+            (0..2).map(|rank| start_on(backend, &server, "forks", (rank, 2))).collect();
+        let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
+        let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
+        let child = Pid::from_raw(line.expect("the rank forked").parse().unwrap());
+        ranks[1].kill().unwrap();
+        let killed = Instant::now();
+        let ended = ranks.remove(0).wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let elapsed = killed.elapsed();
+        assert!(kill(child, None).is_ok(), "the child outlives the rank");
+        kill(child, Signal::SIGKILL).unwrap();
+        ranks[0].wait().unwrap();
+        assert!(errors.contains("cannot finish: lost rank 1,"), "{backend}: {errors}");
+        assert!(elapsed < Duration::from_secs(1), "{backend}: {elapsed:?}");
+    }
 }
 
-pub(super) fn forks_and_dies(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
-    let mut group = joined(context)?;
+/// Rank 1 forks a child, and neither of the two does anything more.
+pub(super) fn forks(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
+    let mut group = context.process_group(&options(AMPLE))?;
     group.barrier()?;
     if group.rank() == Rank(1) {
         // SAFETY: the child only waits for a signal.
@@ -109,6 +111,42 @@ pub(super) fn forks_and_dies(context: &WorkerContext) -> Result<(), Box<dyn Erro
         }
     }
     Ok(group.barrier()?)
+}
+
+#[test]
+fn a_forked_child_is_no_rank_and_disturbs_none() {
+    for backend in ["shm", "tcp"] {
+        let server = Server::start();
+        let start = |rank| start_on(backend, &server, "forks and calls", (rank, 2));
+        for rank in (0..2).map(start).collect::<Vec<Child>>() {
+            let ended = rank.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success(), "{backend}: {said}");
+        }
+    }
+}
+
+/// Each rank forks a child that makes a call and ends as any program does; then the ranks go on.
+pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
+    let mut group = context.process_group(&options(AMPLE))?;
+    // Kept until it is known how the program ends, which the child does not decide.
+    drop(group.split(Some(0), 0)?);
+    // SAFETY: the child does what the program does. No other thread of it holds a lock that it takes.
+    #[expect(unsafe_code, reason = "a child that has all that this process has")]
+    let child = match unsafe { fork()? } {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            let error = group.all_reduce(&mut [1.0f32], Reduction::Sum).unwrap_err().to_string();
+            let rank = group.rank();
+            let expected = format!("in a process that was forked from rank {rank}, and is not that rank");
+            return if error.ends_with(&expected) { Ok(()) } else { Err(error.into()) };
+        }
+    };
+    assert_eq!(waitpid(child, None)?, WaitStatus::Exited(child, 0));
+    let mut data = [1.0f32; 100];
+    group.all_reduce(&mut data, Reduction::Sum)?;
+    assert_eq!(data, [2.0; 100]);
+    Ok(())
 }
 
 #[test]

@@ -22,6 +22,9 @@ use crate::process::start;
 use crate::server::Server;
 use crate::world::{AMPLE, env, options, run_on};
 
+/// Where the group is in the store.
+const PLACE: &str = "rankrun/group/default/life 0/1";
+
 /// Bytes at which calls take another way, and lengths that no way divides well.
 const BORDERS: [usize; 6] = [2 << 10, 256 << 10, 512 << 10, 1 << 20, 3 << 20, 0];
 
@@ -167,7 +170,9 @@ pub(crate) fn main(role: &str) -> ExitCode {
     rankrun_worker::run(|context| match role.as_str() {
         "leaves nothing" => soak::leaves_nothing(context),
         "soak" => soak::soak(context),
-        "forks and dies" => kills::forks_and_dies(context),
+        "forks" => kills::forks(context),
+        "forks and calls" => kills::forks_and_calls(context),
+        "say the backend" => limits::says_the_backend(context),
         "little room" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
         spare if spare.ends_with(" descriptors") => {
             limits::joins_short(context, spare.trim_end_matches(" descriptors"))
@@ -224,6 +229,12 @@ fn times(usually: usize, soak: usize) -> usize {
     if std::env::var_os("RANKRUN_SOAK").is_some() { soak } else { usually }
 }
 
+/// A rank with this role on this backend.
+fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32)) -> Child {
+    let vars = env(server, rank, world).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);
+    start(&format!("shm: {role}"), vars)
+}
+
 /// Waits until a rank makes its calls on this backend.
 fn await_word(rank: &mut Child, backend: &str) {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -257,12 +268,25 @@ fn segments() -> Result<usize, std::io::Error> {
 
 /// A rank in namespaces of its own, as `unshare` makes them; this test has the rights, or those of a user namespace.
 fn start_apart(role: &str, how: &[&str], vars: impl IntoIterator<Item = (&'static str, OsString)>) -> Child {
-    let program = std::env::current_exe().unwrap();
+    let rights = if rustix::process::geteuid().is_root() { &[][..] } else { &["-Ur"] };
+    start_under(&[&["unshare"], rights, how].concat(), role, vars)
+}
+
+/// A rank that this program starts, with these arguments before those of the rank.
+fn start_under(
+    program: &[&str],
+    role: &str,
+    vars: impl IntoIterator<Item = (&'static str, OsString)>,
+) -> Child {
+    let rank = std::env::current_exe().unwrap();
     let arguments = ["--exact", "process::main_of_a_started_rank", "--nocapture", "--test-threads=1", "-q"];
-    let mut command = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        command.arg("-Ur");
-    }
-    command.args(how).arg(program).args(arguments).env("RANKRUN_TEST_ROLE", role).envs(vars);
+    let mut command = Command::new(program[0]);
+    command.args(&program[1..]).arg(rank).args(arguments).env("RANKRUN_TEST_ROLE", role).envs(vars);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// An error with its cause.
+fn told(error: &GroupError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
 }

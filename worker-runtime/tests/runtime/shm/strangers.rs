@@ -1,6 +1,5 @@
 //! What others do at the socket through which the memory is passed on.
 
-use std::error::Error;
 use std::fs;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -9,14 +8,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 
+use rankrun_worker::TcpStore;
 use rankrun_worker::process_group::Wish;
-use rankrun_worker::{GroupError, TcpStore};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use super::{PLACE, told};
 use crate::server::Server;
 use crate::world::{AMPLE, join_on};
 
-const PLACE: &str = "rankrun/group/default/life 0/1";
 const KEY: &str = "shared memory";
 
 /// The store as the group sees it, where rank `absent` seems to be.
@@ -67,11 +66,6 @@ fn strangers_at_the_socket_neither_join_nor_hold_up_the_ranks() {
         second.barrier().unwrap();
         barrier.join().unwrap().unwrap();
     });
-}
-
-fn told(error: &GroupError) -> String {
-    let cause = error.source().map(|cause| format!(": {cause}"));
-    format!("{error}{}", cause.unwrap_or_default())
 }
 
 #[test]
@@ -142,4 +136,21 @@ fn what_is_no_shared_memory_is_not_used() {
     // It goes away in the middle of its answer.
     let error = answer_to_rank_1(&answer(0, 1)[..20], None);
     assert!(error.contains("lost rank 0, which closed its connection"), "{error}");
+}
+
+#[test]
+fn a_machine_that_was_cloned_is_hinted_at_where_nobody_listens() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| join_on(Wish::Shm, &server, (1, 2), AMPLE).unwrap_err());
+        let store = place(&server, 1, 0);
+        store.set(KEY, format!("nobody-{} {}", std::process::id(), "t".repeat(36)).as_bytes()).unwrap();
+        let error = second.join().unwrap();
+        assert!(
+            told(&error).contains("lost rank 0, to which the connection failed (connection refused)"),
+            "{error}"
+        );
+        let hint = error.hint().expect("a hint");
+        assert!(hint.contains("boot_id") && hint.contains("`tcp`"), "{hint}");
+    });
 }
