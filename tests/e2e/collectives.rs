@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Random, Scratch, field, namespaces, only_ours, soak};
+use harness::{Job, Launch, Name, Random, Scratch, example, field, fixture, namespaces, only_ours, soak};
 use nix::sys::signal::Signal;
 
 const WORLD: usize = 4;
@@ -75,4 +75,42 @@ fn a_job_in_shared_memory_lives_through_kills() {
 #[test]
 fn a_job_over_tcp_lives_through_kills() {
     lives_through_kills("tcp");
+}
+
+/// Three workers, of which the kernel makes no file in memory for rank 1.
+fn without_memory_files<'a>(program: &'a str, args: &[&'a str]) -> Launch {
+    let line = r#"[ $$RANK = 1 ] || exec "$@"; exec "$0" EPERM memfd_create "$@""#;
+    let launch = Launch::standalone(Name::Rankrun, 3).args(["--no-python", "sh", "-c", line]);
+    launch
+        .args([fixture("seccomp-exec").to_string_lossy().into_owned(), program.to_owned()])
+        .args(args.iter().copied())
+}
+
+#[test]
+fn a_rank_that_may_make_no_shared_memory_goes_by_tcp() {
+    if !only_ours() {
+        return;
+    }
+    let worker = fixture("worker").to_string_lossy().into_owned();
+    let outcome = without_memory_files(&worker, &["reduce=5"]).run();
+    outcome.exits(0);
+    assert_eq!(outcome.lines_with("world=3 times=5 backend=mixed").len(), 3, "{outcome}");
+    // Those that ask for it need it of rank 0 only.
+    let outcome = without_memory_files(&worker, &["reduce=5"]).env("RANKRUN_BACKEND", "shm").run();
+    outcome.exits(0);
+    assert_eq!(outcome.lines_with("world=3 times=5 backend=shm").len(), 3, "{outcome}");
+}
+
+#[test]
+fn shared_memory_that_is_asked_for_and_forbidden_is_an_error_that_names_the_call() {
+    if !only_ours() {
+        return;
+    }
+    let bench = example("allreduce_bench").to_string_lossy().into_owned();
+    let filter = fixture("seccomp-exec").to_string_lossy().into_owned();
+    let launch =
+        Launch::standalone(Name::Rankrun, 2).args(["--no-python", &filter, "EPERM", "memfd_create", &bench]);
+    let outcome = launch.args(["--backend", "shm", "--max", "64"]).run();
+    outcome.exits(1).complains("the kernel refuses `memfd_create`, without which ranks share no memory");
+    outcome.complains("hint: permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`");
 }

@@ -17,8 +17,7 @@ use rankrun_contract::report::{self, ErrorReport};
 
 use crate::clock;
 use crate::context::WorkerContext;
-use crate::process_group::{GroupError, parting};
-use crate::store::StoreError;
+use crate::process_group::{self, parting};
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -77,9 +76,7 @@ pub fn report_error(error: &(dyn Error + 'static)) {
         cause = error.source();
     }
     text.push_str(&details);
-    let of_group = error.downcast_ref::<GroupError>().and_then(GroupError::hint);
-    let of_store = || error.downcast_ref::<StoreError>().and_then(StoreError::hint);
-    if let Some(hint) = of_group.or_else(of_store) {
+    if let Some(hint) = process_group::hint_of(error) {
         text.push_str(&format!("\nhint: {hint}"));
     }
     say(&text);

@@ -1,5 +1,6 @@
 //! Why a process group did not do what it was asked.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::socket::is_own_shortage;
 use crate::store::StoreError;
 
 /// What helps a process that may open no more files.
-const DESCRIPTORS: &str =
+pub(crate) const DESCRIPTORS: &str =
     "give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank";
 
 /// Most bytes of a strange value that a message shows.
@@ -165,16 +166,10 @@ impl GroupError {
             Self::WrongMemory { given: MemoryKind::Host, .. } => {
                 Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
             }
-            Self::Socket(cause) | Self::Host(cause) | Self::SharedMemory(SegmentError::Socket(cause))
-                if is_own_shortage(cause) =>
-            {
-                Some(DESCRIPTORS)
-            }
+            Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
             Self::FewDescriptors { .. } => Some(DESCRIPTORS),
             Self::Store(error) => error.hint(),
-            Self::SharedMemory(SegmentError::NoFile(_)) => Some(
-                "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it",
-            ),
+            Self::SharedMemory(error) => error.hint(),
             Self::Forked { .. } => {
                 Some("join a group of another name in the child, or start it as a program of its own")
             }
@@ -206,6 +201,16 @@ impl GroupError {
         let shown = &value[..value.len().min(MAX_SHOWN)];
         Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
     }
+}
+
+/// What to do about an error of a program, where something is known of it or of one of its causes: a program may wrap ours.
+pub(crate) fn hint_of(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    std::iter::successors(Some(error), |&error| error.source()).find_map(|error| {
+        let of_group = error.downcast_ref().and_then(GroupError::hint);
+        let of_store = || error.downcast_ref().and_then(StoreError::hint);
+        let of_memory = || error.downcast_ref().and_then(SegmentError::hint);
+        of_group.or_else(of_store).or_else(of_memory)
+    })
 }
 
 /// Where memory lies.

@@ -54,6 +54,7 @@ pub use buffer::{Buffer, Memory};
 pub use collective::{Collective, HostCollective, Length};
 pub use device::{DeviceCollective, DeviceMemory, Stream};
 pub use element::{DataType, Element, Reduction, bf16, f16};
+pub(crate) use error::hint_of;
 pub use error::{Ending, GroupError, LossCause, MemoryKind};
 pub use group::Group;
 pub use members::Members;
