@@ -162,3 +162,6 @@ impl Drop for Shm {
         self.go(State::Gone);
     }
 }
+
+#[cfg(test)]
+mod tests;
