@@ -57,7 +57,7 @@ impl CpuGroup {
     /// Performs a call on all ranks.
     fn carry(&mut self, as_asked: Operation, call: Call, work: HostCollective<'_>) -> Result<(), GroupError> {
         if !self.owner.is_this() {
-            return Err(GroupError::Forked { operation: as_asked, rank: self.seat.rank });
+            return Err(GroupError::Forked { rank: self.seat.rank });
         }
         if let Some(ending) = self.ending.clone() {
             return Err(self.ended(as_asked, ending));
@@ -142,7 +142,9 @@ impl ProcessGroup for CpuGroup {
     }
 
     fn allocate(&mut self, bytes: usize) -> Memory {
-        let own = self.transport.as_mut().and_then(|transport| transport.allocate(bytes));
+        // What a forked child would have of it, its parent would give away, too.
+        let transport = self.transport.as_mut().filter(|_| self.owner.is_this());
+        let own = transport.and_then(|transport| transport.allocate(bytes));
         own.unwrap_or_else(|| Memory::on_heap(bytes))
     }
 

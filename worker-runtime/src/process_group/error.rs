@@ -119,12 +119,10 @@ pub enum GroupError {
     /// This process cannot find out on which host it is, of which it may open no more files.
     #[error("this rank cannot find out on which host it is")]
     Host(#[source] io::Error),
-    /// This process was forked from the one that joined the group, and is no rank of it.
-    #[error("`{operation}` is called in a process that was forked from rank {rank}, and is not that rank")]
+    /// This process was forked from the one that joined the group.
+    #[error("this process was forked from rank {rank}, and is no rank of its groups")]
     Forked {
-        /// The call.
-        operation: Operation,
-        /// The parent.
+        /// The parent, as a rank of the group.
         rank: Rank,
     },
     /// The ranks are on one host and cannot share memory.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
-use rankrun_worker::{Rank, Reduction, WorkerContext};
+use rankrun_worker::{Queue, Rank, Reduction, WorkerContext};
 
 use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times};
 use crate::server::Server;
@@ -126,9 +126,13 @@ fn a_forked_child_is_no_rank_and_disturbs_none() {
     }
 }
 
-/// Each rank forks a child that makes a call and ends as any program does; then the ranks go on.
+/// Each rank forks a child that makes calls and ends as any program does; then the ranks go on.
 pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let mut group = context.process_group(&options(AMPLE))?;
+    let parts = group.split(Some(0), 0)?.ok_or("a color was said")?;
+    let queue = Queue::new(parts)?;
+    let [mut buffer, before] = [0; 2].map(|_| group.buffer::<f32>(1 << 18));
+    buffer.fill(1.0);
     // Kept until it is known how the program ends, which the child does not decide.
     drop(group.split(Some(0), 0)?);
     // SAFETY: the child does what the program does. No other thread of it holds a lock that it takes.
@@ -136,16 +140,23 @@ pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Err
     let child = match unsafe { fork()? } {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
-            let error = group.all_reduce(&mut [1.0f32], Reduction::Sum).unwrap_err().to_string();
+            group.buffer::<f32>(1 << 18).fill(7.0);
+            drop(before);
+            let errors = [
+                group.barrier().unwrap_err(),
+                queue.all_reduce(vec![1.0f32], Reduction::Sum).wait().unwrap_err(),
+            ];
             let rank = group.rank();
-            let expected = format!("in a process that was forked from rank {rank}, and is not that rank");
-            return if error.ends_with(&expected) { Ok(()) } else { Err(error.into()) };
+            let expected = format!("this process was forked from rank {rank}, and is no rank of its groups");
+            let other = errors.into_iter().find(|error| error.to_string() != expected);
+            return other.map_or(Ok(()), |error| Err(error.into()));
         }
     };
     assert_eq!(waitpid(child, None)?, WaitStatus::Exited(child, 0));
-    let mut data = [1.0f32; 100];
-    group.all_reduce(&mut data, Reduction::Sum)?;
-    assert_eq!(data, [2.0; 100]);
+    let [fresh, sum] = [group.buffer::<f32>(1 << 18), queue.all_reduce(before, Reduction::Sum).wait()?];
+    assert!(fresh.iter().chain(&*sum).all(|&value| value == 0.0), "nothing of the child is in our memory");
+    group.all_reduce(&mut buffer, Reduction::Sum)?;
+    assert!(buffer.iter().all(|&value| value == 2.0));
     Ok(())
 }
 
