@@ -21,8 +21,7 @@ fn process_of(line: &str) -> Process {
 fn without_streams_a_worker_still_ends_as_it_wants() {
     for name in Name::both() {
         for status in [0, 3] {
-            let scratch = Scratch::new();
-            let gate = Gate::new(&scratch, "gate");
+            let gate = Gate::closed();
             let steps = ["alive", "close-stdio", &gate.step(), &format!("exit={status}")];
             let job = Launch::standalone(*name, 2).worker(steps).start();
             job.lines("alive rank=", 2);
@@ -120,8 +119,7 @@ fn who_puts_itself_into_the_background_is_a_leftover() {
     if !only_ours() {
         return;
     }
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let line = format!("setsid --fork sh -c 'head -c 1 {}; echo done'", gate.path().display());
     let job = Launch::standalone(Name::Rankrun, 2).shell(&line).start();
     job.line("for what they left behind");

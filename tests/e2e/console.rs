@@ -46,8 +46,7 @@ fn teed_lines_of_flooding_workers_stay_whole() {
 
 #[test]
 fn an_unfinished_line_shows_while_its_worker_waits() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1);
     let job = launch.worker(["write=password: ", &gate.step(), "write=rest\n"]).start();
     job.text("password: ");

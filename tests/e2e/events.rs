@@ -78,8 +78,7 @@ fn of_a_success() {
 #[test]
 fn of_a_failure_after_a_restart() {
     let [ours, torchs] = both(|launch| {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let steps =
             ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
         let job = launch.args(["--max-restarts", "1"]).worker(steps).start();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Scratch, field};
+use harness::{Gate, Launch, Name, field};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -30,8 +30,7 @@ fn a_workers_signal_is_ours_as_a_shell_says_it() {
 #[test]
 fn the_first_failure_decides() {
     for name in Name::both() {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         // Rank 0 ends with another code, and only because it is stopped.
         let steps = ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=7"];
         let launch = Launch::standalone(*name, 2);
@@ -45,8 +44,7 @@ fn the_first_failure_decides() {
 #[test]
 fn an_early_success_does_not_end_the_job() {
     for name in Name::both() {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(*name, 2);
         let job = launch.worker(["alive", &format!("rank1:{}", gate.step()), "rank1:print=late"]).start();
         let worker = job.lines("alive rank=", 2).into_iter().find(|line| line.contains("rank=0"));

@@ -101,8 +101,7 @@ fn ctrl_z_stops_everybody_and_fg_continues() {
         return;
     }
     for name in Name::both() {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(*name, 2).worker(["alive", &gate.step(), "print=over", "exit=0"]);
         let mut shell = Shell::of(launch).runs(2);
         for times in 1..=2 {
@@ -241,8 +240,7 @@ fn a_stop_that_is_under_way_is_stopped_and_goes_on() {
     if !only_ours() {
         return;
     }
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let steps = ["catch", "alive", "signal", &gate.step(), "exit=0"];
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
     shell.job.type_text("\u{3}");
@@ -258,8 +256,7 @@ fn the_wait_for_leftovers_can_be_stopped() {
     if !only_ours() {
         return;
     }
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let line =
         format!("setsid --fork sh -c 'read x < {}; echo uploaded'; echo alive rank=0", gate.path().display());
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).shell(&line)).runs(1);
@@ -278,8 +275,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
     if !only_ours() {
         return;
     }
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1).worker(["alive", &gate.step(), "exit=0"]);
     let mut shell = Shell::of(launch);
     shell.types("(trap '' TSTP; exec \"${words[@]}\")");

@@ -126,8 +126,7 @@ fn the_end_of_the_others_is_told_and_kills_nothing() {
 
 #[test]
 fn a_signal_to_the_launcher_is_told_too() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let job =
         two(Name::Rankrun).args(["--grace", "3600"]).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = by_hand(&script(&job, 1), "").start();
@@ -142,8 +141,7 @@ fn a_signal_to_the_launcher_is_told_too() {
 
 #[test]
 fn a_launcher_that_is_gone_is_told_too() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = by_hand(&script(&job, 1), "").start();
     let line = hand.line("alive rank=1");
@@ -195,8 +193,7 @@ fn each_life_has_a_script_of_its_own() {
 
 #[test]
 fn one_person_at_a_time() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step(), "exit=2"]).start();
     let path = script(&job, 1);
     let hand = by_hand(&path, "").start();

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bad_workers;
+mod collectives;
 mod command_line;
 mod config;
 mod console;

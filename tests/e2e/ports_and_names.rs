@@ -5,15 +5,14 @@ use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, namespaces, only_ours};
+use harness::{Gate, Launch, Name, Outcome, namespaces, only_ours};
 
 const LAUNCHES: usize = 20;
 
 #[test]
 fn twenty_launches_at_once_have_twenty_ports() {
     for name in Name::both().iter().filter(|_| only_ours()) {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let start = || Launch::new(*name).worker(["env", &gate.step()]).start();
         let jobs: Vec<_> = (0..LAUNCHES).map(|_| start()).collect();
         // Each worker speaks while all the others wait, or are about to.

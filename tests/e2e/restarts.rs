@@ -26,8 +26,7 @@ fn run_folder(logs: &str) -> PathBuf {
 /// A job of two whose rank 1 fails with code 4 in its first lives, each time after both were seen.
 #[track_caller]
 fn failing(name: Name, max_restarts: &str, lives: usize) -> Outcome {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let launch = Launch::standalone(name, 2).args(["--max-restarts", max_restarts]);
     let fails = format!("life<{lives}");
     let steps = [

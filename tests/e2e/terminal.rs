@@ -1,6 +1,6 @@
 //! A launcher that has a terminal.
 
-use harness::{Gate, Launch, Name, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, field, only_ours};
 
 #[test]
 fn workers_see_a_terminal() {
@@ -42,8 +42,7 @@ fn under_torchruns_name_streams_are_inherited() {
 fn ctrl_c_reaches_each_worker_once() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).terminal().args(["--shutdown-timeout", "3600"]);
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let steps = ["catch", "alive", "signal", &gate.step(), "exit=0"];
         let mut job = launch.worker(steps).start();
         job.lines("alive rank=", 2);
@@ -84,8 +83,7 @@ fn a_terminal_that_goes_away_ends_the_job() {
 
 #[test]
 fn a_carriage_return_updates_in_place() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1).terminal();
     let job = launch.worker(["write=\r10%", &gate.step(), "write=\r20%\n"]).start();
     job.text("10%");

@@ -1,6 +1,6 @@
 //! `rankrun devices --watch` in a terminal: it draws in place, marks what changes, and gives the terminal back.
 
-use harness::{Fault, Gate, Job, Launch, Machine, Name, Scratch};
+use harness::{Fault, Gate, Job, Launch, Machine, Name};
 use nix::sys::signal::Signal;
 
 /// The other screen of the terminal, and back.
@@ -119,8 +119,7 @@ fn a_library_that_crashes_takes_nothing_with_it() {
 
 #[test]
 fn it_follows_the_size_of_the_terminal() {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let smaller =
         format!("(head -c 1 <'{}'; stty rows 5 cols 30 </dev/tty) >/dev/null &\n", gate.path().display());
     let wrapper = ["sh".to_owned(), "-c".to_owned(), smaller + "exec \"$0\" \"$@\""];

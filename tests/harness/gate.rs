@@ -12,12 +12,25 @@ use crate::place::Scratch;
 #[derive(Debug)]
 pub struct Gate {
     path: PathBuf,
+    /// Its folder, where it is not one of the test.
+    _scratch: Option<Scratch>,
     /// Open for both directions, so that neither side's `open` blocks.
     file: File,
 }
 
 impl Gate {
-    /// A closed gate.
+    /// A closed gate, for a test that needs no folder otherwise.
+    ///
+    /// # Panics
+    /// When the FIFO cannot be made.
+    #[must_use]
+    pub fn closed() -> Self {
+        let scratch = Scratch::new();
+        let gate = Self::new(&scratch, "gate");
+        Self { _scratch: Some(scratch), ..gate }
+    }
+
+    /// A closed gate of this name in a folder of the test.
     ///
     /// # Panics
     /// When the FIFO cannot be made.
@@ -26,7 +39,7 @@ impl Gate {
         let path = scratch.path().join(name);
         nix::unistd::mkfifo(&path, Mode::from_bits_truncate(0o666)).expect("the scratch folder takes a FIFO");
         let file = OpenOptions::new().read(true).write(true).open(&path).expect("the FIFO opens");
-        Self { path, file }
+        Self { path, _scratch: None, file }
     }
 
     /// Where workers find it.

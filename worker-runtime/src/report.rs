@@ -18,7 +18,10 @@ use rankrun_contract::report::{self, ErrorReport};
 use crate::checkpoint::CheckpointError;
 use crate::clock;
 use crate::context::WorkerContext;
-use crate::process_group::{GroupError, parting};
+use crate::data_parallel::DeviceError;
+use crate::ddp::DdpError;
+use crate::process_group::{GroupError, SegmentError, parting};
+use crate::store::StoreError;
 use crate::trace;
 
 /// The first failure of this process: later ones are mostly its consequences.
@@ -85,13 +88,18 @@ pub fn report_error(error: &(dyn Error + 'static)) {
     write_file(&message, &text);
 }
 
-/// What the first error of ours among it and its causes advises.
+/// What to do about it, where something is known of it or of one of its causes: a program may wrap our errors.
 fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    let of_one = |error: &(dyn Error + 'static)| match error.downcast_ref::<CheckpointError>() {
-        Some(error) => error.hint(),
-        None => error.downcast_ref::<GroupError>().and_then(GroupError::hint),
-    };
-    std::iter::successors(Some(error), |&error| error.source()).find_map(of_one)
+    std::iter::successors(Some(error), |&error| error.source()).find_map(|error| {
+        let of_group = error.downcast_ref().and_then(GroupError::hint);
+        let of_store = || error.downcast_ref().and_then(StoreError::hint);
+        let of_memory = || error.downcast_ref().and_then(SegmentError::hint);
+        let of_ddp = || error.downcast_ref().and_then(DdpError::hint);
+        let of_devices = || error.downcast_ref().map(DeviceError::hint);
+        let of_checkpoint = || error.downcast_ref().and_then(CheckpointError::hint);
+        let of_groups = of_group.or_else(of_store).or_else(of_memory);
+        of_groups.or_else(of_ddp).or_else(of_devices).or_else(of_checkpoint)
+    })
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {

@@ -1,8 +1,10 @@
-//! Socket options that turn a silent partition into an error.
+//! Socket options that turn a silent partition into an error, and errors that are of this process alone.
 
+use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// After this much silence the kernel asks whether the other end still is there.
@@ -31,4 +33,11 @@ pub(crate) fn watch(stream: &TcpStream, unacknowledged: Option<Duration>) -> nix
 
 fn seconds(time: Duration) -> u32 {
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
+}
+
+/// Whether this process is what an attempt to connect failed of, not the other end: it may open nothing more, or the machine has no
+/// memory for it (accept(2), socket(2), connect(2)).
+pub(crate) fn is_own_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|code| shortages.contains(&Errno::from_raw(code)))
 }

@@ -231,8 +231,7 @@ fn c10d_master() {
 #[test]
 fn no_share() {
     let pair = Pair::of(|name| {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(name, 1).env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
         let job = launch.worker(["env", &gate.step()]).start();
         // Where the worker of rank 0 would open its store.

@@ -154,8 +154,7 @@ fn tee_latency() {
         return;
     }
     for name in Name::both() {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let job = logging(*name, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
         // The workers are alive until the gate opens: the lines came before that.
         job.lines("]:early", 2);
@@ -304,8 +303,7 @@ fn stable_event(line: &str) -> Value {
 #[test]
 fn events() {
     let pair = Pair::of(|name| {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(name, 2).args(["--event-log-handler", "console"]);
         let steps = ["alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "forever"];
         let job = launch.worker(steps).start();

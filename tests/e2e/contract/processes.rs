@@ -83,8 +83,7 @@ fn fail_signal() {
 #[test]
 fn fail_stops_peers() {
     let pair = Pair::of(|name| {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let steps =
             ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
         let job = Launch::standalone(name, 2).worker(steps).start();
@@ -290,8 +289,7 @@ fn lives(outcome: &Outcome) -> Vec<String> {
 #[test]
 fn restart() {
     let pair = Pair::of(|name| {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(name, 2).args(["--max-restarts", "3", "-r", "2"]);
         let logs = launch.temporary().join("logs");
         let failure = format!("rank1:life<2:{}", gate.step());

@@ -1,7 +1,7 @@
 //! How hosts reach each other: names that do not resolve, `localhost`, IPv6 alone, interfaces, and walls with few open
 //! ports.
 
-use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, field, only_ours};
 
 use super::{c10d, fixed, succeed};
 
@@ -154,8 +154,7 @@ fn listening(fleet: &Fleet, host: usize) -> Vec<String> {
 /// Two agents on one machine, at `localhost`: where they listen, and what the workers are told.
 #[track_caller]
 fn two_on_one_host(fleet: &Fleet, name: Name, more: &[&str]) -> (Vec<String>, String) {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let jobs = [1, 2].map(|_| {
         let launch = c10d(name, "localhost:29400", "2").args(more);
         fleet.on(1, launch.worker(["seat", "sum", &gate.step(), "reduce=2"])).start()

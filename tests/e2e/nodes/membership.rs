@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Fleet, Gate, Name, Process, Scratch, field, only_ours};
+use harness::{Fleet, Gate, Name, Process, field, only_ours};
 use nix::sys::signal::Signal;
 
 use super::{ENDPOINT, Team, c10d, fixed};
@@ -33,8 +33,7 @@ fn a_killed_agent_is_noticed_without_any_lease() {
         return;
     }
     let Some(fleet) = Fleet::up(2) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host| {
         let launch =
             c10d(Name::Rankrun, ENDPOINT, "1:2").args(NO_LEASE).worker(["seat", "sum", &gate.step()]);
@@ -131,8 +130,7 @@ fn a_dead_static_node_is_replaced() {
         return;
     }
     let Some(fleet) = Fleet::up(3) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host, rank| {
         let launch = fixed(Name::Rankrun, "th1", 2, rank).args(["--lease", super::LEASE]);
         fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
@@ -157,8 +155,7 @@ fn a_killed_static_agent_is_replaced_at_once() {
         return;
     }
     let Some(fleet) = Fleet::up(2) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host: usize| {
         let launch = fixed(Name::Rankrun, "th1", 2, host - 1).args(["--lease", "10m"]);
         fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
@@ -184,8 +181,7 @@ fn rank_0_moves_while_the_store_stays() {
         return;
     }
     let Some(fleet) = Fleet::up(3) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let start = |host| {
         let launch = c10d(Name::Rankrun, "th3:29400", "2:3").worker(["seat", "sum", &gate.step()]);
         fleet.on(host, launch).start()

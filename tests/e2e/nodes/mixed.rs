@@ -52,8 +52,7 @@ fn torchrun_hosts_the_store_we_have_rank_0_and_fail() {
 #[track_caller]
 fn a_second_one_comes(kinds: [Name; 2]) {
     let Some(fleet) = Fleet::up(2) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let start = |host: usize| {
         let launch = c10d(kinds[host - 1], ENDPOINT, "1:2").args(["--local-addr", &Fleet::address(host)]);
         fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use harness::{Fleet, Gate, Job, Launch, Name, Scratch, soak, tell};
+use harness::{Fleet, Gate, Job, Launch, Name, soak, tell};
 use nix::sys::signal::Signal;
 
 use super::{TIMES, succeed};
@@ -62,8 +62,7 @@ fn met(jobs: &[Job], world: usize, times: usize) {
 fn one_of_torchrun_is_killed(kinds: &[Name], store: usize, times: &str) {
     let world = kinds.len();
     let Some(fleet) = Fleet::up(world) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let nodes = format!("{}:{world}", world - 1);
     let mixed = Mixed { fleet: &fleet, gate: &gate, store, nodes: &nodes, times };
     let mut jobs: Vec<_> = kinds.iter().zip(1..).map(|(name, host)| mixed.start(host, *name)).collect();
@@ -115,8 +114,7 @@ fn a_torchrun_agent_is_killed_and_nobody_has_set_any_time() {
 fn a_spare_takes_over(members: &[Name], spare: Name) {
     let world = members.len();
     let Some(fleet) = Fleet::up(world + 1) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let mixed = Mixed { fleet: &fleet, gate: &gate, store: 1, nodes: &world.to_string(), times: TIMES };
     let mut jobs: Vec<_> = members.iter().zip(1..).map(|(name, host)| mixed.start(host, *name)).collect();
     met(&jobs, world, 1);

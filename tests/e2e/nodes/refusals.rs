@@ -1,6 +1,6 @@
 //! An agent that is of another job than the one it finds: it is refused with both values, and the job goes on.
 
-use harness::{Fleet, Gate, Job, Launch, Name, Scratch, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, only_ours};
 
 use super::{ENDPOINT, c10d, fixed, succeed};
 
@@ -8,8 +8,7 @@ use super::{ENDPOINT, c10d, fixed, succeed};
 #[track_caller]
 fn refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Launch, both: &[&str]) {
     let Some(fleet) = Fleet::up(3) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host| fleet.on(host, right(host).worker(["seat", "sum", &gate.step()])).start();
     let first = own(1);
     first.line("1 of 2");

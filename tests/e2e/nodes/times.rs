@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use harness::{Fleet, Gate, Job, Launch, Name, Process, Scratch, field, only_ours, soak, tell};
+use harness::{Fleet, Gate, Job, Launch, Name, Process, field, only_ours, soak, tell};
 use nix::sys::signal::Signal;
 
 use super::{ENDPOINT, c10d, succeed};
@@ -30,8 +30,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// The median of some restarts of these agents, which then end.
 #[track_caller]
 fn restarts(launches: impl IntoIterator<Item = Launch>, workers: usize, times: usize) -> Duration {
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let start =
         |launch: Launch| launch.args(["--max-restarts", "100"]).worker(["seat", &gate.step()]).start();
     let jobs: Vec<_> = launches.into_iter().map(start).collect();
@@ -68,8 +67,7 @@ fn a_fresh_agent_joins() {
         return;
     }
     let Some(fleet) = Fleet::up(2) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "1:2").worker(["seat", "sum", &gate.step()]);
         fleet.on(host, launch).start()

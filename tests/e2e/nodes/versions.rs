@@ -3,7 +3,7 @@
 //! There is one build to test. What its agents have said of themselves is edited in the store, so that they speak another
 //! protocol for whoever comes later.
 
-use harness::{Fleet, Gate, Name, Outcome, Scratch, fixture, only_ours};
+use harness::{Fleet, Gate, Name, Outcome, fixture, only_ours};
 use rankrun::rendezvous::descriptor::PROTOCOL;
 
 use super::{ENDPOINT, LEASE, Team, c10d, fixed, succeed};
@@ -57,8 +57,7 @@ fn a_second_static_node_of_another_protocol_goes() {
         return;
     }
     let Some(fleet) = Fleet::up(2) else { return };
-    let scratch = Scratch::new();
-    let gate = Gate::new(&scratch, "gate");
+    let gate = Gate::closed();
     let own = |host| {
         let launch = fixed(Name::Rankrun, "th1", 2, host - 1);
         fleet.on(host, launch.worker(["seat", "sum", &gate.step()]))

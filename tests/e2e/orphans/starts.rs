@@ -53,8 +53,7 @@ fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
         return;
     }
     for (name, restarts) in Name::both().iter().flat_map(|name| [(*name, "0"), (*name, "1")]) {
-        let scratch = Scratch::new();
-        let gate = Gate::new(&scratch, "gate");
+        let gate = Gate::closed();
         let launch = Launch::standalone(name, 1).under(["sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
         let launch = launch.args(["--max-restarts", restarts]).stdin_open();
         let last = format!("life1:{}", gate.step());

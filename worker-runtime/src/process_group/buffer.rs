@@ -39,15 +39,15 @@ impl Memory {
         #[derive(Clone, Copy)]
         #[repr(align(64))]
         struct Line(#[expect(dead_code, reason = "only its size and alignment matter")] [u8; 64]);
-        let mut lines = vec![Line([0; 64]); bytes.div_ceil(64)].into_boxed_slice();
-        let address = NonNull::from(&mut *lines).cast();
-        // The box moves, what it points to does not.
-        Self { address, bytes, _owner: Box::new(SendPointer(Box::into_raw(lines))) }
+        let lines = vec![Line([0; 64]); bytes.div_ceil(64)].into_boxed_slice();
+        // One pointer for both: a box that is used once more would be the only way to its memory.
+        let lines = NonNull::from(Box::leak(lines));
+        Self { address: lines.cast(), bytes, _owner: Box::new(SendPointer(lines)) }
     }
 }
 
 /// Frees what `Memory::on_heap` has leaked.
-struct SendPointer<T: ?Sized>(*mut T);
+struct SendPointer<T: ?Sized>(NonNull<T>);
 
 // SAFETY: the pointer came from a box of plain bytes and is used once, to drop it.
 #[expect(unsafe_code, reason = "a raw pointer to memory that this value owns")]
@@ -58,9 +58,9 @@ unsafe impl<T: ?Sized> Sync for SendPointer<T> {}
 
 impl<T: ?Sized> Drop for SendPointer<T> {
     fn drop(&mut self) {
-        // SAFETY: it came from `Box::into_raw` and nobody else frees it; `Memory`, the only user, is being dropped.
+        // SAFETY: it came from `Box::leak` and nobody else frees it; `Memory`, the only user, is being dropped.
         #[expect(unsafe_code, reason = "frees what was leaked")]
-        drop(unsafe { Box::from_raw(self.0) });
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 

@@ -6,6 +6,7 @@ use super::buffer::Memory;
 use super::collective::{Collective, HostCollective};
 use super::element::DataType;
 use super::error::{Ending, GroupError};
+use super::fork::Process;
 use super::meet::{Connected, Meeting, Seat};
 use super::message::{Call, Operation};
 use super::split::{self, Choice};
@@ -26,13 +27,16 @@ pub(crate) struct CpuGroup {
     /// Calls so far between this rank and each other one: sent to it, received from it.
     pairs: Vec<[u64; 2]>,
     ending: Option<Ending>,
+    /// The process that joined. A forked child of it has all of this, and must not speak for it.
+    owner: Process,
 }
 
 impl CpuGroup {
     pub(crate) fn new(seat: Seat, connected: Connected) -> Self {
         let Connected { backend, transport, meeting } = connected;
         let pairs = vec![[0; 2]; seat.world_size.get() as usize];
-        Self { seat, backend, transport: Some(transport), meeting, sequence: 0, pairs, ending: None }
+        let transport = Some(transport);
+        Self { seat, backend, transport, meeting, sequence: 0, pairs, ending: None, owner: Process::this() }
     }
 
     /// Numbers the call: those of the group as one, those between two ranks by themselves.
@@ -52,6 +56,9 @@ impl CpuGroup {
 
     /// Performs a call on all ranks.
     fn carry(&mut self, as_asked: Operation, call: Call, work: HostCollective<'_>) -> Result<(), GroupError> {
+        if !self.owner.is_this() {
+            return Err(GroupError::Forked { rank: self.seat.rank });
+        }
         if let Some(ending) = self.ending.clone() {
             return Err(self.ended(as_asked, ending));
         }
@@ -135,12 +142,14 @@ impl ProcessGroup for CpuGroup {
     }
 
     fn allocate(&mut self, bytes: usize) -> Memory {
-        let own = self.transport.as_mut().and_then(|transport| transport.allocate(bytes));
+        // What a forked child would have of it, its parent would give away, too.
+        let transport = self.transport.as_mut().filter(|_| self.owner.is_this());
+        let own = transport.and_then(|transport| transport.allocate(bytes));
         own.unwrap_or_else(|| Memory::on_heap(bytes))
     }
 
     fn leave(&mut self) {
-        if let Some(mut transport) = self.transport.take() {
+        if let Some(mut transport) = self.transport.take().filter(|_| self.owner.is_this()) {
             transport.leave();
         }
     }
@@ -149,6 +158,9 @@ impl ProcessGroup for CpuGroup {
 impl Drop for CpuGroup {
     fn drop(&mut self) {
         let (None, Some(mut transport)) = (&self.ending, self.transport.take()) else { return };
+        if !self.owner.is_this() {
+            return;
+        }
         // A rank that is a thread has ended when it drops its group, whatever becomes of the process.
         match transport.is_among_threads() {
             true if std::thread::panicking() => transport.close(),

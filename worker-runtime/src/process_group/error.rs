@@ -15,7 +15,12 @@ use super::plan::Conflict;
 use super::shm::SegmentError;
 #[cfg(feature = "nccl")]
 use crate::cuda::CudaMissing;
+use crate::socket::is_own_shortage;
 use crate::store::StoreError;
+
+/// What helps a process that may open no more files.
+pub(crate) const DESCRIPTORS: &str =
+    "give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank";
 
 /// Most bytes of a strange value that a message shows.
 const MAX_SHOWN: usize = 100;
@@ -100,6 +105,25 @@ pub enum GroupError {
     /// No listener for the other ranks, or no way to wait for them.
     #[error("no socket for the other ranks")]
     Socket(#[from] io::Error),
+    /// This process may open so few files that it cannot be connected with every other rank.
+    #[error(
+        "a group of {world_size} ranks over TCP takes a connection to each of them, and this process may open {limit} files"
+    )]
+    FewDescriptors {
+        /// The size of the group.
+        world_size: WorldSize,
+        /// `ulimit -n`.
+        limit: u64,
+    },
+    /// This process cannot find out on which host it is, of which it may open no more files.
+    #[error("this rank cannot find out on which host it is")]
+    Host(#[source] io::Error),
+    /// This process was forked from the one that joined the group.
+    #[error("this process was forked from rank {rank}, and is no rank of its groups")]
+    Forked {
+        /// The parent, as a rank of the group.
+        rank: Rank,
+    },
     /// The ranks are on one host and cannot share memory.
     #[error("no shared memory for the ranks of this host")]
     SharedMemory(#[from] SegmentError),
@@ -117,14 +141,6 @@ pub enum GroupError {
         /// The value, or how it begins.
         value: String,
     },
-}
-
-/// Whether this process is what an attempt to connect failed of, not the other end: it may open nothing more, or the machine has no
-/// memory for it (accept(2), socket(2), connect(2)).
-pub(crate) fn is_own_shortage(error: &io::Error) -> bool {
-    use nix::errno::Errno;
-    let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    error.raw_os_error().is_some_and(|code| shortages.contains(&Errno::from_raw(code)))
 }
 
 impl GroupError {
@@ -147,11 +163,17 @@ impl GroupError {
             Self::WrongMemory { given: MemoryKind::Host, .. } => {
                 Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
             }
-            Self::Socket(cause) | Self::SharedMemory(SegmentError::Socket(cause))
-                if is_own_shortage(cause) =>
-            {
-                Some("give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank")
+            Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
+            Self::FewDescriptors { .. } => Some(DESCRIPTORS),
+            Self::Store(error) => error.hint(),
+            Self::SharedMemory(error) => error.hint(),
+            Self::Forked { .. } => {
+                Some("join a group of another name in the child, or start it as a program of its own")
             }
+            Self::Ended { operation: Operation::Join, ending, .. } if ending.is_refusal() => Some(
+                "it is gone, or on another machine that was cloned with this one (the same \
+                 /proc/sys/kernel/random/boot_id): then ask for `tcp`",
+            ),
             #[cfg(feature = "nccl")]
             Self::NcclMissing(missing) => Some(missing.hint()),
             #[cfg(feature = "nccl")]
@@ -271,6 +293,11 @@ impl From<io::ErrorKind> for LossCause {
 }
 
 impl Ending {
+    /// Whether nobody listened where a rank said that it does.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Lost { cause: LossCause::Failed(io::ErrorKind::ConnectionRefused), .. })
+    }
+
     /// How messages tell of it in a group of these members.
     pub fn among<'a>(&'a self, members: &'a Members) -> impl fmt::Display + 'a {
         Told { ending: self, members }

@@ -129,7 +129,9 @@ pub(crate) fn enter(
         return Ok((seat, None));
     }
     let store = place_in(&context.store(options.timeout)?, &seat, &options.name)?;
-    let own = Record::Current { wish, host: host::of(context) };
+    let host =
+        host::of(context, wish).map_err(GroupError::Host).map_err(|error| agreed(&store, &seat, error))?;
+    let own = Record::Current { wish, host };
     let plan = introduce(&store, &seat, &own)?;
     seat.hosts = Arc::clone(&plan.hosts);
     Ok((seat, Some(store)))
@@ -189,7 +191,10 @@ pub(crate) fn agreed(store: &TcpStore, seat: &Seat, error: GroupError) -> GroupE
         GroupError::Ended { operation, ending, members } => {
             GroupError::Ended { operation, ending: verdict::agree(store, seat, ending), members }
         }
-        GroupError::Socket(_) | GroupError::SharedMemory(_) => {
+        GroupError::Socket(_)
+        | GroupError::FewDescriptors { .. }
+        | GroupError::Host(_)
+        | GroupError::SharedMemory(_) => {
             // The others, which miss this rank, hear why. What it says itself has a hint.
             let reason = with_causes(&error);
             verdict::agree(store, seat, Ending::Failed { rank: seat.rank, reason });
@@ -214,16 +219,7 @@ struct Met {
 
 impl Met {
     fn connect(self, seat: &Seat) -> Result<Connected, GroupError> {
-        let plan = Plan { wish: self.wish, hosts: Arc::clone(&seat.hosts) };
-        let backend = match plan.backend() {
-            Backend::Shm | Backend::Mixed
-                if self.wish == Wish::Auto
-                    && mixed::most_on_one_host(&seat.hosts) > shm::MAX_RANKS as usize =>
-            {
-                Backend::Tcp
-            }
-            backend => backend,
-        };
+        let backend = Plan { wish: self.wish, hosts: Arc::clone(&seat.hosts) }.backend();
         let transport: Box<dyn Transport> = match backend {
             Backend::Shm => Box::new(shm::join(&self.store, seat)?),
             Backend::Mixed => Box::new(mixed::join(&self.store, seat)?),

@@ -24,6 +24,7 @@ mod cpu;
 mod device;
 mod element;
 mod error;
+mod fork;
 mod group;
 mod host;
 mod layout;

@@ -9,10 +9,18 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::fork::Process;
 use super::transport::Transport;
 
 /// The connections of the dropped groups; `None` while no program is under way in [`run`](crate::run).
-static KEPT: Mutex<Option<Vec<Box<dyn Part>>>> = Mutex::new(None);
+static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+
+/// What is kept.
+struct Kept {
+    groups: Vec<Box<dyn Part>>,
+    /// The process that dropped them. A forked child has no part in what becomes of them.
+    owner: Process,
+}
 
 /// What is left of a group that was dropped. It is told to leave, or closed by being dropped.
 pub(super) trait Part: Send {
@@ -28,18 +36,18 @@ impl Part for Box<dyn Transport> {
 
 /// From now on the connections of dropped groups are kept.
 pub(crate) fn begin() {
-    *kept() = Some(Vec::new());
+    *kept() = Some(Kept { groups: Vec::new(), owner: Process::this() });
 }
 
 /// The program came to its end in good order: the other ranks hear it of all groups.
 pub(crate) fn finish() {
-    let groups = kept().take();
-    groups.into_iter().flatten().for_each(|mut group| group.leave());
+    let kept = kept().take();
+    kept.into_iter().flat_map(|kept| kept.groups).for_each(|mut group| group.leave());
 }
 
 /// The program goes on and begins something new, so what it dropped was dropped in good order.
 pub(super) fn go_on() {
-    let groups = kept().as_mut().map(std::mem::take);
+    let groups = kept().as_mut().map(|kept| std::mem::take(&mut kept.groups));
     groups.into_iter().flatten().for_each(|mut group| group.leave());
 }
 
@@ -49,13 +57,20 @@ pub(super) fn take(mut group: Box<dyn Part>) {
     match &mut *kept() {
         // Only the end of the process closes these.
         Some(_) if is_panicking => std::mem::forget(group),
-        Some(groups) => groups.push(group),
+        Some(kept) => kept.groups.push(group),
         // A rank that panics did not come to its end in good order, and the others should not think so.
         None if is_panicking => {}
         None => group.leave(),
     }
 }
 
-fn kept() -> MutexGuard<'static, Option<Vec<Box<dyn Part>>>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+/// What this process keeps.
+fn kept() -> MutexGuard<'static, Option<Kept>> {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kept) = kept.as_mut().filter(|kept| !kept.owner.is_this()) {
+        kept.owner = Process::this();
+        // What ends a connection of its own accord must not do so here.
+        std::mem::take(&mut kept.groups).into_iter().for_each(std::mem::forget);
+    }
+    kept
 }

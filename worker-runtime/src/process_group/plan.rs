@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rankrun_contract::rank::{ParseIdError, Rank};
 
-use super::Backend;
+use super::{Backend, shm};
 
 /// The version of everything that ranks say to each other, from the record on. Every rank that joins has said its version in
 /// its record before anything else, so that ranks of different versions part with an error that names both.
@@ -143,9 +143,10 @@ pub enum Conflict {
         /// What each wants.
         wishes: [Wish; 2],
     },
-    /// They want shared memory and are on different hosts.
+    /// They want shared memory and are on different hosts, or of different users.
     #[error(
-        "the backend `shm` is for ranks on one host, and rank {} and rank {} are on different ones; ask for `auto`",
+        "the backend `shm` is for ranks of one user on one host, and rank {} and rank {} are on different ones, or of \
+         different users; ask for `auto`",
         ranks[0], ranks[1]
     )]
     Hosts {
@@ -204,15 +205,26 @@ fn rank_at(index: usize) -> Rank {
 }
 
 impl Plan {
-    /// What suits the wish best.
+    /// What suits the wish best. Ranks that are too many for one piece of shared memory are connected one by one, unless they asked
+    /// for it: then they hear that they are too many.
     pub(crate) fn backend(&self) -> Backend {
         match self.wish {
             Wish::Tcp => Backend::Tcp,
             Wish::Nccl => Backend::Nccl,
+            Wish::Auto if most_on_one_host(&self.hosts) > shm::MAX_RANKS => Backend::Tcp,
             Wish::Auto if spans_hosts(&self.hosts) => Backend::Mixed,
             Wish::Auto | Wish::Shm => Backend::Shm,
         }
     }
+}
+
+fn most_on_one_host(hosts: &[u32]) -> u32 {
+    let mut counts = vec![0; hosts.len()];
+    for &host in hosts {
+        // There are no more hosts than ranks.
+        counts[Rank(host).index()] += 1;
+    }
+    counts.into_iter().max().unwrap_or(0)
 }
 
 /// Whether some ranks reach each other through the network only.
@@ -246,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn more_ranks_of_a_host_than_share_memory_go_by_tcp_unless_they_ask_for_it() {
+        let host = |host, ranks: u32| vec![host; ranks as usize];
+        let backend = |wish, hosts: Vec<u32>| Plan { wish, hosts: hosts.into() }.backend();
+        assert_eq!(backend(Wish::Auto, host(0, 1024)), Backend::Shm);
+        assert_eq!(backend(Wish::Auto, host(0, 1025)), Backend::Tcp);
+        assert_eq!(backend(Wish::Shm, host(0, 1025)), Backend::Shm);
+        // Of several hosts the fullest one counts, and no other.
+        assert_eq!(backend(Wish::Auto, [host(0, 1024), host(1, 1024)].concat()), Backend::Mixed);
+        assert_eq!(backend(Wish::Auto, [host(0, 1), host(1, 1025), host(2, 3)].concat()), Backend::Tcp);
+    }
+
+    #[test]
     fn what_is_asked_for_is_done() {
         for (wish, backend) in [(Wish::Tcp, Backend::Tcp), (Wish::Nccl, Backend::Nccl)] {
             assert_eq!(choose(&[record(wish, "a"), record(wish, "b")]).unwrap().backend(), backend);
@@ -263,7 +287,10 @@ mod tests {
         let text = said(&[auto.clone(), auto.clone(), tcp]);
         assert!(text.starts_with("rank 0 wants the backend `auto` and rank 2 `tcp`;"), "{text}");
         let text = said(&[record(Wish::Shm, "a"), record(Wish::Shm, "a"), record(Wish::Shm, "b")]);
-        assert!(text.ends_with("rank 0 and rank 2 are on different ones; ask for `auto`"), "{text}");
+        assert!(
+            text.contains("rank 0 and rank 2 are on different ones") && text.ends_with("ask for `auto`"),
+            "{text}"
+        );
         let other = Record::Other { version: 1 };
         let text = said(&[auto.clone(), other.clone()]);
         assert!(text.starts_with("rank 0 speaks version 3 of the protocol and rank 1 version 1;"), "{text}");

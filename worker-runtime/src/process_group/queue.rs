@@ -15,6 +15,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::element::{Element, Reduction};
 use super::error::GroupError;
+use super::fork::Process;
 use super::group::Group;
 
 /// Calls that may wait for their turn. Starting one more waits: whoever is that far ahead gains nothing, and holds memory.
@@ -52,6 +53,8 @@ pub struct Queue {
     is_abandoned: Arc<AtomicBool>,
     rank: Rank,
     world_size: WorldSize,
+    /// The process that has the thread: a forked child has only the one that forked.
+    owner: Process,
 }
 
 impl Queue {
@@ -66,7 +69,8 @@ impl Queue {
         let flag = Arc::clone(&is_abandoned);
         let thread = thread::Builder::new().name("rankrun-queue".to_owned());
         let thread = thread.spawn(move || serve(group, &started, &flag)).map_err(GroupError::Thread)?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread), is_abandoned, rank, world_size })
+        let (jobs, thread, owner) = (Some(jobs), Some(thread), Process::this());
+        Ok(Self { jobs, thread, is_abandoned, rank, world_size, owner })
     }
 
     /// This rank.
@@ -130,17 +134,20 @@ impl Queue {
         let promise = Promise { slot: Arc::clone(&slot) };
         let job: Job = Box::new(move |group| promise.keep(call(group)));
         // A job that nobody takes any more breaks its promise, and the work says so.
-        if let Some(jobs) = &self.jobs {
+        if let Some(jobs) = self.jobs.as_ref().filter(|_| self.owner.is_this()) {
             drop(jobs.send(job));
         }
-        Work { slot }
+        Work { slot, owner: self.owner, rank: self.rank }
     }
 
     /// Finishes what was started, and gives the group back.
     ///
     /// # Errors
-    /// A call panicked, and the group ended with it.
+    /// A call panicked, and the group ended with it; or this process was forked from the one that has the group.
     pub fn into_group(mut self) -> Result<Group, GroupError> {
+        if !self.owner.is_this() {
+            return Err(GroupError::Forked { rank: self.rank });
+        }
         self.finish().ok_or(GroupError::Panicked)
     }
 
@@ -152,7 +159,10 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if thread::panicking() {
+        if !self.owner.is_this() {
+            // The other end is not there to take notice, and may have been in the middle of anything.
+            std::mem::forget((self.jobs.take(), self.thread.take()));
+        } else if thread::panicking() {
             self.is_abandoned.store(true, Ordering::Release);
         } else {
             // It ends on this thread, as a group that its program drops.
@@ -187,6 +197,8 @@ fn serve(mut group: Group, started: &Receiver<Job>, is_abandoned: &AtomicBool) -
 #[must_use = "a call may fail; `wait` says so, and gives the memory back"]
 pub struct Work<R> {
     slot: Arc<Slot<R>>,
+    owner: Process,
+    rank: Rank,
 }
 
 impl<R> Work<R> {
@@ -195,6 +207,9 @@ impl<R> Work<R> {
     /// # Errors
     /// As the call; the memory is gone then. [`GroupError::Panicked`] if this call or one before it panicked.
     pub fn wait(self) -> Result<R, GroupError> {
+        if !self.owner.is_this() {
+            return Err(GroupError::Forked { rank: self.rank });
+        }
         let mut result = self.slot.lock();
         loop {
             match result.take() {

@@ -48,6 +48,10 @@ impl Connection {
                 Ok(connection) => return Ok(connection),
                 // A try that ran out of time says less than one that did not.
                 Err(ConnectFailure::Silent) => earlier.unwrap_or(ConnectFailure::Silent),
+                // No listener that comes up mends this.
+                Err(ConnectFailure::Io(error)) if socket::is_own_shortage(&error) => {
+                    return Err(StoreError::NoSocket(error));
+                }
                 Err(failure) => failure,
             };
             if clock::until(deadline) <= pause {

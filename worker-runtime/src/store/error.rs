@@ -21,6 +21,9 @@ pub enum StoreError {
         #[source]
         source: ConnectFailure,
     },
+    /// This process, or its machine, may open no more.
+    #[error("no socket for a connection to the store")]
+    NoSocket(#[source] io::Error),
     /// There is a store only where a launcher hosts one.
     #[error("there is no store: this process was not started by a launcher")]
     NoLauncher,
@@ -50,6 +53,14 @@ pub enum StoreError {
     /// An earlier request failed half-way.
     #[error("the connection to the store is broken since an earlier request")]
     Broken,
+}
+
+impl StoreError {
+    /// What to do about it, where something is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        matches!(self, Self::NoSocket(_)).then_some("give the worker more descriptors: `ulimit -n`")
+    }
 }
 
 /// How one try to connect failed.

@@ -191,3 +191,14 @@ fn sub_groups_are_groups() {
     let even = Some(vec![4, 2, 0]);
     assert_eq!(ended, [even.clone(), Some(vec![1]), even.clone(), Some(vec![]), even]);
 }
+
+#[test]
+fn a_world_that_no_segment_takes_adds_up_in_threads() {
+    let ranks = 1025;
+    let ended = run(MemoryGroup::world(ranks), |mut group| {
+        let mut data = [i64::from(group.rank().0), 1];
+        group.all_reduce(&mut data, Reduction::Sum).unwrap();
+        data
+    });
+    assert_eq!(ended, vec![Some([i64::from(ranks * (ranks - 1) / 2), i64::from(ranks)]); ranks as usize]);
+}

@@ -42,14 +42,14 @@ fn joined(context: &WorkerContext, hosts: &str) -> Result<Group, GroupError> {
 /// Calls until one fails.
 fn calls(mut group: Group, seed: u64) -> Result<(), Box<dyn Error>> {
     let mut random = Random(seed);
-    println!("under way");
+    println!("under way on {}", group.backend());
     loop {
         any_call(&mut group, &mut random, 1 << 20)?;
     }
 }
 
 fn barriers(mut group: Group) -> Result<(), Box<dyn Error>> {
-    println!("under way");
+    println!("under way on {}", group.backend());
     loop {
         group.barrier()?;
     }
@@ -67,7 +67,7 @@ fn forks(mut group: Group) -> Result<(), Box<dyn Error>> {
             ForkResult::Parent { child } => println!("child {child}"),
         }
     }
-    println!("under way");
+    println!("under way on {}", group.backend());
     if group.rank() == Rank(0) {
         return Ok(group.receive(&mut [0u8], Rank(2))?);
     }
@@ -101,7 +101,7 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
         let hosts = ["aabb", "aab", "abab", "aaab", "aabc", "ab"][round % 6];
         let (server, role) = (Server::start(), random.below(1 << 30).to_string());
         let mut ranks = start_all(&role, hosts, &server);
-        ranks.iter_mut().for_each(await_word);
+        ranks.iter_mut().for_each(|rank| await_word(rank, "mixed"));
         let victim = random.below(hosts.len());
         // In the middle of something: calls take from microseconds to milliseconds.
         thread::sleep(Duration::from_micros(random.below(50_000) as u64));
@@ -127,7 +127,7 @@ fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
     for (hosts, silent, killed) in [("aaab", 2, 3), ("aaabb", 0, 4), ("aabbb", 4, 1)] {
         let server = Server::start();
         let mut ranks = start_all("barrier", hosts, &server);
-        ranks.iter_mut().for_each(await_word);
+        ranks.iter_mut().for_each(|rank| await_word(rank, "mixed"));
         signal(&ranks[silent], Signal::SIGSTOP);
         // All others come to wait for it.
         thread::sleep(Duration::from_millis(300));
@@ -150,11 +150,11 @@ fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
 fn a_rank_that_waits_for_another_host_sees_one_of_its_own_die_whose_child_lives_on() {
     let server = Server::start();
     let mut ranks = start_all("fork", "aab", &server);
-    await_word(&mut ranks[2]);
+    await_word(&mut ranks[2], "mixed");
     let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
     let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
     let child = Pid::from_raw(line.expect("the rank forked").parse().unwrap());
-    await_word(&mut ranks[0]);
+    await_word(&mut ranks[0], "mixed");
     ranks[1].kill().unwrap();
     let (errors, elapsed) = errors(ranks.remove(0), Instant::now());
     let outlived = kill(child, Signal::SIGKILL);

@@ -82,12 +82,6 @@ impl Outlook for Connections {
     }
 }
 
-/// The largest number of ranks on one host.
-pub(crate) fn most_on_one_host(hosts: &[u32]) -> usize {
-    let on = |host: u32| hosts.iter().filter(|&&it| it == host).count();
-    hosts.iter().map(|&host| on(host)).max().unwrap_or(0)
-}
-
 /// An error of the ranks of one host, told as one of the group.
 fn in_group(error: GroupError, (local, seat): (&[Rank], &Seat)) -> GroupError {
     match error {

@@ -111,6 +111,12 @@ pub enum NcclError {
         /// How many there are.
         given: usize,
     },
+    /// A color that NCCL does not know; it was not called.
+    #[error("`ncclCommSplit` takes colors up to {}, not {color}", i32::MAX)]
+    Color {
+        /// The color.
+        color: u32,
+    },
     /// No thread could be started to watch over a call.
     #[error("`{function}` needs a thread, of which there are no more")]
     NoThread {
@@ -134,6 +140,7 @@ impl NcclError {
             Self::Call { code: NcclCode(4 | 5), .. } => Some("NCCL_DEBUG=WARN says which argument"),
             Self::Call { .. } | Self::Timeout { .. } => Some("NCCL_DEBUG=INFO says more"),
             Self::Unsupported { .. } => Some("name a newer NCCL with `--nccl-lib` or RANKRUN_NCCL"),
+            Self::Color { .. } => Some("number the colors from 0"),
             Self::Aborted { .. } | Self::Length { .. } | Self::NoThread { .. } => None,
         }
     }

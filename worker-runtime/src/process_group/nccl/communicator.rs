@@ -1,8 +1,11 @@
 //! A communicator of NCCL's that is owned: its calls, how long they may take, and its end.
 //!
 //! Every communicator is non-blocking: NCCL returns at once from what may take long, and is asked until it is done. One thread
-//! at a time is inside the library with a communicator, for which there is a lock. The one exception is `ncclCommAbort`,
-//! which NCCL provides to free a communicator from a call that hangs (*NCCL User Guide*, "Fault Tolerance").
+//! at a time is inside the library with a communicator, as the *NCCL User Guide* demands ("Thread Safety"); there is a lock for it.
+//! `ncclCommAbort` waits for it, too, but not for ever: it is there to end what hangs ("Fault Tolerance"), and a thread that hangs
+//! inside never gives the lock back. The guide does not say that the abort may come from another thread then. PyTorch's watchdog
+//! does just that, and NVIDIA counts what went wrong with it as defects, mended in 2.19.1 (NVIDIA/nccl#992): before, the abort may
+//! hang as well, which is why nobody waits for it for ever.
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
 use std::ffi::c_int;
@@ -147,16 +150,18 @@ impl Communicator {
     /// takes part in none. All ranks call it.
     ///
     /// # Errors
-    /// NCCL's own, or [`NcclError::Timeout`].
+    /// NCCL's own, [`NcclError::Timeout`], or [`NcclError::Color`] for a color above `i32::MAX`: nothing was called then.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         const FUNCTION: &str = "ncclCommSplit";
+        let color = match color {
+            Some(color) => i32::try_from(color).map_err(|_| NcclError::Color { color })?,
+            None => NO_COLOR,
+        };
         let version = self.nccl().version();
         let split = self.nccl().symbols().split;
         let split = split.ok_or(NcclError::Unsupported { function: FUNCTION, version })?;
         let inside = self.core.enter(FUNCTION)?;
         let (mut handle, mut config): (Handle, _) = (ptr::null_mut(), Config::non_blocking());
-        // Colors are not negative.
-        let color = color.map_or(NO_COLOR, |color| int(color & i32::MAX.cast_unsigned()));
         // SAFETY: the handle is that of a living communicator (`enter`); the others live through the call, and NCCL writes the
         // new handle before it returns.
         let code = unsafe { split(inside.handle(), color, key, &raw mut handle, &raw mut config) };
@@ -281,8 +286,8 @@ impl Core {
             }
         };
         // SAFETY: the handle was taken away, so nobody else ends it, and nobody enters with it any more. A thread that still is
-        // inside hangs there, and `ncclCommAbort` is what ends that: it may come from another thread, and the first
-        // thread does not use the handle once its call has returned.
+        // inside hangs there, and does not use the handle once its call has returned. That the abort ends such a call is what
+        // NCCL provides it for, and what its other users do; its documentation promises nothing for two threads.
         // What it returns says nothing: the communicator is gone in any case.
         unsafe { (self.nccl.symbols().abort)(handle.0) };
     }

@@ -30,7 +30,9 @@ impl Span {
 /// Copies bytes.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `bytes` bytes, they do not overlap, and nobody writes to either meanwhile.
+/// `from` can be read and `to` written for `bytes` bytes, they do not overlap, and no thread of this process writes to either
+/// meanwhile. Another process may write to `from` only where it has given up the call: what was copied then may be of any time, and
+/// must not be used. Nothing is assumed of the bytes, and no reference to them is held.
 #[expect(unsafe_code, reason = "the caller vouches for the memory")]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: as the caller promises.

@@ -144,7 +144,7 @@ impl Shm {
                     .cast_const()
             }));
             // SAFETY: every source has `range` of this rank's part, which its owner wrote before the ranks met and writes again only
-            // after they have met once more; the output is our own.
+            // after they have met once more, or where it has given up the call, as in `copy`; the output is our own.
             #[expect(unsafe_code, reason = "memory that other ranks have written")]
             unsafe {
                 reduce::reduce_raw(kind, output.at(&range), (&from, range.len()), u32::try_from(world).ok());
@@ -178,7 +178,9 @@ fn fill(memory: Span, range: &Range<usize>, slot: *mut u8) {
 
 fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: both ends were checked against the memory of the call or lie in a slot; a slot or an arena is written by its owner
-    // before the ranks meet and read by others after that, until they meet again.
+    // before the ranks meet and read by others after that, until they meet again. Only a rank that gives up the call, since another
+    // one is lost or its time is over, does not wait for that: its program may write to its arena while others still read it.
+    // It has said so in the memory first, and they look at the end (`part`): the call fails, and what was copied is of no account.
     #[expect(unsafe_code, reason = "memory that ranks share")]
     unsafe {
         bytes::copy(from, to, bytes);

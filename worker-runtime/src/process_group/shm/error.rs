@@ -4,6 +4,9 @@ use std::io;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
+use crate::process_group::error::DESCRIPTORS;
+use crate::socket::is_own_shortage;
+
 /// Ranks of one host cannot share memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
@@ -30,6 +33,9 @@ pub enum SegmentError {
         #[source]
         cause: io::Error,
     },
+    /// The kernel makes no file in memory for this process.
+    #[error("the kernel refuses `memfd_create`, without which ranks share no memory")]
+    NoFile(#[source] io::Error),
     /// Rank 0 could not make it.
     #[error("rank 0 could not make it, as its own error says")]
     NotMade,
@@ -60,4 +66,18 @@ pub enum SegmentError {
     /// Rank 0 passes something that is not the group's memory.
     #[error("rank 0 passes what is not the shared memory of a group: it would be too small, or could shrink")]
     Strange,
+}
+
+impl SegmentError {
+    /// What to do about it, where something is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
+            Self::NoFile(_) => Some(
+                "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it",
+            ),
+            _ => None,
+        }
+    }
 }

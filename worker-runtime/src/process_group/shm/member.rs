@@ -74,6 +74,13 @@ impl Member {
         }
     }
 
+    /// As if this rank had taken so many turns already.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, turn: u32) {
+        self.turn = turn;
+        self.counter(self.me).set(turn);
+    }
+
     pub(crate) fn counter(&self, rank: usize) -> Counter<'_> {
         Counter::at(&self.segment, self.segment.map().turn(rank))
     }

@@ -31,6 +31,7 @@ use rankrun_contract::rank::Rank;
 pub use error::SegmentError;
 pub(crate) use map::MAX_RANKS;
 pub(crate) use meeting::join;
+pub(crate) use segment::is_permitted;
 
 use arena::Arena;
 use bytes::Span;
@@ -192,3 +193,6 @@ impl Drop for Shm {
         self.go(State::Gone);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,12 @@ impl Pairs {
     pub(crate) fn new(world: usize) -> Self {
         Self { to: vec![Ring::default(); world], from: vec![Ring::default(); world] }
     }
+
+    /// As if so many slots had passed already.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, passed: u32) {
+        self.to.iter_mut().chain(&mut self.from).for_each(|ring| ring.passed = passed);
+    }
 }
 
 /// One direction between two ranks.

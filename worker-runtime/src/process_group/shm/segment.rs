@@ -18,6 +18,7 @@ use rustix::process::{Resource, getpid, getrlimit};
 
 use super::error::SegmentError;
 use super::map::{HUGE, MAGIC_AT, Map, VERSION_AT};
+use crate::socket;
 use rankrun_contract::rank::WorldSize;
 
 /// Of what lies in the memory, and of how ranks use it.
@@ -49,9 +50,9 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// A new one, with arenas as large as this machine and our limits let them be.
     pub(crate) fn create(world_size: WorldSize) -> Result<Self, SegmentError> {
-        let file = memory_file().map_err(|cause| {
-            let bytes = Map::new(world_size, 0).map_or(0, |map| map.total());
-            SegmentError::Memory { bytes, cause: cause.into() }
+        let file = memory_file().map_err(|cause| match io::Error::from(cause) {
+            cause if socket::is_own_shortage(&cause) => SegmentError::Socket(cause),
+            cause => SegmentError::NoFile(cause),
         })?;
         let mut arena = largest_arena(world_size);
         loop {
@@ -220,6 +221,18 @@ fn record(rank: usize) -> libc::flock {
         l_start: rank as libc::off_t,
         l_len: 1,
         l_pid: 0,
+    }
+}
+
+/// Whether this process may make what ranks share.
+///
+/// # Errors
+/// It may, but can open no more.
+pub(crate) fn is_permitted() -> io::Result<bool> {
+    match memory_file().map_err(io::Error::from) {
+        Ok(_) => Ok(true),
+        Err(error) if socket::is_own_shortage(&error) => Err(error),
+        Err(_) => Ok(false),
     }
 }
 

@@ -11,10 +11,11 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
-use rankrun_contract::rank::Rank;
+use rankrun_contract::rank::{Rank, WorldSize};
+use rustix::process::{Resource, getrlimit};
 
 use super::mesh::{self, Mesh, poll};
-use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
+use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::host;
 use crate::process_group::meet::{self, Seat, lost};
 use crate::process_group::plan::PROTOCOL;
@@ -37,11 +38,24 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
 
 /// A connection to every other rank, by rank, on which nothing waits.
 pub(crate) fn connect(store: &TcpStore, seat: &Seat) -> Result<Vec<Option<TcpStream>>, GroupError> {
+    if let Err(error) = has_room(seat.world_size, getrlimit(Resource::Nofile).current) {
+        return Err(meet::agreed(store, seat, error));
+    }
     let mut joining = Joining::new(seat, listen(store, seat)?);
     match joining.meet(store) {
         Ok(()) => Ok(joining.into_streams()),
         // The connections are closed, which others take for a loss, only when the verdict is written.
         Err(error) => Err(meet::agreed(store, seat, error)),
+    }
+}
+
+/// Refuses at once what is sure to fail after many connections: one to each other rank, and the three standard streams.
+fn has_room(world_size: WorldSize, limit: Option<u64>) -> Result<(), GroupError> {
+    match limit {
+        Some(limit) if u64::from(world_size.get()) + 2 > limit => {
+            Err(GroupError::FewDescriptors { world_size, limit })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -196,7 +210,7 @@ impl<'a> Joining<'a> {
             stream.set_nonblocking(true)?;
             Ok(stream)
         };
-        let stream = connect().map_err(|error| match is_own_shortage(&error) {
+        let stream = connect().map_err(|error| match socket::is_own_shortage(&error) {
             true => error.into(),
             false => failed(self.seat, rank, &error),
         })?;
@@ -268,7 +282,7 @@ impl<'a> Joining<'a> {
         loop {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
-                Err(error) if is_own_shortage(&error) => return Err(error.into()),
+                Err(error) if socket::is_own_shortage(&error) => return Err(error.into()),
                 // That of one connection, which is gone again, or passes: the others are not worse off.
                 Err(_) => break,
             };
@@ -324,5 +338,20 @@ impl Chair {
             Self::Taken { stream, watched: true } => Some(stream),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_world_for_which_there_are_not_enough_descriptors_is_refused_at_once() {
+        let may = |ranks, limit| has_room(WorldSize::new(ranks).unwrap(), limit).map_err(|it| it.to_string());
+        assert_eq!(may(1022, Some(1024)), Ok(()));
+        assert_eq!(may(1025, None), Ok(()));
+        let error = may(1025, Some(1024)).unwrap_err();
+        assert!(error.contains("1025 ranks") && error.contains("may open 1024 files"), "{error}");
+        assert!(may(1023, Some(1024)).is_err());
     }
 }

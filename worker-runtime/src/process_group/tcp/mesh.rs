@@ -16,6 +16,7 @@ use super::judge::{self, Calls};
 use super::peer::{Failure, Peer, Progress};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::fork::Unshared;
 use crate::process_group::message::{Call, Header, Operation};
 use crate::process_group::transport::{Outlook, Step};
 
@@ -57,6 +58,8 @@ pub(crate) struct Transfer<'a> {
 /// Connections by rank; `None` for this rank.
 #[derive(Debug, Default)]
 pub(crate) struct Mesh {
+    /// It goes before them.
+    _unshared: Unshared,
     peers: Vec<Option<Peer>>,
     calls: Calls,
     /// What else is asked while nothing comes.
@@ -66,8 +69,14 @@ pub(crate) struct Mesh {
 impl Mesh {
     /// Connections by rank, `None` at this rank.
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
+        let unshared = Unshared::new(streams.iter().flatten());
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
-        Ok(Self { peers: peers.collect::<io::Result<_>>()?, calls: Calls::default(), outlook: None })
+        Ok(Self {
+            _unshared: unshared,
+            peers: peers.collect::<io::Result<_>>()?,
+            calls: Calls::default(),
+            outlook: None,
+        })
     }
 
     /// Has this rank look there, too, while it waits.

@@ -171,6 +171,8 @@ pub(super) fn world_of_one() {
     let child = communicator.split(Some(3), 0).unwrap().expect("a color is given");
     assert_eq!((child.rank(), child.world_size()), place);
     assert!(communicator.split(None, 0).unwrap().is_none());
+    let error = communicator.split(Some(1 << 31), 0).unwrap_err().to_string();
+    assert_eq!(error, "`ncclCommSplit` takes colors up to 2147483647, not 2147483648");
     drop(child);
     let odd = DeviceMemory { address: 0, bytes: 3 };
     let call = communicator.call(|calls| {

@@ -13,14 +13,14 @@ use super::{
     ANSWER, ANSWER_LEN, KEY, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user,
     number, send,
 };
-use crate::clock;
-use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
+use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::meet::{Seat, lost};
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::map::Map;
 use crate::process_group::shm::segment::{Segment, VERSION};
 use crate::process_group::transport::Step;
 use crate::store::{StoreError, TcpStore};
+use crate::{clock, socket};
 
 /// The end of every other rank.
 pub(super) struct Guest {
@@ -45,10 +45,8 @@ impl Guest {
             return Err(GroupError::strange_entry(KEY, value.as_bytes()));
         };
         let failed = |error: io::Error| match error.kind() {
-            _ if is_own_shortage(&error) => SegmentError::from(error).into(),
+            _ if socket::is_own_shortage(&error) => SegmentError::from(error).into(),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
-            // Its socket is gone.
-            ErrorKind::ConnectionRefused => lost(seat, Rank(0), LossCause::Closed),
             kind => lost(seat, Rank(0), kind.into()),
         };
         let stream = connect(name, step.deadline).map_err(failed)?;

@@ -14,8 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use super::{
     ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, WELCOME, ended, is_same_user, number,
 };
-use crate::clock;
-use crate::process_group::error::{GroupError, LossCause, is_own_shortage};
+use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::meet::Seat;
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::member::Member;
@@ -24,6 +23,7 @@ use crate::process_group::shm::watch::Word;
 use crate::process_group::tcp::mesh::poll;
 use crate::process_group::transport::Step;
 use crate::store::TcpStore;
+use crate::{clock, socket};
 
 /// How long a connection may take to introduce itself.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ impl<'a> Host<'a> {
         loop {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
-                Err(error) if is_own_shortage(&error) => return Err(error.into()),
+                Err(error) if socket::is_own_shortage(&error) => return Err(error.into()),
                 // That of one connection, which is gone again, or passes: the others are not worse off.
                 Err(_) => break,
             };

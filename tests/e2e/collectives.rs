@@ -1,0 +1,116 @@
+//! Rust workers that are killed in the midst of collectives: the others name them, the launcher starts all again, and the job ends
+//! with the right sums and leaves nothing.
+
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Random, Scratch, example, field, fixture, namespaces, only_ours, soak};
+use nix::sys::signal::Signal;
+
+const WORLD: usize = 4;
+
+/// At the least; a job goes on until its last life.
+const STEPS: i64 = 100;
+
+/// How long a life may be before its kill: each collective has its turn.
+const LIFE: Duration = Duration::from_millis(200);
+
+/// In a mount namespace with so small a `/dev/shm`; tells what is left there and in the temporary folder.
+const LITTLE: &str = r#"
+    mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 97
+    "$@"
+    status=$?
+    find /dev/shm "$TMPDIR" -mindepth 1 -printf 'left behind: %p\n'
+    exit $status"#;
+
+/// Kills a worker of this life at a random moment; all others say that it is the one they miss.
+#[track_caller]
+fn kill_one(job: &Job, life: u64, random: &mut Random) {
+    let workers = job.lines(&format!("under way life={life} "), WORLD);
+    let number = |line: &str, name: &str| field(line, name).and_then(|text| text.parse::<i32>().ok());
+    let victim = &workers[usize::try_from(random.below(WORLD as u64)).expect("below a usize")];
+    let (rank, pid) = (number(victim, "rank"), number(victim, "pid").expect("each rank says its pid"));
+    random.pause(LIFE);
+    job.signal_to(pid, Signal::SIGKILL);
+    for line in job.lines(&format!("missed life={life} "), WORLD - 1) {
+        assert_eq!(number(&line, "lost"), rank, "{victim} was killed: {line}\n{job}");
+    }
+}
+
+#[track_caller]
+fn lives_through_kills(backend: &str) {
+    if !only_ours() {
+        return;
+    }
+    let mut random = Random::seeded();
+    let (kills, scratch) = (if soak() { 100 } else { 5 }, Scratch::new());
+    let launch = Launch::standalone(Name::Rankrun, WORLD).env("RANKRUN_BACKEND", backend);
+    let launch = launch.args(["--max-restarts", &kills.to_string()]);
+    let launch = launch.limit(Duration::from_secs(60 + 5 * kills));
+    // The launcher's signal, which follows a kill, would end the others before they have said whom they miss.
+    let launch = launch.worker(["deaf", &format!("train={},{kills},{STEPS}", scratch.at(""))]);
+    let launch = match namespaces() {
+        true => launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", LITTLE, "sh"]),
+        false => launch,
+    };
+    let job = launch.start();
+    (0..kills).for_each(|life| kill_one(&job, life, &mut random));
+    let outcome = job.wait();
+    outcome.exits(0).never_says("left behind").never_says("is wrong");
+    let results = outcome.lines_with("trained rank=");
+    assert_eq!(results.len(), WORLD, "{outcome}");
+    for line in &results {
+        let number = |name| field(line, name).and_then(|text| text.parse::<i64>().ok()).expect("a number");
+        let (steps, world) = (number("steps"), WORLD as i64);
+        let total: i64 = (0..steps).map(|time| world * (world - 1) / 2 + world * time).sum();
+        assert!(steps >= STEPS && number("total") == total, "{total}: {line}\n{outcome}");
+    }
+    assert_eq!(outcome.lines_with(&format!("backend={backend}")).len(), WORLD * (kills as usize + 1));
+}
+
+#[test]
+fn a_job_in_shared_memory_lives_through_kills() {
+    lives_through_kills("shm");
+}
+
+#[test]
+fn a_job_over_tcp_lives_through_kills() {
+    lives_through_kills("tcp");
+}
+
+/// Three workers, of which the kernel makes no file in memory for rank 1.
+fn without_memory_files<'a>(program: &'a str, args: &[&'a str]) -> Launch {
+    let line = r#"[ $$RANK = 1 ] || exec "$@"; exec "$0" EPERM memfd_create "$@""#;
+    let launch = Launch::standalone(Name::Rankrun, 3).args(["--no-python", "sh", "-c", line]);
+    launch
+        .args([fixture("seccomp-exec").to_string_lossy().into_owned(), program.to_owned()])
+        .args(args.iter().copied())
+}
+
+#[test]
+fn a_rank_that_may_make_no_shared_memory_goes_by_tcp() {
+    if !only_ours() {
+        return;
+    }
+    let worker = fixture("worker").to_string_lossy().into_owned();
+    let outcome = without_memory_files(&worker, &["reduce=5"]).run();
+    outcome.exits(0);
+    assert_eq!(outcome.lines_with("world=3 times=5 backend=mixed").len(), 3, "{outcome}");
+    // Those that ask for it need it of rank 0 only.
+    let outcome = without_memory_files(&worker, &["reduce=5"]).env("RANKRUN_BACKEND", "shm").run();
+    outcome.exits(0);
+    assert_eq!(outcome.lines_with("world=3 times=5 backend=shm").len(), 3, "{outcome}");
+}
+
+#[test]
+fn shared_memory_that_is_asked_for_and_forbidden_is_an_error_that_names_the_call() {
+    if !only_ours() {
+        return;
+    }
+    let bench = example("allreduce_bench").to_string_lossy().into_owned();
+    let filter = fixture("seccomp-exec").to_string_lossy().into_owned();
+    let launch =
+        Launch::standalone(Name::Rankrun, 2).args(["--no-python", &filter, "EPERM", "memfd_create", &bench]);
+    let outcome = launch.args(["--backend", "shm", "--max", "64"]).run();
+    outcome.exits(1).complains("the kernel refuses `memfd_create`, without which ranks share no memory");
+    outcome.complains("hint: permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`");
+}

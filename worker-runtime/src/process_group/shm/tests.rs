@@ -1,0 +1,140 @@
+//! Counters that pass the end of their numbers: a job that is long enough gets there.
+
+use std::thread;
+
+use super::*;
+use crate::clock;
+use crate::process_group::cpu::CpuGroup;
+use crate::process_group::element::Reduction;
+use crate::process_group::error::GroupError;
+use crate::process_group::meet::{Connected, Meeting, Seat};
+use crate::process_group::members::Members;
+use crate::process_group::{Backend, Group};
+use rankrun_contract::rank::{Rank, WorldSize};
+use segment::Segment;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const WORLD: usize = 3;
+
+/// Elements that go the way of small messages, of slots, and of arenas.
+const LENGTHS: [usize; 3] = [5, 20_001, 100_003];
+
+/// Ranks that are threads agree without one.
+#[derive(Debug)]
+struct NoMeeting;
+
+impl Meeting for NoMeeting {
+    fn agree(&self, _: &Seat, seen: Ending) -> Ending {
+        seen
+    }
+
+    fn subgroup(&self, _: &Seat, _: &str) -> Result<Connected, GroupError> {
+        Err(GroupError::NoBackend { backend: Backend::Shm })
+    }
+}
+
+/// A rank of a group that has gone on for long already.
+fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
+    let map = *segment.map();
+    let mut shm = Shm::new(Member::new(Arc::clone(segment), rank));
+    segment.populate(map.stages(rank), map::STAGE * map::STAGES as usize).unwrap();
+    shm.member.start_at(start);
+    // All messages have been received; this number wraps around, too.
+    shm.member.messages = [u64::MAX - 2, 3, 0][rank];
+    shm.pairs.start_at(start);
+    for other in 0..WORLD {
+        for counter in [map.filled(rank, other), map.emptied(rank, other)] {
+            segment.word32(counter).store(start, Ordering::Relaxed);
+        }
+    }
+    shm.open_arena(true);
+    shm.member.set_state(State::Here);
+    let timeout = Duration::from_secs(60);
+    let seat = Seat {
+        rank: member::rank_at(rank),
+        world_size: WorldSize::new(WORLD as u32).unwrap(),
+        members: Members::all(),
+        hosts: vec![0; WORLD].into(),
+        life: 0,
+        run_id: String::new(),
+        interface: None,
+        timeout,
+        join_by: clock::after(timeout),
+    };
+    let connected =
+        Connected { backend: Backend::Shm, transport: Box::new(shm), meeting: Box::new(NoMeeting) };
+    Group::new(Box::new(CpuGroup::new(seat, connected)))
+}
+
+/// Every call on so many elements in memory of the group or of the program, with its result checked.
+fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), GroupError> {
+    let (me, root) = (group.rank().index(), Rank(1));
+    let value = |rank: usize, index: usize| (index * 7 + rank * 1000) as i64;
+    let all = |rank: usize| -> Vec<i64> { (0..length).map(|index| value(rank, index)).collect() };
+    let sum =
+        || -> Vec<i64> { (0..length).map(|index| (0..WORLD).map(|it| value(it, index)).sum()).collect() };
+    let (mut buffer, mut heap) = (group.buffer::<i64>(length), vec![0; length]);
+    let data: &mut [i64] = if is_of_group { &mut buffer } else { &mut heap };
+    let own = all(me);
+    data.copy_from_slice(&own);
+    group.all_reduce(data, Reduction::Sum)?;
+    assert!(*data == sum()[..], "all_reduce");
+    data.copy_from_slice(&own);
+    group.reduce(data, Reduction::Sum, root)?;
+    assert!(*data == if group.rank() == root { sum() } else { own.clone() }[..], "reduce");
+    data.copy_from_slice(&own);
+    assert!(group.all_gather(data)? == (0..WORLD).flat_map(all).collect::<Vec<_>>(), "all_gather");
+    let mut part = vec![0; length];
+    group.reduce_scatter(&own.repeat(WORLD), &mut part, Reduction::Sum)?;
+    assert!(part == sum(), "reduce_scatter");
+    let counts = [length; WORLD];
+    let gathered = group.gather(data, &counts, root)?;
+    let everything = || (0..WORLD).flat_map(all).collect::<Vec<_>>();
+    assert!(gathered == (group.rank() == root).then(everything), "gather");
+    let given = if group.rank() == root { everything() } else { Vec::new() };
+    assert!(group.scatter(&given, &counts, root)? == own, "scatter");
+    group.barrier()?;
+    let [next, before] = [1, WORLD - 1].map(|distance| (me + distance) % WORLD);
+    if me == 0 {
+        group.send(data, member::rank_at(next))?;
+        group.receive(&mut part, member::rank_at(before))?;
+    } else {
+        group.receive(&mut part, member::rank_at(before))?;
+        group.send(data, member::rank_at(next))?;
+    }
+    assert!(part == all(before), "receive");
+    group.broadcast(data, root)?;
+    assert!(*data == all(root.index())[..], "broadcast");
+    Ok(())
+}
+
+#[test]
+fn calls_go_on_where_counters_begin_anew() {
+    // The end comes in another call each time.
+    for before in (0..20).step_by(3) {
+        go_past_the_end(u32::MAX - before);
+    }
+}
+
+fn go_past_the_end(start: u32) {
+    let segment = Arc::new(Segment::create(WorldSize::new(WORLD as u32).unwrap()).unwrap());
+    let groups: Vec<Group> = (0..WORLD).map(|rank| late(&segment, rank, start)).collect();
+    thread::scope(|scope| {
+        for mut group in groups {
+            scope.spawn(move || {
+                for (length, is_of_group) in LENGTHS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+                    call_all(&mut group, length, is_of_group).unwrap();
+                }
+                group.leave();
+            });
+        }
+    });
+    let map = *segment.map();
+    for rank in 0..WORLD {
+        for counter in [map.turn(rank), map.filled(rank, (rank + 1) % WORLD)] {
+            let value = segment.word32(counter).load(Ordering::Relaxed);
+            assert!(value < start, "the counter at {counter} of rank {rank} is at {value} only");
+        }
+    }
+}

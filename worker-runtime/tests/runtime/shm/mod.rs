@@ -1,0 +1,292 @@
+//! Shared memory: every way a call can take gives the same bits, a rank may die at any moment, and nothing is left behind.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the test starts programs, and measures how long a loss takes"
+)]
+
+mod kills;
+mod limits;
+mod soak;
+mod strangers;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use rankrun_worker::process_group::Wish;
+use rankrun_worker::{Group, GroupError, Rank, Reduction, WorkerContext};
+
+use crate::process::start;
+use crate::server::Server;
+use crate::world::{AMPLE, env, options, run_on};
+
+/// Where the group is in the store.
+const PLACE: &str = "rankrun/group/default/life 0/1";
+
+/// Bytes at which calls take another way, and lengths that no way divides well.
+const BORDERS: [usize; 6] = [2 << 10, 256 << 10, 512 << 10, 1 << 20, 3 << 20, 0];
+
+/// Where the data of a rank lies.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Group,
+    Program,
+    /// Of the group on every other rank.
+    Either,
+}
+
+impl Place {
+    const ALL: [Self; 3] = [Self::Group, Self::Program, Self::Either];
+
+    fn is_of_group(self, rank: usize) -> bool {
+        match self {
+            Self::Group => true,
+            Self::Program => false,
+            Self::Either => rank.is_multiple_of(2),
+        }
+    }
+}
+
+/// Calls `then` with a copy of the data at this place; what it is afterwards.
+fn at<R>(
+    group: &mut Group,
+    place: Place,
+    data: &[f32],
+    then: impl FnOnce(&mut Group, &mut [f32]) -> Result<R, GroupError>,
+) -> Result<Vec<f32>, GroupError> {
+    if place.is_of_group(group.rank().index()) {
+        let mut buffer = group.buffer(data.len());
+        buffer.copy_from_slice(data);
+        then(group, &mut buffer)?;
+        return Ok(buffer.to_vec());
+    }
+    let mut data = data.to_vec();
+    then(group, &mut data)?;
+    Ok(data)
+}
+
+/// Values whose sums depend on their order.
+fn values(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|index| ((index * 7 + rank * 13) % 1009) as f32 / 3.0 * 10f32.powi(rank as i32)).collect()
+}
+
+#[test]
+fn every_way_gives_the_same_bits() {
+    for world in [2u32, 3] {
+        let ended = run_on(Wish::Shm, (world, AMPLE), |mut group| {
+            for bytes in BORDERS {
+                for count in [bytes / 4, bytes / 4 + 1, (bytes / 4).saturating_sub(1)] {
+                    for place in Place::ALL {
+                        compare(&mut group, place, count).unwrap();
+                    }
+                }
+            }
+        });
+        assert!(ended.iter().all(Option::is_some), "{world} ranks");
+    }
+}
+
+/// Every call on `count` elements of each rank.
+fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupError> {
+    let (me, world) = (group.rank().index(), group.world_size().get() as usize);
+    let root = Rank(1);
+    let all: Vec<Vec<f32>> = (0..world).map(|rank| values(rank, count)).collect();
+    let own = &all[me];
+    let mut sum = all[0].clone();
+    for other in &all[1..] {
+        sum.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
+    }
+    let check = |what: &str, is: &[f32], expected: &[f32]| {
+        let same = is.len() == expected.len()
+            && is.iter().zip(expected).all(|(one, other)| one.to_bits() == other.to_bits());
+        assert!(same, "{what} of {count} elements, {place:?}, rank {me} of {world}");
+    };
+    let reduced = at(group, place, own, |group, data| group.all_reduce(data, Reduction::Sum))?;
+    check("all_reduce", &reduced, &sum);
+    let reduced = at(group, place, own, |group, data| group.reduce(data, Reduction::Sum, root))?;
+    check("reduce", &reduced, if group.rank() == root { &sum } else { own });
+    let received = at(group, place, own, |group, data| group.broadcast(data, root))?;
+    check("broadcast", &received, &all[1]);
+    let mut gathered = vec![0.0; count * world];
+    at(group, place, own, |group, data| group.all_gather_into(data, &mut gathered))?;
+    check("all_gather", &gathered, &all.concat());
+    let mut part = vec![0.0; count];
+    let input = vec![own.as_slice(); world].concat();
+    at(group, place, &input, |group, data| group.reduce_scatter(data, &mut part, Reduction::Sum))?;
+    check("reduce_scatter", &part, &sum);
+
+    let counts: Vec<usize> = (0..world).map(|rank| if rank == 2 { 0 } else { count / (rank + 1) }).collect();
+    let shares: Vec<f32> = all.iter().zip(&counts).flat_map(|(all, &count)| &all[..count]).copied().collect();
+    let mut is = None;
+    at(group, place, &own[..counts[me]], |group, data| {
+        is = group.gather(data, &counts, root)?;
+        Ok(())
+    })?;
+    check("gather", &is.unwrap_or_default(), if group.rank() == root { &shares } else { &[] });
+    let mut is = Vec::new();
+    at(group, place, if group.rank() == root { &shares } else { &[] }, |group, data| {
+        is = group.scatter(data, &counts, root)?;
+        Ok(())
+    })?;
+    check("scatter", &is, &own[..counts[me]]);
+    let (next, before) = ((me + 1) % world, (me + world - 1) % world);
+    let mut is = vec![0.0; count];
+    at(group, place, own, |group, data| {
+        if me == 0 {
+            group.send(data, Rank(next as u32))?;
+            group.receive(&mut is, Rank(before as u32))
+        } else {
+            group.receive(&mut is, Rank(before as u32))?;
+            group.send(data, Rank(next as u32))
+        }
+    })?;
+    check("receive", &is, &all[before]);
+    Ok(())
+}
+
+#[test]
+fn buffers_outlive_their_group_and_come_back_as_zeros() {
+    let ended = run_on(Wish::Shm, (2, AMPLE), |mut group| {
+        for _ in 0..3 {
+            let mut buffer = group.buffer::<i64>(1 << 20);
+            assert!(buffer.iter().all(|&value| value == 0));
+            buffer.fill(7);
+            group.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+        }
+        let mut last = group.buffer::<i64>(1 << 18);
+        last.fill(1);
+        group.all_reduce(&mut last, Reduction::Sum).unwrap();
+        group.leave();
+        last.iter().sum::<i64>()
+    });
+    assert_eq!(ended, [Some(2 << 18); 2]);
+}
+
+/// What a started rank does.
+pub(crate) fn main(role: &str) -> ExitCode {
+    let role = role.trim_start_matches("shm: ").to_owned();
+    rankrun_worker::run(|context| match role.as_str() {
+        "leaves nothing" => soak::leaves_nothing(context),
+        "soak" => soak::soak(context),
+        "forks" => kills::forks(context),
+        "forks and calls" => kills::forks_and_calls(context),
+        "say the backend" => limits::says_the_backend(context),
+        "little room" => Ok(compare(&mut joined(context)?, Place::Either, 300_000)?),
+        spare if spare.ends_with(" descriptors") => {
+            limits::joins_short(context, spare.trim_end_matches(" descriptors"))
+        }
+        seed => kills::repeat(context, seed),
+    })
+}
+
+fn joined(context: &WorkerContext) -> Result<Group, GroupError> {
+    let options = rankrun_worker::GroupOptions { backend: Some(Wish::Shm), ..options(AMPLE) };
+    context.process_group(&options)
+}
+
+/// Random numbers that are the same on every rank.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// One call, chosen at random, on at most `most` elements.
+pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), GroupError> {
+    let (me, world) = (group.rank(), group.world_size().get() as usize);
+    let (which, shift) = (random.below(9), random.below(most.ilog2() as usize + 1));
+    let count = random.below((most >> shift).max(1));
+    let root = Rank(random.below(world) as u32);
+    let place = Place::ALL[random.below(3)];
+    let own = vec![1.0f32; count];
+    let sum = at(group, place, &own, |group, data| match which {
+        0 => group.barrier(),
+        1 => group.broadcast(data, root),
+        2 => group.reduce(data, Reduction::Max, root),
+        3 => group.all_gather(data).map(drop),
+        4 => group.gather(data, &vec![count; world], root).map(drop),
+        5 => group
+            .scatter(&data.repeat(if me == root { world } else { 0 }), &vec![count; world], root)
+            .map(drop),
+        6 => group.reduce_scatter(&data.repeat(world), &mut vec![0.0; count], Reduction::Sum),
+        7 if world > 1 && me == root => group.send(data, Rank((root.0 + 1) % world as u32)),
+        7 if world > 1 && me.0 == (root.0 + 1) % world as u32 => group.receive(data, root),
+        7 => Ok(()),
+        _ => group.all_reduce(data, Reduction::Sum),
+    })?;
+    let expected = if which == 8 { world as f32 } else { 1.0 };
+    assert!(sum.iter().all(|&value| value == expected), "call {which} of {count}");
+    Ok(())
+}
+
+/// How many steps, and kills, there are: many with `RANKRUN_SOAK=1`.
+pub(crate) fn times(usually: usize, soak: usize) -> usize {
+    if std::env::var_os("RANKRUN_SOAK").is_some() { soak } else { usually }
+}
+
+/// A rank with this role on this backend.
+fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32)) -> Child {
+    let vars = env(server, rank, world).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);
+    start(&format!("shm: {role}"), vars)
+}
+
+/// Waits until a rank makes its calls on this backend.
+pub(crate) fn await_word(rank: &mut Child, backend: &str) {
+    let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
+    if !lines.any(|line| line.ends_with(&format!("under way on {backend}"))) {
+        let mut errors = String::new();
+        rank.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        panic!("a rank ended: {:?}, {errors}", rank.wait());
+    }
+}
+
+/// Runs a role on `world` ranks, and asserts that all end well.
+fn all_end_well(role: &str, world: u32) {
+    let server = Server::start();
+    let ranks: Vec<Child> = (0..world).map(|rank| start(role, env(&server, rank, world).to_vars())).collect();
+    for rank in ranks {
+        let ended = rank.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr) + String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success(), "{role}: {said}");
+    }
+}
+
+/// How many descriptors this process has.
+fn descriptors() -> Result<usize, std::io::Error> {
+    Ok(fs::read_dir("/proc/self/fd")?.count())
+}
+
+/// How many segments are mapped.
+fn segments() -> Result<usize, std::io::Error> {
+    Ok(fs::read_to_string("/proc/self/maps")?.matches("memfd:rankrun").count())
+}
+
+/// A rank in namespaces of its own, as `unshare` makes them; this test has the rights, or those of a user namespace.
+fn start_apart(role: &str, how: &[&str], vars: impl IntoIterator<Item = (&'static str, OsString)>) -> Child {
+    let rights = if rustix::process::geteuid().is_root() { &[][..] } else { &["-Ur"] };
+    start_under(&[&["unshare"], rights, how].concat(), role, vars)
+}
+
+/// A rank that this program starts, with these arguments before those of the rank.
+fn start_under(
+    program: &[&str],
+    role: &str,
+    vars: impl IntoIterator<Item = (&'static str, OsString)>,
+) -> Child {
+    let rank = std::env::current_exe().unwrap();
+    let arguments = ["--exact", "process::main_of_a_started_rank", "--nocapture", "--test-threads=1", "-q"];
+    let mut command = Command::new(program[0]);
+    command.args(&program[1..]).arg(rank).args(arguments).env("RANKRUN_TEST_ROLE", role).envs(vars);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// An error with its cause.
+fn told(error: &GroupError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
