@@ -27,9 +27,9 @@ impl Dataset {
         Self { samples: (0..count).map(|index| sample(index % CLASSES)).collect() }
     }
 
-    /// A sample and its class. The samples begin anew after the last one.
+    /// A sample and its class.
     pub(crate) fn sample(&self, index: usize) -> (&[f64; FEATURES], usize) {
-        let (features, class) = &self.samples[index % self.samples.len()];
+        let (features, class) = &self.samples[index];
         (features, *class)
     }
 

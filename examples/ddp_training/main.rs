@@ -1,27 +1,31 @@
 //! Data-parallel training: every worker has the whole model and a share of each batch; gradients are summed
 //! over the group, so that any number of workers takes the same steps.
 
-mod checkpoint;
 mod data;
 mod fault;
 mod model;
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use checkpoint::{Checkpoint, CheckpointError};
 use clap::Parser;
 use data::Dataset;
-use fault::{Fault, FaultError, FaultKind};
+use fault::{Fault, FaultKind};
 use model::Mlp;
+use rankrun_examples::console;
 use rankrun_examples::random::Random;
-use rankrun_examples::{console, share};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions};
+use rankrun_worker::sampler::{DistributedSampler, GlobalBatches, SamplerOptions};
+use rankrun_worker::{Group, Life, Rank, Reduction, run_elastic, trace};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
+
+/// Under which name a checkpoint keeps the options.
+const OPTIONS: &str = "options";
 
 /// Trains a small classifier on data that it makes itself, on all workers of a job.
 ///
@@ -46,16 +50,16 @@ struct Options {
     /// The length of a step.
     #[arg(long, default_value_t = 0.2, value_parser = learning_rate)]
     learning_rate: f64,
-    /// Decides data and first weights.
+    /// Decides data, their order and the first weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Print loss and accuracy every so many steps.
     #[arg(long, default_value_t = 20, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     print_every: u64,
-    /// Keep the state of the training here, and go on from it if it is there.
-    #[arg(long, value_name = "FILE")]
+    /// Keep the state of the training in this folder, and go on from the last one there.
+    #[arg(long, value_name = "FOLDER")]
     checkpoint: Option<PathBuf>,
-    /// Write the checkpoint every so many steps.
+    /// Write a checkpoint every so many steps.
     #[arg(long, default_value_t = 20, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: u64,
     /// Write the last weights here, one in a line.
@@ -82,21 +86,27 @@ fn learning_rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// What only this program can say; what the library says of its own is told as it is.
 #[derive(Debug, thiserror::Error)]
 enum TrainingError {
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    #[error(transparent)]
-    Fault(#[from] FaultError),
-    #[error("cannot write to standard output")]
-    Output(#[from] io::Error),
+    #[error(
+        "the checkpoint `{}` is of a training with other options ({saved}, not {ours}); name another folder, or remove it",
+        folder.display()
+    )]
+    OtherOptions { folder: PathBuf, saved: String, ours: String },
+    #[error("cannot write the weights to `{}`", path.display())]
+    Weights {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    rankrun_worker::run(|context| Training::begin(&options, context)?.run())
+    run_elastic(|life| Training::begin(&options, life)?.run())
 }
 
 /// A training under way.
@@ -104,15 +114,18 @@ struct Training<'a> {
     options: &'a Options,
     group: Group,
     data: Dataset,
+    batches: GlobalBatches,
     model: Mlp,
+    checkpoint: Option<Checkpoint>,
     /// Steps taken.
     step: u64,
     fault: Fault,
 }
 
 impl<'a> Training<'a> {
-    /// Joins the group and agrees with it on where to begin.
-    fn begin(options: &'a Options, context: &WorkerContext) -> Result<Self, TrainingError> {
+    /// Goes on where the life before has saved its state, or begins anew.
+    fn begin(options: &'a Options, life: Life) -> Result<Self> {
+        let context = &life.context;
         let (rank, world_size) = (context.rank(), context.world_size());
         let (device, restart) = (context.device(), context.restart_count());
         let fault = Fault::plan(options.fail_at, options.fail_rank, options.fail_how, context)?;
@@ -121,23 +134,40 @@ impl<'a> Training<'a> {
             "rank {rank} of {world_size}: pid {pid}, device {device}, restart {restart}"
         ))?;
 
-        let mut group = context.process_group(&GroupOptions::default())?;
         let data = Dataset::new(options.samples as usize, &mut Random::new(options.seed, 1));
-        let mut model = Mlp::new(&mut Random::new(options.seed, 0));
-        let mut step = [0];
-        if let (ROOT, Some(path)) = (rank, &options.checkpoint)
-            && let Some(checkpoint) = Checkpoint::read(path, fingerprint(options), model.parameters.len())?
-        {
-            step = [checkpoint.step.cast_signed()];
-            model.parameters = checkpoint.parameters;
-            console::line(&format!("resumed from step {} of {}", checkpoint.step, path.display()))?;
-        }
-        group.broadcast(&mut step, ROOT)?;
-        group.broadcast(&mut model.parameters, ROOT)?;
-        Ok(Self { options, group, data, model, step: step[0].cast_unsigned(), fault })
+        let order = SamplerOptions { seed: options.seed, ..SamplerOptions::default() };
+        let sampler = DistributedSampler::new(data.len(), rank, world_size, order)?;
+        let batches = GlobalBatches::new(sampler, options.batch as usize)?;
+        let model = Mlp::new(&mut Random::new(options.seed, 0));
+        let folder = options.checkpoint.as_ref();
+        let checkpoint = folder.map(|folder| Checkpoint::open(context, &CheckpointOptions::new(folder)));
+        let checkpoint = checkpoint.transpose()?;
+        let mut training =
+            Self { options, group: life.group, data, batches, model, checkpoint, step: 0, fault };
+        training.resume()?;
+        Ok(training)
     }
 
-    fn run(mut self) -> Result<(), TrainingError> {
+    fn resume(&mut self) -> Result {
+        let ours = described(self.options);
+        let Some(checkpoint) = &mut self.checkpoint else { return Ok(()) };
+        let folder = checkpoint.folder().to_owned();
+        let Some(loaded) = checkpoint.load_latest(&mut self.model.state())? else { return Ok(()) };
+        let saved = loaded.metadata.get(OPTIONS).cloned().unwrap_or_default();
+        if saved != ours {
+            return Err(TrainingError::OtherOptions { folder, saved, ours }.into());
+        }
+        self.step = loaded.step;
+        if self.group.rank() == ROOT {
+            for refused in &loaded.refused {
+                console::line(&format!("refused {refused}"))?;
+            }
+            console::line(&format!("resumed from step {} of {}", loaded.step, folder.display()))?;
+        }
+        Ok(())
+    }
+
+    fn run(mut self) -> Result {
         while self.step < self.options.steps {
             self.fault.strike(self.step + 1)?;
             self.take_step()?;
@@ -150,15 +180,13 @@ impl<'a> Training<'a> {
         Ok(self.group.barrier()?)
     }
 
-    fn take_step(&mut self) -> Result<(), TrainingError> {
+    fn take_step(&mut self) -> Result {
+        let _span = trace::step(self.step);
         let batch = self.options.batch as usize;
-        let shares = share::chunks(batch, self.group.world_size().get() as usize);
-        let start = self.step as usize * batch;
-        let own = shares[self.group.rank().index()].clone();
         let mut sums = vec![0.0; self.model.parameters.len() + 2];
         let (gradient, score) = sums.split_at_mut(self.model.parameters.len());
-        for index in own {
-            let (features, class) = self.data.sample(start + index);
+        for index in self.batches.share(self.step) {
+            let (features, class) = self.data.sample(index);
             let (loss, is_right) = self.model.learn(features, class, gradient);
             score[0] += loss;
             score[1] += f64::from(is_right);
@@ -171,27 +199,30 @@ impl<'a> Training<'a> {
         let (gradient, score) = sums.split_at(self.model.parameters.len());
         self.model.descend(gradient, self.options.learning_rate);
         self.step += 1;
-        if self.group.rank() == ROOT {
-            self.tell_and_keep(score[0], score[1])?;
-        }
-        Ok(())
+        self.tell(score[0], score[1])?;
+        self.keep()
     }
 
-    fn tell_and_keep(&self, loss: f64, accuracy: f64) -> Result<(), TrainingError> {
+    fn tell(&self, loss: f64, accuracy: f64) -> Result {
         let (step, options) = (self.step, self.options);
-        if step.is_multiple_of(options.print_every) || step == options.steps {
+        let is_time = step.is_multiple_of(options.print_every) || step == options.steps;
+        if self.group.rank() == ROOT && is_time {
             console::line(&format!("step {step}: loss {loss:.6}, accuracy {accuracy:.4}"))?;
         }
-        if let Some(path) = &options.checkpoint
-            && (step.is_multiple_of(options.checkpoint_every) || step == options.steps)
-        {
-            Checkpoint { step, parameters: self.model.parameters.clone() }
-                .write(path, fingerprint(options))?;
+        Ok(())
+    }
+
+    /// Saves the state if it is time to: all ranks at the same steps.
+    fn keep(&mut self) -> Result {
+        let (step, options) = (self.step, self.options);
+        let is_time = step.is_multiple_of(options.checkpoint_every) || step == options.steps;
+        if let (Some(checkpoint), true) = (&mut self.checkpoint, is_time) {
+            checkpoint.save(step, &self.model.state().metadata(OPTIONS, described(options)))?;
         }
         Ok(())
     }
 
-    fn finish(&self) -> Result<(), TrainingError> {
+    fn finish(&self) -> Result {
         let (loss, accuracy) = self.model.judge(&self.data);
         let length = self.model.parameters.iter().map(|weight| weight * weight).sum::<f64>().sqrt();
         console::line(&format!(
@@ -200,23 +231,24 @@ impl<'a> Training<'a> {
         ))?;
         if let Some(path) = &self.options.weights_out {
             let text: String = self.model.parameters.iter().map(|weight| format!("{weight:?}\n")).collect();
-            checkpoint::replace(path, text.as_bytes())?;
+            std::fs::write(path, text)
+                .map_err(|source| TrainingError::Weights { path: path.clone(), source })?;
         }
         Ok(())
     }
 }
 
 /// What decides the weights after a number of steps, apart from rounding. The number of workers does not.
-fn fingerprint(options: &Options) -> u64 {
+fn described(options: &Options) -> String {
     let Options { batch, samples, learning_rate, seed, .. } = options;
-    let parts = [u64::from(*batch), u64::from(*samples), learning_rate.to_bits(), *seed];
-    checkpoint::hash(parts.iter().flat_map(|part| part.to_le_bytes()))
+    format!("batch {batch}, samples {samples}, learning rate {learning_rate}, seed {seed}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use rankrun_worker::{GroupOptions, WorkerContext};
 
     #[test]
     fn the_flags_are_consistent() {
@@ -226,8 +258,8 @@ mod tests {
     #[test]
     fn training_learns() {
         let options = Options::parse_from(["ddp_training", "--steps", "150"]);
-        let context = WorkerContext::alone();
-        let mut training = Training::begin(&options, &context).unwrap();
+        let life = Life::begin(&WorkerContext::alone(), &GroupOptions::default()).unwrap();
+        let mut training = Training::begin(&options, life).unwrap();
         let (before, _) = training.model.judge(&training.data);
         while training.step < options.steps {
             training.take_step().unwrap();

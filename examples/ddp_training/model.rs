@@ -1,6 +1,7 @@
 //! The model: one hidden layer, softmax and cross entropy, with gradients by hand.
 
 use rankrun_examples::random::Random;
+use rankrun_worker::checkpoint::State;
 
 use crate::data::{CLASSES, Dataset, FEATURES};
 
@@ -30,6 +31,18 @@ impl Mlp {
     pub(crate) fn new(random: &mut Random) -> Self {
         let bound = |at| if at < OUTPUT { FEATURES } else { HIDDEN } as f64;
         Self { parameters: (0..PARAMETERS).map(|at| random.uniform() / bound(at).sqrt()).collect() }
+    }
+
+    /// What a checkpoint keeps of it.
+    pub(crate) fn state(&mut self) -> State<'_> {
+        let (hidden, output) = self.parameters.split_at_mut(OUTPUT);
+        let (hidden, hidden_bias) = hidden.split_at_mut(HIDDEN_BIAS);
+        let (output, output_bias) = output.split_at_mut(OUTPUT_BIAS - OUTPUT);
+        State::new()
+            .replicated("hidden.weight", &[HIDDEN, FEATURES], hidden)
+            .replicated("hidden.bias", &[HIDDEN], hidden_bias)
+            .replicated("output.weight", &[CLASSES, HIDDEN], output)
+            .replicated("output.bias", &[CLASSES], output_bias)
     }
 
     /// Adds the gradient of one sample to `gradient`; its loss, and whether the model is right about it.

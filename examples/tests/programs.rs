@@ -88,7 +88,7 @@ fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
 
     let interrupted = ["--steps", "60", "--checkpoint", &checkpoint, "--fail-at", "50"];
     for how in ["exit", "panic", "kill"] {
-        drop(fs::remove_file(&checkpoint));
+        drop(fs::remove_dir_all(&checkpoint));
         let (code, stdout, stderr) = ddp_training(&[&interrupted[..], &["--fail-how", how]].concat());
         assert_eq!(code, if how == "kill" { None } else { Some(1) }, "{stderr}");
         assert!(!stdout.contains("finished"), "{stdout}");
@@ -103,23 +103,34 @@ fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_used_is_refused_with_its_name() {
+fn a_checkpoint_that_cannot_be_used_is_refused_by_its_name() {
     let folder = Folder::new();
     let checkpoint = folder.file("checkpoint");
-    let train =
-        |extra: &[&str]| ddp_training(&[&["--steps", "20", "--checkpoint", &checkpoint], extra].concat());
+    let kept = ["--steps", "20", "--checkpoint", &checkpoint, "--checkpoint-every", "10"];
+    let train = |extra: &[&str]| ddp_training(&[&kept[..], extra].concat());
     assert_eq!(train(&[]).0, Some(0));
     let (code, _, stderr) = train(&["--seed", "1"]);
     assert_eq!(code, Some(1));
-    assert!(
-        stderr.contains(&format!("error: the checkpoint `{checkpoint}` is of a training with other")),
-        "{stderr}"
+    let expected = format!(
+        "error: the checkpoint `{checkpoint}` is of a training with other options (batch 64, samples 1024, learning rate \
+         0.2, seed 0, not batch 64, samples 1024, learning rate 0.2, seed 1); name another folder, or remove it\n"
     );
+    assert_eq!(stderr, expected);
 
-    fs::write(&checkpoint, b"torn").expect("the folder can be written");
+    let file = |step: u64| format!("{checkpoint}/step-{step:010}.safetensors");
+    fs::write(file(20), b"torn").expect("the folder can be written");
+    let (code, stdout, stderr) = train(&[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let refused = format!("refused `{}`: torn: it has 4 bytes, and should have 8\n", file(20));
+    assert!(stdout.contains(&(refused + &format!("resumed from step 10 of {checkpoint}\n"))), "{stdout}");
+
+    for step in [10, 20] {
+        fs::write(file(step), b"torn").expect("the folder can be written");
+    }
     let (code, _, stderr) = train(&[]);
     assert_eq!(code, Some(1));
-    assert!(stderr.contains(&format!("error: `{checkpoint}` is no checkpoint, or a torn")), "{stderr}");
+    assert!(stderr.starts_with(&format!("error: no checkpoint in `{checkpoint}` can be used\n")), "{stderr}");
+    assert!(stderr.ends_with("\n  hint: remove these files to begin anew\n"), "{stderr}");
 }
 
 #[test]

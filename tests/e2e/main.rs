@@ -38,6 +38,7 @@ mod restart_policy;
 mod restarts;
 mod root_cause;
 mod rust_examples;
+mod rust_training;
 mod signals;
 mod stdin;
 mod stop_times;

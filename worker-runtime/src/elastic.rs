@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use rankrun_contract::rank::{Rank, RestartCount, WorldSize};
 
 use crate::context::WorkerContext;
-use crate::process_group::{Group, GroupOptions};
+use crate::process_group::{Group, GroupError, GroupOptions};
 use crate::report;
 
 /// One life of a worker: from its start to its end, a restart or a change of the membership, whichever comes first.
@@ -20,6 +20,15 @@ pub struct Life {
 }
 
 impl Life {
+    /// Joins the group of this life. [`run_elastic`] does it; it is for tests of a training, in a [world of
+    /// one](WorkerContext::alone).
+    ///
+    /// # Errors
+    /// As [`Group::join`].
+    pub fn begin(context: &WorkerContext, options: &GroupOptions) -> Result<Self, GroupError> {
+        Ok(Self { context: context.clone(), group: context.process_group(options)? })
+    }
+
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
@@ -92,7 +101,6 @@ pub fn run_elastic_with<E: Into<Box<dyn Error>>>(
     program: impl FnOnce(Life) -> Result<(), E>,
 ) -> ExitCode {
     report::run(|context| -> Result<(), Box<dyn Error>> {
-        let group = context.process_group(options)?;
-        program(Life { context: context.clone(), group }).map_err(Into::into)
+        program(Life::begin(context, options)?).map_err(Into::into)
     })
 }

@@ -41,7 +41,6 @@ pub fn worker(context: &WorkerContext) -> Span {
 }
 
 /// Enters the span of a step, until the guard is dropped.
-#[must_use]
 pub fn step(step: u64) -> EnteredSpan {
     info_span!("step", step).entered()
 }

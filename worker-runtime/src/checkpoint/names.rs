@@ -48,11 +48,11 @@ fn is_unfinished(name: &str) -> bool {
 
 /// What may go of these files once a step was saved: checkpoints before the last `keep`, parts of none, and what was not finished.
 /// Later steps stay: only who loads them can tell what they are.
-pub(super) fn leftovers<'a>(
-    names: &'a [String],
+pub(super) fn leftovers(
+    names: &[String],
     saved: (u64, Option<u64>),
     keep: usize,
-) -> impl Iterator<Item = &'a str> {
+) -> impl Iterator<Item = &str> {
     let (step, id) = saved;
     let mut earlier: Vec<u64> =
         names.iter().filter_map(|name| step_of(name)).filter(|it| *it < step).collect();

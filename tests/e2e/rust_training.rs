@@ -1,0 +1,230 @@
+//! Training in Rust through crashes: whatever is killed, and with however many workers it goes on, the end is that of an undisturbed
+//! run. And disks that are full or cannot be written.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Outcome, Process, Random, Scratch, example, namespaces, soak};
+use nix::sys::signal::Signal;
+
+const STEPS: u64 = 200;
+
+/// A step, long enough that kills come in time on a busy machine.
+const STEP_MS: u64 = 20;
+
+/// What is killed, without warning.
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    /// One worker, of any rank; the launcher starts all of them again.
+    Worker,
+    /// The launcher's first process, or its second one.
+    Launcher,
+    /// Every process of the job, as when the machine stops.
+    Machine,
+}
+
+fn training(workers: usize, scratch: &Scratch) -> Launch {
+    let launch = Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "9"]);
+    let launch = launch.args([example("ddp_training")]).args(["--steps", &STEPS.to_string()]);
+    let launch = launch.args(["--print-every", "1", "--weights-out", &scratch.at("weights")]);
+    launch.args(["--checkpoint", &scratch.at("state"), "--checkpoint-every", "7"])
+}
+
+fn weights(scratch: &Scratch) -> Vec<f64> {
+    let text = std::fs::read_to_string(scratch.at("weights")).expect("the weights were written");
+    text.split_whitespace().map(|word| word.parse().expect("a weight")).collect()
+}
+
+/// The losses by step that a run told, of which a step that was taken again has several.
+fn losses(outcome: &Outcome) -> Vec<(u64, f64)> {
+    let loss = |line: String| {
+        let (step, rest) = line.strip_prefix("step ")?.split_once(": loss ")?;
+        Some((step.parse().ok()?, rest.split(',').next()?.parse().ok()?))
+    };
+    outcome.lines_with("step ").into_iter().filter_map(loss).collect()
+}
+
+/// An undisturbed run: its weights, and its loss at each step.
+fn undisturbed(workers: usize) -> (Vec<f64>, BTreeMap<u64, f64>) {
+    let scratch = Scratch::new();
+    let outcome = training(workers, &scratch).run();
+    outcome.exits(0);
+    (weights(&scratch), losses(&outcome).into_iter().collect())
+}
+
+/// A training that is hit again and again.
+struct Disturbed {
+    scratch: Scratch,
+    workers: usize,
+    job: Job,
+    /// How often the launcher has started the workers of this job again.
+    restarts: usize,
+    /// How many of the jobs before have saved something.
+    is_resumed: bool,
+    told: Vec<(u64, f64)>,
+}
+
+impl Disturbed {
+    fn start(workers: usize) -> Self {
+        let scratch = Scratch::new();
+        let job = slow(workers, &scratch);
+        Self { scratch, workers, job, restarts: 0, is_resumed: false, told: Vec::new() }
+    }
+
+    /// Kills at a step, or a moment later; what runs then are so many workers.
+    fn hit(&mut self, victim: Victim, step: u64, random: &mut Random, workers: usize) {
+        self.job.line(&format!("step {step}: "));
+        random.pause(Duration::from_millis(STEP_MS));
+        match victim {
+            Victim::Worker => {
+                let rank = random.below(self.workers as u64);
+                let seat = format!("rank {rank} of {}: pid ", self.workers);
+                let lives = self.job.lines(&seat, self.restarts + 1);
+                let pid =
+                    lives.last().and_then(|line| number_after(line, "pid ")).expect("each rank says its pid");
+                Process::open(pid).expect("the worker lives").signal(Signal::SIGKILL);
+                self.restarts += 1;
+            }
+            Victim::Launcher => {
+                let guard = self.job.pid();
+                let agent = self.job.only_child_of(guard);
+                self.job.signal_to(random.either(guard, agent), Signal::SIGKILL);
+                self.again(workers);
+            }
+            Victim::Machine => {
+                self.job.processes().iter().for_each(|process| process.signal(Signal::SIGKILL));
+                self.again(workers);
+            }
+        }
+        let lives = self.restarts + usize::from(self.is_resumed);
+        self.job.lines("resumed from step ", lives);
+    }
+
+    /// Starts the job anew where the one before was killed.
+    fn again(&mut self, workers: usize) {
+        let job = std::mem::replace(&mut self.job, slow(workers, &self.scratch));
+        (self.workers, self.restarts, self.is_resumed) = (workers, 0, true);
+        let outcome = job.wait();
+        assert!(outcome.lines_with("finished: ").is_empty(), "the kill came too late\n{outcome}");
+        self.told.extend(losses(&outcome));
+    }
+
+    /// The weights at the end, and all losses that were told.
+    fn end(mut self) -> (Vec<f64>, Vec<(u64, f64)>) {
+        let outcome = self.job.wait();
+        outcome.exits(0);
+        self.told.extend(losses(&outcome));
+        (weights(&self.scratch), self.told)
+    }
+}
+
+fn slow(workers: usize, scratch: &Scratch) -> Job {
+    training(workers, scratch).args(["--step-ms", &STEP_MS.to_string()]).start()
+}
+
+fn number_after(line: &str, word: &str) -> Option<i32> {
+    line.split(word).nth(1)?.split(',').next()?.parse().ok()
+}
+
+/// Five moments, far enough from each other that what was killed is at work again, and from the end.
+fn moments(random: &mut Random) -> [u64; 5] {
+    [10, 40, 70, 100, 130].map(|from| from + random.below(25))
+}
+
+fn rounds() -> usize {
+    if soak() { 20 } else { 1 }
+}
+
+#[test]
+fn five_kills_cost_nothing_but_time() {
+    let mut random = Random::seeded();
+    let (expected, _) = undisturbed(4);
+    for _ in 0..rounds() {
+        let mut training = Disturbed::start(4);
+        // The first three are one of each.
+        let any = [Victim::Worker, Victim::Launcher, Victim::Machine];
+        let mut drawn = || any[usize::try_from(random.below(3)).expect("it is small")];
+        let victims = [Victim::Worker, Victim::Launcher, Victim::Machine, drawn(), drawn()];
+        for (victim, step) in victims.into_iter().zip(moments(&mut random)) {
+            training.hit(victim, step, &mut random, 4);
+        }
+        assert!(training.end().0 == expected, "{victims:?}");
+    }
+}
+
+#[test]
+fn five_kills_and_other_numbers_of_workers_keep_the_loss_curve() {
+    let mut random = Random::seeded();
+    let (expected, curve) = undisturbed(1);
+    for _ in 0..rounds() {
+        let mut training = Disturbed::start(4);
+        let plan = [
+            (Victim::Worker, 4),
+            (Victim::Machine, 2),
+            (Victim::Worker, 2),
+            (Victim::Launcher, 3),
+            (Victim::Worker, 3),
+        ];
+        for ((victim, workers), step) in plan.into_iter().zip(moments(&mut random)) {
+            training.hit(victim, step, &mut random, workers);
+        }
+        let (weights, told) = training.end();
+        assert_eq!(weights.len(), expected.len());
+        for (left, right) in weights.iter().zip(&expected) {
+            assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
+        }
+        assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
+        for (step, loss) in told {
+            // They are printed with six digits.
+            assert!((loss - curve[&step]).abs() < 1.5e-6, "step {step}: {loss} is not {}", curve[&step]);
+        }
+    }
+}
+
+/// A file system of so many bytes in this folder, which is copied from there in the end.
+fn on_disk(launch: Launch, options: &str, scratch: &Scratch) -> Launch {
+    let (state, copy) = (scratch.folder("state", 0o755), scratch.at("copy"));
+    let line = format!(
+        "mount -t tmpfs -o {options} none {state} && {{ \"$@\"; code=$?; cp -r {state} {copy}; exit $code; }}"
+    );
+    launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", &line, "sh"])
+}
+
+#[test]
+fn a_full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
+    if !namespaces() {
+        return;
+    }
+    let scratch = Scratch::new();
+    // Room for two checkpoints and a part of a third one.
+    let launch = on_disk(training(2, &scratch), "size=20k", &scratch);
+    let outcome = launch.run();
+    outcome.exits(1).complains("rank 0: error: cannot write `").complains("for the checkpoint of step 21");
+    outcome
+        .complains("caused by: No space left on device")
+        .complains("hint: make room, or keep fewer checkpoints");
+    outcome.complains("rank 1: error: rank 0 says: cannot write `");
+    let left = std::fs::read_dir(scratch.at("copy")).expect("it was copied");
+    let mut left: Vec<_> = left.map(|entry| entry.expect("it can be listed").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["step-0000000007.safetensors", "step-0000000014.safetensors"], "{outcome}");
+    std::fs::remove_dir(scratch.at("state")).expect("nothing is below the mount");
+    std::fs::rename(scratch.at("copy"), scratch.at("state")).expect("the scratch folder is ours");
+    let outcome = training(2, &scratch).run();
+    outcome.exits(0).says("resumed from step 14 of ");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused_before_the_first_step() {
+    if !namespaces() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let outcome = on_disk(training(2, &scratch), "ro", &scratch).run();
+    outcome.exits(1).complains(&format!(
+        "rank 0: error: cannot keep checkpoints in the folder `{}`",
+        scratch.at("state")
+    ));
+    outcome.complains("caused by: ").complains("hint: give a folder that this user may write");
+    assert!(outcome.lines_with("step 1: ").is_empty(), "{outcome}");
+}
