@@ -290,7 +290,7 @@ fn header(words: &[u64; WORDS]) -> Option<Header> {
     Header::decode(&std::array::from_fn::<u8, HEADER_LEN, _>(|index| word(index).to_le_bytes()[index % 8]))
 }
 
-fn rank_at(index: usize) -> Rank {
+pub(super) fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
