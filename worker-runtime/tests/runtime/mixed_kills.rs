@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork, pause};
-use rankrun_worker::{Group, GroupError, Rank, WorkerContext};
+use rankrun_worker::{Group, GroupError, Rank, Reduction, WorkerContext};
 
 use crate::process::start;
 use crate::server::Server;
@@ -25,7 +25,10 @@ pub(crate) fn main(role: &str) -> ExitCode {
     rankrun_worker::run(move |context| {
         let group = joined(context, &hosts)?;
         match what.as_str() {
-            "barrier" => barriers(group),
+            "barrier" => again_and_again(group, Group::barrier),
+            "all_reduce" => {
+                again_and_again(group, |group| group.all_reduce(&mut vec![1.0f32; 4 << 20], Reduction::Sum))
+            }
             "fork" => forks(group),
             seed => calls(group, seed.parse()?),
         }
@@ -48,10 +51,13 @@ fn calls(mut group: Group, seed: u64) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn barriers(mut group: Group) -> Result<(), Box<dyn Error>> {
+fn again_and_again(
+    mut group: Group,
+    call: fn(&mut Group) -> Result<(), GroupError>,
+) -> Result<(), Box<dyn Error>> {
     println!("under way");
     loop {
-        group.barrier()?;
+        call(&mut group)?;
     }
 }
 
@@ -123,10 +129,16 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
 
 #[test]
 fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
-    // It may have done its part before, and what it sent lies there.
-    for (hosts, silent, killed) in [("aaab", 2, 3), ("aaabb", 0, 4), ("aabbb", 4, 1)] {
+    // It may have done its part before, and what it sent lies there, be it more than the kernel keeps.
+    for (call, hosts, silent, killed) in [
+        ("barrier", "aaab", 2, 3),
+        ("barrier", "aaabb", 0, 4),
+        ("barrier", "aabbb", 4, 1),
+        ("all_reduce", "aab", 1, 2),
+        ("all_reduce", "abb", 2, 0),
+    ] {
         let server = Server::start();
-        let mut ranks = start_all("barrier", hosts, &server);
+        let mut ranks = start_all(call, hosts, &server);
         ranks.iter_mut().for_each(await_word);
         signal(&ranks[silent], Signal::SIGSTOP);
         // All others come to wait for it.
@@ -139,7 +151,7 @@ fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
         stopped.wait().unwrap();
         let numbers = (0..hosts.len()).filter(|&number| number != silent);
         for (number, (errors, elapsed)) in numbers.zip(ended).filter(|&(number, _)| number != killed) {
-            let expected = format!("rank {number}: error: `barrier` cannot finish: lost rank {killed},");
+            let expected = format!("rank {number}: error: `{call}` cannot finish: lost rank {killed},");
             assert!(errors.contains(&expected), "{hosts}, rank {number}: {errors}");
             assert!(elapsed < Duration::from_secs(1), "{hosts}, rank {number}: {elapsed:?}");
         }
