@@ -141,7 +141,9 @@ impl Mesh {
         let nothing = |_: &_| Progress::new((&step, calls), Transfer::default());
         let mut all: Vec<_> = self.peers.iter().map(nothing).collect();
         // It fails for want of memory, and it may be there later.
-        let ready = self.wait(&all, clock::after(Duration::ZERO)).unwrap_or_default();
+        let mut ready = self.wait(&all, clock::after(Duration::ZERO)).unwrap_or_default();
+        let keeps = |rank: &usize| self.peers[*rank].as_ref().is_some_and(Peer::keeps);
+        ready.extend((0..self.peers.len()).filter(keeps));
         self.advance(&step, &mut all, ready)?.map_or(Ok(()), Err)
     }
 

@@ -15,12 +15,21 @@ use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 
+/// Most bytes of a message that are taken in before it is to be received: those of the messages that ranks of other hosts send while
+/// this one waits for its own.
+const MAX_AHEAD: usize = 4 * 1024 * 1024;
+
+/// Bytes of them that are read at once.
+const PIECE: usize = 256 * 1024;
+
 #[derive(Debug)]
 pub(super) struct Peer {
     stream: TcpStream,
     /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
     header: [u8; HEADER_LEN],
     arrived: usize,
+    /// How its message begins, as far as that was taken in before it is to be received.
+    ahead: Vec<u8>,
     left: bool,
     /// Whether it has left behind what is not to be received yet.
     leaves: bool,
@@ -64,8 +73,8 @@ impl Peer {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
-        let to_say = Vec::new();
-        Ok(Self { stream, header, arrived: 0, left: false, leaves: false, to_say, sends: 0 })
+        let (ahead, to_say) = (Vec::new(), Vec::new());
+        Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, to_say, sends: 0 })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -160,7 +169,11 @@ impl Peer {
         loop {
             if !progress.accepted && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
-                    Judgement::Now => progress.accepted = true,
+                    Judgement::Now => progress.accept(std::mem::take(&mut self.ahead)),
+                    Judgement::Later if step.0.number == judge::BETWEEN => {
+                        self.read_ahead()?;
+                        return self.look_behind();
+                    }
                     Judgement::Later => return self.look_behind(),
                     Judgement::Nothing => self.arrived = 0,
                     Judgement::Left => {
@@ -190,6 +203,32 @@ impl Peer {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether a header is there whose message is not to be received yet.
+    pub(super) fn keeps(&self) -> bool {
+        self.arrived == HEADER_LEN
+    }
+
+    /// Takes in what is there of the message that is not to be received yet: as long as the kernel has no room for all of it, the end
+    /// of its rank does not arrive.
+    fn read_ahead(&mut self) -> Result<(), Failure> {
+        let length = Header::decode(&self.header).map_or(0, |header| header.length);
+        let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_AHEAD);
+        while self.ahead.len() < most {
+            let start = self.ahead.len();
+            self.ahead.resize(most.min(start + PIECE), 0);
+            let read = self.stream.read(&mut self.ahead[start..]);
+            self.ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
+            match read {
+                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Whether the rank is gone behind a message that is not to be received yet.
@@ -263,6 +302,15 @@ impl<'a> Progress<'a> {
         let head = Header { call: step.call, step: step.number, length, previous, latest }.encode();
         let Transfer { send, receive } = transfer;
         Self { head, send, sent: 0, receive, received: 0, accepted: false }
+    }
+
+    /// The message whose header is there is received from now on; this is how it begins.
+    fn accept(&mut self, ahead: Vec<u8>) {
+        self.accepted = true;
+        if let Some(payload) = &mut self.receive {
+            payload[..ahead.len()].copy_from_slice(&ahead);
+            self.received = ahead.len();
+        }
     }
 
     fn wants_to_send(&self) -> bool {
