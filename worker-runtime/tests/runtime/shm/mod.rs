@@ -187,17 +187,17 @@ fn joined(context: &WorkerContext) -> Result<Group, GroupError> {
 }
 
 /// Random numbers that are the same on every rank.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % limit
     }
 }
 
 /// One call, chosen at random, on at most `most` elements.
-fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), GroupError> {
+pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), GroupError> {
     let (me, world) = (group.rank(), group.world_size().get() as usize);
     let (which, shift) = (random.below(9), random.below(most.ilog2() as usize + 1));
     let count = random.below((most >> shift).max(1));
@@ -225,7 +225,7 @@ fn any_call(group: &mut Group, random: &mut Random, most: usize) -> Result<(), G
 }
 
 /// How many steps, and kills, there are: many with `RANKRUN_SOAK=1`.
-fn times(usually: usize, soak: usize) -> usize {
+pub(crate) fn times(usually: usize, soak: usize) -> usize {
     if std::env::var_os("RANKRUN_SOAK").is_some() { soak } else { usually }
 }
 
@@ -235,14 +235,14 @@ fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32
     start(&format!("shm: {role}"), vars)
 }
 
-/// Waits until a rank makes its calls on this backend.
-fn await_word(rank: &mut Child, backend: &str) {
+/// Waits until a rank says that it is under way; the line that says so.
+pub(crate) fn await_word(rank: &mut Child) -> String {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
-    if !lines.any(|line| line.ends_with(&format!("under way on {backend}"))) {
+    lines.find(|line| line.contains("under way")).unwrap_or_else(|| {
         let mut errors = String::new();
         rank.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         panic!("a rank ended: {:?}, {errors}", rank.wait());
-    }
+    })
 }
 
 /// Runs a role on `world` ranks, and asserts that all end well.
