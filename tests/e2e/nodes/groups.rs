@@ -33,6 +33,22 @@ fn ranks_of_all_hosts_add_up() {
 }
 
 #[test]
+fn ranks_that_ask_for_tcp_share_no_memory() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    let start = |host| launch(&fleet, host, 2, &["reduce=20"]).env("RANKRUN_BACKEND", "tcp").start();
+    let outcomes = succeed(fleet.hosts().map(start).collect::<Vec<_>>());
+    let said = "world=4 times=20 backend=tcp";
+    assert_eq!(
+        outcomes.iter().map(|outcome| outcome.lines_with(said).len()).sum::<usize>(),
+        4,
+        "{outcomes:?}"
+    );
+}
+
+#[test]
 fn a_rank_that_is_killed_is_missed_on_every_host() {
     if !only_ours() {
         return;

@@ -235,14 +235,19 @@ fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32
     start(&format!("shm: {role}"), vars)
 }
 
-/// Waits until a rank makes its calls on this backend.
-pub(crate) fn await_word(rank: &mut Child, backend: &str) {
+/// Waits until a rank says that it is under way.
+pub(crate) fn await_word(rank: &mut Child) {
+    drop(word_of(rank));
+}
+
+/// What a rank says when it is under way.
+fn word_of(rank: &mut Child) -> String {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
-    if !lines.any(|line| line.ends_with(&format!("under way on {backend}"))) {
+    lines.find(|line| line.contains("under way")).unwrap_or_else(|| {
         let mut errors = String::new();
         rank.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         panic!("a rank ended: {:?}, {errors}", rank.wait());
-    }
+    })
 }
 
 /// Runs a role on `world` ranks, and asserts that all end well.
