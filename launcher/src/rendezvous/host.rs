@@ -3,7 +3,7 @@
 //! Names are looked up only where the text alone does not decide, in a thread of its own, and for a bounded time.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -19,6 +19,8 @@ use crate::store::{StoreError, StoreServer};
 
 /// How long a resolver may take for the guess who hosts.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// How long somebody of this machine may take to answer.
+const TRY: Duration = Duration::from_millis(200);
 
 /// Where the agents meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,12 +131,43 @@ pub fn open(
     if !is_host.unwrap_or_else(|| guess(endpoint)) {
         return Ok(None);
     }
-    match bind(endpoint, guests, ports) {
+    match unless_answered(|| bind(endpoint, guests, ports), || is_answered(endpoint.port)) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine was first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Linux calls a socket listening before it looks whether another one is, so that of two agents that listen at the same
+/// moment each may be told that the other has the port, and nobody has it. Where nobody answers it is tried again, a few
+/// times: the port may also be held by somebody who does not listen, or only elsewhere.
+fn unless_answered<T>(
+    mut bind: impl FnMut() -> Result<T, StoreError>,
+    answers: impl Fn() -> bool,
+) -> Result<T, StoreError> {
+    const TRIES: u32 = 10;
+    for _ in 1..TRIES {
+        match bind() {
+            Err(StoreError::Bind { source, .. }) if is_in_use(&source) && !answers() => {
+                // Not as long as the other one waits.
+                let random = uuid::Uuid::new_v4().as_u64_pair().1;
+                thread::sleep(Duration::from_micros(100 + random % 2_000));
+            }
+            done => return done,
+        }
+    }
+    bind()
+}
+
+/// Whether somebody listens on the port of this machine.
+fn is_answered(port: u16) -> bool {
+    let answers = |address| match TcpStream::connect_timeout(address, TRY) {
+        Ok(_) => true,
+        // Too busy to answer.
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
+    };
+    loopback(port).iter().any(answers)
 }
 
 fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
@@ -164,7 +197,8 @@ pub fn own_addresses(endpoint: &Endpoint, store: SocketAddr) -> Vec<SocketAddr> 
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::cell::Cell;
+    use std::net::TcpListener;
 
     use super::*;
 
@@ -200,6 +234,24 @@ mod tests {
         let error = open(&at("localhost", port), Some(true), (Guests::Others, None)).unwrap_err();
         assert!(error.to_string().ends_with(&format!(":{port}`")), "{error}");
         assert!(error.hint().is_some());
+    }
+
+    #[test]
+    fn of_two_that_the_kernel_refused_at_the_same_moment_one_hosts() {
+        let refused = || {
+            let source = Errno::EADDRINUSE.into();
+            Err(StoreError::Bind { addr: (Ipv4Addr::LOCALHOST, 1).into(), source })
+        };
+        let tries = Cell::new(0);
+        let third = || {
+            tries.set(tries.get() + 1);
+            if tries.get() < 3 { refused() } else { Ok(tries.get()) }
+        };
+        assert_eq!(unless_answered(third, || false).unwrap(), 3);
+        tries.set(0);
+        unless_answered(third, || true).unwrap_err();
+        assert_eq!(tries.get(), 1);
+        unless_answered(refused, || false).unwrap_err();
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl Group {
         Ok(all)
     }
 
-    /// Sends `data` to one other rank, which receives as many elements before its next call of all ranks.
+    /// Sends `data` to one other rank, which receives as many elements. Both do so between the same two calls of all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -177,7 +177,7 @@ impl Group {
         self.backend.run(T::DATA_TYPE, Collective::Send { data: as_bytes(data), to })
     }
 
-    /// Receives from one other rank, which sends as many elements.
+    /// Receives from one other rank, which sends as many elements between the same two calls of all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).

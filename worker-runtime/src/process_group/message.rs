@@ -1,7 +1,7 @@
 //! The header of every message between two ranks, and the call that it stands for. Pure.
 //!
 //! ```text
-//!  0..4   magic    `RRg2`
+//!  0..4   magic    `RRg3`
 //!  4      operation      5  data type      6  reduction      7  0
 //!  8..12  root
 //! 12..16  step     which exchange of the call
@@ -9,6 +9,7 @@
 //! 24..32  count    elements of the call
 //! 32..40  length   bytes that follow
 //! 40..56  the call of the group before it: as 4..12 and count; zeros for none
+//! 56..64  latest   how many calls of the group the sender has made, this one included
 //! ```
 //! All numbers are little-endian. Both ends compute the header that they expect; another one means that the
 //! ranks do not make the same calls.
@@ -20,9 +21,9 @@ use rankrun_contract::rank::Rank;
 use super::element::{DataType, Reduction};
 
 /// Length of a header in bytes.
-pub(crate) const HEADER_LEN: usize = 56;
+pub(crate) const HEADER_LEN: usize = 64;
 
-const MAGIC: [u8; 4] = *b"RRg2";
+const MAGIC: [u8; 4] = *b"RRg3";
 
 /// What a group does together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl fmt::Display for Call {
 impl Call {
     /// As digits, for where there is text.
     pub(crate) fn to_hex(self) -> String {
-        let header = Header { call: self, step: 0, length: 0, previous: None };
+        let header = Header { call: self, step: 0, length: 0, previous: None, latest: 0 };
         header.encode().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -128,7 +129,7 @@ impl Call {
             let digit = |digit: u8| (digit as char).to_digit(16);
             *byte = u8::try_from(digit(high)? * 16 + digit(low)?).ok()?;
         }
-        let is_bare = |it: &Header| (it.step, it.length, it.previous) == (0, 0, None);
+        let is_bare = |it: &Header| (it.step, it.length, it.previous, it.latest) == (0, 0, None, 0);
         Header::decode(&bytes).filter(is_bare).map(|header| header.call)
     }
 }
@@ -142,6 +143,8 @@ pub(crate) struct Header {
     /// The call of the whole group that the sender made before this one, by which a rank is found out that has made a call which
     /// sends nothing to the receiver.
     pub(crate) previous: Option<Call>,
+    /// How many calls of the whole group the sender has made, this one included: a message between two ranks has a number of its own.
+    pub(crate) latest: u64,
 }
 
 /// The root of a call that has none.
@@ -161,6 +164,7 @@ impl Header {
         step: 0,
         length: 0,
         previous: None,
+        latest: 0,
     };
 
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
@@ -173,8 +177,9 @@ impl Header {
         bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
         if let Some(previous) = &self.previous {
             bytes[40..48].copy_from_slice(&encode_kind(previous));
-            bytes[48..].copy_from_slice(&previous.count.to_le_bytes());
+            bytes[48..56].copy_from_slice(&previous.count.to_le_bytes());
         }
+        bytes[56..].copy_from_slice(&self.latest.to_le_bytes());
         bytes
     }
 
@@ -185,11 +190,12 @@ impl Header {
         }
         let sequence = u64_at(bytes, 16);
         let call = decode_kind(bytes, 4, (u64_at(bytes, 24), sequence))?;
-        let previous = match &bytes[40..] {
+        let previous = match &bytes[40..56] {
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] => None,
             _ => Some(decode_kind(bytes, 40, (u64_at(bytes, 48), sequence.checked_sub(1)?))?),
         };
-        Some(Self { call, step: u32_at(bytes, 12), length: u64_at(bytes, 32), previous })
+        let (length, latest) = (u64_at(bytes, 32), u64_at(bytes, 56));
+        Some(Self { call, step: u32_at(bytes, 12), length, previous, latest })
     }
 }
 
@@ -306,12 +312,12 @@ mod tests {
             data_type in select(&DATA_TYPES),
             reduction in proptest::option::of(select(&REDUCTIONS)),
             root in proptest::option::of(0u32..u32::MAX),
-            (count, sequence, step, length) in any::<(u64, u64, u32, u64)>(),
+            (count, sequence, step, length, latest) in any::<(u64, u64, u32, u64, u64)>(),
             has_previous in any::<bool>(),
         ) {
             let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
             let previous = has_previous.then_some(Call { sequence: sequence.wrapping_sub(1), ..call });
-            let header = Header { call, step, length, previous: previous.filter(|_| sequence > 0) };
+            let header = Header { call, step, length, previous: previous.filter(|_| sequence > 0), latest };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
         }
 
@@ -334,7 +340,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(start in any::<[u8; 32]>(), end in any::<[u8; 24]>(), small in any::<bool>()) {
+        fn no_bytes_panic(start in any::<[u8; 32]>(), end in any::<[u8; 32]>(), small in any::<bool>()) {
             let mut bytes: [u8; HEADER_LEN] = [&start[..], &end].concat().try_into().unwrap();
             if small {
                 bytes.iter_mut().for_each(|byte| *byte %= 8);

@@ -11,7 +11,7 @@ use super::{Backend, shm};
 
 /// The version of everything that ranks say to each other, from the record on. Every rank that joins has said its version in
 /// its record before anything else, so that ranks of different versions part with an error that names both.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// Longest record that a rank writes, and that another one looks at.
 const MAX_RECORD: usize = 512;
@@ -293,30 +293,30 @@ mod tests {
         );
         let other = Record::Other { version: 1 };
         let text = said(&[auto.clone(), other.clone()]);
-        assert!(text.starts_with("rank 0 speaks version 2 of the protocol and rank 1 version 1;"), "{text}");
+        assert!(text.starts_with("rank 0 speaks version 3 of the protocol and rank 1 version 1;"), "{text}");
         let text = said(&[other.clone(), other, auto]);
-        assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 2;"), "{text}");
+        assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 3;"), "{text}");
     }
 
     #[test]
     fn another_version_is_known_by_its_first_line_alone() {
-        let later = Record::parse(b"rankrun group 3\nwhatever it then says");
-        assert_eq!(later, Some(Record::Other { version: 3 }));
+        let later = Record::parse(b"rankrun group 4\nwhatever it then says");
+        assert_eq!(later, Some(Record::Other { version: 4 }));
     }
 
     #[test]
     fn what_no_rank_writes_is_no_record() {
-        let long = format!("rankrun group 2\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD));
+        let long = format!("rankrun group 3\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD));
         for text in [
             "",
             "rankrun group",
-            "rankrun group 2",
-            "rankrun group +2\n",
-            "rankrun group 2\nbackend auto\n",
-            "rankrun group 2\nbackend auto\nhost a",
-            "rankrun group 2\nbackend auto\nhost \n",
-            "rankrun group 2\nbackend auto\nhost a\nhost b\n",
-            "rankrun group 2\nbackend gloo\nhost a\n",
+            "rankrun group 3",
+            "rankrun group +3\n",
+            "rankrun group 3\nbackend auto\n",
+            "rankrun group 3\nbackend auto\nhost a",
+            "rankrun group 3\nbackend auto\nhost \n",
+            "rankrun group 3\nbackend auto\nhost a\nhost b\n",
+            "rankrun group 3\nbackend gloo\nhost a\n",
             &long,
         ] {
             assert_eq!(Record::parse(text.as_bytes()), None, "{text}");
@@ -332,7 +332,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), is_ours in any::<bool>()) {
-            let start: &[u8] = if is_ours { b"rankrun group 2\nbackend tcp\n" } else { b"" };
+            let start: &[u8] = if is_ours { b"rankrun group 3\nbackend tcp\n" } else { b"" };
             drop(Record::parse(&[start, &bytes].concat()));
         }
     }

@@ -20,6 +20,15 @@ pub(crate) struct Step {
     pub(crate) timeout: Duration,
 }
 
+/// Where a rank that waits for something looks now and then, too: a part of the transport in which it does not wait.
+pub(crate) trait Outlook: Debug + Send {
+    /// Whether the call has come to its end there.
+    ///
+    /// # Errors
+    /// How.
+    fn look(&mut self, step: &Step) -> Result<(), Ending>;
+}
+
 /// Carries calls among the ranks of one group.
 ///
 /// The caller numbers calls, checks lengths and ranks ([`HostCollective::check`]), makes no call after an ending, and agrees

@@ -62,8 +62,8 @@ fn strangers_neither_join_nor_hold_up_the_ranks() {
 
         let _silent = connect();
         let mut beginning = connect();
-        beginning.write_all(b"rankrun group 2\n").unwrap();
-        let mut greeting = b"rankrun group 2\n".to_vec();
+        beginning.write_all(b"rankrun group 3\n").unwrap();
+        let mut greeting = b"rankrun group 3\n".to_vec();
         greeting.extend_from_slice(&36u64.to_le_bytes());
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[&greeting[..], &[b'0'; 60]].concat()] {
             let mut stranger = connect();

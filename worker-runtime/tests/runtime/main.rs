@@ -11,6 +11,7 @@ mod meet;
 mod memory;
 mod mismatch;
 mod mixed;
+mod mixed_kills;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod oracle;

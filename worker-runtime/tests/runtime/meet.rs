@@ -44,13 +44,13 @@ fn wishes(wishes: [Wish; 2]) -> [Result<Backend, GroupError>; 2] {
 
 #[test]
 fn a_rank_of_another_version_is_named_with_both_versions() {
-    for version in [1, 3] {
+    for version in [1, 4] {
         let error = answer_to(format!("rankrun group {version}\nin words that are not ours").as_bytes());
         assert_eq!(
             with_cause(&error),
             format!(
                 "the ranks cannot become a group: rank 0 speaks version {version} of the protocol and rank 1 \
-                 version 2; build all ranks with the same rankrun"
+                 version 3; build all ranks with the same rankrun"
             )
         );
     }
@@ -58,7 +58,7 @@ fn a_rank_of_another_version_is_named_with_both_versions() {
 
 #[test]
 fn what_no_rank_wrote_is_shown_and_not_believed() {
-    for record in [&b""[..], b"hello", &[0xff; 100_000], b"rankrun group 2\nbackend gloo\nhost here\n"] {
+    for record in [&b""[..], b"hello", &[0xff; 100_000], b"rankrun group 3\nbackend gloo\nhost here\n"] {
         let error = answer_to(record).to_string();
         assert!(error.starts_with("the store holds `"), "{error}");
         assert!(error.ends_with("` as `record/0`, which no rank wrote") && error.len() < 500, "{error}");
@@ -78,7 +78,7 @@ fn different_wishes_are_an_error_on_both_sides() {
 fn shared_memory_is_not_for_ranks_on_different_hosts() {
     let server = Server::start();
     let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
-    store.set("record/0", b"rankrun group 2\nbackend shm\nhost elsewhere\n").unwrap();
+    store.set("record/0", b"rankrun group 3\nbackend shm\nhost elsewhere\n").unwrap();
     let options = GroupOptions { backend: Some(Wish::Shm), ..options(AMPLE) };
     let error = WorkerContext::new(env(&server, 1, 2)).process_group(&options).unwrap_err();
     let conflict = Conflict::Hosts { ranks: [Rank(0), Rank(1)] };

@@ -175,6 +175,142 @@ fn ranks_that_make_different_calls_hear_of_both() {
     }
 }
 
+/// Calls for which a rank needs every other one, or its root.
+const OF_ALL: [(&str, Operation); 9] = [
+    ("`barrier`", Group::barrier),
+    ("`all_reduce` (sum) of 10 f32", |group| group.all_reduce(&mut [0.5f32; 10], Reduction::Sum)),
+    ("`all_reduce` (sum) of 300000 f64", |group| {
+        group.all_reduce(&mut vec![0.5f64; 300_000], Reduction::Sum)
+    }),
+    ("`all_gather` of 100000 i64", |group| group.all_gather(&vec![7i64; 100_000]).map(drop)),
+    ("`reduce_scatter` (max)", |group| {
+        let input = vec![1.0f32; 1000 * group.world_size().get() as usize];
+        group.reduce_scatter(&input, &mut vec![0.0; 1000], Reduction::Max)
+    }),
+    ("`broadcast` of 300000 u8 with root 1", |group| group.broadcast(&mut vec![1u8; 300_000], Rank(1))),
+    ("`reduce` (min) of 300000 i32 with root 0", |group| {
+        group.reduce(&mut vec![1i32; 300_000], Reduction::Min, Rank(0))
+    }),
+    ("`gather` of 3 i64 with root 0", |group| gather(group, Rank(0))),
+    ("`scatter` of 3 i64 with root 1", |group| {
+        let counts = one_each_of_three(group);
+        let data = if group.rank() == Rank(1) { &[1i64, 2, 3][..] } else { &[] };
+        group.scatter(data, &counts, Rank(1)).map(drop)
+    }),
+];
+
+fn one_each_of_three(group: &Group) -> Vec<usize> {
+    (0..group.world_size().get()).map(|rank| usize::from(rank < 3)).collect()
+}
+
+fn gather(group: &mut Group, root: Rank) -> Result<(), GroupError> {
+    let counts = one_each_of_three(group);
+    group.gather(&vec![1i64; counts[group.rank().index()]], &counts, root).map(drop)
+}
+
+/// What one rank does while the others make a call of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alone {
+    Receives,
+    SendsLittle,
+    SendsMuch,
+}
+
+impl Alone {
+    fn call(self, group: &mut Group, other: Rank) -> Result<(), GroupError> {
+        match self {
+            Self::Receives => group.receive(&mut [0u8], other),
+            Self::SendsLittle => group.send(&[0u8; 4], other),
+            // More than the kernel keeps for a connection.
+            Self::SendsMuch => group.send(&vec![0u8; 32 << 20], other),
+        }
+    }
+
+    fn name(self, other: u32) -> String {
+        match self {
+            Self::Receives => format!("`receive` of 1 u8 from rank {other}"),
+            Self::SendsLittle => format!("`send` of 4 u8 to rank {other}"),
+            Self::SendsMuch => format!("`send` of 33554432 u8 to rank {other}"),
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_a_message_or_sends_one_where_others_make_a_call_hears_of_both() {
+    for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
+        let ranks = 0..hosts.len() as u32;
+        let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
+        for (one, other) in pairs.filter(|(one, other)| one != other) {
+            for alone in [Alone::Receives, Alone::SendsLittle, Alone::SendsMuch] {
+                for (name, call) in OF_ALL {
+                    let ended = run_at(hosts, AMPLE, |mut group| {
+                        let is_alone = group.rank() == Rank(one);
+                        let result = if is_alone { alone.call(&mut group, Rank(other)) } else { Ok(()) };
+                        // Who has done its part of the call, or sent little, sees it in the next one.
+                        let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
+                        result.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
+                    });
+                    for error in &ended {
+                        let error = error.as_ref().expect("no rank panics");
+                        let place = format!("rank {one}, {alone:?}, {name}, {hosts:?}: {error}");
+                        let is_next = error.contains("call 2, `barrier`");
+                        assert!(error.contains(&alone.name(other)), "{place}");
+                        assert!(error.contains(name) || is_next, "{place}");
+                        assert_eq!(error.matches("makes call").count(), 2, "{place}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_of_any_length_go_round_within_hosts_and_between_them() {
+    let ended = run_at(&["a", "a", "b", "b", "a"], AMPLE, |mut group| {
+        let me = group.rank().0;
+        let (next, before) = (Rank((me + 1) % 5), Rank((me + 4) % 5));
+        for length in [0, 1, 1003, 1 << 20] {
+            let (own, mut received) = (vec![me; length], vec![9; length]);
+            let own: Vec<i32> = own.into_iter().map(|it| it as i32).collect();
+            if me == 0 {
+                group.send(&own, next).unwrap();
+                group.receive(&mut received, before).unwrap();
+            } else {
+                group.receive(&mut received, before).unwrap();
+                group.send(&own, next).unwrap();
+            }
+            assert_eq!(received, vec![before.0 as i32; length]);
+            group.all_reduce(&mut received, Reduction::Sum).unwrap();
+        }
+    });
+    assert!(ended.iter().all(Option::is_some));
+}
+
+#[test]
+fn a_root_takes_and_gives_what_is_of_each_rank() {
+    let hosts = ["a", "b", "a", "c", "b", "a"];
+    let ended = run_at(&hosts, AMPLE, |mut group| {
+        let me = group.rank().index();
+        for root in (0..6).map(Rank) {
+            for size in [1, 400_000] {
+                let counts: Vec<usize> = (0..6).map(|rank| if rank == 2 { 0 } else { size + rank }).collect();
+                let part = |rank: usize| vec![rank as i32; counts[rank]];
+                let all: Vec<i32> = (0..6).flat_map(part).collect();
+                let gathered = group.gather(&part(me), &counts, root).unwrap();
+                assert_eq!(gathered, (group.rank() == root).then(|| all.clone()));
+                let given = if group.rank() == root { &all[..] } else { &[] };
+                assert_eq!(group.scatter(given, &counts, root).unwrap(), part(me));
+                let mut data: Vec<i64> = (0..size).map(|index| (index + me) as i64).collect();
+                let own = data.clone();
+                group.reduce(&mut data, Reduction::Sum, root).unwrap();
+                let sums = (0..size).map(|index| (6 * index + 15) as i64).collect();
+                assert_eq!(data, if group.rank() == root { sums } else { own }, "rank {me}, root {root}");
+            }
+        }
+    });
+    assert!(ended.iter().all(Option::is_some));
+}
+
 #[test]
 fn ranks_may_leave_when_others_need_them_no_more() {
     let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {

@@ -44,6 +44,7 @@ fn main_of_a_started_rank() {
         "meet" => crate::meet::main(),
         "pair" => crate::pair::main(),
         role if role.starts_with("shm: ") => crate::shm::main(role),
+        role if role.starts_with("mixed: ") => crate::mixed_kills::main(role),
         #[cfg(feature = "nccl")]
         role if role.starts_with("nccl: ") => crate::nccl::main(role),
         role if role.starts_with("part: ") => crate::parting::main(role),

@@ -18,7 +18,7 @@ use crate::process_group::{layout, reduce};
 const SMALL: usize = 32 * 1024;
 
 /// Bytes of each rank that `reduce_scatter` works on at a time: it bounds the memory that a call needs.
-const PART: usize = 1024 * 1024;
+pub(super) const PART: usize = 1024 * 1024;
 
 /// What this rank has reduced for ranks of one host.
 type Sums = Vec<(Rank, Vec<u8>)>;

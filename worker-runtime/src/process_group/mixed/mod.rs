@@ -1,19 +1,20 @@
 //! Calls among ranks on several hosts: through shared memory within each host, over TCP between hosts.
 //!
 //! - `grid.rs` says who is where, and who speaks with whom; `ring.rs` is the way of large reductions around the hosts.
-//! - `calls.rs` and `blocks.rs` are the calls for which hosts matter: little at a time with few hops, much at a time over several
-//!   streams. All other calls go over the connections that any two ranks have.
+//! - `calls.rs` and `blocks.rs` are the calls of all with all: little at a time with few hops, much at a time over several streams.
+//!   `rooted.rs` has those in which one rank gives to all or takes from all. Messages between two ranks of a host go through its
+//!   memory, all others over the connection that these two have.
 //!
-//! A rank that is gone is seen by its own host through shared memory, by the others through the connections. Who only waits for a
-//! rank of its host, which in turn misses one elsewhere, hears of it when that one gives up: the ending on which all agree is
-//! written before.
+//! A rank that is gone is seen by its own host through shared memory, by the others through the connections. Whoever waits in one of
+//! the two looks at the other one, too: so it hears at once of a rank that is lost, or makes another call, elsewhere.
 
 mod blocks;
 mod calls;
 mod grid;
 mod ring;
+mod rooted;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
@@ -26,7 +27,7 @@ use super::message::Call;
 use super::shm::{self, Shm};
 use super::tcp::mesh::{Exchange, Transfer};
 use super::tcp::{Tcp, join};
-use super::transport::{Step, Transport};
+use super::transport::{Outlook, Step, Transport};
 use crate::store::TcpStore;
 use grid::Grid;
 
@@ -40,15 +41,16 @@ pub(crate) struct Mixed {
     grid: Arc<Grid>,
     /// The ranks of this host; `None` where this is the only one.
     shm: Option<Shm>,
-    tcp: Tcp,
+    tcp: Connections,
     world: u32,
 }
 
 /// Connects the ranks of all hosts. `store` is seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
     let grid = Arc::new(Grid::new(&seat.hosts, seat.rank));
-    let tcp = Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?);
-    let shm = match grid.local() {
+    let tcp =
+        Connections(Arc::new(Mutex::new(Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?))));
+    let mut shm = match grid.local() {
         [_] => None,
         local => {
             let place = store.with_prefix(&format!("host {}", grid.host));
@@ -57,7 +59,27 @@ pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
             Some(shared.map_err(|error| meet::agreed(store, seat, in_group(error, (local, seat))))?)
         }
     };
+    if let Some(shm) = &mut shm {
+        let beside = shm.open_to(grid.local(), Box::new(tcp.clone()));
+        tcp.lock().look_at(beside);
+    }
     Ok(Mixed { grid, shm, tcp, world: seat.world_size.get() })
+}
+
+/// The connections to all ranks: they are also looked at while a rank waits for those of its host.
+#[derive(Debug, Clone)]
+struct Connections(Arc<Mutex<Tcp>>);
+
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, Tcp> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Outlook for Connections {
+    fn look(&mut self, step: &Step) -> Result<(), Ending> {
+        self.lock().listen(step)
+    }
 }
 
 /// An error of the ranks of one host, told as one of the group.
@@ -70,7 +92,7 @@ fn in_group(error: GroupError, (local, seat): (&[Rank], &Seat)) -> GroupError {
     }
 }
 
-/// An ending among the ranks of one host, told in ranks of the group. Calls are the group's own.
+/// An ending among the ranks of one host, told in ranks of the group.
 fn of_group(ending: Ending, local: &[Rank]) -> Ending {
     let name = |rank: Rank| local.get(rank.index()).copied().unwrap_or(rank);
     match ending {
@@ -106,7 +128,7 @@ impl Mixed {
         let Some(shm) = &mut self.shm else { return Ok(()) };
         let lead = lead(course.step);
         shm.set_patience(lead);
-        then(shm, &sooner(course.step, lead)).map_err(|ending| of_group(ending, self.grid.local()))
+        then(shm, &sooner(course.step, lead))
     }
 
     /// Has messages go to, and come from, ranks of other hosts.
@@ -126,7 +148,7 @@ impl Mixed {
         if let Some(shm) = &self.shm {
             shm.set_away(true);
         }
-        then(&mut self.tcp)?;
+        then(&mut self.tcp.lock())?;
         // Not after an ending: of that the others hear from this rank.
         if let Some(shm) = &self.shm {
             shm.set_away(false);
@@ -145,7 +167,7 @@ fn sooner(step: &Step, lead: Duration) -> Step {
 
 impl Transport for Mixed {
     fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
-        self.tcp.note(step.call);
+        self.tcp.lock().note(step.call);
         let course = Course { step, exchanges: 0 };
         match work {
             HostCollective::Barrier => self.barrier(course),
@@ -155,11 +177,15 @@ impl Transport for Mixed {
                 self.reduce_scatter(course, (input, output), how)
             }
             HostCollective::AllGather { input, output } => self.all_gather(course, input, output),
-            work @ (HostCollective::Reduce { .. }
-            | HostCollective::Gather { .. }
-            | HostCollective::Scatter { .. }
-            | HostCollective::Send { .. }
-            | HostCollective::Receive { .. }) => self.tcp.run(step, work),
+            HostCollective::Reduce { data, how, root } => self.reduce(course, data, (how, root)),
+            HostCollective::Gather { input, output, counts, root } => {
+                self.gather(course, (input, output), (counts, root))
+            }
+            HostCollective::Scatter { input, output, counts, root } => {
+                self.scatter(course, (input, output), (counts, root))
+            }
+            HostCollective::Send { data, to } => self.send(course, data, to),
+            HostCollective::Receive { data, from } => self.receive(course, data, from),
         }
     }
 
@@ -171,13 +197,13 @@ impl Transport for Mixed {
         if let Some(shm) = &mut self.shm {
             shm.leave();
         }
-        self.tcp.leave();
+        self.tcp.lock().leave();
     }
 
     fn close(&mut self) {
         if let Some(shm) = &mut self.shm {
             shm.close();
         }
-        self.tcp.close();
+        self.tcp.lock().close();
     }
 }

@@ -80,7 +80,7 @@ impl Peers {
 
     /// Asks all others what they call at the place of `call`; the ranks that were asked.
     pub(super) fn ask(&mut self, call: Call) -> Vec<Rank> {
-        let header = Header { call, step: QUESTION, length: 0, previous: None };
+        let header = Header { call, step: QUESTION, length: 0, previous: None, latest: 0 };
         self.tell_all(&header);
         let there = self.all.iter().enumerate().filter(|(_, peer)| peer.is_some());
         there.map(|(index, _)| rank_at(index)).collect()
@@ -88,8 +88,13 @@ impl Peers {
 
     /// Answers a question.
     pub(super) fn answer(&mut self, rank: Rank, call: Option<Call>) {
-        let header =
-            Header { call: call.unwrap_or(Header::LEAVE.call), step: ANSWER, length: 0, previous: None };
+        let header = Header {
+            call: call.unwrap_or(Header::LEAVE.call),
+            step: ANSWER,
+            length: 0,
+            previous: None,
+            latest: 0,
+        };
         if let Some(peer) = self.all.get_mut(rank.index()).and_then(Option::as_mut) {
             peer.write(&header);
         }

@@ -4,7 +4,7 @@
 //! waits looks now and then whether the group has ended, whether a rank that it needs is gone, and at the clock.
 //! The first rank that notices an ending writes it into one word of the head, and what is there is what all ranks report.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use rankrun_contract::rank::Rank;
 use super::pending::{Wait, What};
 use super::segment::Segment;
 use super::wait::{Counter, Spin};
-use super::watch::{self, State, Word};
+use super::watch::{self, Word};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header};
-use crate::process_group::transport::Step;
+use crate::process_group::transport::{Outlook, Step};
 
 /// Says that a call's memory does not lie in the segment.
 pub(crate) const FOREIGN: u64 = u64::MAX;
@@ -48,14 +48,30 @@ pub(crate) struct Member {
     pub(crate) is_waiting: Cell<bool>,
     /// How much longer than for the others it waits for ranks that wait for other hosts.
     pub(crate) patience: Duration,
+    /// How the ranks are named in messages.
+    pub(crate) names: Vec<Rank>,
+    /// What else this rank asks while it waits.
+    pub(crate) outlook: RefCell<Option<Box<dyn Outlook>>>,
 }
 
 impl Member {
     pub(crate) fn new(segment: Arc<Segment>, me: usize) -> Self {
         let world = segment.map().world();
         let (spin, is_waiting) = (Spin::new(false), Cell::new(false));
-        let (header, patience) = ([0; WORDS], Duration::ZERO);
-        Self { segment, me, world, spin, turn: 0, calls: 0, header, messages: 0, is_waiting, patience }
+        Self {
+            segment,
+            me,
+            world,
+            spin,
+            turn: 0,
+            calls: 0,
+            header: [0; WORDS],
+            messages: 0,
+            is_waiting,
+            patience: Duration::ZERO,
+            names: (0..world).map(rank_at).collect(),
+            outlook: RefCell::new(None),
+        }
     }
 
     /// As if this rank had taken so many turns already.
@@ -162,12 +178,7 @@ impl Member {
             return Err(ending);
         }
         for rank in (0..self.world).filter(|&rank| missing(rank)) {
-            let cause = match self.state(rank) {
-                State::Left => LossCause::Left,
-                State::Gone => LossCause::Closed,
-                State::Here if slept.is_some() && self.is_dead(rank) => LossCause::Closed,
-                State::Here | State::Absent => continue,
-            };
+            let Some(cause) = self.gone(rank, slept.is_some()) else { continue };
             // It may have done its part just before it went.
             if missing(rank) {
                 return Err(self.end(step, Word::Lost { rank, cause }));
@@ -176,6 +187,9 @@ impl Member {
         if let Some(wait) = slept {
             self.tell(wait);
             self.find_mutual(step, wait, &missing)?;
+            if let Some(outlook) = &mut *self.outlook.borrow_mut() {
+                outlook.look(step)?;
+            }
         }
         if clock::until(step.deadline).is_zero() {
             // Who waits for another host is soon to say whom it misses there.
@@ -219,13 +233,13 @@ impl Member {
         let won = abort.compare_exchange(0, word.encode(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         (0..self.world).for_each(|rank| self.counter(rank).wake());
         match word {
-            Word::Lost { rank, cause } if won => Ending::Lost { rank: rank_at(rank), cause },
+            Word::Lost { rank, cause } if won => Ending::Lost { rank: self.names[rank], cause },
             word => self.ending(step).unwrap_or_else(|| self.read(step, word)),
         }
     }
 
     /// How the group has ended, if it has.
-    fn ending(&self, step: &Step) -> Option<Ending> {
+    pub(crate) fn ending(&self, step: &Step) -> Option<Ending> {
         match watch::abort(&self.segment).load(Ordering::SeqCst) {
             0 => None,
             word => Some(self.read(step, Word::decode(word, self.world)?)),
@@ -235,51 +249,23 @@ impl Member {
     fn read(&self, step: &Step, word: Word) -> Ending {
         match word {
             Word::Lost { rank, cause: LossCause::Timeout(_) } => {
-                Ending::Lost { rank: rank_at(rank), cause: LossCause::Reported }
+                Ending::Lost { rank: self.names[rank], cause: LossCause::Reported }
             }
-            Word::Lost { rank, cause } => Ending::Lost { rank: rank_at(rank), cause },
+            Word::Lost { rank, cause } => Ending::Lost { rank: self.names[rank], cause },
             Word::Mismatch { noticed_by, first, second } => {
                 let evidence = self.segment.map().evidence(noticed_by);
                 let call =
                     |number| header(&self.read_header(evidence + number * WORDS * 8)).map(|it| it.call);
                 let [one, other] = [0, 1].map(|number| call(number).map(Box::new));
                 let own = |call: Option<Box<Call>>| call.unwrap_or_else(|| Box::new(step.call));
-                let [first, second] = [first, second].map(rank_at);
-                match rank_at(self.me) {
+                let [first, second] = [first, second].map(|rank| self.names[rank]);
+                match self.names[self.me] {
                     me if me == first => Ending::Mismatch { rank: second, theirs: other, ours: own(one) },
                     me if me == second => Ending::Mismatch { rank: first, theirs: one, ours: own(other) },
                     _ => Ending::Disagreed { rank: second, call: own(other), other: first, others: one },
                 }
             }
         }
-    }
-
-    pub(crate) fn state(&self, rank: usize) -> State {
-        State::of(self.segment.word32(self.segment.map().state(rank)).load(Ordering::SeqCst))
-    }
-
-    pub(crate) fn set_state(&self, state: State) {
-        self.segment.word32(self.segment.map().state(self.me)).store(state as u32, Ordering::SeqCst);
-        self.counter(self.me).wake();
-    }
-
-    /// Says whether this rank waits for ranks of other hosts.
-    pub(crate) fn set_away(&self, is_away: bool) {
-        let word = self.segment.word32(self.segment.map().away(self.me));
-        word.store(is_away.into(), Ordering::SeqCst);
-    }
-
-    fn is_away(&self, rank: usize) -> bool {
-        self.segment.word32(self.segment.map().away(rank)).load(Ordering::SeqCst) != 0
-    }
-
-    /// Whether the process of a rank that took its seat is gone.
-    fn is_dead(&self, rank: usize) -> bool {
-        let process = |rank| {
-            let at = self.segment.map().process(rank);
-            [0, 8].map(|word| self.segment.word64(at + word).load(Ordering::Relaxed))
-        };
-        process(rank) != process(self.me) && self.segment.is_vacant(rank)
     }
 
     pub(crate) fn write_header(&self, at: usize, header: &[u64; WORDS]) {
@@ -295,7 +281,7 @@ impl Member {
 
 /// The header of a call as it lies in shared memory.
 pub(crate) fn words(call: Call, shares: u64) -> [u64; WORDS] {
-    let bytes = Header { call, step: 0, length: shares, previous: None }.encode();
+    let bytes = Header { call, step: 0, length: shares, previous: None, latest: 0 }.encode();
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte])))
 }
 
@@ -304,7 +290,7 @@ fn header(words: &[u64; WORDS]) -> Option<Header> {
     Header::decode(&std::array::from_fn::<u8, HEADER_LEN, _>(|index| word(index).to_le_bytes()[index % 8]))
 }
 
-pub(crate) fn rank_at(index: usize) -> Rank {
+fn rank_at(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
@@ -313,6 +299,9 @@ mod tests {
     use super::*;
     use crate::process_group::element::DataType;
     use crate::process_group::message::Operation;
+    use crate::process_group::shm::Shm;
+    use crate::process_group::shm::watch::State;
+    use crate::process_group::transport::Transport;
     use rankrun_contract::rank::WorldSize;
 
     /// Two ranks that have come, and a call.
@@ -351,6 +340,14 @@ mod tests {
         other.arrive();
         drop(other.end(&step, Word::Lost { rank: 0, cause: LossCause::Timeout(step.timeout) }));
         assert_eq!(one.part(&step), lost(0, LossCause::Reported));
+    }
+
+    #[test]
+    fn nor_is_that_of_a_rank_for_which_the_group_ended_elsewhere() {
+        let ([mut one, mut other], step) = two();
+        other.arrive();
+        Shm::new(other).close();
+        assert_eq!(one.part(&step), lost(1, LossCause::Closed));
     }
 
     #[test]

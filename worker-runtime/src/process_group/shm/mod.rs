@@ -22,7 +22,11 @@ mod segment;
 mod wait;
 mod watch;
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use rankrun_contract::rank::Rank;
 
 pub use error::SegmentError;
 pub(crate) use map::MAX_RANKS;
@@ -34,12 +38,12 @@ use bytes::Span;
 use map::STAGE;
 use member::{FOREIGN, Member};
 use pair::Pairs;
-use watch::State;
+use watch::{State, Word};
 
 use super::buffer::Memory;
 use super::collective::HostCollective;
-use super::error::Ending;
-use super::transport::{Step, Transport};
+use super::error::{Ending, LossCause};
+use super::transport::{Outlook, Step, Transport};
 
 /// Up to so many bytes every rank reduces for itself: that is quicker than another meeting.
 const SMALL: usize = 2048;
@@ -61,6 +65,16 @@ impl Shm {
     fn new(member: Member) -> Self {
         let pairs = Pairs::new(member.world);
         Self { member, arena: None, pairs, pieces: 0 }
+    }
+
+    /// Gives the ranks other names, and has this one look there, too, while it waits for them; what it has to look at while it waits
+    /// for others.
+    pub(crate) fn open_to(&mut self, names: &[Rank], outlook: Box<dyn Outlook>) -> Box<dyn Outlook> {
+        let mut beside = Member::new(Arc::clone(&self.member.segment), self.member.me);
+        self.member.names = names.to_vec();
+        beside.names = names.to_vec();
+        self.member.outlook.replace(Some(outlook));
+        Box::new(Beside(beside))
     }
 
     /// How much longer than for others this rank waits for those that are away.
@@ -103,7 +117,7 @@ impl Shm {
             // It is not what a rank of this version writes.
             None => {
                 let ours = Box::new(step.call);
-                Err(Ending::Mismatch { rank: member::rank_at(rank), theirs: None, ours })
+                Err(Ending::Mismatch { rank: self.member.names[rank], theirs: None, ours })
             }
         }
     }
@@ -144,7 +158,24 @@ impl Transport for Shm {
     }
 
     fn close(&mut self) {
+        let member = &self.member;
+        if member.segment.is_ours() {
+            // Whatever has ended the group: from now on the program may write to memory that the others read in this call.
+            let word = Word::Lost { rank: member.me, cause: LossCause::Closed }.encode();
+            let _ =
+                watch::abort(&member.segment).compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
+        }
         self.go(State::Gone);
+    }
+}
+
+/// What is to be seen of the ranks of this host while one of them waits for others.
+#[derive(Debug)]
+struct Beside(Member);
+
+impl Outlook for Beside {
+    fn look(&mut self, step: &Step) -> Result<(), Ending> {
+        self.0.look_around(step)
     }
 }
 

@@ -68,7 +68,7 @@ impl Way {
         if control.and(slots).is_err() {
             let cause = LossCause::Failed(std::io::ErrorKind::OutOfMemory);
             let other = if self.from == member.me { self.to } else { self.from };
-            return Err(Ending::Lost { rank: member::rank_at(other), cause });
+            return Err(Ending::Lost { rank: member.names[other], cause });
         }
         ring.is_ready = true;
         Ok(())
@@ -116,7 +116,7 @@ impl Shm {
         let (data, length) = (Span::of_mut(data), member.segment.map().pair_slot_bytes() - PAIR_HEAD);
         let expected = member::words(step.call, 0);
         // What the program of this end calls it.
-        let root = Some(member::rank_at(from));
+        let root = Some(member.names[from]);
         let ours = member::words(Call { operation: Operation::Receive, root, ..step.call }, 0);
         for start in (0..data.bytes.max(1)).step_by(length) {
             let range = start..(start + length).min(data.bytes);

@@ -52,7 +52,7 @@ fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
     shm.member.set_state(State::Here);
     let timeout = Duration::from_secs(60);
     let seat = Seat {
-        rank: member::rank_at(rank),
+        rank: Rank(rank as u32),
         world_size: WorldSize::new(WORLD as u32).unwrap(),
         members: Members::all(),
         hosts: vec![0; WORLD].into(),
@@ -97,11 +97,11 @@ fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), G
     group.barrier()?;
     let [next, before] = [1, WORLD - 1].map(|distance| (me + distance) % WORLD);
     if me == 0 {
-        group.send(data, member::rank_at(next))?;
-        group.receive(&mut part, member::rank_at(before))?;
+        group.send(data, Rank(next as u32))?;
+        group.receive(&mut part, Rank(before as u32))?;
     } else {
-        group.receive(&mut part, member::rank_at(before))?;
-        group.send(data, member::rank_at(next))?;
+        group.receive(&mut part, Rank(before as u32))?;
+        group.send(data, Rank(next as u32))?;
     }
     assert!(part == all(before), "receive");
     group.broadcast(data, root)?;

@@ -1,11 +1,13 @@
 //! The words by which ranks tell each other that they are here or gone, and how the group ended.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::map::ABORT_AT;
+use super::member::Member;
 use super::segment::Segment;
-use crate::process_group::error::LossCause;
+use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::transport::Step;
 
 /// Whether a rank takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,59 @@ impl Word {
             0x002 => Some(Self::Mismatch { noticed_by: one, first: two, second: three }),
             _ => None,
         }
+    }
+}
+
+impl Member {
+    /// Whether the group has ended, or another rank has crashed, for a rank that waits for none of these.
+    pub(crate) fn look_around(&self, step: &Step) -> Result<(), Ending> {
+        if let Some(ending) = self.ending(step) {
+            return Err(ending);
+        }
+        let others = (0..self.world).filter(|&rank| rank != self.me);
+        let crashed = |&rank: &usize| self.gone(rank, true) == Some(LossCause::Closed);
+        match others.into_iter().find(crashed) {
+            Some(rank) => Err(self.end(step, Word::Lost { rank, cause: LossCause::Closed })),
+            None => Ok(()),
+        }
+    }
+
+    /// Why a rank takes no part any more; whether its process lives only the kernel says.
+    pub(crate) fn gone(&self, rank: usize, asks_kernel: bool) -> Option<LossCause> {
+        match self.state(rank) {
+            State::Left => Some(LossCause::Left),
+            State::Gone => Some(LossCause::Closed),
+            State::Here if asks_kernel && self.is_dead(rank) => Some(LossCause::Closed),
+            State::Here | State::Absent => None,
+        }
+    }
+
+    pub(crate) fn state(&self, rank: usize) -> State {
+        State::of(self.segment.word32(self.segment.map().state(rank)).load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.segment.word32(self.segment.map().state(self.me)).store(state as u32, Ordering::SeqCst);
+        self.counter(self.me).wake();
+    }
+
+    /// Says whether this rank waits for ranks of other hosts.
+    pub(crate) fn set_away(&self, is_away: bool) {
+        let word = self.segment.word32(self.segment.map().away(self.me));
+        word.store(is_away.into(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_away(&self, rank: usize) -> bool {
+        self.segment.word32(self.segment.map().away(rank)).load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether the process of a rank that took its seat is gone.
+    fn is_dead(&self, rank: usize) -> bool {
+        let process = |rank| {
+            let at = self.segment.map().process(rank);
+            [0, 8].map(|word| self.segment.word64(at + word).load(Ordering::Relaxed))
+        };
+        process(rank) != process(self.me) && self.segment.is_vacant(rank)
     }
 }
 

@@ -8,7 +8,10 @@ use std::collections::VecDeque;
 use crate::process_group::message::{Call, Header, Operation};
 
 /// The number of the exchange in a notice; no call has as many.
-const NOTICE: u32 = u32::MAX;
+pub(super) const NOTICE: u32 = u32::MAX;
+
+/// The number of the exchange of a rank that is in a call, but in none of its exchanges.
+pub(super) const BETWEEN: u32 = u32::MAX;
 
 /// What to do with a header.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,7 +37,7 @@ pub(super) struct Mismatch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation<'a> {
     pub(super) call: Call,
-    /// Which exchange of the call, from 0.
+    /// Which exchange of the call, from 0, or [`BETWEEN`] them.
     pub(super) number: u32,
     /// The length of the message that is expected from the other rank.
     pub(super) expected: Option<u64>,
@@ -44,8 +47,8 @@ pub(super) struct Situation<'a> {
 }
 
 /// What a rank says to another one for which it waits in this call. `receive` is named as its program names it.
-pub(super) fn notice(call: Call) -> Header {
-    Header { call, step: NOTICE, length: 0, previous: None }
+pub(super) fn notice(call: Call, calls: &Calls) -> Header {
+    Header { call, step: NOTICE, length: 0, previous: calls.before(call), latest: calls.latest() }
 }
 
 /// What the header means.
@@ -54,30 +57,31 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
     if header == Header::LEAVE {
         return Ok(Judgement::Left);
     }
-    if header.step == NOTICE {
-        return judge_notice(header.call, situation);
-    }
     if let Some(theirs) = header.previous
         && let Some(ours) = calls.beside(theirs)
         && ours != theirs
     {
         return Err(Mismatch { theirs, ours });
     }
+    if header.step == NOTICE {
+        return judge_notice(&header, situation);
+    }
     match expected {
         Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
             Ok(Judgement::Now)
         }
-        // What one rank sends to another lies there until it is received.
-        None if header.call.operation == Operation::Send => Ok(Judgement::Later),
-        None if header.call.sequence > calls.latest() => Ok(Judgement::Later),
-        None if header.call == call && header.step > number => Ok(Judgement::Later),
-        _ => Err(Mismatch { theirs: header.call, ours: calls.beside(header.call).unwrap_or(call) }),
+        // What one rank sends to another lies there until it is received: before the next call of all ranks.
+        None if header.call.operation == Operation::Send && !is_ahead(call, &header) => Ok(Judgement::Later),
+        None if is_of_all(header.call) && header.call.sequence > calls.latest() => Ok(Judgement::Later),
+        None if header.call == call && (number == BETWEEN || header.step > number) => Ok(Judgement::Later),
+        _ => Err(calls.compare(call, &header)),
     }
 }
 
-/// The other rank waits for this one's part of `theirs`.
-fn judge_notice(theirs: Call, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+/// The other rank waits for this one's part of its call.
+fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
     let Situation { call, expected, sends, calls, .. } = *situation;
+    let theirs = notice.call;
     let is_to_come = match theirs.operation {
         Operation::Receive => theirs.sequence > sends,
         _ => theirs.sequence > calls.latest(),
@@ -85,8 +89,11 @@ fn judge_notice(theirs: Call, situation: &Situation<'_>) -> Result<Judgement, Mi
     let ours = match calls.beside(theirs) {
         // It has been made, and was another one.
         Some(ours) if ours != theirs => ours,
-        // Whoever has to make it first waits for the very rank that waits for it.
-        None if is_to_come && expected.is_some() => call,
+        // Whoever has to make it first waits for the very rank that waits for it, be it by way of others. Before a call of all ranks
+        // it should have sent what is waited for.
+        None if is_to_come && (expected.is_some() || is_ahead(call, notice)) => {
+            return Err(calls.compare(call, notice));
+        }
         _ => return Ok(Judgement::Nothing),
     };
     Err(Mismatch { theirs, ours })
@@ -102,7 +109,7 @@ impl Calls {
     const MAX: usize = 256;
 
     pub(super) fn note(&mut self, call: Call) {
-        if is_between_two(call) || call.sequence <= self.latest() {
+        if !is_of_all(call) || call.sequence <= self.latest() {
             return;
         }
         if self.0.len() == Self::MAX {
@@ -112,30 +119,47 @@ impl Calls {
     }
 
     /// The number of the last one.
-    fn latest(&self) -> u64 {
+    pub(super) fn latest(&self) -> u64 {
         self.0.back().map_or(0, |call| call.sequence)
     }
 
     /// The one before this.
     pub(super) fn before(&self, call: Call) -> Option<Call> {
-        if is_between_two(call) {
+        if !is_of_all(call) {
             return None;
         }
         self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
     }
 
+    /// The first two calls in which this rank, which makes `call`, and the one that sent the header differ. Where only one of them is
+    /// in a call of the group, the other one has yet to make that, and may have to make an earlier one first.
+    fn compare(&self, call: Call, header: &Header) -> Mismatch {
+        let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest);
+        let (theirs, ours) = match (is_of_all(header.call), is_of_all(call)) {
+            (true, false) => (header.previous.filter(|it| it.sequence > self.latest()), None),
+            (false, true) => (None, self.0.iter().copied().find(is_next)),
+            _ => (None, self.beside(header.call)),
+        };
+        Mismatch { theirs: theirs.unwrap_or(header.call), ours: ours.unwrap_or(call) }
+    }
+
     /// What this rank has called where another one makes this call.
     fn beside(&self, theirs: Call) -> Option<Call> {
-        if is_between_two(theirs) {
+        if !is_of_all(theirs) {
             return None;
         }
         self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
     }
 }
 
-/// These have numbers of their own.
-fn is_between_two(call: Call) -> bool {
-    matches!(call.operation, Operation::Send | Operation::Receive)
+/// Whether this rank is in a call of all ranks that the one which sent the header had yet to make.
+fn is_ahead(call: Call, header: &Header) -> bool {
+    is_of_all(call) && header.latest < call.sequence
+}
+
+/// Those between two ranks have numbers of their own.
+fn is_of_all(call: Call) -> bool {
+    !matches!(call.operation, Operation::Send | Operation::Receive)
 }
 
 #[cfg(test)]
@@ -150,7 +174,7 @@ mod tests {
     }
 
     fn header(operation: Operation, sequence: u64, step: u32) -> Header {
-        Header { call: call(operation, sequence), step, length: 4, previous: None }
+        Header { call: call(operation, sequence), step, length: 4, previous: None, latest: sequence.max(3) }
     }
 
     /// Third call of the group, a broadcast, after two barriers.
@@ -211,7 +235,7 @@ mod tests {
     #[test]
     fn a_notice_is_heard_where_the_calls_differ() {
         let judge = |operation, sequence, expected| {
-            let header = notice(call(operation, sequence));
+            let header = Header { latest: 3, ..notice(call(operation, sequence), &Calls::default()) };
             in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
         };
         for expected in [None, Some(4)] {
@@ -226,6 +250,30 @@ mod tests {
             assert_eq!(judge(waited_for, 6, None), Ok(Judgement::Nothing));
             assert_eq!(judge(waited_for, 6, Some(4)), Err(3));
         }
+    }
+
+    #[test]
+    fn a_message_is_sent_and_received_before_the_next_call_of_all() {
+        let waits = notice(call(Operation::Receive, 6), &Calls::default());
+        for header in [header(Operation::Send, 9, 0), waits] {
+            let judged = |latest| in_third_call(None, |it| judge(Header { latest, ..header }, it));
+            assert!(judged(3).is_ok(), "{header:?}");
+            // The second call is the first one that the other rank has yet to make.
+            for (latest, expected) in [(2, 3), (1, 2)] {
+                let mismatch = judged(latest).unwrap_err();
+                assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, expected));
+            }
+        }
+        // It was sent.
+        let header = notice(call(Operation::Receive, 5), &Calls::default());
+        assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Nothing));
+    }
+
+    #[test]
+    fn what_comes_between_two_exchanges_belongs_to_a_later_one() {
+        let between = |header| in_third_call(None, |it| judge(header, &Situation { number: BETWEEN, ..*it }));
+        assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(Judgement::Later));
+        assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().ours.sequence, 3);
     }
 
     #[test]

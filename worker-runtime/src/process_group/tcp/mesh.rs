@@ -18,6 +18,7 @@ use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::fork::Unshared;
 use crate::process_group::message::{Call, Header, Operation};
+use crate::process_group::transport::{Outlook, Step};
 
 /// How long the farewell may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -25,6 +26,9 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a rank waits for another one before it says for which call. Long enough that it is not said in a job that gets on, and
 /// short to a person.
 const NOTICE_AFTER: Duration = Duration::from_millis(100);
+
+/// How long nothing comes before a rank asks what else may have happened.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// One exchange of a call.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +39,13 @@ pub(crate) struct Exchange {
     pub(crate) deadline: Instant,
     /// What the deadline was made of, for the message.
     pub(crate) timeout: Duration,
+}
+
+impl Exchange {
+    fn step(&self) -> Step {
+        let Self { call, deadline, timeout, .. } = *self;
+        Step { call, deadline, timeout }
+    }
 }
 
 /// What goes to one rank and what comes from it.
@@ -51,6 +62,8 @@ pub(crate) struct Mesh {
     _unshared: Unshared,
     peers: Vec<Option<Peer>>,
     calls: Calls,
+    /// What else is asked while nothing comes.
+    outlook: Option<Box<dyn Outlook>>,
 }
 
 impl Mesh {
@@ -58,7 +71,13 @@ impl Mesh {
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
         let unshared = Unshared::new(streams.iter().flatten());
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
-        Ok(Self { _unshared: unshared, peers: peers.collect::<io::Result<_>>()?, calls: Calls::default() })
+        let (peers, calls) = (peers.collect::<io::Result<_>>()?, Calls::default());
+        Ok(Self { _unshared: unshared, peers, calls, outlook: None })
+    }
+
+    /// Has this rank look there, too, while it waits.
+    pub(crate) fn look_at(&mut self, outlook: Box<dyn Outlook>) {
+        self.outlook = Some(outlook);
     }
 
     /// This rank makes the call.
@@ -69,13 +88,17 @@ impl Mesh {
     /// Performs all transfers, one for each rank (that of this rank is ignored).
     pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
         self.calls.note(step.call);
-        let previous = self.calls.before(step.call);
-        let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new((step, previous), it)).collect();
+        let calls = &self.calls;
+        let mut all: Vec<_> = transfers.into_iter().map(|it| Progress::new((step, calls), it)).collect();
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut notice_at = Some(clock::after(NOTICE_AFTER).min(step.deadline));
         let mut has_waited = false;
         loop {
-            let loss = self.advance(step, &mut all, ready)?;
+            let is_quiet = ready.is_empty();
+            let mut loss = self.advance(step, &mut all, ready)?;
+            if is_quiet && let Some(outlook) = &mut self.outlook {
+                loss = outlook.look(&step.step()).err();
+            }
             if let Some(loss) = loss.clone().filter(|_| !has_waited) {
                 // It was gone before this call.
                 return Err(loss);
@@ -100,9 +123,24 @@ impl Mesh {
                 notice_at = None;
                 self.give_notice(step.call, &all);
             }
-            let news = self.wait(&all, notice_at.unwrap_or(step.deadline));
+            let until = notice_at.unwrap_or(step.deadline);
+            let look_at = self.outlook.as_ref().map(|_| clock::after(LOOK_EVERY));
+            let news = self.wait(&all, look_at.map_or(until, |at| at.min(until)));
             ready = news.map_err(|error| Failure::from(error).of(missing))?;
         }
+    }
+
+    /// Hears what the others have said so far to this rank, which waits for something else in this call.
+    pub(crate) fn listen(&mut self, &Step { call, deadline, timeout }: &Step) -> Result<(), Ending> {
+        let step = Exchange { call, number: judge::BETWEEN, deadline, timeout };
+        let calls = &self.calls;
+        let nothing = |_: &_| Progress::new((&step, calls), Transfer::default());
+        let mut all: Vec<_> = self.peers.iter().map(nothing).collect();
+        // It fails for want of memory, and it may be there later.
+        let mut ready = self.wait(&all, clock::after(Duration::ZERO)).unwrap_or_default();
+        let keeps = |rank: &usize| self.peers[*rank].as_ref().is_some_and(Peer::keeps);
+        ready.extend((0..self.peers.len()).filter(keeps));
+        self.advance(&step, &mut all, ready)?.map_or(Ok(()), Err)
     }
 
     /// Sends and receives what is possible without waiting with these ranks; the loss of one of them, which may have done its
@@ -132,7 +170,7 @@ impl Mesh {
                 Operation::Send => Call { operation: Operation::Receive, root: Some(Rank(rank)), ..call },
                 _ => call,
             };
-            peer.notify(judge::notice(call));
+            peer.notify(judge::notice(call, &self.calls));
         }
     }
 
@@ -226,7 +264,7 @@ mod tests {
         let mut bytes = [0; HEADER_LEN];
         stream.read_exact(&mut bytes).unwrap();
         let header = Header::decode(&bytes).unwrap();
-        assert_eq!(header, judge::notice(header.call));
+        assert_eq!((header.step, header.length), (judge::NOTICE, 0));
         header.call
     }
 
@@ -238,7 +276,7 @@ mod tests {
                 let said = notice_of(stream);
                 let expected = if operation == Operation::Send { Operation::Receive } else { operation };
                 assert_eq!((said.operation, said.root), (expected, Some(Rank(1))));
-                let header = Header { call, step: 0, length: 4, previous: None };
+                let header = Header { call, step: 0, length: 4, previous: None, latest: 0 };
                 stream.write_all(&[&header.encode()[..], b"data"].concat()).unwrap();
             });
             assert_eq!((ended, &data), (Ok(()), b"data"));
@@ -249,7 +287,7 @@ mod tests {
     fn two_ranks_that_both_only_receive_find_out() {
         let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
         let (ended, _) = waiting(ours, |stream| {
-            stream.write_all(&judge::notice(theirs).encode()).unwrap();
+            stream.write_all(&judge::notice(theirs, &Calls::default()).encode()).unwrap();
             // It stays open until the other end has made up its mind.
             drop(stream.read_to_end(&mut Vec::new()));
         });

@@ -13,7 +13,7 @@ use super::collective::HostCollective;
 use super::element::{DataType, Reduction};
 use super::error::Ending;
 use super::message::Call;
-use super::transport::{Step, Transport};
+use super::transport::{Outlook, Step, Transport};
 use super::{layout, reduce};
 use mesh::{Exchange, Mesh, Transfer};
 
@@ -45,6 +45,16 @@ impl Tcp {
             if rank == self.rank { Transfer::default() } else { transfer }
         });
         self.mesh.exchange(exchange, all.collect())
+    }
+
+    /// Has this rank look there, too, while it waits for others.
+    pub(crate) fn look_at(&mut self, outlook: Box<dyn Outlook>) {
+        self.mesh.look_at(outlook);
+    }
+
+    /// Hears what others have said to this rank, which waits for something else.
+    pub(crate) fn listen(&mut self, step: &Step) -> Result<(), Ending> {
+        self.mesh.listen(step)
     }
 
     /// This rank makes the call, although it may have no message in it.

@@ -3,14 +3,24 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::poll::{PollFd, PollFlags};
+use rustix::net::RecvFlags;
 
 use super::judge::{self, Calls, Judgement, Mismatch, Situation};
 use super::mesh::{Exchange, Transfer, poll, rank_at};
+use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
+
+/// Most bytes of a message that are taken in before it is to be received: those of the messages that ranks of other hosts send while
+/// this one waits for its own.
+const MAX_AHEAD: usize = 4 * 1024 * 1024;
+
+/// Bytes of them that are read at once.
+const PIECE: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -18,7 +28,11 @@ pub(super) struct Peer {
     /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
     header: [u8; HEADER_LEN],
     arrived: usize,
+    /// How its message begins, as far as that was taken in before it is to be received.
+    ahead: Vec<u8>,
     left: bool,
+    /// Whether it has left behind what is not to be received yet.
+    leaves: bool,
     /// Headers without a message that go before everything else, of which some bytes may be gone already.
     to_say: Vec<u8>,
     /// Messages that went to it by `send`.
@@ -59,7 +73,8 @@ impl Peer {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
-        Ok(Self { stream, header, arrived: 0, left: false, to_say: Vec::new(), sends: 0 })
+        let (ahead, to_say) = (Vec::new(), Vec::new());
+        Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, to_say, sends: 0 })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -72,6 +87,7 @@ impl Peer {
         // A whole header that does not belong to this exchange is kept for a later one.
         let reads = if progress.accepted { progress.wants_to_receive() } else { self.arrived < HEADER_LEN };
         events.set(PollFlags::POLLIN, !self.left && reads);
+        events.set(closed(), !self.left && !self.leaves && !reads);
         events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
         events
     }
@@ -153,8 +169,12 @@ impl Peer {
         loop {
             if !progress.accepted && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
-                    Judgement::Now => progress.accepted = true,
-                    Judgement::Later => return Ok(()),
+                    Judgement::Now => progress.accept(std::mem::take(&mut self.ahead)),
+                    Judgement::Later if step.0.number == judge::BETWEEN => {
+                        self.read_ahead()?;
+                        return self.look_behind();
+                    }
+                    Judgement::Later => return self.look_behind(),
                     Judgement::Nothing => self.arrived = 0,
                     Judgement::Left => {
                         self.left = true;
@@ -185,6 +205,47 @@ impl Peer {
         }
     }
 
+    /// Whether a header is there whose message is not to be received yet.
+    pub(super) fn keeps(&self) -> bool {
+        self.arrived == HEADER_LEN
+    }
+
+    /// Takes in what is there of the message that is not to be received yet: as long as the kernel has no room for all of it, the end
+    /// of its rank does not arrive.
+    fn read_ahead(&mut self) -> Result<(), Failure> {
+        let length = Header::decode(&self.header).map_or(0, |header| header.length);
+        let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_AHEAD);
+        while self.ahead.len() < most {
+            let start = self.ahead.len();
+            self.ahead.resize(most.min(start + PIECE), 0);
+            let read = self.stream.read(&mut self.ahead[start..]);
+            self.ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
+            match read {
+                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the rank is gone behind a message that is not to be received yet.
+    fn look_behind(&mut self) -> Result<(), Failure> {
+        let mut fds = [PollFd::new(self.stream.as_fd(), closed())];
+        if self.leaves || poll(&mut fds, clock::after(Duration::ZERO))? == 0 {
+            return Ok(());
+        }
+        // All that it has ever sent is there, and no more than the kernel keeps for a connection.
+        let unread = rustix::io::ioctl_fionread(&self.stream).map_err(io::Error::from)?;
+        let mut bytes = vec![0; usize::try_from(unread).unwrap_or(0)];
+        let (peeked, _) =
+            rustix::net::recv(&self.stream, &mut bytes, RecvFlags::PEEK).map_err(io::Error::from)?;
+        self.leaves = bytes[..peeked].ends_with(&Header::LEAVE.encode());
+        if self.leaves { Ok(()) } else { Err(Failure::Lost(LossCause::Closed)) }
+    }
+
     /// What the header that is there means.
     fn judge(
         &self,
@@ -203,6 +264,11 @@ impl Peer {
         };
         Ok(judge::judge(header, &situation)?)
     }
+}
+
+/// The other end sends no more, whatever is still to be read (poll(2)).
+fn closed() -> PollFlags {
+    PollFlags::from_bits_retain(libc::POLLRDHUP)
 }
 
 /// How many bytes were written; `None` if there is no room now.
@@ -230,11 +296,21 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new((step, previous): (&Exchange, Option<Call>), transfer: Transfer<'a>) -> Self {
+    pub(super) fn new((step, calls): (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
         let length = transfer.send.map_or(0, |payload| payload.len() as u64);
-        let head = Header { call: step.call, step: step.number, length, previous }.encode();
+        let (previous, latest) = (calls.before(step.call), calls.latest());
+        let head = Header { call: step.call, step: step.number, length, previous, latest }.encode();
         let Transfer { send, receive } = transfer;
         Self { head, send, sent: 0, receive, received: 0, accepted: false }
+    }
+
+    /// The message whose header is there is received from now on; this is how it begins.
+    fn accept(&mut self, ahead: Vec<u8>) {
+        self.accepted = true;
+        if let Some(payload) = &mut self.receive {
+            payload[..ahead.len()].copy_from_slice(&ahead);
+            self.received = ahead.len();
+        }
     }
 
     fn wants_to_send(&self) -> bool {

@@ -13,7 +13,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rankrun_worker::{Queue, Rank, Reduction, WorkerContext};
 
-use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times};
+use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times, word_of};
 use crate::server::Server;
 use crate::world::{AMPLE, env, options};
 
@@ -44,7 +44,7 @@ fn kill_at_random(backend: &str) {
         let start = |rank| start_on(backend, &server, &role, (rank, 4));
         let mut ranks: Vec<Child> = (0..4).map(start).collect();
         for rank in &mut ranks {
-            let line = await_word(rank);
+            let line = word_of(rank);
             assert!(line.ends_with(&format!("under way on {backend}")), "{line}");
         }
         let victim = random.below(4);
@@ -169,7 +169,7 @@ fn ranks_of_different_pid_namespaces_see_each_other_die() {
         let server = Server::start();
         let start = |rank| start_apart("shm: 8", &["-pf", "--kill-child"], env(&server, rank, 2).to_vars());
         let mut ranks: Vec<Child> = (0..2).map(start).collect();
-        ranks.iter_mut().for_each(|rank| drop(await_word(rank)));
+        ranks.iter_mut().for_each(await_word);
         // The rank ends with the `unshare` that waits for it.
         let mut killed = ranks.remove(victim);
         killed.kill().unwrap();

@@ -235,8 +235,13 @@ fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32
     start(&format!("shm: {role}"), vars)
 }
 
-/// Waits until a rank says that it is under way; the line that says so.
-pub(crate) fn await_word(rank: &mut Child) -> String {
+/// Waits until a rank says that it is under way.
+pub(crate) fn await_word(rank: &mut Child) {
+    drop(word_of(rank));
+}
+
+/// What a rank says when it is under way.
+fn word_of(rank: &mut Child) -> String {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
     lines.find(|line| line.contains("under way")).unwrap_or_else(|| {
         let mut errors = String::new();

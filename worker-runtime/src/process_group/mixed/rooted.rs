@@ -1,0 +1,177 @@
+//! Calls in which one rank gives to all or takes from all, and messages between two ranks.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rankrun_contract::rank::Rank;
+
+use super::calls::PART;
+use super::{Course, Mixed};
+use crate::process_group::collective::HostCollective;
+use crate::process_group::element::Reduction;
+use crate::process_group::error::Ending;
+use crate::process_group::tcp::mesh::Transfer;
+use crate::process_group::transport::Transport;
+use crate::process_group::{layout, reduce};
+
+impl Mixed {
+    /// Each host reduces what it has, and one rank of it gives that to the root.
+    pub(super) fn reduce(
+        &mut self,
+        mut course: Course<'_>,
+        data: &mut [u8],
+        (how, root): (Reduction, Rank),
+    ) -> Result<(), Ending> {
+        for start in (0..data.len().max(1)).step_by(PART) {
+            let range = start..data.len().min(start + PART);
+            self.reduce_part(&mut course, (data, range), (how, root))?;
+        }
+        Ok(())
+    }
+
+    fn reduce_part(
+        &mut self,
+        course: &mut Course<'_>,
+        (data, range): (&mut [u8], Range<usize>),
+        (how, root): (Reduction, Rank),
+    ) -> Result<(), Ending> {
+        let grid = Arc::clone(&self.grid);
+        let (me, (host, index)) = (grid.local()[grid.index], grid.place(root));
+        // Of the root's host it is the root.
+        let speaker = |host| grid.speaker(host, index);
+        let mut parts = vec![0..0; grid.local().len()];
+        parts[grid.place(speaker(grid.host)).1] = range.clone();
+        let mut sum = data[parts[grid.index].clone()].to_vec();
+        self.on_host(course, |shm, step| shm.reduce_part_to(step, (data, &mut sum), (&parts, how)))?;
+        if me != speaker(grid.host) {
+            return Ok(());
+        }
+        if me != root {
+            let sum = &sum[..];
+            return self.between_hosts(course, |rank| Transfer {
+                send: (rank == root).then_some(sum),
+                receive: None,
+            });
+        }
+        let mut arrivals = vec![vec![0; range.len()]; grid.count()];
+        arrivals[host] = sum;
+        let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
+        self.between_hosts(course, |rank| {
+            let from = grid.place(rank).0;
+            let is_due = from != host && speaker(from) == rank;
+            Transfer { send: None, receive: if is_due { slots[from].take() } else { None } }
+        })?;
+        let sources: Vec<&[u8]> = arrivals.iter().map(Vec::as_slice).collect();
+        reduce::reduce_into((course.call().data_type, how), &mut data[range], &sources, Some(self.world));
+        Ok(())
+    }
+
+    /// The root takes from other hosts first: nobody there waits for a rank of its host that comes late.
+    pub(super) fn gather(
+        &mut self,
+        mut course: Course<'_>,
+        (input, output): (&[u8], Option<&mut [u8]>),
+        (counts, root): (&[usize], Rank),
+    ) -> Result<(), Ending> {
+        let grid = Arc::clone(&self.grid);
+        let (host, index) = grid.place(root);
+        if grid.host != host {
+            return self.between_hosts(&mut course, |rank| Transfer {
+                send: (rank == root).then_some(input),
+                receive: None,
+            });
+        }
+        let own: Vec<usize> = grid.local().iter().map(|rank| counts[rank.index()]).collect();
+        let root = Rank(u32::try_from(index).unwrap_or(u32::MAX));
+        let Some(output) = output else {
+            let work = HostCollective::Gather { input, output: None, counts: &own, root };
+            return self.on_host(&course, |shm, step| shm.run(step, work));
+        };
+        let size = course.call().data_type.size();
+        let mut slots: Vec<_> = layout::split_mut(output, counts.iter().map(|count| count * size))
+            .into_iter()
+            .map(Some)
+            .collect();
+        self.between_hosts(&mut course, |rank| {
+            let is_due = grid.place(rank).0 != host;
+            Transfer { send: None, receive: if is_due { slots[rank.index()].take() } else { None } }
+        })?;
+        let mut gathered = input.to_vec();
+        if self.shm.is_some() {
+            gathered = vec![0; own.iter().sum::<usize>() * size];
+            let work = HostCollective::Gather { input, output: Some(&mut gathered), counts: &own, root };
+            self.on_host(&course, |shm, step| shm.run(step, work))?;
+        }
+        let parts = layout::split(&gathered, own.iter().map(|count| count * size));
+        for (part, slot) in parts.into_iter().zip(slots.into_iter().flatten()) {
+            slot.copy_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// The root gives to other hosts first, as it takes from them first in `gather`.
+    pub(super) fn scatter(
+        &mut self,
+        mut course: Course<'_>,
+        (input, output): (Option<&[u8]>, &mut [u8]),
+        (counts, root): (&[usize], Rank),
+    ) -> Result<(), Ending> {
+        let grid = Arc::clone(&self.grid);
+        let (host, index) = grid.place(root);
+        if grid.host != host {
+            let mut output = Some(output);
+            return self.between_hosts(&mut course, |rank| Transfer {
+                send: None,
+                receive: if rank == root { output.take() } else { None },
+            });
+        }
+        let own: Vec<usize> = grid.local().iter().map(|rank| counts[rank.index()]).collect();
+        let local = Rank(u32::try_from(index).unwrap_or(u32::MAX));
+        let mut given = None;
+        if let Some(input) = input {
+            let size = course.call().data_type.size();
+            let parts = layout::split(input, counts.iter().map(|count| count * size));
+            self.between_hosts(&mut course, |rank| Transfer {
+                send: (grid.place(rank).0 != host).then_some(parts[rank.index()]),
+                receive: None,
+            })?;
+            output.copy_from_slice(parts[root.index()]);
+            given =
+                Some(grid.local().iter().flat_map(|rank| parts[rank.index()]).copied().collect::<Vec<u8>>());
+        }
+        let work = HostCollective::Scatter { input: given.as_deref(), output, counts: &own, root: local };
+        self.on_host(&course, |shm, step| shm.run(step, work))
+    }
+
+    pub(super) fn send(&mut self, mut course: Course<'_>, data: &[u8], to: Rank) -> Result<(), Ending> {
+        match self.grid.place(to) {
+            (host, index) if host == self.grid.host => {
+                self.on_host(&course, |shm, step| shm.send(step, data, index))
+            }
+            _ => self.between_hosts(&mut course, |rank| Transfer {
+                send: (rank == to).then_some(data),
+                receive: None,
+            }),
+        }
+    }
+
+    pub(super) fn receive(
+        &mut self,
+        mut course: Course<'_>,
+        data: &mut [u8],
+        from: Rank,
+    ) -> Result<(), Ending> {
+        match self.grid.place(from) {
+            (host, index) if host == self.grid.host => {
+                self.on_host(&course, |shm, step| shm.receive(step, data, index))
+            }
+            _ => {
+                let mut data = Some(data);
+                self.between_hosts(&mut course, |rank| Transfer {
+                    send: None,
+                    receive: if rank == from { data.take() } else { None },
+                })
+            }
+        }
+    }
+}
