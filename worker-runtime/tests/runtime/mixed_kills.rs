@@ -15,7 +15,7 @@ use rankrun_worker::{Group, GroupError, Rank, Reduction, WorkerContext};
 
 use crate::process::start;
 use crate::server::Server;
-use crate::shm::{Random, any_call, await_word, times};
+use crate::shm::{Random, any_call, await_word, descriptors, segments, times};
 use crate::world::{AMPLE, env, options};
 
 /// What a started rank does: `<hosts> <what>`, where each rank's host is a letter.
@@ -23,6 +23,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
     let (hosts, what) = role.trim_start_matches("mixed: ").split_once(' ').unwrap();
     let (hosts, what) = (hosts.to_owned(), what.to_owned());
     rankrun_worker::run(move |context| {
+        let before = (descriptors()?, segments()?);
         let group = joined(context, &hosts)?;
         match what.as_str() {
             "barrier" => again_and_again(group, Group::barrier),
@@ -30,7 +31,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
                 again_and_again(group, |group| group.all_reduce(&mut vec![1.0f32; 4 << 20], Reduction::Sum))
             }
             "fork" => forks(group),
-            seed => calls(group, seed.parse()?),
+            seed => calls(group, seed.parse()?, before),
         }
     })
 }
@@ -42,13 +43,18 @@ fn joined(context: &WorkerContext, hosts: &str) -> Result<Group, GroupError> {
     Ok(group)
 }
 
-/// Calls until one fails.
-fn calls(mut group: Group, seed: u64) -> Result<(), Box<dyn Error>> {
+/// Calls until one fails; what is left then of the group is an error, too.
+fn calls(mut group: Group, seed: u64, before: (usize, usize)) -> Result<(), Box<dyn Error>> {
     let mut random = Random(seed);
     println!("under way");
-    loop {
-        any_call(&mut group, &mut random, 1 << 20)?;
-    }
+    let error = loop {
+        if let Err(error) = any_call(&mut group, &mut random, 1 << 20) {
+            break error;
+        }
+    };
+    drop(group);
+    assert_eq!((descriptors()?, segments()?), before, "descriptors and segments are left");
+    Err(error.into())
 }
 
 fn again_and_again(

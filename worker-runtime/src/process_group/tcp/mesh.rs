@@ -71,12 +71,8 @@ impl Mesh {
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
         let unshared = Unshared::new(streams.iter().flatten());
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
-        Ok(Self {
-            _unshared: unshared,
-            peers: peers.collect::<io::Result<_>>()?,
-            calls: Calls::default(),
-            outlook: None,
-        })
+        let (peers, calls) = (peers.collect::<io::Result<_>>()?, Calls::default());
+        Ok(Self { _unshared: unshared, peers, calls, outlook: None })
     }
 
     /// Has this rank look there, too, while it waits.

@@ -262,12 +262,12 @@ fn all_end_well(role: &str, world: u32) {
 }
 
 /// How many descriptors this process has.
-fn descriptors() -> Result<usize, std::io::Error> {
+pub(crate) fn descriptors() -> Result<usize, std::io::Error> {
     Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
 /// How many segments are mapped.
-fn segments() -> Result<usize, std::io::Error> {
+pub(crate) fn segments() -> Result<usize, std::io::Error> {
     Ok(fs::read_to_string("/proc/self/maps")?.matches("memfd:rankrun").count())
 }
 
