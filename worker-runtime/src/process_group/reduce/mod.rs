@@ -58,6 +58,28 @@ pub(crate) fn fold(kind: (DataType, Reduction), target: &mut [u8], others: &[&[u
     });
 }
 
+/// Makes `target` the reduction of itself and `other`; which of them is the value of the rank that comes first says `is_first`, of
+/// the target.
+///
+/// # Panics
+/// If lengths differ.
+pub(crate) fn fold_two(
+    kind: (DataType, Reduction),
+    target: &mut [u8],
+    (other, is_first): (&[u8], bool),
+    finish: Option<u32>,
+) {
+    assert_eq!(target.len(), other.len(), "both ranks give equally much");
+    let (address, bytes) = (target.as_mut_ptr(), target.len());
+    let own = address.cast_const();
+    let sources = if is_first { [own, other.as_ptr()] } else { [other.as_ptr(), own] };
+    // SAFETY: both have `bytes` bytes (checked); the target is exclusively ours and is one of the sources.
+    #[expect(unsafe_code, reason = "slices as pointers, since one of them is read and written")]
+    unsafe {
+        reduce_raw(kind, address, (&sources, bytes), finish);
+    }
+}
+
 /// As [`fold`], into memory that is none of the sources; these are all ranks, in rank order.
 ///
 /// # Panics
