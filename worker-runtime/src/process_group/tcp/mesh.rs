@@ -306,6 +306,54 @@ mod tests {
         assert_eq!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs, ours }));
     }
 
+    /// Two ranks that are connected.
+    fn pair() -> [Mesh; 2] {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let other = listener.accept().unwrap().0;
+        [Mesh::new(vec![None, Some(stream)]).unwrap(), Mesh::new(vec![Some(other), None]).unwrap()]
+    }
+
+    #[test]
+    fn what_two_ranks_swap_is_what_each_had_before_it_was_folded() {
+        // Nothing, less than a piece, and more than the kernel takes at once.
+        for length in [0, 5, PIECE, 100 * PIECE + 3] {
+            let timeout = Duration::from_secs(60);
+            let call = call(Operation::AllReduce, 0);
+            let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+            let swapped = |(mut mesh, rank): (Mesh, u32)| {
+                let mut data: Vec<u8> = (0..length).map(|at| (at % 100) as u8 + rank as u8).collect();
+                let fold = |own: &mut [u8], theirs: &[u8]| {
+                    own.iter_mut().zip(theirs).for_each(|(own, other)| *own += other);
+                };
+                let swap = Swap { data: &mut data, fold: &fold };
+                mesh.swap(&step, Rank(1 - rank), swap).map(|()| (mesh, data))
+            };
+            let ends = std::thread::scope(|scope| {
+                let ends = pair().into_iter().zip(0..).map(|end| scope.spawn(|| swapped(end)));
+                let ends: Vec<_> = ends.collect();
+                ends.into_iter().map(|end| end.join().unwrap().unwrap().1).collect::<Vec<_>>()
+            });
+            let sums: Vec<u8> = (0..length).map(|at| 2 * (at % 100) as u8 + 1).collect();
+            assert!(ends.iter().all(|end| *end == sums), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_ends_in_the_middle_of_a_swap_is_lost() {
+        let [mut mesh, other] = pair();
+        let timeout = Duration::from_secs(60);
+        let call = call(Operation::AllReduce, 0);
+        let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+        let mut stream = other.peers.into_iter().flatten().next().unwrap().into_stream();
+        let header = Header { call, step: 0, length: 2 * PIECE as u64, previous: None };
+        stream.write_all(&[&header.encode()[..], &[1; 100]].concat()).unwrap();
+        drop(stream);
+        let mut data = vec![0; 2 * PIECE];
+        let ended = mesh.swap(&step, Rank(1), Swap { data: &mut data, fold: &|_, _| () });
+        assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+    }
+
     #[test]
     fn what_is_no_header_is_an_error() {
         let (ended, _) = waiting(call(Operation::Broadcast, 1), |stream| {

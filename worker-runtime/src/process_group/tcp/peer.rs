@@ -62,6 +62,11 @@ impl Peer {
         Ok(Self { stream, header, arrived: 0, left: false, to_say: Vec::new(), sends: 0 })
     }
 
+    #[cfg(test)]
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
