@@ -1,12 +1,12 @@
 //! How long an `all_reduce` of `f32` takes between processes, beside gloo of PyTorch: interleaved calls of the same sizes in one run,
 //! ranks of both pinned to the same processors, one thread for each rank.
 //!
-//! `RANKRUN_TEST_PYTHON=PYTHON cargo bench -p rankrun-worker --bench all_reduce [-- [--hosts] [--max BYTES] [RANKS...]]`; 2, 4 and 8
-//! ranks, unless said. Without the Python there is no gloo. With `--hosts`, which needs root, half of the ranks are on each of two
-//! test hosts (`tests/hosts/hosts.sh`; `TH_ID` names them).
+//! `RANKRUN_TEST_PYTHON=PYTHON cargo bench -p rankrun-worker --bench all_reduce [-- [--hosts] [--min BYTES] [--max BYTES]
+//! [--only KIND,...] [RANKS...]]`; 2, 4 and 8 ranks, unless said. Without the Python there is no gloo. With `--hosts`, which needs
+//! root, half of the ranks are on each of two test hosts (`tests/hosts/hosts.sh`; `TH_ID` names them).
 //!
-//! Medians over all calls of rank 0. `direct` is memory of the group, `staged` memory of the program, and `copy` one `memcpy` of as
-//! much traffic as a rank has in `direct`, of all ranks at once.
+//! Medians over all calls of rank 0, by kind. `direct` is memory of the group, `staged` memory of the program, `tcp` the backend of
+//! that name, and `copy` one `memcpy` of as much traffic as a rank has in `direct`, of all ranks at once.
 
 #![expect(
     clippy::disallowed_methods,
@@ -25,6 +25,7 @@ use std::collections::HashMap;
 use std::env;
 use std::ffi::OsString;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,6 +40,8 @@ use team::{Hosts, Line, Place, SERVE, Store, Team};
 const SIZES: [usize; 10] =
     [4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
 
+const KINDS: [&str; 5] = ["direct", "staged", "tcp", "gloo", "copy"];
+
 /// How often the kinds of calls take turns for one size, and how long each turn is, about.
 const ROUNDS: usize = 5;
 const TURN: Duration = Duration::from_millis(150);
@@ -50,7 +53,8 @@ const FIRST_HOST: &str = "198.18.0.11";
 struct Options {
     place: Place,
     worlds: Vec<u32>,
-    max: usize,
+    sizes: RangeInclusive<usize>,
+    kinds: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -72,12 +76,16 @@ fn main() -> ExitCode {
 }
 
 fn options() -> Options {
-    let mut options = Options { place: Place::Here, worlds: Vec::new(), max: usize::MAX };
+    let kinds = KINDS.map(str::to_owned).to_vec();
+    let mut options = Options { place: Place::Here, worlds: Vec::new(), sizes: 0..=usize::MAX, kinds };
     let mut arguments = env::args().skip(1);
     while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().unwrap();
         match argument.as_str() {
             "--hosts" => options.place = Place::TwoHosts,
-            "--max" => options.max = arguments.next().unwrap().parse().unwrap(),
+            "--min" => options.sizes = value().parse().unwrap()..=*options.sizes.end(),
+            "--max" => options.sizes = *options.sizes.start()..=value().parse().unwrap(),
+            "--only" => options.kinds = value().split(',').map(str::to_owned).collect(),
             // Cargo says it to every bench.
             "--bench" => {}
             ranks => options.worlds.push(ranks.parse().unwrap()),
@@ -98,14 +106,15 @@ fn compare(options: &Options, world: u32, processors: &[usize]) {
         let vars = vars.into_iter().map(|(name, value)| (name.into(), value));
         (vec![env::current_exe().unwrap().into_os_string()], vars.collect())
     });
-    let mut gloo = env::var_os("RANKRUN_TEST_PYTHON").map(|python| {
+    // Between hosts much more than a copy goes on.
+    let is_wanted =
+        |kind: &str| options.kinds.iter().any(|it| it == kind) && (kind != "copy" || place == Place::Here);
+    let kinds: Vec<&str> = KINDS.into_iter().filter(|kind| is_wanted(kind)).collect();
+    let python = env::var_os("RANKRUN_TEST_PYTHON").filter(|_| is_wanted("gloo"));
+    let mut gloo = python.map(|python| {
         let port = free_port();
         Team::start(place, world, processors, |rank| gloo_rank(&python, place, (rank, world), port))
     });
-    let kinds: &[&str] = match place {
-        Place::Here => &["direct", "staged", "gloo", "copy"],
-        Place::TwoHosts => &["direct", "staged", "tcp", "gloo"],
-    };
     println!(
         "{world} ranks on {} processors, {}",
         processors.len(),
@@ -114,12 +123,12 @@ fn compare(options: &Options, world: u32, processors: &[usize]) {
             Place::TwoHosts => "two hosts",
         }
     );
-    println!("{}", header(kinds));
-    for bytes in SIZES.into_iter().filter(|&bytes| bytes <= options.max) {
+    println!("{}", header(&kinds));
+    for bytes in SIZES.into_iter().filter(|bytes| options.sizes.contains(bytes)) {
         let mut medians = HashMap::new();
         let mut times: HashMap<&str, Vec<Duration>> = HashMap::new();
         for _ in 0..ROUNDS {
-            for &kind in kinds {
+            for &kind in &kinds {
                 let team = if kind == "gloo" { gloo.as_mut() } else { Some(&mut ours) };
                 let Some(team) = team else { continue };
                 let known = times.entry(kind).or_default();
@@ -134,7 +143,7 @@ fn compare(options: &Options, world: u32, processors: &[usize]) {
         for (kind, times) in &mut times {
             medians.insert(*kind, median(times));
         }
-        println!("{}", row(bytes, kinds, &medians));
+        println!("{}", row(bytes, &kinds, &medians));
     }
     ours.end();
     if let Some(gloo) = gloo {
@@ -147,20 +156,25 @@ fn median(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
+/// What is divided by what.
+const RATIOS: [(&str, &str); 4] =
+    [("gloo", "direct"), ("gloo", "staged"), ("gloo", "tcp"), ("direct", "copy")];
+
 fn header(kinds: &[&str]) -> String {
     let kinds: String = kinds.iter().map(|kind| format!("{kind:>14}")).collect();
-    format!("{:>10}{kinds}{:>14}{:>14}{:>14}", "bytes", "gloo/direct", "gloo/staged", "direct/copy")
+    let ratios: String =
+        RATIOS.iter().map(|(one, other)| format!("{:>14}", format!("{one}/{other}"))).collect();
+    format!("{:>10}{kinds}{ratios}", "bytes")
 }
 
 fn row(bytes: usize, kinds: &[&str], medians: &HashMap<&str, Duration>) -> String {
     let show = |kind: &&str| medians.get(*kind).map_or_else(|| "-".to_owned(), |&time| show(time));
-    let ratio = |one: &str, other: &str| match (medians.get(one), medians.get(other)) {
+    let ratio = |&(one, other): &(&str, &str)| match (medians.get(one), medians.get(other)) {
         (Some(one), Some(other)) => format!("{:.2}", one.as_secs_f64() / other.as_secs_f64()),
         _ => "-".to_owned(),
     };
     let times: String = kinds.iter().map(|kind| format!("{:>14}", show(kind))).collect();
-    let ratios = [("gloo", "direct"), ("gloo", "staged"), ("direct", "copy")];
-    let ratios: String = ratios.iter().map(|(one, other)| format!("{:>14}", ratio(one, other))).collect();
+    let ratios: String = RATIOS.iter().map(|it| format!("{:>14}", ratio(it))).collect();
     format!("{bytes:>10}{times}{ratios}")
 }
 

@@ -46,6 +46,9 @@ impl Mixed {
         how: Reduction,
     ) -> Result<(), Ending> {
         let (data_type, hosts) = (course.call().data_type, self.grid.count());
+        if hosts == 2 {
+            return self.swap_hosts(course, data, how);
+        }
         let (next, previous) = (self.grid.along(1), self.grid.along(hosts - 1));
         let mut arrivals = vec![0; CHUNK];
         for hop in ring::all_reduce((data.len(), data_type.size()), hosts, self.grid.host) {
@@ -63,6 +66,14 @@ impl Mixed {
             }
         }
         Ok(())
+    }
+
+    /// The reduction over two hosts: each sends all it has. These are as many bytes as around a ring, and the hosts wait for each other
+    /// only once.
+    fn swap_hosts(&mut self, course: &mut Course<'_>, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
+        let (other, world, is_first) = (self.grid.along(1), self.world, self.grid.host == 0);
+        let exchange = course.next_exchange();
+        self.away(|tcp| tcp.swap(&exchange, (data, other), (how, is_first, Some(world))))
     }
 
     /// The root's host has the block; its ranks carry a part each to the next host, whose ranks carry it on.

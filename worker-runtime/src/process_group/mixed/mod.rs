@@ -116,6 +116,14 @@ impl Course<'_> {
     fn call(&self) -> Call {
         self.step.call
     }
+
+    /// The next exchange between hosts.
+    fn next_exchange(&mut self) -> Exchange {
+        let Step { call, deadline, timeout } = sooner(self.step, lead(self.step) / 2);
+        let number = self.exchanges;
+        self.exchanges += 1;
+        Exchange { call, number, deadline, timeout }
+    }
 }
 
 impl Mixed {
@@ -137,9 +145,7 @@ impl Mixed {
         course: &mut Course<'_>,
         transfer: impl FnMut(Rank) -> Transfer<'a>,
     ) -> Result<(), Ending> {
-        let Step { call, deadline, timeout } = sooner(course.step, lead(course.step) / 2);
-        let exchange = Exchange { call, number: course.exchanges, deadline, timeout };
-        course.exchanges += 1;
+        let exchange = course.next_exchange();
         self.away(|tcp| tcp.exchange(&exchange, transfer))
     }
 

@@ -1,4 +1,4 @@
-//! The way of a reduction around a ring of hosts. Pure.
+//! The way of a reduction around a ring of three or more hosts; two swap what they have. Pure.
 //!
 //! The data has a segment for each host. In the first round a segment travels from host to host and grows by the values of each; in
 //! the second one, complete, it travels on to those that do not have it. At any time each host sends one segment and receives another

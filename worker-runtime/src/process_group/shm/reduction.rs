@@ -24,6 +24,13 @@ const LINE: usize = 64;
 /// Bytes of a piece where all memory lies in arenas: what the ranks have reduced is still in their caches when it is copied.
 const PIECE: usize = 1024 * 1024;
 
+/// Up to so many bytes two ranks reduce through slots although their memory lies in arenas: where processors have no cache in common,
+/// this takes 15 to 20 % less time. Of several ranks each writes less to memory that others have read.
+const FEW_OF_TWO: usize = 4 * 1024 * 1024;
+/// Bytes that are reduced at once where the others read the result in this rank's memory: they are still in the first cache when they
+/// are copied there.
+const BLOCK: usize = 16 * 1024;
+
 /// A reduction under way.
 struct Work<'a> {
     step: &'a Step,
@@ -55,7 +62,8 @@ impl Shm {
         if data.bytes <= SMALL {
             return self.reduce_little(step, data, (how, root));
         }
-        let place = self.place(data);
+        let is_few = self.member.world == 2 && data.bytes <= FEW_OF_TWO;
+        let place = if is_few { FOREIGN } else { self.place(data) };
         self.member.announce(step, 0, place);
         let mut work = Work { step, data, how, root, arenas: Vec::new(), piece: STAGE };
         if place == FOREIGN {
@@ -134,8 +142,12 @@ impl Shm {
         let part = self.part(&piece, me);
         let in_slot = part.start - piece.start;
         let own = work.data.at(&part);
-        let slot = self.slot(me, number).wrapping_add(in_slot);
+        let slot = self.slot(me, number);
         let stays_as_it_is = work.root.is_some_and(|root| root != me);
+        if work.piece == PIECE {
+            return self.reduce_directly(work, &part, slot);
+        }
+        let slot = slot.wrapping_add(in_slot);
         let target = if stays_as_it_is { slot } else { own };
         self.fold(work.step, work.how, (target, part.len()), |rank| match work.arenas[rank] {
             _ if rank == me => own.cast_const(),
@@ -147,6 +159,27 @@ impl Shm {
             #[expect(unsafe_code, reason = "memory that ranks share")]
             unsafe {
                 bytes::copy(own, slot, part.len());
+            }
+        }
+    }
+
+    /// Reduces this rank's part of a piece where all memory lies in arenas, a block at a time by way of `block`.
+    ///
+    /// The others have read this memory, so it is in their caches, too. To write to it as the sum is made is slow where processors
+    /// have no cache in common: each line is fetched, then taken away from the others. A copy takes lines away without fetching them.
+    fn reduce_directly(&self, work: &Work<'_>, part: &Range<usize>, block: *mut u8) {
+        for start in part.clone().step_by(BLOCK) {
+            let range = start..part.end.min(start + BLOCK);
+            let own = work.data.at(&range);
+            self.fold(work.step, work.how, (block, range.len()), |rank| match work.arenas[rank] {
+                Some(memory) if rank != self.member.me => memory.wrapping_add(range.start),
+                _ => own.cast_const(),
+            });
+            // SAFETY: our slot, as long as a block at least, of which nobody reads in this call, and our memory, of which nobody reads
+            // this part before the next meeting.
+            #[expect(unsafe_code, reason = "memory that ranks share")]
+            unsafe {
+                bytes::copy(block, own, range.len());
             }
         }
     }

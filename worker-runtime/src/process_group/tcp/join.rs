@@ -33,7 +33,15 @@ const TOKEN_KEY: &str = "token";
 
 /// Finds the other ranks through `store`, which must be seen by this group only.
 pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mesh, GroupError> {
-    Ok(Mesh::new(connect(store, seat)?)?)
+    let mesh = Mesh::new(connect(store, seat)?)?;
+    Ok(if has_own_processor(seat) { mesh.spinning() } else { mesh })
+}
+
+/// Whether there is a processor for each rank of this host, as far as this rank may use them.
+fn has_own_processor(seat: &Seat) -> bool {
+    let host = seat.hosts.get(seat.rank.index());
+    let ranks = seat.hosts.iter().filter(|&it| Some(it) == host).count();
+    std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= ranks)
 }
 
 /// A connection to every other rank, by rank, on which nothing waits.

@@ -1,6 +1,6 @@
 //! The connection to one rank, and how far one transfer over it has come.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, Cursor, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags};
 use rustix::net::RecvFlags;
 
 use super::judge::{self, Calls, Judgement, Mismatch, Situation};
-use super::mesh::{Exchange, Transfer, poll, rank_at};
+use super::mesh::{Exchange, Swap, Transfer, poll, rank_at};
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
@@ -29,7 +29,7 @@ pub(super) struct Peer {
     header: [u8; HEADER_LEN],
     arrived: usize,
     /// How its message begins, as far as that was taken in before it is to be received.
-    ahead: Vec<u8>,
+    ahead: Cursor<Vec<u8>>,
     left: bool,
     /// Whether it has left behind what is not to be received yet.
     leaves: bool,
@@ -73,8 +73,13 @@ impl Peer {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
-        let (ahead, to_say) = (Vec::new(), Vec::new());
+        let (ahead, to_say) = (Cursor::default(), Vec::new());
         Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, to_say, sends: 0 })
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -85,7 +90,7 @@ impl Peer {
     pub(super) fn events(&self, progress: &Progress<'_>) -> PollFlags {
         let mut events = PollFlags::empty();
         // A whole header that does not belong to this exchange is kept for a later one.
-        let reads = if progress.accepted { progress.wants_to_receive() } else { self.arrived < HEADER_LEN };
+        let reads = if progress.accepted { progress.has_room() } else { self.arrived < HEADER_LEN };
         events.set(PollFlags::POLLIN, !self.left && reads);
         events.set(closed(), !self.left && !self.leaves && !reads);
         events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
@@ -98,7 +103,7 @@ impl Peer {
         step: (&Exchange, &Calls),
         progress: &mut Progress<'_>,
     ) -> Result<(), Failure> {
-        if progress.send.is_some() && step.0.call.operation == Operation::Send {
+        if progress.to_send().is_some() && step.0.call.operation == Operation::Send {
             self.sends = step.0.call.sequence;
         }
         if !self.left {
@@ -107,17 +112,20 @@ impl Peer {
         if self.left && !progress.is_done() {
             return Err(Failure::Lost(LossCause::Left));
         }
-        self.send(progress)
+        self.send(progress)?;
+        // What has come before this rank's own was sent had to wait.
+        if progress.fold() && !self.left { self.receive(step, progress) } else { Ok(()) }
     }
 
     fn send(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
         if !self.flush()? {
             return Ok(());
         }
-        while let Some(payload) = progress.send.filter(|_| progress.wants_to_send()) {
+        while let Some(payload) = progress.to_send().filter(|_| progress.wants_to_send()) {
             let head = &progress.head[progress.sent.min(HEADER_LEN)..];
             let body = &payload[progress.sent.saturating_sub(HEADER_LEN)..];
-            match written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))? {
+            let gone = written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))?;
+            match gone {
                 Some(written) => progress.sent += written,
                 None => break,
             }
@@ -169,7 +177,7 @@ impl Peer {
         loop {
             if !progress.accepted && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
-                    Judgement::Now => progress.accept(std::mem::take(&mut self.ahead)),
+                    Judgement::Now => progress.accepted = true,
                     Judgement::Later if step.0.number == judge::BETWEEN => {
                         self.read_ahead()?;
                         return self.look_behind();
@@ -184,25 +192,36 @@ impl Peer {
             }
             if progress.accepted && !progress.wants_to_receive() {
                 self.arrived = 0;
+                self.ahead = Cursor::default();
                 progress.accepted = false;
-                progress.receive = None;
+                progress.receive = Receive::Nothing;
                 // What follows, be it the end, is looked at only while this exchange waits for others: a
                 // complete message is good although its rank may be gone.
                 return Ok(());
             }
-            let target = match &mut progress.receive {
-                Some(payload) if progress.accepted => &mut payload[progress.received..],
-                _ => &mut self.header[self.arrived..],
-            };
-            match self.stream.read(target) {
+            let has_ahead = self.has_ahead();
+            let target = if progress.accepted { progress.room() } else { &mut self.header[self.arrived..] };
+            if target.is_empty() {
+                return Ok(());
+            }
+            let read = if has_ahead { self.ahead.read(target) } else { self.stream.read(target) };
+            match read {
                 Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
-                Ok(read) if progress.accepted => progress.received += read,
+                Ok(read) if progress.accepted => {
+                    progress.received += read;
+                    progress.fold();
+                }
                 Ok(read) => self.arrived += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether there is more of what was read ahead.
+    fn has_ahead(&self) -> bool {
+        self.ahead.position() < self.ahead.get_ref().len() as u64
     }
 
     /// Whether a header is there whose message is not to be received yet.
@@ -215,11 +234,12 @@ impl Peer {
     fn read_ahead(&mut self) -> Result<(), Failure> {
         let length = Header::decode(&self.header).map_or(0, |header| header.length);
         let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_AHEAD);
-        while self.ahead.len() < most {
-            let start = self.ahead.len();
-            self.ahead.resize(most.min(start + PIECE), 0);
-            let read = self.stream.read(&mut self.ahead[start..]);
-            self.ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
+        let ahead = self.ahead.get_mut();
+        while ahead.len() < most {
+            let start = ahead.len();
+            ahead.resize(most.min(start + PIECE), 0);
+            let read = self.stream.read(&mut ahead[start..]);
+            ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
             match read {
                 Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
                 Ok(_) => {}
@@ -258,7 +278,7 @@ impl Peer {
         let situation = Situation {
             call: step.call,
             number: step.number,
-            expected: progress.receive.as_ref().map(|payload| payload.len() as u64),
+            expected: progress.expected(),
             sends: self.sends,
             calls,
         };
@@ -282,13 +302,26 @@ fn written(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
+/// What is to come from a rank.
+enum Receive<'a> {
+    Nothing,
+    /// It comes where it shall be.
+    Keep(&'a mut [u8]),
+    /// It is folded into what goes to the rank, of which `folded` bytes are complete.
+    Fold {
+        swap: Swap<'a>,
+        arrivals: &'a mut [u8],
+        folded: usize,
+    },
+}
+
 /// One transfer under way.
 pub(super) struct Progress<'a> {
     head: [u8; HEADER_LEN],
     send: Option<&'a [u8]>,
     /// Sent so far, header included.
     sent: usize,
-    receive: Option<&'a mut [u8]>,
+    receive: Receive<'a>,
     /// Received so far, header excluded.
     received: usize,
     /// Whether the header that is there belongs to this exchange.
@@ -296,37 +329,105 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new((step, calls): (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
-        let length = transfer.send.map_or(0, |payload| payload.len() as u64);
-        let (previous, latest) = (calls.before(step.call), calls.latest());
-        let head = Header { call: step.call, step: step.number, length, previous, latest }.encode();
+    pub(super) fn new(step: (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
         let Transfer { send, receive } = transfer;
+        let head = head(step, send.map_or(0, <[u8]>::len));
+        let receive = receive.map_or(Receive::Nothing, Receive::Keep);
         Self { head, send, sent: 0, receive, received: 0, accepted: false }
     }
 
-    /// The message whose header is there is received from now on; this is how it begins.
-    fn accept(&mut self, ahead: Vec<u8>) {
-        self.accepted = true;
-        if let Some(payload) = &mut self.receive {
-            payload[..ahead.len()].copy_from_slice(&ahead);
-            self.received = ahead.len();
+    /// `arrivals` is for what has come and is not folded yet.
+    pub(super) fn swap(step: (&Exchange, &Calls), swap: Swap<'a>, arrivals: &'a mut [u8]) -> Self {
+        if swap.data.is_empty() {
+            // It is complete at once, although nothing has been said yet.
+            return Self::new(step, Transfer { send: Some(&[]), receive: Some(&mut []) });
+        }
+        let head = head(step, swap.data.len());
+        let receive = Receive::Fold { swap, arrivals, folded: 0 };
+        Self { head, send: None, sent: 0, receive, received: 0, accepted: false }
+    }
+
+    /// What goes to the rank. What it is folded into is complete only once all of it is gone.
+    fn to_send(&self) -> Option<&[u8]> {
+        match &self.receive {
+            Receive::Fold { swap, .. } => Some(swap.data),
+            _ => self.send,
         }
     }
 
+    /// Bytes that are expected.
+    fn expected(&self) -> Option<u64> {
+        match &self.receive {
+            Receive::Nothing => None,
+            Receive::Keep(payload) => Some(payload.len() as u64),
+            Receive::Fold { swap, .. } => Some(swap.data.len() as u64),
+        }
+    }
+
+    /// Where the next bytes of the message come; empty while there is no room.
+    fn room(&mut self) -> &mut [u8] {
+        match &mut self.receive {
+            Receive::Nothing => &mut [],
+            Receive::Keep(payload) => &mut payload[self.received..],
+            Receive::Fold { swap, arrivals, folded } => {
+                let piece = arrivals.len().min(swap.data.len() - *folded);
+                &mut arrivals[self.received - *folded..piece]
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        match &self.receive {
+            Receive::Nothing => false,
+            Receive::Keep(payload) => self.received < payload.len(),
+            Receive::Fold { swap, arrivals, folded } => {
+                self.received - folded < arrivals.len().min(swap.data.len() - folded)
+            }
+        }
+    }
+
+    /// Folds the piece that has come, if it is whole and what it is folded into has been sent; whether it did.
+    fn fold(&mut self) -> bool {
+        let Receive::Fold { swap, arrivals, folded } = &mut self.receive else { return false };
+        let piece = arrivals.len().min(swap.data.len() - *folded);
+        let end = *folded + piece;
+        if piece == 0 || self.received < end || self.sent < HEADER_LEN + end {
+            return false;
+        }
+        (swap.fold)(&mut swap.data[*folded..end], &arrivals[..piece]);
+        *folded = end;
+        true
+    }
+
     fn wants_to_send(&self) -> bool {
-        self.send.is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
+        self.to_send().is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
     }
 
     pub(super) fn wants_to_receive(&self) -> bool {
-        self.receive.as_ref().is_some_and(|payload| !self.accepted || self.received < payload.len())
+        match &self.receive {
+            Receive::Nothing => false,
+            Receive::Keep(payload) => !self.accepted || self.received < payload.len(),
+            Receive::Fold { swap, folded, .. } => !self.accepted || *folded < swap.data.len(),
+        }
     }
 
     /// Whether nothing goes to the rank, and nothing has come.
     pub(super) fn only_waits(&self) -> bool {
-        self.send.is_none() && self.receive.is_some() && !self.accepted
+        self.send.is_none() && matches!(self.receive, Receive::Keep(_)) && !self.accepted
     }
 
     pub(super) fn is_done(&self) -> bool {
         !self.wants_to_send() && !self.wants_to_receive()
     }
+
+    /// Bytes that have come and gone.
+    pub(super) fn moved(&self) -> usize {
+        self.sent + self.received
+    }
+}
+
+/// The header of a message.
+fn head((step, calls): (&Exchange, &Calls), length: usize) -> [u8; HEADER_LEN] {
+    let (previous, latest) = (calls.before(step.call), calls.latest());
+    Header { call: step.call, step: step.number, length: length as u64, previous, latest }.encode()
 }
