@@ -13,7 +13,7 @@ use crate::process_group::tcp::mesh::Transfer;
 use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 
-/// Bytes of a block that one stream carries.
+/// Bytes of a block that one stream carries. A message of a call is no longer, so that a rank that waits for its host can take it in.
 const STREAM: usize = 16 * 1024 * 1024;
 
 /// The blocks of so many bytes.

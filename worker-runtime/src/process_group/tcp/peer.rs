@@ -15,9 +15,9 @@ use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 
-/// Most bytes of a message that are taken in before it is to be received: those of the messages that ranks of other hosts send while
-/// this one waits for its own.
-const MAX_AHEAD: usize = 4 * 1024 * 1024;
+/// Most bytes of a message that are taken in before it is to be received: the longest message of a call that ranks of other hosts
+/// send while this one waits for its own.
+const MAX_AHEAD: usize = 16 * 1024 * 1024;
 
 /// Bytes of them that are read at once.
 const PIECE: usize = 256 * 1024;
