@@ -1,10 +1,11 @@
-//! Data-parallel training: every worker has the whole model and a share of each batch; gradients are summed
-//! over the group, so that any number of workers takes the same steps.
+//! Data-parallel training: every worker has the whole model and a share of each batch; gradients become their mean over the
+//! workers while backward runs, and any number of workers takes the same steps.
 
 mod checkpoint;
 mod data;
 mod fault;
 mod model;
+mod progress;
 
 use std::io;
 use std::path::PathBuf;
@@ -16,9 +17,11 @@ use clap::Parser;
 use data::Dataset;
 use fault::{Fault, FaultError, FaultKind};
 use model::Mlp;
+use progress::Progress;
 use rankrun_examples::random::Random;
 use rankrun_examples::{console, share};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions};
+use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, WorkerContext};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
@@ -87,6 +90,8 @@ enum TrainingError {
     #[error(transparent)]
     Group(#[from] GroupError),
     #[error(transparent)]
+    Ddp(#[from] DdpError),
+    #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Fault(#[from] FaultError),
@@ -102,12 +107,14 @@ fn main() -> ExitCode {
 /// A training under way.
 struct Training<'a> {
     options: &'a Options,
-    group: Group,
+    ddp: Ddp,
     data: Dataset,
     model: Mlp,
     /// Steps taken.
     step: u64,
     fault: Fault,
+    /// Of the rank that prints.
+    progress: Option<Progress>,
 }
 
 impl<'a> Training<'a> {
@@ -133,8 +140,11 @@ impl<'a> Training<'a> {
             console::line(&format!("resumed from step {} of {}", checkpoint.step, path.display()))?;
         }
         group.broadcast(&mut step, ROOT)?;
-        group.broadcast(&mut model.parameters, ROOT)?;
-        Ok(Self { options, group, data, model, step: step[0].cast_unsigned(), fault })
+        let mut ddp = Ddp::new(group, Mlp::description(), &DdpOptions::default())?;
+        ddp.broadcast(model.parts_mut())?;
+        let step = step[0].cast_unsigned();
+        let progress = (rank == ROOT).then(|| Progress::new(step, options.steps, restart.0));
+        Ok(Self { options, ddp, data, model, step, fault, progress })
     }
 
     fn run(mut self) -> Result<(), TrainingError> {
@@ -143,44 +153,36 @@ impl<'a> Training<'a> {
             self.take_step()?;
             std::thread::sleep(Duration::from_millis(self.options.step_ms));
         }
-        if self.group.rank() == ROOT {
+        if self.ddp.rank() == ROOT {
             self.finish()?;
         }
         // Nobody leaves before the files are written.
-        Ok(self.group.barrier()?)
+        Ok(self.ddp.into_group()?.barrier()?)
     }
 
     fn take_step(&mut self) -> Result<(), TrainingError> {
         let batch = self.options.batch as usize;
-        let shares = share::chunks(batch, self.group.world_size().get() as usize);
+        let world = self.ddp.world_size().get() as usize;
         let start = self.step as usize * batch;
-        let own = shares[self.group.rank().index()].clone();
-        let mut sums = vec![0.0; self.model.parameters.len() + 2];
-        let (gradient, score) = sums.split_at_mut(self.model.parameters.len());
-        for index in own {
-            let (features, class) = self.data.sample(start + index);
-            let (loss, is_right) = self.model.learn(features, class, gradient);
-            score[0] += loss;
-            score[1] += f64::from(is_right);
-        }
-        // One message carries everything. Sums over the batch, not means over shares, since these differ in
-        // size.
-        self.group.all_reduce(&mut sums, Reduction::Sum)?;
-        sums.iter_mut().for_each(|sum| *sum /= batch as f64);
-
-        let (gradient, score) = sums.split_at(self.model.parameters.len());
-        self.model.descend(gradient, self.options.learning_rate);
+        let own = share::chunks(batch, world)[self.ddp.rank().index()].clone();
+        let samples = own.map(|index| self.data.sample(start + index));
+        // The mean over workers of sums over shares, which differ in size, is to be the mean over the batch.
+        let (loss, right) = self.model.learn(samples, world as f64 / batch as f64, &mut self.ddp)?;
+        let score = self.ddp.queue().all_reduce(vec![loss, right], Reduction::Sum);
+        self.model.descend(&self.ddp.finish()?, self.options.learning_rate);
         self.step += 1;
-        if self.group.rank() == ROOT {
-            self.tell_and_keep(score[0], score[1])?;
+        let score = score.wait()?;
+        if self.ddp.rank() == ROOT {
+            self.tell_and_keep(score[0] / batch as f64, score[1] / batch as f64)?;
         }
         Ok(())
     }
 
     fn tell_and_keep(&self, loss: f64, accuracy: f64) -> Result<(), TrainingError> {
         let (step, options) = (self.step, self.options);
-        if step.is_multiple_of(options.print_every) || step == options.steps {
-            console::line(&format!("step {step}: loss {loss:.6}, accuracy {accuracy:.4}"))?;
+        if let Some(progress) = &self.progress {
+            let is_due = step.is_multiple_of(options.print_every) || step == options.steps;
+            progress.step(step, loss, is_due.then_some(accuracy))?;
         }
         if let Some(path) = &options.checkpoint
             && (step.is_multiple_of(options.checkpoint_every) || step == options.steps)
@@ -192,6 +194,9 @@ impl<'a> Training<'a> {
     }
 
     fn finish(&self) -> Result<(), TrainingError> {
+        if let Some(progress) = &self.progress {
+            progress.end();
+        }
         let (loss, accuracy) = self.model.judge(&self.data);
         let length = self.model.parameters.iter().map(|weight| weight * weight).sum::<f64>().sqrt();
         console::line(&format!(

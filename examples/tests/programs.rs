@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the test starts the examples")]
 
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -77,6 +78,38 @@ fn help_has_examples_and_wrong_flags_are_errors() {
             assert!(stderr.starts_with("error: "), "{stderr}");
         }
     }
+}
+
+/// What a program without any launcher writes to a terminal.
+fn on_terminal(program: &str, args: &[&str]) -> String {
+    let terminal = nix::pty::openpty(None, None).expect("there are pseudo-terminals");
+    let end = || terminal.slave.try_clone().expect("a descriptor can be copied");
+    let mut command = Command::new(program);
+    command.args(args).env_clear().env("TERM", "xterm").stdout(end()).stderr(end());
+    let mut child = command.spawn().expect("the example is built");
+    // With the last end the reading is over: EIO, on Linux.
+    drop(command);
+    drop(terminal.slave);
+    let (mut screen, mut piece) = (Vec::new(), [0; 4096]);
+    let mut master = fs::File::from(terminal.master);
+    while let Ok(count @ 1..) = master.read(&mut piece) {
+        screen.extend_from_slice(&piece[..count]);
+    }
+    assert!(child.wait().expect("it is ours").success());
+    String::from_utf8_lossy(&screen).into_owned()
+}
+
+#[test]
+fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
+    let args = ["--steps", "40", "--step-ms", "1"];
+    let screen = on_terminal(env!("CARGO_BIN_EXE_ddp_training"), &args);
+    for expected in ["40/40 ", " steps/s, loss 0.", "restarts 0", "step 20: loss ", "finished: step 40, "] {
+        assert!(screen.contains(expected), "{expected}: {screen:?}");
+    }
+    let (_, stdout, stderr) = ddp_training(&args);
+    assert_eq!((stdout.lines().count(), stderr.as_str()), (4, ""), "{stdout}");
+    assert!(stdout.contains("\nstep 20: loss ") && stdout.contains(" steps/s\nfinished: "), "{stdout}");
+    assert!(!stdout.contains('\u{1b}') && !stdout.contains("restarts"), "{stdout:?}");
 }
 
 #[test]
