@@ -17,6 +17,7 @@ use rankrun_contract::report::{self, ErrorReport};
 
 use crate::clock;
 use crate::context::WorkerContext;
+use crate::ddp::DdpError;
 use crate::process_group::{GroupError, parting};
 
 /// The first failure of this process: later ones are mostly its consequences.
@@ -76,7 +77,8 @@ pub fn report_error(error: &(dyn Error + 'static)) {
         cause = error.source();
     }
     text.push_str(&details);
-    if let Some(hint) = error.downcast_ref::<GroupError>().and_then(GroupError::hint) {
+    let of_group = error.downcast_ref::<GroupError>().and_then(GroupError::hint);
+    if let Some(hint) = of_group.or_else(|| error.downcast_ref::<DdpError>().and_then(DdpError::hint)) {
         text.push_str(&format!("\nhint: {hint}"));
     }
     say(&text);
