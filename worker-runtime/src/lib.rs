@@ -23,6 +23,8 @@ mod clock;
 pub mod context;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 pub mod cuda;
+pub mod data_parallel;
+pub mod ddp;
 pub mod elastic;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
@@ -34,6 +36,8 @@ pub mod store;
 pub mod trace;
 
 pub use context::WorkerContext;
+pub use data_parallel::DataParallel;
+pub use ddp::{Ddp, DdpOptions};
 pub use elastic::{Life, run_elastic};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};

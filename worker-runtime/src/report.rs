@@ -18,6 +18,7 @@ use rankrun_contract::report::{self, ErrorReport};
 use crate::checkpoint::CheckpointError;
 use crate::clock;
 use crate::context::WorkerContext;
+use crate::ddp::DdpError;
 use crate::process_group::{GroupError, parting};
 use crate::trace;
 
@@ -87,9 +88,11 @@ pub fn report_error(error: &(dyn Error + 'static)) {
 
 /// What the first error of ours among it and its causes advises.
 fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    let of_one = |error: &(dyn Error + 'static)| match error.downcast_ref::<CheckpointError>() {
-        Some(error) => error.hint(),
-        None => error.downcast_ref::<GroupError>().and_then(GroupError::hint),
+    let of_one = |error: &(dyn Error + 'static)| {
+        let of_group = error.downcast_ref::<GroupError>().and_then(GroupError::hint);
+        let of_ddp = || error.downcast_ref::<DdpError>().and_then(DdpError::hint);
+        let of_checkpoint = || error.downcast_ref::<CheckpointError>().and_then(CheckpointError::hint);
+        of_group.or_else(of_ddp).or_else(of_checkpoint)
     };
     std::iter::successors(Some(error), |&error| error.source()).find_map(of_one)
 }

@@ -25,6 +25,15 @@ pub fn cuda_available() -> Result<(), CudaMissing> {
     }
 }
 
+/// How many CUDA devices this process sees.
+///
+/// # Errors
+/// There is no CUDA or no device at all ([`cuda_available`]).
+pub fn cuda_device_count() -> Result<usize, CudaMissing> {
+    cuda_available()?;
+    driver()?.device_count()
+}
+
 /// The primary context of a device, made current in this thread.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::buffer::Buffer;
-use super::collective::Collective;
+use super::collective::{Collective, HostCollective};
 use super::device::{DeviceCollective, Stream};
 use super::element::{DataType, Element, Reduction};
 use super::error::GroupError;
@@ -57,6 +57,11 @@ impl Group {
     /// group.
     pub fn buffer<T: Element>(&mut self, elements: usize) -> Buffer<T> {
         Buffer::new(self.backend.allocate(elements.saturating_mul(size_of::<T>())), elements)
+    }
+
+    /// Performs a call on memory of any element type; see [`ProcessGroup::run`].
+    pub(crate) fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
+        self.backend.run(data_type, work)
     }
 
     /// Waits until all ranks are here.

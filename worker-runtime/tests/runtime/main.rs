@@ -4,6 +4,7 @@
 #![expect(clippy::duplicate_mod, reason = "the same tests run on two transports")]
 
 mod calls;
+mod ddp;
 mod elastic;
 mod group;
 mod join;

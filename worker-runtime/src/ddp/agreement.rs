@@ -1,0 +1,207 @@
+//! All ranks must train the same model with the same options: what each says of its own, and the first difference.
+
+use std::fmt;
+
+use rankrun_contract::rank::Rank;
+
+use super::DdpOptions;
+use super::error::DdpError;
+use super::parameter::Parameter;
+use crate::process_group::{DataType, Group};
+
+/// More than any model says of itself: millions of parameters.
+const MAX_BYTES: i64 = 1 << 30;
+
+const TYPES: [DataType; 4] = [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64];
+
+/// What a rank trains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) options: DdpOptions,
+    pub(crate) parameters: Vec<Parameter>,
+}
+
+/// The first thing in which two ranks differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The lowest rank that differs from rank 0.
+    pub rank: Rank,
+    /// What it has there.
+    pub theirs: String,
+    /// What rank 0 has there.
+    pub of_rank_0: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} has {}, but rank 0 has {}", self.rank, self.theirs, self.of_rank_0)
+    }
+}
+
+/// Compares what all ranks train: two short calls where all is well. Otherwise every rank gets the same error.
+pub(crate) fn agree(group: &mut Group, ours: &Description) -> Result<(), DdpError> {
+    let own = ours.encode();
+    let all = group.all_gather(&[own.len() as i64, hash(&own)])?;
+    let (said, _) = all.as_chunks::<2>();
+    let differs = said.iter().position(|other| *other != said[0]);
+    let Some(other) = differs else { return Ok(()) };
+    let mut read = |rank: usize| {
+        let (root, length) = (Rank(u32::try_from(rank).unwrap_or(u32::MAX)), said[rank][0]);
+        let unreadable = || DdpError::Unreadable { rank: root };
+        let length = usize::try_from(length).ok().filter(|_| length <= MAX_BYTES).ok_or_else(unreadable)?;
+        let mut bytes = if group.rank() == root { own.clone() } else { vec![0; length] };
+        group.broadcast(&mut bytes, root)?;
+        Description::decode(&bytes).ok_or_else(unreadable)
+    };
+    let (first, second) = (read(0)?, read(other)?);
+    let rank = Rank(u32::try_from(other).unwrap_or(u32::MAX));
+    Err(difference(&first, &second, rank)
+        .map_or(DdpError::Unreadable { rank }, |it| DdpError::Differ(it.into())))
+}
+
+/// FNV-1a with 64 bits: it finds mistakes, not malice.
+fn hash(bytes: &[u8]) -> i64 {
+    let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    });
+    hash.cast_signed()
+}
+
+/// The first difference between rank 0 and another one; `None` if there is none.
+fn difference(first: &Description, other: &Description, rank: Rank) -> Option<Difference> {
+    let differ = |theirs: String, of_rank_0: String| Some(Difference { rank, theirs, of_rank_0 });
+    for index in 0..first.parameters.len().max(other.parameters.len()) {
+        let show = |parameter: Option<&Parameter>, all: usize| match parameter {
+            Some(parameter) => format!("{parameter} as parameter {index}"),
+            None => format!("{all} parameters"),
+        };
+        let (ours, theirs) = (first.parameters.get(index), other.parameters.get(index));
+        if ours != theirs {
+            let (ours, theirs) = (show(ours, first.parameters.len()), show(theirs, other.parameters.len()));
+            return differ(theirs, ours);
+        }
+    }
+    let show = |options: &DdpOptions| {
+        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused } = options;
+        format!(
+            "`bucket_bytes` {bucket_bytes}, `first_bucket_bytes` {first_bucket_bytes} and `find_unused` {find_unused}"
+        )
+    };
+    if first.options == other.options { None } else { differ(show(&other.options), show(&first.options)) }
+}
+
+impl Description {
+    /// All numbers are 64 bits, little-endian: the options, then each parameter with its name's length and its name, its type and
+    /// its shape's length and its shape.
+    fn encode(&self) -> Vec<u8> {
+        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused } = self.options;
+        let mut bytes = Vec::new();
+        let number = |bytes: &mut Vec<u8>, number: usize| bytes.extend((number as u64).to_le_bytes());
+        for option in [bucket_bytes, first_bucket_bytes, usize::from(find_unused)] {
+            number(&mut bytes, option);
+        }
+        for parameter in &self.parameters {
+            number(&mut bytes, parameter.name.len());
+            bytes.extend(parameter.name.as_bytes());
+            let data_type = TYPES.iter().position(|it| *it == parameter.data_type);
+            number(&mut bytes, data_type.unwrap_or(TYPES.len()));
+            number(&mut bytes, parameter.shape.len());
+            parameter.shape.iter().for_each(|&length| number(&mut bytes, length));
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let (bucket_bytes, first_bucket_bytes) = (reader.number()?, reader.number()?);
+        let find_unused = reader.number()? != 0;
+        let mut parameters = Vec::new();
+        while !reader.0.is_empty() {
+            let length = reader.number()?;
+            let name = std::str::from_utf8(reader.bytes(length)?).ok()?.to_owned();
+            let data_type = *TYPES.get(reader.number()?)?;
+            let dimensions = reader.number()?;
+            // No more than there are bytes for.
+            let shape = (0..dimensions).map_while(|_| reader.number()).collect::<Vec<_>>();
+            if shape.len() != dimensions {
+                return None;
+            }
+            parameters.push(Parameter { name, shape, data_type });
+        }
+        Some(Self { options: DdpOptions { bucket_bytes, first_bucket_bytes, find_unused }, parameters })
+    }
+}
+
+/// What is left to read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        usize::try_from(u64::from_le_bytes(*number)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn description(parameters: &[(&str, &[usize])]) -> Description {
+        let parameter = |(name, shape): &(&str, &[usize])| Parameter::new::<f32>(*name, shape);
+        let parameters = parameters.iter().map(parameter).collect();
+        Description { options: DdpOptions::default(), parameters }
+    }
+
+    fn told(first: &Description, other: &Description) -> String {
+        difference(first, other, Rank(3)).map_or_else(|| "nothing".to_owned(), |it| it.to_string())
+    }
+
+    #[test]
+    fn the_first_difference_is_told_with_both_values() {
+        let model = description(&[("w", &[2, 3]), ("b", &[2])]);
+        assert_eq!(told(&model, &model), "nothing");
+        assert_eq!(
+            told(&model, &description(&[("w", &[2, 4]), ("c", &[2])])),
+            "rank 3 has `w` [2, 4] f32 as parameter 0, but rank 0 has `w` [2, 3] f32 as parameter 0"
+        );
+        assert_eq!(
+            told(&model, &description(&[("w", &[2, 3])])),
+            "rank 3 has 1 parameters, but rank 0 has `b` [2] f32 as parameter 1"
+        );
+        let mut short = model.clone();
+        short.parameters[1].data_type = DataType::Bf16;
+        assert_eq!(
+            told(&model, &short),
+            "rank 3 has `b` [2] bf16 as parameter 1, but rank 0 has `b` [2] f32 as parameter 1"
+        );
+        let mut lax = model.clone();
+        lax.options.find_unused = true;
+        assert!(told(&model, &lax).contains("`find_unused` true, but rank 0 has "), "{}", told(&model, &lax));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            names in proptest::collection::vec(("\\PC{0,9}", proptest::collection::vec(any::<usize>(), 0..4)), 0..9),
+            find_unused in any::<bool>(),
+        ) {
+            let parameters = names.into_iter().map(|(name, shape)| Parameter::new::<f64>(name, &shape)).collect();
+            let written = Description { options: DdpOptions { find_unused, ..DdpOptions::default() }, parameters };
+            let bytes = written.encode();
+            prop_assert_eq!(Description::decode(&bytes), Some(written));
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            Description::decode(&bytes);
+        }
+    }
+}

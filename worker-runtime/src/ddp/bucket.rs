@@ -1,0 +1,164 @@
+//! Which gradients travel together. Pure.
+//!
+//! As torch has it once it has seen the first backward pass: parameters in the reverse order of the model, since that is how
+//! gradients become ready; buckets of one element type; the first bucket of a type is small, so that it starts early, and each is
+//! closed by the gradient with which it reaches its size (`compute_bucket_assignment_by_size` in torch's `reducer.cpp`).
+
+use std::ops::Range;
+
+use super::parameter::Parameter;
+use crate::process_group::DataType;
+
+/// Gradients that are reduced in one call, one after another without gaps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) data_type: DataType,
+    /// Indices of the parameters, in the order in which they lie.
+    pub(crate) members: Vec<usize>,
+    pub(crate) bytes: usize,
+}
+
+/// Where the gradient of a parameter lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) bucket: usize,
+    pub(crate) bytes: Range<usize>,
+}
+
+/// Sizes at which buckets are closed, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Of the first bucket of each element type.
+    pub(crate) first: usize,
+    /// Of the others.
+    pub(crate) others: usize,
+}
+
+/// All buckets, in the order in which they are reduced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) buckets: Vec<Bucket>,
+    /// For each parameter of the model.
+    pub(crate) places: Vec<Place>,
+}
+
+impl Plan {
+    /// The plan of a model: a function of what all ranks agree on, so that all have the same.
+    pub(crate) fn new(parameters: &[Parameter], sizes: Sizes) -> Self {
+        let mut closed: Vec<Bucket> = Vec::new();
+        let mut open: Vec<Bucket> = Vec::new();
+        for (index, parameter) in parameters.iter().enumerate().rev() {
+            let data_type = parameter.data_type;
+            let at = open.iter().position(|bucket| bucket.data_type == data_type).unwrap_or_else(|| {
+                open.push(Bucket { data_type, members: Vec::new(), bytes: 0 });
+                open.len() - 1
+            });
+            let bucket = &mut open[at];
+            bucket.members.push(index);
+            bucket.bytes += parameter.bytes();
+            let is_first = !closed.iter().any(|other| other.data_type == data_type);
+            if bucket.bytes >= if is_first { sizes.first } else { sizes.others } {
+                closed.push(open.swap_remove(at));
+            }
+        }
+        closed.append(&mut open);
+        // One that is complete earlier is reduced earlier.
+        closed.sort_by_key(|bucket| std::cmp::Reverse(bucket.members.last().copied()));
+        let places = places(&closed, parameters);
+        Self { buckets: closed, places }
+    }
+}
+
+fn places(buckets: &[Bucket], parameters: &[Parameter]) -> Vec<Place> {
+    let mut places = vec![Place { bucket: 0, bytes: 0..0 }; parameters.len()];
+    for (bucket, members) in buckets.iter().map(|bucket| &bucket.members).enumerate() {
+        let mut start = 0;
+        for &member in members {
+            let end = start + parameters[member].bytes();
+            places[member] = Place { bucket, bytes: start..end };
+            start = end;
+        }
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process_group::f16;
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// The MLP 1000-512-512-2; every other parameter is of the second type.
+    fn model(second: fn(&'static str, &[usize]) -> Parameter) -> Vec<Parameter> {
+        let first = Parameter::new::<f32>;
+        vec![
+            first("fc1.weight", &[512, 1000]),
+            second("fc1.bias", &[512]),
+            first("fc2.weight", &[512, 512]),
+            second("fc2.bias", &[512]),
+            first("fc3.weight", &[2, 512]),
+            second("fc3.bias", &[2]),
+        ]
+    }
+
+    fn members(parameters: &[Parameter], first: usize, others: usize) -> Vec<Vec<usize>> {
+        let plan = Plan::new(parameters, Sizes { first, others });
+        plan.buckets.into_iter().map(|bucket| bucket.members).collect()
+    }
+
+    /// What `torch.distributed._compute_bucket_assignment_by_size` of torch 2.15 says for the reversed list.
+    #[test]
+    fn buckets_are_those_of_torch() {
+        let one_type = model(|name, shape| Parameter::new::<f32>(name, shape));
+        assert_eq!(members(&one_type, MIB, 25 * MIB), [vec![5, 4, 3, 2], vec![1, 0]]);
+        assert_eq!(members(&one_type, 1024, MIB), [vec![5, 4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(members(&one_type, 16, 2048), [vec![5, 4], vec![3], vec![2], vec![1], vec![0]]);
+    }
+
+    /// Torch's sets; here in the order in which they are complete.
+    #[test]
+    fn each_type_has_buckets_of_its_own() {
+        let two_types = model(|name, shape| Parameter::new::<f16>(name, shape));
+        assert_eq!(members(&two_types, MIB, 25 * MIB), [vec![4, 2], vec![5, 3, 1], vec![0]]);
+        assert_eq!(members(&two_types, 1024, MIB), [vec![4], vec![5, 3], vec![2], vec![1], vec![0]]);
+    }
+
+    #[test]
+    fn a_size_of_one_byte_is_a_bucket_for_each() {
+        let one_type = model(|name, shape| Parameter::new::<f32>(name, shape));
+        assert_eq!(members(&one_type, 1, 1).len(), 6);
+        assert_eq!(members(&one_type, usize::MAX, usize::MAX), [vec![5, 4, 3, 2, 1, 0]]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_gradient_has_one_place_and_places_do_not_overlap(
+            shapes in proptest::collection::vec((0usize..50, any::<bool>()), 1..40),
+            first in 1usize..200,
+            others in 1usize..200,
+        ) {
+            let parameter = |(at, (length, is_short)): (usize, (usize, bool))| match is_short {
+                true => Parameter::new::<f16>(at.to_string(), &[length]),
+                false => Parameter::new::<f32>(at.to_string(), &[length]),
+            };
+            let parameters: Vec<_> = shapes.into_iter().enumerate().map(parameter).collect();
+            let plan = Plan::new(&parameters, Sizes { first, others });
+            for (index, bucket) in plan.buckets.iter().enumerate() {
+                let mut start = 0;
+                for &member in &bucket.members {
+                    let place = &plan.places[member];
+                    prop_assert_eq!((place.bucket, place.bytes.start), (index, start));
+                    prop_assert_eq!(parameters[member].data_type, bucket.data_type);
+                    prop_assert_eq!(place.bytes.len(), parameters[member].bytes());
+                    start = place.bytes.end;
+                }
+                prop_assert_eq!(start, bucket.bytes);
+            }
+            let mut all: Vec<_> = plan.buckets.iter().flat_map(|bucket| bucket.members.clone()).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..parameters.len()).collect::<Vec<_>>());
+        }
+    }
+}

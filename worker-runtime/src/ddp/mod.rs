@@ -1,0 +1,397 @@
+//! Data-parallel training with one process for each device: every rank has the whole model and a part of each batch, and gradients
+//! become their mean over all ranks while backward still runs.
+//!
+//! [`Ddp`] knows no framework. A model is a list of [`Parameter`]s, and a gradient is a slice of numbers, written where it is
+//! reduced or copied there. What the group carries with the fewest copies is where gradients lie.
+
+mod agreement;
+mod bucket;
+mod error;
+mod gradients;
+mod parameter;
+mod pass;
+mod slot;
+
+use bytemuck::cast_slice_mut;
+use rankrun_contract::rank::{Rank, WorldSize};
+
+pub use self::agreement::Difference;
+pub use self::error::DdpError;
+pub use self::gradients::Gradients;
+pub use self::parameter::Parameter;
+
+use self::agreement::Description;
+use self::bucket::{Plan, Sizes};
+use self::pass::Pass;
+use self::slot::Slot;
+use crate::process_group::{DataType, Element, Group, Queue, Reduction};
+
+/// Whose parameters all ranks begin with.
+const ROOT: Rank = Rank(0);
+
+/// How gradients are exchanged. All ranks have the same options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DdpOptions {
+    /// Bytes at which a bucket of gradients is closed and can be reduced; torch's `bucket_cap_mb`, 25 MiB.
+    pub bucket_bytes: usize,
+    /// Bytes at which the first bucket of each element type is closed: a small one, so that it is on its way early. torch's 1 MiB.
+    pub first_bucket_bytes: usize,
+    /// Whether a pass may leave out parameters; torch's `find_unused_parameters`. Zeros stand for their gradients, and
+    /// [`Gradients::is_unused`] tells which were used on no rank, for one more small call in each step. Otherwise a parameter
+    /// without a gradient is an error.
+    pub find_unused: bool,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        Self { bucket_bytes: 25 << 20, first_bucket_bytes: 1 << 20, find_unused: false }
+    }
+}
+
+/// Gradients of a model, which become their mean over all ranks.
+///
+/// A step is a backward pass, in which each gradient is made ready once, in any order, and [`finish`](Self::finish). A bucket of
+/// gradients is on its way as soon as all of them are ready, on a thread of its own; buckets go in one order on all ranks, from the
+/// last parameter of the model to the first. The mean is over ranks: with losses that are means over equal parts of a batch, it is
+/// the gradient of the whole batch.
+///
+/// ```
+/// use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
+/// # use rankrun_worker::{Group, MemoryGroup};
+///
+/// /// Fits `y = w · x + b`, whose gradients are written by hand.
+/// fn train(group: Group, examples: &[([f32; 2], f32)]) -> Result<Vec<Vec<f32>>, DdpError> {
+///     let mut model = vec![vec![0.1f32, 0.2], vec![0.0]];
+///     let parameters = vec![Parameter::new::<f32>("w", &[2]), Parameter::new::<f32>("b", &[])];
+///     let mut ddp = Ddp::new(group, parameters, &DdpOptions::default())?;
+///     ddp.broadcast(&mut model)?;
+///     for (x, y) in examples {
+///         let error = model[0][0] * x[0] + model[0][1] * x[1] + model[1][0] - y;
+///         // Handed over, or written where it is reduced.
+///         ddp.ready(1, &[error])?;
+///         let gradient = ddp.gradient_mut::<f32>(0)?;
+///         gradient.iter_mut().zip(x).for_each(|(slope, x)| *slope += error * x);
+///         ddp.mark_ready(0)?;
+///
+///         let gradients = ddp.finish()?;
+///         for (weights, gradient) in model.iter_mut().zip(gradients.iter::<f32>()) {
+///             weights.iter_mut().zip(gradient).for_each(|(weight, slope)| *weight -= 0.1 * slope);
+///         }
+///     }
+///     Ok(model)
+/// }
+/// # train(MemoryGroup::world(1).remove(0), &[([1.0, 2.0], 3.0)]).expect("it trains");
+/// ```
+///
+/// An error of the group ends it: gradients on their way are lost, and all further calls fail.
+#[derive(Debug)]
+pub struct Ddp {
+    queue: Queue,
+    parameters: Vec<Parameter>,
+    options: DdpOptions,
+    plan: Plan,
+    slots: Vec<Slot>,
+    pass: Pass,
+    /// Whether buckets go when they are complete.
+    is_exchanging: bool,
+}
+
+impl Ddp {
+    /// Takes the group, and makes sure that all ranks train the same model with the same options.
+    ///
+    /// # Errors
+    /// The parameters are no model, those of the ranks differ (every rank names the same first difference), or the group failed.
+    pub fn new(mut group: Group, parameters: Vec<Parameter>, options: &DdpOptions) -> Result<Self, DdpError> {
+        check(&parameters)?;
+        let description = Description { options: options.clone(), parameters };
+        agreement::agree(&mut group, &description)?;
+        let Description { options, parameters } = description;
+        let sizes = Sizes { first: options.first_bucket_bytes, others: options.bucket_bytes };
+        let plan = Plan::new(&parameters, sizes);
+        let slots = plan.buckets.iter().map(|bucket| Slot::Here(group.buffer(bucket.bytes))).collect();
+        let pass = Pass::new(&plan);
+        Ok(Self { queue: Queue::new(group)?, parameters, options, plan, slots, pass, is_exchanging: true })
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.queue.rank()
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn world_size(&self) -> WorldSize {
+        self.queue.world_size()
+    }
+
+    /// The model, in its order: an index in it is what all calls take.
+    #[must_use]
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The group's queue, for calls beside those for gradients, such as the sum of all losses. Every rank makes them at the same place
+    /// of the pass: between the same two gradients that are made ready, or before all, or after all.
+    #[must_use]
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Gives all ranks the parameters of rank 0. These are the parameters of type `T`, in the order of the model; of a model with
+    /// several types each is a call.
+    ///
+    /// # Errors
+    /// There are more or fewer, one has another length, a pass is under way, or the group failed.
+    pub fn broadcast<T, P>(&mut self, parameters: impl IntoIterator<Item = P>) -> Result<(), DdpError>
+    where
+        T: Element,
+        P: AsMut<[T]>,
+    {
+        if !self.pass.is_fresh() {
+            return Err(DdpError::UnderWay);
+        }
+        let mut given: Vec<P> = parameters.into_iter().collect();
+        let ours = self.check_given(&mut given)?;
+        let is_root = self.queue.rank() == ROOT;
+        if is_root {
+            for (values, &index) in given.iter_mut().zip(&ours) {
+                self.memory(index)?.copy_from_slice(values.as_mut());
+            }
+        }
+        let of_type = |data_type: DataType| data_type == T::DATA_TYPE;
+        let buckets = self.plan.buckets.iter().zip(&mut self.slots);
+        for (bucket, slot) in buckets.filter(|(bucket, _)| of_type(bucket.data_type)) {
+            slot.broadcast(&self.queue, bucket.data_type, ROOT)?;
+        }
+        self.collect()?;
+        for (values, &index) in given.iter_mut().zip(&ours).filter(|_| !is_root) {
+            values.as_mut().copy_from_slice(self.memory(index)?);
+        }
+        Ok(())
+    }
+
+    /// Where the gradient of a parameter lies: zeros at first, and then what was written since the last [`finish`](Self::finish). What
+    /// is added to it is in it for all that is to come, until [`mark_ready`](Self::mark_ready).
+    ///
+    /// # Errors
+    /// There is no such parameter, it has another type, or its gradient is ready.
+    pub fn gradient_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
+        self.check::<T>(index)?;
+        let is_empty = self.pass.touch(index);
+        let memory = self.memory(index)?;
+        if is_empty {
+            memory.fill(T::zeroed());
+        }
+        Ok(memory)
+    }
+
+    /// As [`gradient_mut`](Self::gradient_mut), for who writes every element: there is anything in it, and no time goes into zeros.
+    ///
+    /// # Errors
+    /// As [`gradient_mut`](Self::gradient_mut); or the passes before have left a gradient that would be lost.
+    pub fn overwrite<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
+        self.check::<T>(index)?;
+        if self.pass.is_kept(index) {
+            return Err(DdpError::Kept { parameter: self.parameters[index].name.clone() });
+        }
+        let _ = self.pass.touch(index);
+        self.memory(index)
+    }
+
+    /// The gradient of a parameter is written, where [`gradient_mut`](Self::gradient_mut) has shown; where it never was, it is zero.
+    /// Its bucket goes if it is the last of it.
+    ///
+    /// # Errors
+    /// There is no such parameter, or its gradient is ready already.
+    pub fn mark_ready(&mut self, index: usize) -> Result<(), DdpError> {
+        self.check_pending(index)?;
+        if self.pass.touch(index) {
+            let place = self.plan.places[index].clone();
+            self.slots[place.bucket].bytes_mut()?[place.bytes].fill(0);
+        }
+        self.pass.set_ready(index, self.plan.places[index].bucket);
+        self.start_complete()
+    }
+
+    /// Hands over the gradient of a parameter: it is added to what [`gradient_mut`](Self::gradient_mut) would show. Its bucket goes if
+    /// it is the last of it.
+    ///
+    /// # Errors
+    /// There is no such parameter, the gradient has another type or length, or one is ready already.
+    pub fn ready<T: Element + std::ops::Add<Output = T>>(
+        &mut self,
+        index: usize,
+        gradient: &[T],
+    ) -> Result<(), DdpError> {
+        self.check::<T>(index)?;
+        check_length(&self.parameters[index], gradient.len())?;
+        let is_empty = self.pass.touch(index);
+        let memory = self.memory::<T>(index)?;
+        if is_empty {
+            memory.copy_from_slice(gradient);
+        } else {
+            memory.iter_mut().zip(gradient).for_each(|(sum, value)| *sum = *sum + *value);
+        }
+        self.mark_ready(index)
+    }
+
+    /// Makes a pass of which the gradients stay here: nothing is exchanged, and the next pass adds to them. It is torch's `no_sync`, for
+    /// batches in several parts: divide each loss by their number. A pass within it may leave out parameters.
+    ///
+    /// ```
+    /// # use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
+    /// # use rankrun_worker::MemoryGroup;
+    /// # fn main() -> Result<(), DdpError> {
+    /// # let parameters = vec![Parameter::new::<f32>("w", &[1])];
+    /// # let mut ddp = Ddp::new(MemoryGroup::world(1).remove(0), parameters, &DdpOptions::default())?;
+    /// ddp.no_sync(|ddp| ddp.ready(0, &[1.0f32]))?;
+    /// ddp.ready(0, &[2.0f32])?;
+    /// assert_eq!(ddp.finish()?.get::<f32>(0)?, [3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn no_sync<R>(&mut self, pass: impl FnOnce(&mut Self) -> R) -> R {
+        let was_exchanging = std::mem::replace(&mut self.is_exchanging, false);
+        let result = pass(self);
+        self.pass.keep();
+        self.is_exchanging = was_exchanging;
+        result
+    }
+
+    /// Ends the step: waits until all buckets are reduced, and gives the mean of all gradients.
+    ///
+    /// # Errors
+    /// A parameter has no gradient, and [`DdpOptions::find_unused`] is not set: others wait for it then, and it can still be made
+    /// ready. Or the group failed.
+    pub fn finish(&mut self) -> Result<Gradients<'_>, DdpError> {
+        if !self.is_exchanging {
+            return Err(DdpError::NoSync);
+        }
+        let missing: Vec<usize> = self.pass.missing().collect();
+        if let (Some(&first), false) = (missing.first(), self.options.find_unused) {
+            let parameter = self.parameters[first].name.clone();
+            return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
+        }
+        let used = self.options.find_unused.then(|| {
+            let used = (0..self.parameters.len()).map(|index| u8::from(self.pass.is_used(index)));
+            used.collect::<Vec<u8>>()
+        });
+        for index in missing {
+            self.mark_ready(index)?;
+        }
+        let used = used.map(|used| self.queue.all_reduce(used, Reduction::Max));
+        self.collect()?;
+        let unused = match used {
+            Some(used) => used.wait()?.into_iter().map(|used| used == 0).collect(),
+            None => vec![false; self.parameters.len()],
+        };
+        self.pass.reset();
+        Ok(Gradients::new(self, unused))
+    }
+
+    /// Ends what is under way, and gives the group back.
+    ///
+    /// # Errors
+    /// A call of the group panicked, and the group ended with it.
+    pub fn into_group(self) -> Result<Group, DdpError> {
+        Ok(self.queue.into_group()?)
+    }
+
+    /// Puts every bucket on its way that is complete, and that all before it are.
+    fn start_complete(&mut self) -> Result<(), DdpError> {
+        while self.is_exchanging
+            && let Some(next) = self.pass.next_bucket()
+        {
+            self.slots[next].all_reduce(&self.queue, self.plan.buckets[next].data_type)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all memory that is on its way.
+    fn collect(&mut self) -> Result<(), DdpError> {
+        // All of it, so that one that failed leaves nothing behind it under way; the first error is the one to tell.
+        let results: Vec<_> = self.slots.iter_mut().map(Slot::wait).collect();
+        results.into_iter().collect()
+    }
+
+    /// The memory of a gradient, whose type was checked.
+    fn memory<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
+        let place = &self.plan.places[index];
+        Ok(cast_slice_mut(&mut self.slots[place.bucket].bytes_mut()?[place.bytes.clone()]))
+    }
+
+    /// A parameter of this type, whose gradient is not ready.
+    fn check<T: Element>(&self, index: usize) -> Result<(), DdpError> {
+        self.check_pending(index)?;
+        check_type::<T>(&self.parameters[index])
+    }
+
+    fn check_pending(&self, index: usize) -> Result<(), DdpError> {
+        let parameter = parameter(&self.parameters, index)?;
+        if self.pass.is_ready(index) {
+            return Err(DdpError::Twice { parameter: parameter.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// The indices of all parameters of this type, of which these have the lengths.
+    fn check_given<T: Element, P: AsMut<[T]>>(&self, given: &mut [P]) -> Result<Vec<usize>, DdpError> {
+        let all = self.parameters.iter().enumerate();
+        let ours: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
+        if ours.len() != given.len() {
+            let (expected, given) = (ours.len(), given.len());
+            return Err(DdpError::WrongCount { data_type: T::DATA_TYPE, expected, given });
+        }
+        for ((_, parameter), values) in ours.iter().zip(given) {
+            check_length(parameter, values.as_mut().len())?;
+        }
+        Ok(ours.into_iter().map(|(index, _)| index).collect())
+    }
+}
+
+fn parameter(parameters: &[Parameter], index: usize) -> Result<&Parameter, DdpError> {
+    parameters.get(index).ok_or(DdpError::NoSuchParameter { index, parameters: parameters.len() })
+}
+
+fn check_type<T: Element>(parameter: &Parameter) -> Result<(), DdpError> {
+    if parameter.data_type == T::DATA_TYPE {
+        return Ok(());
+    }
+    let (name, expected) = (parameter.name.clone(), parameter.data_type);
+    Err(DdpError::WrongType { parameter: name, expected, given: T::DATA_TYPE })
+}
+
+fn check_length(parameter: &Parameter, given: usize) -> Result<(), DdpError> {
+    let expected = parameter.elements();
+    if given == expected {
+        return Ok(());
+    }
+    Err(DdpError::WrongLength { parameter: parameter.name.clone(), expected, given })
+}
+
+/// Whether these can be the parameters of a model.
+fn check(parameters: &[Parameter]) -> Result<(), DdpError> {
+    if parameters.is_empty() {
+        return Err(DdpError::NoParameters);
+    }
+    let mut names = std::collections::HashMap::new();
+    let mut bytes = 0usize;
+    for (index, parameter) in parameters.iter().enumerate() {
+        let name = || parameter.name.clone();
+        if let Some(first) = names.insert(&parameter.name, index) {
+            return Err(DdpError::SameName { name: name(), first, second: index });
+        }
+        if !matches!(parameter.data_type, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64) {
+            return Err(DdpError::NotFloat { parameter: name(), data_type: parameter.data_type });
+        }
+        bytes = bytes.saturating_add(parameter.bytes());
+        if bytes > isize::MAX as usize {
+            return Err(DdpError::TooLarge { parameter: name() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

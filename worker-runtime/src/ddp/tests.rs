@@ -1,0 +1,367 @@
+//! Ranks are threads here; real groups are in `tests/runtime/ddp.rs`.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::MemoryGroup;
+use crate::process_group::{Backend, GroupError, HostCollective, ProcessGroup, f16};
+
+/// Longer than any test may take.
+const AMPLE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on every rank; the results in rank order.
+fn run<R: Send>(ranks: u32, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let body = &body;
+        let start = |group: Group| scope.spawn(move || body(group));
+        let ranks: Vec<_> = MemoryGroup::world(ranks).into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Three parameters, each in a bucket of its own.
+fn ddp(group: Group, find_unused: bool) -> Ddp {
+    let options = DdpOptions { bucket_bytes: 1, first_bucket_bytes: 1, find_unused };
+    Ddp::new(group, model(), &options).unwrap()
+}
+
+fn alone() -> Ddp {
+    ddp(MemoryGroup::world(1).remove(0), false)
+}
+
+fn model() -> Vec<Parameter> {
+    vec![
+        Parameter::new::<f32>("embedding", &[2, 2]),
+        Parameter::new::<f32>("fc.weight", &[3]),
+        Parameter::new::<f32>("fc.bias", &[]),
+    ]
+}
+
+#[test]
+fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
+    for bytes in [1, 16, 1 << 20] {
+        run(3, |group| {
+            let rank = group.rank().0 as f32;
+            let options =
+                DdpOptions { bucket_bytes: bytes, first_bucket_bytes: bytes, ..DdpOptions::default() };
+            let mut ddp = Ddp::new(group, model(), &options).unwrap();
+            for step in 0..3 {
+                // Another order on every rank, and in each step.
+                for at in 0..3 {
+                    let index = (at + rank as usize + step) % 3;
+                    let value = rank + index as f32;
+                    let count = ddp.parameters()[index].elements();
+                    match step {
+                        0 => ddp.ready(index, &vec![value; count]).unwrap(),
+                        1 => {
+                            ddp.gradient_mut::<f32>(index).unwrap().iter_mut().for_each(|it| *it += value);
+                            ddp.mark_ready(index).unwrap();
+                        }
+                        _ => {
+                            ddp.overwrite::<f32>(index).unwrap().fill(value);
+                            ddp.mark_ready(index).unwrap();
+                        }
+                    }
+                }
+                let gradients = ddp.finish().unwrap();
+                let all: Vec<&[f32]> = gradients.iter().collect();
+                assert_eq!(all, [&[1.0; 4][..], &[2.0; 3], &[3.0]]);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_model_may_have_several_types() {
+    run(2, |group| {
+        let rank = group.rank().0 as f64;
+        let parameters = vec![
+            Parameter::new::<f64>("a", &[2]),
+            Parameter::new::<f16>("b", &[1]),
+            Parameter::new::<f64>("c", &[0]),
+            Parameter::new::<f64>("d", &[1]),
+        ];
+        let mut ddp = Ddp::new(group, parameters, &DdpOptions::default()).unwrap();
+        let mut long = [vec![rank, 7.0 + rank], vec![], vec![rank]];
+        let mut short = [vec![f16::from_f64(5.0 + rank)]];
+        ddp.broadcast(&mut long).unwrap();
+        ddp.broadcast(&mut short).unwrap();
+        assert_eq!((long, short), ([vec![0.0, 7.0], vec![], vec![0.0]], [vec![f16::from_f64(5.0)]]));
+
+        ddp.ready(3, &[rank]).unwrap();
+        ddp.ready(2, &[0.0f64; 0]).unwrap();
+        ddp.ready(1, &[f16::from_f64(rank)]).unwrap();
+        let error = ddp.ready(0, &[1.0f32, 2.0]).unwrap_err();
+        assert_eq!(error.to_string(), "`a` is of type f64, and its gradient was taken for f32");
+        ddp.ready(0, &[rank, 1.0]).unwrap();
+        let gradients = ddp.finish().unwrap();
+        assert_eq!(gradients.iter::<f64>().collect::<Vec<_>>(), [&[0.5, 1.0][..], &[], &[0.5]]);
+        assert_eq!(gradients.get::<f16>(1).unwrap(), [f16::from_f64(0.5)]);
+    });
+}
+
+/// A group that says when an all-reduce begins.
+#[derive(Debug)]
+struct Telling {
+    group: Group,
+    begun: Sender<usize>,
+}
+
+impl ProcessGroup for Telling {
+    fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.group.world_size()
+    }
+
+    fn backend(&self) -> Backend {
+        self.group.backend()
+    }
+
+    fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
+        if let HostCollective::AllReduce { data, .. } = &work {
+            self.begun.send(data.len()).unwrap();
+        }
+        self.group.run(data_type, work)
+    }
+
+    fn split(&mut self, _: Option<u32>, _: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
+        Ok(None)
+    }
+
+    fn leave(&mut self) {}
+}
+
+fn telling(group: Group) -> (Group, Receiver<usize>) {
+    let (begun, seen) = channel();
+    (Group::new(Box::new(Telling { group, begun })), seen)
+}
+
+#[test]
+fn the_first_bucket_is_on_its_way_before_backward_ends() {
+    run(2, |group| {
+        let (group, begun) = telling(group);
+        let mut ddp = ddp(group, false);
+        for _ in 0..3 {
+            // The last parameter is the first one whose gradient backward knows.
+            ddp.ready(2, &[1.0f32]).unwrap();
+            assert_eq!(begun.recv_timeout(AMPLE), Ok(4), "the first bucket waits for the end of backward");
+            ddp.ready(1, &[1.0f32; 3]).unwrap();
+            assert_eq!(begun.recv_timeout(AMPLE), Ok(12));
+            // Only now does backward end.
+            ddp.ready(0, &[1.0f32; 4]).unwrap();
+            ddp.finish().unwrap();
+            assert_eq!(begun.try_iter().collect::<Vec<_>>(), [16]);
+        }
+    });
+}
+
+#[test]
+fn passes_without_sync_add_up_and_send_nothing() {
+    run(2, |group| {
+        let rank = group.rank().0 as f32;
+        let (group, begun) = telling(group);
+        let mut ddp = ddp(group, false);
+        for _ in 0..2 {
+            ddp.no_sync(|ddp| {
+                ddp.ready(2, &[rank])?;
+                assert!(matches!(ddp.finish(), Err(DdpError::NoSync)));
+                ddp.ready(0, &[1.0f32; 4])
+            })
+            .unwrap();
+            ddp.no_sync(|ddp| ddp.ready(2, &[10.0f32])).unwrap();
+            assert_eq!(begun.try_iter().count(), 0);
+            let error = ddp.overwrite::<f32>(2).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the gradient of `fc.bias` holds that of the passes before, and would be written over"
+            );
+            assert!(error.hint().is_some());
+            ddp.ready(2, &[100.0f32]).unwrap();
+            ddp.ready(1, &[2.0f32; 3]).unwrap();
+            ddp.gradient_mut::<f32>(0).unwrap()[3] += 4.0;
+            ddp.mark_ready(0).unwrap();
+            let gradients = ddp.finish().unwrap();
+            let all: Vec<&[f32]> = gradients.iter().collect();
+            assert_eq!(all, [&[1.0, 1.0, 1.0, 5.0][..], &[2.0; 3], &[110.5]]);
+            begun.try_iter().for_each(drop);
+        }
+    });
+}
+
+#[test]
+fn a_missing_gradient_is_named_and_may_still_come() {
+    run(2, |group| {
+        let mut ddp = ddp(group, false);
+        ddp.ready(2, &[1.0f32]).unwrap();
+        let error = ddp.finish().unwrap_err();
+        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of 1 others");
+        assert!(error.hint().is_some_and(|hint| hint.contains("find_unused")));
+        ddp.mark_ready(0).unwrap();
+        assert_eq!(ddp.finish().unwrap_err().to_string(), "there is no gradient of `fc.weight`");
+        ddp.ready(1, &[1.0f32; 3]).unwrap();
+        assert_eq!(ddp.finish().unwrap().get::<f32>(0).unwrap(), [0.0; 4]);
+    });
+}
+
+#[test]
+fn who_is_used_by_nobody_is_told() {
+    run(2, |group| {
+        let rank = group.rank().0;
+        let mut ddp = ddp(group, true);
+        for _ in 0..2 {
+            ddp.no_sync(|ddp| if rank == 1 { ddp.ready(0, &[2.0f32; 4]) } else { Ok(()) }).unwrap();
+            if rank == 0 {
+                ddp.ready(2, &[4.0f32]).unwrap();
+            }
+            let gradients = ddp.finish().unwrap();
+            let all: Vec<&[f32]> = gradients.iter().collect();
+            assert_eq!(all, [&[1.0; 4][..], &[0.0; 3], &[2.0]]);
+            assert_eq!([0, 1, 2, 9].map(|index| gradients.is_unused(index)), [false, true, false, false]);
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_is_an_error_with_the_name_and_costs_nothing() {
+    let mut ddp = alone();
+    let told = |result: Result<(), DdpError>| result.unwrap_err().to_string();
+    assert_eq!(told(ddp.ready(1, &[1.0f32; 2])), "`fc.weight` has 3 elements, but was given 2");
+    assert_eq!(told(ddp.ready(3, &[1.0f32])), "there is no parameter 3: the model has 3");
+    assert_eq!(told(ddp.mark_ready(9)), "there is no parameter 9: the model has 3");
+    ddp.ready(1, &[1.0f32; 3]).unwrap();
+    for result in [
+        ddp.ready(1, &[1.0f32; 3]),
+        ddp.mark_ready(1),
+        ddp.gradient_mut::<f32>(1).map(drop),
+        ddp.overwrite::<f32>(1).map(drop),
+    ] {
+        assert_eq!(told(result), "the gradient of `fc.weight` is ready already in this pass");
+    }
+    let mut parameters = [vec![0.0f32; 4], vec![0.0; 3], vec![0.0]];
+    assert!(matches!(ddp.broadcast(&mut parameters), Err(DdpError::UnderWay)));
+    ddp.ready(0, &[1.0f32; 4]).unwrap();
+    ddp.ready(2, &[1.0f32]).unwrap();
+    ddp.finish().unwrap();
+    assert_eq!(
+        told(ddp.broadcast(&mut parameters[..2])),
+        "the model has 3 parameters of type f32, but 2 were given"
+    );
+    parameters[2].push(0.0);
+    assert_eq!(told(ddp.broadcast(&mut parameters)), "`fc.bias` has 1 elements, but was given 2");
+}
+
+#[test]
+fn what_is_no_model_is_refused() {
+    let told = |parameters: Vec<Parameter>| {
+        let group = MemoryGroup::world(1).remove(0);
+        Ddp::new(group, parameters, &DdpOptions::default()).unwrap_err().to_string()
+    };
+    assert!(told(vec![]).starts_with("the model has no parameters"));
+    assert_eq!(
+        told(vec![Parameter::new::<f32>("w", &[1]), Parameter::new::<f64>("w", &[2])]),
+        "parameters 0 and 1 of the model have the same name, `w`"
+    );
+    assert_eq!(
+        told(vec![Parameter::new::<i64>("ids", &[1])]),
+        "parameter `ids` is of type i64, which has no gradients"
+    );
+    assert!(told(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])]).contains("`w` have more bytes"));
+}
+
+#[test]
+fn ranks_with_other_models_are_told_the_same_everywhere() {
+    let cases: [(fn(&mut Vec<Parameter>, &mut DdpOptions), &str); 4] = [
+        (
+            |model, _| model[1].shape = vec![4],
+            "`fc.weight` [4] f32 as parameter 1, but rank 0 has `fc.weight` [3] f32",
+        ),
+        (
+            |model, _| model[0].name = "emb".to_owned(),
+            "`emb` [2, 2] f32 as parameter 0, but rank 0 has `embedding`",
+        ),
+        (|model, _| drop(model.pop()), "2 parameters, but rank 0 has `fc.bias` [] f32 as parameter 2"),
+        (|_, options| options.bucket_bytes = 7, "`bucket_bytes` 7, "),
+    ];
+    for (change, expected) in cases {
+        let errors = run(4, |group| {
+            let (mut parameters, mut options) = (model(), DdpOptions::default());
+            if group.rank().0 >= 2 {
+                change(&mut parameters, &mut options);
+            }
+            Ddp::new(group, parameters, &options).unwrap_err().to_string()
+        });
+        for error in errors {
+            let start = "the ranks do not train the same model: rank 2 has ";
+            assert!(error.starts_with(&format!("{start}{expected}")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_is_named_once_and_ends_the_exchange() {
+    let errors = run(2, |group| {
+        let rank = group.rank().0;
+        let mut ddp = ddp(group, false);
+        if rank == 1 {
+            return None;
+        }
+        for (index, count) in [(2, 1), (1, 3), (0, 4)] {
+            ddp.ready(index, &vec![1.0f32; count]).unwrap();
+        }
+        let Err(DdpError::Group(error)) = ddp.finish() else { panic!("rank 1 is gone") };
+        assert!(matches!(ddp.finish(), Err(DdpError::Ended)));
+        error.lost_rank()
+    });
+    assert_eq!(errors, [Some(Rank(1)), None]);
+}
+
+/// Linear regression by batches of 8; weights after some steps, of which each rank takes its part of the batch.
+fn weights(ranks: u32) -> Vec<f64> {
+    const FEATURES: usize = 5;
+    let example = |index: usize, at: usize| ((index * 31 + at * 17) % 23) as f64 / 23.0 - 0.5;
+    let all = run(ranks, |group| {
+        let parameters = vec![Parameter::new::<f64>("w", &[FEATURES]), Parameter::new::<f64>("b", &[])];
+        let mut model = vec![vec![group.rank().0 as f64; FEATURES], vec![1.0]];
+        let mut ddp = Ddp::new(group, parameters, &DdpOptions::default()).unwrap();
+        ddp.broadcast(&mut model).unwrap();
+        let share = 8 / ranks as usize;
+        for step in 0..20 {
+            let first = step * 8 + ddp.rank().index() * share;
+            let mut bias = 0.0;
+            for index in first..first + share {
+                let x: Vec<f64> = (0..FEATURES).map(|at| example(index, at)).collect();
+                let y: f64 = x.iter().sum::<f64>() + 0.3;
+                let output: f64 = x.iter().zip(&model[0]).map(|(x, w)| x * w).sum::<f64>() + model[1][0];
+                let error = (output - y) / share as f64;
+                let gradient = ddp.gradient_mut::<f64>(0).unwrap();
+                gradient.iter_mut().zip(&x).for_each(|(slope, x)| *slope += error * x);
+                bias += error;
+            }
+            ddp.ready(1, &[bias]).unwrap();
+            ddp.mark_ready(0).unwrap();
+            let gradients = ddp.finish().unwrap();
+            for (weights, gradient) in model.iter_mut().zip(gradients.iter::<f64>()) {
+                weights.iter_mut().zip(gradient).for_each(|(weight, slope)| *weight -= 0.5 * slope);
+            }
+        }
+        model.concat()
+    });
+    assert!(all.iter().all(|weights| *weights == all[0]), "ranks have the same bits");
+    all[0].clone()
+}
+
+#[test]
+fn any_number_of_workers_ends_with_the_weights_of_one() {
+    let one = weights(1);
+    assert!(one.iter().any(|weight| (weight - one[0]).abs() > 1e-3), "nothing was learnt");
+    for ranks in [2, 4, 8] {
+        for (weight, expected) in weights(ranks).iter().zip(&one) {
+            assert!((weight - expected).abs() < 1e-12, "{ranks} ranks: {weight} is not {expected}");
+        }
+    }
+}
