@@ -17,18 +17,17 @@ pub(crate) enum PlaceError {
     Cuda(#[from] CudaMissing),
 }
 
-/// The devices that were asked for. Without any: under a launcher the one that it gave, of which a worker sees no other; and
-/// otherwise all GPUs, or the CPU where there is none.
+/// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
+/// no GPU.
 pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
     let devices = match asked {
-        [] if context.env().is_some() => {
-            let device: Device = context.device().parse()?;
-            let index = if device.kind == "cpu" { device.index } else { 0 };
-            vec![Device { index, ..device }]
-        }
         [] => match available("cuda") {
-            Ok(gpus @ 1..) => (0..gpus).map(Device::cuda).collect(),
-            Ok(0) | Err(_) => vec![Device::cpu(0)],
+            // A worker sees no other than its own.
+            Ok(1..) if context.env().is_some() && context.device().starts_with("cuda") => {
+                vec![Device::cuda(0)]
+            }
+            Ok(gpus @ 1..) if context.env().is_none() => (0..gpus).map(Device::cuda).collect(),
+            _ => vec![Device::cpu(context.local_rank().index())],
         },
         devices => devices.to_vec(),
     };

@@ -80,6 +80,45 @@ fn the_demo_splits_each_batch_over_the_devices_of_one_process() {
     assert_eq!((losses.len(), losses), (2, expected));
 }
 
+/// The losses of some steps on these devices, of which the first has so many replicas.
+#[cfg(feature = "cuda")]
+fn losses(devices: &str, replicas: Option<&str>) -> Vec<f32> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+    command.args(["--batch", "31", "--learning-rate", "0.1", "--device-ids", devices]);
+    let output = command.envs(replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas))).output();
+    let text = String::from_utf8_lossy(&output.expect("the example is built").stdout).into_owned();
+    let losses = text.lines().filter_map(|line| line.strip_prefix("Loss: "));
+    losses.map(|loss| loss.parse().expect("a number")).collect()
+}
+
+/// Where there is no GPU it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
+    if let Err(missing) = rankrun_worker::cuda::cuda_available() {
+        println!("SKIPPED: the demo on a GPU: {missing}");
+        assert!(std::env::var_os("RANKRUN_TEST_GPU").is_none(), "RANKRUN_TEST_GPU wants it run");
+        return;
+    }
+    let expected = losses("cpu:0", None);
+    assert_eq!(expected.len(), 3);
+    for replicas in [None, Some("2"), Some("3")] {
+        let losses = losses("cuda:0", replicas);
+        let is_close = losses.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() < 1e-4 * it.abs());
+        assert!(losses.len() == 3 && is_close, "{replicas:?}: {losses:?} is not {expected:?}");
+    }
+}
+
+/// The switch by which a test has the split on a machine with one GPU.
+#[test]
+fn replicas_may_share_a_device_for_a_test() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+    command.args(["--steps", "1", "--device-ids", "cpu:5"]).env("RANKRUN_TEST_SHARE_DEVICE", "2");
+    let output = command.output().expect("the example is built");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.matches("output size [15, 2] (rank 0, device cpu:5, pid ").count(), 2, "{text}");
+}
+
 #[test]
 fn devices_that_cannot_be_are_named() {
     for (devices, expected) in [
