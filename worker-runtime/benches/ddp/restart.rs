@@ -14,6 +14,9 @@ const ROUNDS: usize = 5;
 /// Longer than a restart takes; torchrun's workers may wait longer for a peer that is gone.
 const PATIENCE: &str = "60";
 
+/// How often a restart is tried until it works: torchrun's workers meet in the store of those before, and may find what is gone.
+const TRIES: usize = 4;
+
 /// Prints the medians of both, or why there are none.
 pub(crate) fn compare(world: u32, python: Option<&OsString>) {
     let Some(rankrun) = launcher() else {
@@ -22,28 +25,50 @@ pub(crate) fn compare(world: u32, python: Option<&OsString>) {
         );
         return;
     };
+    let own = [env::current_exe().expect("this program has a path").into_os_string()];
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/ddp/torch_ddp.py");
-    let (mut ours, mut torch) = (Vec::new(), Vec::new());
+    let theirs = [script.into_os_string(), "restart".into()];
+    let (mut ours, mut torch) = (Times::default(), Times::default());
     for _ in 0..ROUNDS {
-        let own = [env::current_exe().expect("this program has a path").into_os_string()];
-        ours.push(time(&rankrun, world, &own).expect("rankrun starts its workers again"));
+        ours.take(|| time(&rankrun, world, &own));
         if let Some(python) = python {
             let torchrun = Path::new(python).with_file_name("torchrun");
-            torch.extend(time(&torchrun, world, &[script.clone().into_os_string(), "restart".into()]));
+            torch.take(|| time(&torchrun, world, &theirs));
         }
     }
-    ours.sort();
-    torch.sort();
-    let ours = ours[ROUNDS / 2];
-    let Some(median) = torch.get(torch.len() / 2) else {
-        println!("failure to first step: rankrun {ours:.1?}");
-        return;
-    };
-    let ratio = median.as_secs_f64() / ours.as_secs_f64();
-    println!(
-        "failure to first step: rankrun {ours:.1?} ({ROUNDS} of {ROUNDS} restarts), torchrun {median:.1?} ({} of {ROUNDS}), ratio {ratio:.0}",
-        torch.len()
-    );
+    println!("failure to first step: rankrun {}, torchrun {}", ours.show(), torch.show());
+    if let (Some(ours), Some(torch)) = (ours.median(), torch.median()) {
+        println!("ratio of medians: {:.0}", torch.as_secs_f64() / ours.as_secs_f64());
+    }
+}
+
+/// How long restarts took that worked, and how often one was tried.
+#[derive(Default)]
+struct Times {
+    took: Vec<Duration>,
+    tries: usize,
+}
+
+impl Times {
+    fn take(&mut self, mut time: impl FnMut() -> Option<Duration>) {
+        for _ in 0..TRIES {
+            self.tries += 1;
+            if let Some(time) = time() {
+                self.took.push(time);
+                return;
+            }
+        }
+    }
+
+    fn median(&mut self) -> Option<Duration> {
+        self.took.sort();
+        self.took.get(self.took.len() / 2).copied()
+    }
+
+    fn show(&mut self) -> String {
+        let median = self.median().map_or("-".to_owned(), |median| format!("{median:.1?}"));
+        format!("{median} ({} of {} restarts worked)", self.took.len(), self.tries)
+    }
 }
 
 /// The launcher of the same build.
