@@ -1,28 +1,37 @@
-//! The DataParallel demo: a batch is split over the workers, each computes its part, the parts are gathered.
+//! The DataParallel demo: a batch is split over devices, each computes its part, the parts are gathered.
 //!
-//! torch's `DataParallel` makes the replicas inside one process. Here a replica is a worker: rank 0 holds the
-//! batch, scatters it over the group, gathers the outputs and alone sees the whole.
+//! Within a process it is torch's `nn.DataParallel`: a replica on each of `--device-ids`, each on a thread of its own. Under a launcher
+//! the batch is split over the workers first: rank 0 holds it, scatters it over the group, gathers the outputs and alone sees the
+//! whole; each worker splits its part over its own devices.
 
+mod cpu;
+mod cuda;
+mod place;
 mod replica;
 
 use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use cpu::CpuLayer;
+use place::PlaceError;
 use rankrun_examples::random::Random;
 use rankrun_examples::{console, share};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, WorkerContext};
-use replica::{CpuReplica, Linear, Matrix, Replica};
+use rankrun_worker::data_parallel::{DataParallel, DataParallelError, Device, Replica, Rows};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use replica::{Layer, Model, ReplicaError, Size, rows};
 
 /// The rank that holds the whole batch.
 const ROOT: Rank = Rank(0);
 
-/// Splits batches over the workers of a job and gathers what their models make of them.
+/// Splits batches over the devices of all workers of a job and gathers what their models make of them.
 ///
-/// Each worker prints `In Model: …` for its part; rank 0 prints `Outside: …` for the whole.
+/// Each device prints `In Model: …` for its part; rank 0 prints `Outside: …` for the whole.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
-  data_parallel                                            one worker, without a launcher
+  data_parallel                                            all GPUs of one process, or its CPU
+  data_parallel --device-ids cpu:0,cpu:1                   two threads, 15 of 30 rows each
+  data_parallel --device-ids 1,0 --learning-rate 0.1       two GPUs, 1 first, which learn
   rankrun --nproc-per-node 2 data_parallel                 two workers, 15 of 30 rows each
   rankrun --nproc-per-node 4 data_parallel --batch 10      a remainder: 3, 3, 3 and 1 rows")]
 struct Options {
@@ -38,6 +47,13 @@ struct Options {
     /// Outputs for a row.
     #[arg(long, default_value_t = 2, value_parser = size())]
     outputs: u32,
+    /// The devices of each worker, in the order in which they get their parts; a number is a GPU. Without it these are all GPUs, or
+    /// the CPU where there is none; under a launcher, the device of the worker.
+    #[arg(long, value_delimiter = ',', value_name = "DEVICES")]
+    device_ids: Vec<Device>,
+    /// Take a step of this length after each batch, towards the outputs of another model, and print the loss.
+    #[arg(long, value_parser = learning_rate)]
+    learning_rate: Option<f32>,
     /// Decides weights and batches.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -48,10 +64,23 @@ fn size() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=10_000)
 }
 
+fn learning_rate(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("not a positive number".to_owned()),
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error(transparent)]
     Group(#[from] GroupError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Model(#[from] DataParallelError<ReplicaError>),
+    #[error("the step failed")]
+    Step(#[from] ReplicaError),
     #[error("cannot write to standard output")]
     Output(#[from] io::Error),
 }
@@ -62,50 +91,92 @@ fn main() -> ExitCode {
 }
 
 fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), DemoError> {
-    let mut group = context.process_group(&GroupOptions::default())?;
-    let (features, outputs) = (options.features as usize, options.outputs as usize);
-    let mut model = Linear::zero(features, outputs);
-    if group.rank() == ROOT {
-        model.randomize(&mut Random::new(options.seed, 0));
-    }
-    group.broadcast(&mut model.parameters, ROOT)?;
-    let mut replica = CpuReplica::new(context.device(), model);
-
+    let mut demo = Demo::begin(options, context)?;
     for step in 1..=options.steps {
-        let rows = options.batch as usize;
-        let batch = if group.rank() == ROOT {
-            Matrix::random(rows, features, &mut Random::new(options.seed, step))
-        } else {
-            Matrix::zero(0, features)
-        };
-        let output = forward(&mut group, &mut replica, &batch, [rows, features, outputs])?;
-        if let Some(output) = output {
-            console::line(&format!("Outside: input size {batch}, output size {output}"))?;
-        }
+        demo.step(step)?;
     }
     Ok(())
 }
 
-/// The output of the whole batch, on the root; `shape` is rows, features and outputs.
-fn forward(
-    group: &mut Group,
-    replica: &mut dyn Replica,
-    batch: &Matrix,
-    shape: [usize; 3],
-) -> Result<Option<Matrix>, DemoError> {
-    let [rows, features, outputs] = shape;
-    let shares = share::chunks(rows, group.world_size().get() as usize);
-    let counts = |columns: usize| shares.iter().map(|share| share.len() * columns).collect::<Vec<_>>();
-    let input = Matrix::new(features, group.scatter(&batch.values, &counts(features), ROOT)?);
-    let output = replica.forward(&input);
-    console::line(&format!(
-        "In Model: input size {input}, output size {output} (rank {}, device {}, pid {})",
-        group.rank(),
-        replica.device(),
-        std::process::id()
-    ))?;
-    let gathered = group.gather(&output.values, &counts(outputs), ROOT)?;
-    Ok(gathered.map(|values| Matrix::new(outputs, values)))
+/// A model on the devices of all workers.
+struct Demo<'a> {
+    options: &'a Options,
+    size: Size,
+    group: Group,
+    model: DataParallel<Model>,
+    /// Makes the outputs that the model is to learn; on the host of the root.
+    teacher: CpuLayer,
+}
+
+impl<'a> Demo<'a> {
+    fn begin(options: &'a Options, context: &WorkerContext) -> Result<Self, DemoError> {
+        let devices = place::devices(&options.device_ids, context)?;
+        let size = Size { features: options.features as usize, outputs: options.outputs as usize };
+        let rank = context.rank().to_string();
+        let mut model = DataParallel::new(devices, |device| Model::new(size, device, &rank))?;
+        let mut group = context.process_group(&GroupOptions::default())?;
+        let mut parameters = size.random_parameters(&mut Random::new(options.seed, 0));
+        group.broadcast(&mut parameters, ROOT)?;
+        model.first_mut().set_parameters(&parameters)?;
+        let mut teacher = CpuLayer::new(size);
+        teacher.set_parameters(&size.random_parameters(&mut Random::new(options.seed, u64::MAX)))?;
+        Ok(Self { options, size, group, model, teacher })
+    }
+
+    /// One batch; only the root has it.
+    fn step(&mut self, step: u64) -> Result<(), DemoError> {
+        let mut random = Random::new(self.options.seed, step);
+        let count =
+            if self.group.rank() == ROOT { self.options.batch as usize * self.size.features } else { 0 };
+        let batch = rows(self.size.features, (0..count).map(|_| random.normal() as f32).collect());
+        let output = self.forward(&batch)?;
+        if let Some(output) = &output {
+            console::line(&format!("Outside: input size {batch}, output size {output}"))?;
+        }
+        match self.options.learning_rate {
+            Some(rate) => self.learn(batch, output, rate),
+            None => Ok(()),
+        }
+    }
+
+    /// The output of the whole batch, on the root.
+    fn forward(&mut self, batch: &Rows<f32>) -> Result<Option<Rows<f32>>, DemoError> {
+        let Size { features, outputs } = self.size;
+        let input = self.group.scatter(batch.values(), &self.counts(features), ROOT)?;
+        // Of fewer rows than workers the last ones have none, and no part in it.
+        let output = match input.is_empty() {
+            true => rows(outputs, Vec::new()),
+            false => self.model.forward(&rows(features, input))?,
+        };
+        let gathered = self.group.gather(output.values(), &self.counts(outputs), ROOT)?;
+        Ok(gathered.map(|values| rows(outputs, values)))
+    }
+
+    /// A step towards the teacher's outputs, by the mean of squares; the root has batch and output.
+    fn learn(&mut self, batch: Rows<f32>, output: Option<Rows<f32>>, rate: f32) -> Result<(), DemoError> {
+        let mut slopes = Vec::new();
+        if let Some(output) = output {
+            let target = self.teacher.forward(batch)?;
+            let errors = output.values().iter().zip(&target).map(|(output, target)| output - target);
+            slopes = errors.map(|error| 2.0 * error / target.len() as f32).collect();
+            let loss: f32 = slopes.iter().map(|slope| (slope * target.len() as f32 / 2.0).powi(2)).sum();
+            console::line(&format!("Loss: {:.6}", loss / target.len() as f32))?;
+        }
+        let own = self.group.scatter(&slopes, &self.counts(self.size.outputs), ROOT)?;
+        if !own.is_empty() {
+            self.model.backward(&rows(self.size.outputs, own))?;
+        }
+        let first = self.model.first_mut();
+        let mut gradients = first.take_gradients();
+        self.group.all_reduce(&mut gradients, Reduction::Sum)?;
+        Ok(first.descend(&gradients, rate)?)
+    }
+
+    /// Numbers of each worker, where a row has `columns`.
+    fn counts(&self, columns: usize) -> Vec<usize> {
+        let shares = share::chunks(self.options.batch as usize, self.group.world_size().get() as usize);
+        shares.iter().map(|share| share.len() * columns).collect()
+    }
 }
 
 #[cfg(test)]
@@ -118,15 +189,46 @@ mod tests {
         Options::command().debug_assert();
     }
 
+    /// Outputs and parameters after some steps on these devices.
+    fn steps(devices: &str, rows: u32) -> (Vec<f32>, Vec<f32>) {
+        let (batch, rate) = (rows.to_string(), "0.05");
+        let sizes = ["--features", "6", "--outputs", "3", "--batch", &batch, "--learning-rate", rate];
+        let flags = ["data_parallel", "--device-ids", devices];
+        let options = Options::parse_from(flags.into_iter().chain(sizes));
+        let mut demo = Demo::begin(&options, &WorkerContext::alone()).unwrap();
+        (1..4).for_each(|step| demo.step(step).unwrap());
+        let batch = rows_of(&options);
+        let output = demo.forward(&batch).unwrap().unwrap();
+        (output.values().to_vec(), demo.model.first().parameters().unwrap())
+    }
+
+    fn rows_of(options: &Options) -> Rows<f32> {
+        let (features, mut random) = (options.features as usize, Random::new(9, 9));
+        rows(features, (0..options.batch as usize * features).map(|_| random.normal() as f32).collect())
+    }
+
     #[test]
-    fn a_world_of_one_computes_the_whole_batch() {
-        let context = WorkerContext::alone();
-        let mut group = context.process_group(&GroupOptions::default()).unwrap();
-        let mut model = Linear::zero(3, 2);
-        model.randomize(&mut Random::new(1, 0));
-        let batch = Matrix::random(5, 3, &mut Random::new(1, 1));
-        let mut replica = CpuReplica::new(context.device(), model);
-        let output = forward(&mut group, &mut replica, &batch, [5, 3, 2]).unwrap();
-        assert_eq!(output, Some(replica.forward(&batch)));
+    fn any_devices_compute_and_learn_the_same() {
+        for rows in [1, 2, 5, 30] {
+            let one = steps("cpu:0", rows);
+            for devices in ["cpu:1,cpu:0", "cpu:0,cpu:1,cpu:2", "cpu:3,cpu:1,cpu:4,cpu:0"] {
+                let other = steps(devices, rows);
+                let close = |left: &[f32], right: &[f32]| {
+                    left.len() == right.len()
+                        && left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-5)
+                };
+                assert!(close(&one.0, &other.0) && close(&one.1, &other.1), "{rows} rows on {devices}");
+            }
+        }
+    }
+
+    #[test]
+    fn absurd_flags_are_refused() {
+        for flags in [["--device-ids", "gpu"], ["--device-ids", "cpu:0,"], ["--learning-rate", "0"]] {
+            assert!(
+                Options::try_parse_from(["data_parallel"].into_iter().chain(flags)).is_err(),
+                "{flags:?}"
+            );
+        }
     }
 }

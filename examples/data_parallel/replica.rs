@@ -1,121 +1,121 @@
-//! A model on a device. The CPU is the only device so far; another one implements [`Replica`].
+//! A linear layer as a replica of `DataParallel`: what is the same on every device.
 
-use std::fmt;
+use std::io;
 
+use rankrun_examples::console;
 use rankrun_examples::random::Random;
+use rankrun_worker::data_parallel::{Device, Replica, Rows};
 
-/// Rows of numbers.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Matrix {
-    columns: usize,
-    /// Row by row.
-    pub(crate) values: Vec<f32>,
+use crate::cpu::CpuLayer;
+use crate::cuda::{CudaLayer, CudaLayerError};
+
+/// The size of a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
+    pub(crate) features: usize,
+    pub(crate) outputs: usize,
 }
 
-impl Matrix {
-    /// A matrix of whole rows of `columns` values, which must not be 0.
-    pub(crate) fn new(columns: usize, values: Vec<f32>) -> Self {
-        Self { columns, values }
-    }
-
-    pub(crate) fn zero(rows: usize, columns: usize) -> Self {
-        Self::new(columns, vec![0.0; rows * columns])
-    }
-
-    pub(crate) fn random(rows: usize, columns: usize, random: &mut Random) -> Self {
-        Self::new(columns, (0..rows * columns).map(|_| random.normal() as f32).collect())
-    }
-
-    fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.values.chunks_exact(self.columns)
-    }
-}
-
-/// The size, as torch writes it.
-impl fmt::Display for Matrix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{}, {}]", self.values.len() / self.columns, self.columns)
-    }
-}
-
-/// One linear layer: a weight for each output and feature, then a bias for each output.
-#[derive(Debug, Clone)]
-pub(crate) struct Linear {
-    features: usize,
-    outputs: usize,
-    pub(crate) parameters: Vec<f32>,
-}
-
-impl Linear {
-    pub(crate) fn zero(features: usize, outputs: usize) -> Self {
-        Self { features, outputs, parameters: vec![0.0; (features + 1) * outputs] }
+impl Size {
+    /// A weight for each output and feature, output by output, then a bias for each output.
+    pub(crate) fn parameters(self) -> usize {
+        (self.features + 1) * self.outputs
     }
 
     /// Even numbers within one over the root of the features, as torch begins.
-    pub(crate) fn randomize(&mut self, random: &mut Random) {
+    pub(crate) fn random_parameters(self, random: &mut Random) -> Vec<f32> {
         let bound = (self.features as f64).sqrt().recip();
-        self.parameters.iter_mut().for_each(|parameter| *parameter = (random.uniform() * bound) as f32);
+        (0..self.parameters()).map(|_| (random.uniform() * bound) as f32).collect()
     }
 }
 
-/// A model on one device.
-pub(crate) trait Replica {
-    /// The device's name, such as `cpu:0`.
-    fn device(&self) -> &str;
-
-    /// What the model makes of some rows, of which there may be none.
-    fn forward(&mut self, input: &Matrix) -> Matrix;
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReplicaError {
+    #[error("cannot write to standard output")]
+    Output(#[from] io::Error),
+    #[error(transparent)]
+    Cuda(#[from] CudaLayerError),
 }
 
-/// A model in the memory of the host.
-pub(crate) struct CpuReplica {
-    device: String,
-    model: Linear,
+/// A linear layer on a device.
+pub(crate) trait Layer: Send {
+    fn parameters(&self) -> Result<Vec<f32>, ReplicaError>;
+
+    fn set_parameters(&mut self, parameters: &[f32]) -> Result<(), ReplicaError>;
+
+    /// Outputs of all rows, row by row; keeps the input.
+    fn forward(&mut self, input: Rows<f32>) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Gradients of all parameters, from those of the outputs of the last forward.
+    fn backward(&mut self, slopes: &[f32]) -> Result<Vec<f32>, ReplicaError>;
 }
 
-impl CpuReplica {
-    pub(crate) fn new(device: &str, model: Linear) -> Self {
-        Self { device: device.to_owned(), model }
-    }
+/// A replica, which tells of what it is given.
+pub(crate) struct Model {
+    size: Size,
+    layer: Box<dyn Layer>,
+    /// The rank that it belongs to, and its device.
+    place: String,
+    /// Sums since the last step.
+    gradients: Vec<f32>,
 }
 
-impl Replica for CpuReplica {
-    fn device(&self) -> &str {
-        &self.device
-    }
-
-    fn forward(&mut self, input: &Matrix) -> Matrix {
-        let Linear { features, outputs, ref parameters } = self.model;
-        let (weights, biases) = parameters.split_at(features * outputs);
-        let product = |row: &[f32], weights: &[f32]| -> f32 {
-            row.iter().zip(weights).map(|(value, weight)| value * weight).sum()
+impl Model {
+    /// The layer on a device, with parameters of zero.
+    pub(crate) fn new(size: Size, device: &Device, rank: &str) -> Result<Self, ReplicaError> {
+        let layer: Box<dyn Layer> = match device.kind.as_str() {
+            "cuda" => Box::new(CudaLayer::new(size, device.index)?),
+            _ => Box::new(CpuLayer::new(size)),
         };
-        let values = input.rows().flat_map(|row| {
-            let outputs = weights.chunks_exact(features).zip(biases);
-            outputs.map(move |(weights, bias)| product(row, weights) + bias)
-        });
-        Matrix::new(outputs, values.collect())
+        let place = format!("rank {rank}, device {device}, pid {}", std::process::id());
+        Ok(Self { size, layer, place, gradients: vec![0.0; size.parameters()] })
+    }
+
+    /// Takes the gradients away: the next ones are sums from zero.
+    pub(crate) fn take_gradients(&mut self) -> Vec<f32> {
+        std::mem::replace(&mut self.gradients, vec![0.0; self.size.parameters()])
+    }
+
+    /// Takes a step against gradients.
+    pub(crate) fn descend(&mut self, gradients: &[f32], rate: f32) -> Result<(), ReplicaError> {
+        let mut parameters = self.layer.parameters()?;
+        parameters.iter_mut().zip(gradients).for_each(|(weight, slope)| *weight -= rate * slope);
+        self.layer.set_parameters(&parameters)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Replica for Model {
+    type Input = Rows<f32>;
+    type Output = Rows<f32>;
+    type Parameters = Vec<f32>;
+    type Error = ReplicaError;
 
-    #[test]
-    fn a_row_is_weighed_and_shifted() {
-        let model = Linear { features: 2, outputs: 2, parameters: vec![1.0, 2.0, 3.0, 4.0, 0.5, -1.0] };
-        let mut replica = CpuReplica::new("cpu:0", model);
-        let output = replica.forward(&Matrix::new(2, vec![1.0, 1.0, 10.0, 0.0]));
-        assert_eq!(output.values, [3.5, 6.0, 10.5, 29.0]);
-        assert_eq!(output.to_string(), "[2, 2]");
+    fn parameters(&self) -> Result<Vec<f32>, ReplicaError> {
+        self.layer.parameters()
     }
 
-    #[test]
-    fn an_empty_share_has_an_empty_output() {
-        let mut replica = CpuReplica::new("cpu:0", Linear::zero(1000, 2));
-        let input = Matrix::zero(0, 1000);
-        let output = replica.forward(&input);
-        assert_eq!((input.to_string(), output.to_string()), ("[0, 1000]".to_owned(), "[0, 2]".to_owned()));
+    fn set_parameters(&mut self, parameters: &Vec<f32>) -> Result<(), ReplicaError> {
+        self.layer.set_parameters(parameters)
     }
+
+    fn forward(&mut self, input: Rows<f32>) -> Result<Rows<f32>, ReplicaError> {
+        let size = input.to_string();
+        let output = rows(self.size.outputs, self.layer.forward(input)?);
+        console::line(&format!("In Model: input size {size}, output size {output} ({})", self.place))?;
+        Ok(output)
+    }
+
+    fn backward(&mut self, output_gradient: Rows<f32>) -> Result<Vec<f32>, ReplicaError> {
+        self.layer.backward(output_gradient.values())
+    }
+
+    fn add_gradients(&mut self, gradients: &Vec<f32>) -> Result<(), ReplicaError> {
+        self.gradients.iter_mut().zip(gradients).for_each(|(sum, slope)| *sum += slope);
+        Ok(())
+    }
+}
+
+/// Rows of which the numbers are known to be whole.
+pub(crate) fn rows(columns: usize, values: Vec<f32>) -> Rows<f32> {
+    Rows::new(columns, values).expect("the sizes of a layer are positive, and it makes whole rows")
 }

@@ -1,9 +1,10 @@
-//! Data-parallel training: every worker has the whole model and a share of each batch; gradients are summed
-//! over the group, so that any number of workers takes the same steps.
+//! Data-parallel training: every worker has the whole model and a share of each batch; gradients become their mean over the
+//! workers while backward runs, and any number of workers takes the same steps.
 
 mod data;
 mod fault;
 mod model;
+mod progress;
 
 use std::error::Error;
 use std::io;
@@ -15,11 +16,13 @@ use clap::Parser;
 use data::Dataset;
 use fault::{Fault, FaultKind};
 use model::Mlp;
+use progress::Progress;
 use rankrun_examples::console;
 use rankrun_examples::random::Random;
 use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions};
+use rankrun_worker::ddp::{Ddp, DdpOptions};
 use rankrun_worker::sampler::{DistributedSampler, GlobalBatches, SamplerOptions};
-use rankrun_worker::{Group, Life, Rank, Reduction, run_elastic, trace};
+use rankrun_worker::{Life, Rank, Reduction, run_elastic, trace};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
@@ -112,7 +115,7 @@ fn main() -> ExitCode {
 /// A training under way.
 struct Training<'a> {
     options: &'a Options,
-    group: Group,
+    ddp: Ddp,
     data: Dataset,
     batches: GlobalBatches,
     model: Mlp,
@@ -120,6 +123,8 @@ struct Training<'a> {
     /// Steps taken.
     step: u64,
     fault: Fault,
+    /// Of the rank that prints.
+    progress: Option<Progress>,
 }
 
 impl<'a> Training<'a> {
@@ -142,9 +147,12 @@ impl<'a> Training<'a> {
         let folder = options.checkpoint.as_ref();
         let checkpoint = folder.map(|folder| Checkpoint::open(context, &CheckpointOptions::new(folder)));
         let checkpoint = checkpoint.transpose()?;
+        let ddp = Ddp::new(life.group, Mlp::description(), &DdpOptions::default())?;
         let mut training =
-            Self { options, group: life.group, data, batches, model, checkpoint, step: 0, fault };
+            Self { options, ddp, data, batches, model, checkpoint, step: 0, fault, progress: None };
         training.resume()?;
+        training.ddp.broadcast(training.model.parts_mut())?;
+        training.progress = (rank == ROOT).then(|| Progress::new(training.step, options.steps, restart.0));
         Ok(training)
     }
 
@@ -158,7 +166,7 @@ impl<'a> Training<'a> {
             return Err(TrainingError::OtherOptions { folder, saved, ours }.into());
         }
         self.step = loaded.step;
-        if self.group.rank() == ROOT {
+        if self.ddp.rank() == ROOT {
             for refused in &loaded.refused {
                 console::line(&format!("refused {refused}"))?;
             }
@@ -173,41 +181,33 @@ impl<'a> Training<'a> {
             self.take_step()?;
             std::thread::sleep(Duration::from_millis(self.options.step_ms));
         }
-        if self.group.rank() == ROOT {
+        if self.ddp.rank() == ROOT {
             self.finish()?;
         }
         // Nobody leaves before the files are written.
-        Ok(self.group.barrier()?)
+        Ok(self.ddp.into_group()?.barrier()?)
     }
 
     fn take_step(&mut self) -> Result {
         let _span = trace::step(self.step);
-        let batch = self.options.batch as usize;
-        let mut sums = vec![0.0; self.model.parameters.len() + 2];
-        let (gradient, score) = sums.split_at_mut(self.model.parameters.len());
-        for index in self.batches.share(self.step) {
-            let (features, class) = self.data.sample(index);
-            let (loss, is_right) = self.model.learn(features, class, gradient);
-            score[0] += loss;
-            score[1] += f64::from(is_right);
-        }
-        // One message carries everything. Sums over the batch, not means over shares, since these differ in
-        // size.
-        self.group.all_reduce(&mut sums, Reduction::Sum)?;
-        sums.iter_mut().for_each(|sum| *sum /= batch as f64);
-
-        let (gradient, score) = sums.split_at(self.model.parameters.len());
-        self.model.descend(gradient, self.options.learning_rate);
+        let batch = f64::from(self.options.batch);
+        let world = f64::from(self.ddp.world_size().get());
+        let samples = self.batches.share(self.step).into_iter().map(|index| self.data.sample(index));
+        // The mean over workers of sums over shares, which differ in size, is to be the mean over the batch.
+        let (loss, right) = self.model.learn(samples, world / batch, &mut self.ddp)?;
+        let score = self.ddp.queue().all_reduce(vec![loss, right], Reduction::Sum);
+        self.model.descend(&self.ddp.finish()?, self.options.learning_rate);
         self.step += 1;
-        self.tell(score[0], score[1])?;
+        let score = score.wait()?;
+        self.tell(score[0] / batch, score[1] / batch)?;
         self.keep()
     }
 
     fn tell(&self, loss: f64, accuracy: f64) -> Result {
         let (step, options) = (self.step, self.options);
-        let is_time = step.is_multiple_of(options.print_every) || step == options.steps;
-        if self.group.rank() == ROOT && is_time {
-            console::line(&format!("step {step}: loss {loss:.6}, accuracy {accuracy:.4}"))?;
+        if let Some(progress) = &self.progress {
+            let is_due = step.is_multiple_of(options.print_every) || step == options.steps;
+            progress.step(step, loss, is_due.then_some(accuracy))?;
         }
         Ok(())
     }
@@ -223,6 +223,9 @@ impl<'a> Training<'a> {
     }
 
     fn finish(&self) -> Result {
+        if let Some(progress) = &self.progress {
+            progress.end();
+        }
         let (loss, accuracy) = self.model.judge(&self.data);
         let length = self.model.parameters.iter().map(|weight| weight * weight).sum::<f64>().sqrt();
         console::line(&format!(

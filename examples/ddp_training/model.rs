@@ -2,6 +2,7 @@
 
 use rankrun_examples::random::Random;
 use rankrun_worker::checkpoint::State;
+use rankrun_worker::ddp::{Ddp, DdpError, Gradients, Parameter};
 
 use crate::data::{CLASSES, Dataset, FEATURES};
 
@@ -14,7 +15,7 @@ const OUTPUT: usize = HIDDEN_BIAS + HIDDEN;
 const OUTPUT_BIAS: usize = OUTPUT + CLASSES * HIDDEN;
 const PARAMETERS: usize = OUTPUT_BIAS + CLASSES;
 
-/// The weights and biases of both layers, in one list, so that one message carries them all.
+/// The weights and biases of both layers, in one list.
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
     pub(crate) parameters: Vec<f64>,
@@ -33,48 +34,76 @@ impl Mlp {
         Self { parameters: (0..PARAMETERS).map(|at| random.uniform() / bound(at).sqrt()).collect() }
     }
 
+    /// What data-parallel training must know of the parts of the model, in their order.
+    pub(crate) fn description() -> Vec<Parameter> {
+        vec![
+            Parameter::new::<f64>("hidden.weight", &[HIDDEN, FEATURES]),
+            Parameter::new::<f64>("hidden.bias", &[HIDDEN]),
+            Parameter::new::<f64>("output.weight", &[CLASSES, HIDDEN]),
+            Parameter::new::<f64>("output.bias", &[CLASSES]),
+        ]
+    }
+
+    /// The parameters of each part.
+    pub(crate) fn parts_mut(&mut self) -> [&mut [f64]; 4] {
+        let (hidden, output) = self.parameters.split_at_mut(OUTPUT);
+        let (hidden_weight, hidden_bias) = hidden.split_at_mut(HIDDEN_BIAS);
+        let (output_weight, output_bias) = output.split_at_mut(OUTPUT_BIAS - OUTPUT);
+        [hidden_weight, hidden_bias, output_weight, output_bias]
+    }
+
     /// What a checkpoint keeps of it.
     pub(crate) fn state(&mut self) -> State<'_> {
-        let (hidden, output) = self.parameters.split_at_mut(OUTPUT);
-        let (hidden, hidden_bias) = hidden.split_at_mut(HIDDEN_BIAS);
-        let (output, output_bias) = output.split_at_mut(OUTPUT_BIAS - OUTPUT);
-        State::new()
-            .replicated("hidden.weight", &[HIDDEN, FEATURES], hidden)
-            .replicated("hidden.bias", &[HIDDEN], hidden_bias)
-            .replicated("output.weight", &[CLASSES, HIDDEN], output)
-            .replicated("output.bias", &[CLASSES], output_bias)
+        let parts = Self::description().into_iter().zip(self.parts_mut());
+        parts.fold(State::new(), |state, (part, values)| state.replicated(part.name, &part.shape, values))
     }
 
-    /// Adds the gradient of one sample to `gradient`; its loss, and whether the model is right about it.
-    pub(crate) fn learn(
+    /// Makes the gradients of some samples ready, each sample's multiplied by `scale`: those of the output layer first, so that they
+    /// are on their way while those of the hidden one are computed. The sum of all losses, and how often the model is right.
+    pub(crate) fn learn<'a>(
         &self,
-        features: &[f64; FEATURES],
-        class: usize,
-        gradient: &mut [f64],
-    ) -> (f64, bool) {
-        let Activation { hidden, classes } = self.activate(features);
-        let errors: [f64; CLASSES] =
-            std::array::from_fn(|at| classes[at] - if at == class { 1.0 } else { 0.0 });
-        for (at, error) in errors.iter().enumerate() {
-            let weights = &mut gradient[OUTPUT + at * HIDDEN..][..HIDDEN];
-            weights.iter_mut().zip(&hidden).for_each(|(weight, value)| *weight += error * value);
-            gradient[OUTPUT_BIAS + at] += error;
+        samples: impl Iterator<Item = (&'a [f64; FEATURES], usize)>,
+        scale: f64,
+        ddp: &mut Ddp,
+    ) -> Result<(f64, f64), DdpError> {
+        let (mut loss, mut right) = (0.0, 0.0);
+        let mut backward = Vec::new();
+        for (features, class) in samples {
+            let Activation { hidden, classes } = self.activate(features);
+            let (own_loss, is_right) = score(&classes, class);
+            loss += own_loss;
+            right += f64::from(is_right);
+            let error = |at| (classes[at] - if at == class { 1.0 } else { 0.0 }) * scale;
+            backward.push((features, hidden, std::array::from_fn::<f64, CLASSES, _>(error)));
         }
-        for (at, value) in hidden.iter().enumerate() {
-            let weights = errors.iter().enumerate();
-            let error: f64 =
-                weights.map(|(to, error)| error * self.parameters[OUTPUT + to * HIDDEN + at]).sum();
-            let error = error * (1.0 - value * value);
-            let weights = &mut gradient[at * FEATURES..][..FEATURES];
-            weights.iter_mut().zip(features).for_each(|(weight, value)| *weight += error * value);
-            gradient[HIDDEN_BIAS + at] += error;
+        for (_, hidden, errors) in &backward {
+            add(ddp.gradient_mut(3)?, 1.0, errors);
+            let weights = ddp.gradient_mut::<f64>(2)?.chunks_exact_mut(HIDDEN);
+            weights.zip(errors).for_each(|(weights, error)| add(weights, *error, hidden));
         }
-        score(&classes, class)
+        ddp.mark_ready(3)?;
+        ddp.mark_ready(2)?;
+        let output = &self.parameters[OUTPUT..OUTPUT_BIAS];
+        for (features, hidden, errors) in &backward {
+            let slopes: [f64; HIDDEN] = std::array::from_fn(|at| {
+                let weights = output[at..].iter().step_by(HIDDEN);
+                let error: f64 = weights.zip(errors).map(|(weight, error)| weight * error).sum();
+                error * (1.0 - hidden[at] * hidden[at])
+            });
+            add(ddp.gradient_mut(1)?, 1.0, &slopes);
+            let weights = ddp.gradient_mut::<f64>(0)?.chunks_exact_mut(FEATURES);
+            weights.zip(&slopes).for_each(|(weights, slope)| add(weights, *slope, *features));
+        }
+        ddp.mark_ready(1)?;
+        ddp.mark_ready(0)?;
+        Ok((loss, right))
     }
 
-    /// Takes a step against the gradient.
-    pub(crate) fn descend(&mut self, gradient: &[f64], rate: f64) {
-        self.parameters.iter_mut().zip(gradient).for_each(|(weight, slope)| *weight -= rate * slope);
+    /// Takes a step against the gradients.
+    pub(crate) fn descend(&mut self, gradients: &Gradients<'_>, rate: f64) {
+        for (part, gradient) in self.parts_mut().into_iter().zip(gradients.iter()) {
+            add(part, -rate, gradient);
+        }
     }
 
     /// Mean loss and accuracy over all samples.
@@ -104,6 +133,11 @@ impl Mlp {
     }
 }
 
+/// Adds a multiple of `values`.
+fn add(sums: &mut [f64], factor: f64, values: &[f64]) {
+    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
+}
+
 fn dot(weights: &[f64], values: &[f64]) -> f64 {
     weights.iter().zip(values).map(|(weight, value)| weight * value).sum()
 }
@@ -116,6 +150,8 @@ fn score(classes: &[f64; CLASSES], class: usize) -> (f64, bool) {
 
 #[cfg(test)]
 mod tests {
+    use rankrun_worker::{DdpOptions, MemoryGroup};
+
     use super::*;
 
     #[test]
@@ -123,8 +159,11 @@ mod tests {
         let data = Dataset::new(8, &mut Random::new(3, 1));
         let model = Mlp::new(&mut Random::new(3, 0));
         let (features, class) = data.sample(5);
-        let mut gradient = vec![0.0; PARAMETERS];
-        model.learn(features, class, &mut gradient);
+        let group = MemoryGroup::world(1).remove(0);
+        let mut ddp = Ddp::new(group, Mlp::description(), &DdpOptions::default()).unwrap();
+        let samples = [(features, class), (features, class)];
+        model.learn(samples.into_iter(), 0.5, &mut ddp).unwrap();
+        let gradient = ddp.finish().unwrap().iter::<f64>().collect::<Vec<_>>().concat();
         for at in [0, 17, HIDDEN_BIAS, HIDDEN_BIAS + 5, OUTPUT, OUTPUT + 40, OUTPUT_BIAS, PARAMETERS - 1] {
             let loss = |shift: f64| {
                 let mut moved = model.clone();

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-/// Splits `rows` as torch's `chunk` does: equal shares, rounded up, until none are left. The last share with
-/// rows may be smaller, and the ones after it are empty.
+use rankrun_worker::data_parallel;
+
+/// Splits `rows` as torch's `chunk` does. Workers for which there are none left have empty shares.
 #[must_use]
 pub fn chunks(rows: usize, workers: usize) -> Vec<Range<usize>> {
-    let size = rows.div_ceil(workers.max(1));
-    (0..workers).map(|worker| (worker * size).min(rows)..((worker + 1) * size).min(rows)).collect()
+    let mut shares = data_parallel::chunks(rows, workers);
+    shares.resize(workers, rows..rows);
+    shares
 }
 
 #[cfg(test)]

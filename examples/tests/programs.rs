@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the test starts the examples")]
 
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -48,7 +49,7 @@ fn allreduce_bench(args: &[&str]) -> (Option<i32>, String, String) {
 
 #[test]
 fn the_demo_prints_both_lines_for_each_step() {
-    let (code, stdout, stderr) = data_parallel(&["--steps", "2"]);
+    let (code, stdout, stderr) = data_parallel(&["--steps", "2", "--device-ids", "cpu:0"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines.len(), 4, "{stdout}");
@@ -56,6 +57,78 @@ fn the_demo_prints_both_lines_for_each_step() {
         let inside = "In Model: input size [30, 1000], output size [30, 2] (rank 0, device cpu:0, pid ";
         assert!(step[0].starts_with(inside), "{stdout}");
         assert_eq!(step[1], "Outside: input size [30, 1000], output size [30, 2]");
+    }
+}
+
+#[test]
+fn the_demo_splits_each_batch_over_the_devices_of_one_process() {
+    let args = ["--steps", "2", "--batch", "5", "--learning-rate", "0.1", "--device-ids"];
+    let (code, stdout, stderr) = data_parallel(&[&args[..], &["cpu:2,cpu:0,cpu:1,cpu:3"]].concat());
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    for (device, rows) in [(2, 2), (0, 2), (1, 1)] {
+        let inside = format!(
+            "In Model: input size [{rows}, 1000], output size [{rows}, 2] (rank 0, device cpu:{device}, pid "
+        );
+        assert_eq!(stdout.matches(&inside).count(), 2, "{stdout}");
+    }
+    assert!(!stdout.contains("device cpu:3"), "three parts have all rows: {stdout}");
+    assert_eq!(stdout.matches("Outside: input size [5, 1000], output size [5, 2]\n").count(), 2, "{stdout}");
+    let (_, alone, _) = data_parallel(&[&args[..], &["cpu:0"]].concat());
+    let losses =
+        |text: &str| text.lines().filter(|line| line.starts_with("Loss: ")).map(str::to_owned).collect();
+    let (losses, expected): (Vec<_>, Vec<_>) = (losses(&stdout), losses(&alone));
+    assert_eq!((losses.len(), losses), (2, expected));
+}
+
+/// The losses of some steps on these devices, of which the first has so many replicas.
+fn losses(devices: &str, replicas: Option<&str>) -> Vec<f32> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+    command.args(["--batch", "31", "--learning-rate", "0.1", "--device-ids", devices]);
+    let output = command.envs(replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas))).output();
+    let text = String::from_utf8_lossy(&output.expect("the example is built").stdout).into_owned();
+    let losses = text.lines().filter_map(|line| line.strip_prefix("Loss: "));
+    losses.map(|loss| loss.parse().expect("a number")).collect()
+}
+
+/// Where there is no GPU it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure.
+#[test]
+fn a_gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
+    if let Err(missing) = rankrun_worker::cuda::cuda_available() {
+        println!("SKIPPED: the demo on a GPU: {missing}");
+        assert!(std::env::var_os("RANKRUN_TEST_GPU").is_none(), "RANKRUN_TEST_GPU wants it run");
+        return;
+    }
+    let expected = losses("cpu:0", None);
+    assert_eq!(expected.len(), 3);
+    for replicas in [None, Some("2"), Some("3")] {
+        let losses = losses("cuda:0", replicas);
+        let is_close = losses.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() < 1e-4 * it.abs());
+        assert!(losses.len() == 3 && is_close, "{replicas:?}: {losses:?} is not {expected:?}");
+    }
+}
+
+/// The switch by which a test has the split on a machine with one GPU.
+#[test]
+fn replicas_may_share_a_device_for_a_test() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+    command.args(["--steps", "1", "--device-ids", "cpu:5"]).env("RANKRUN_TEST_SHARE_DEVICE", "2");
+    let output = command.output().expect("the example is built");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.matches("output size [15, 2] (rank 0, device cpu:5, pid ").count(), 2, "{text}");
+}
+
+#[test]
+fn devices_that_cannot_be_are_named() {
+    for (devices, expected) in [
+        ("cpu:0,cpu:1,cpu:0", "the device `cpu:0` is named twice"),
+        ("cpu:0,cuda:0", "the devices are of different kinds: `cpu:0` and `cuda:0`"),
+        ("tpu:0", "there is no device `tpu:0`: this process sees 0 of `tpu`"),
+        // There is no driver, or there are not that many.
+        ("cuda:99", "CUDA"),
+    ] {
+        let (code, stdout, stderr) = data_parallel(&["--device-ids", devices]);
+        assert_eq!((code, stdout.as_str()), (Some(1), ""), "{devices}: {stderr}");
+        assert!(stderr.contains(expected) && stderr.contains("hint: "), "{devices}: {stderr}");
     }
 }
 
@@ -77,6 +150,38 @@ fn help_has_examples_and_wrong_flags_are_errors() {
             assert!(stderr.starts_with("error: "), "{stderr}");
         }
     }
+}
+
+/// What a program without any launcher writes to a terminal.
+fn on_terminal(program: &str, args: &[&str]) -> String {
+    let terminal = nix::pty::openpty(None, None).expect("there are pseudo-terminals");
+    let end = || terminal.slave.try_clone().expect("a descriptor can be copied");
+    let mut command = Command::new(program);
+    command.args(args).env_clear().env("TERM", "xterm").stdout(end()).stderr(end());
+    let mut child = command.spawn().expect("the example is built");
+    // With the last end the reading is over: EIO, on Linux.
+    drop(command);
+    drop(terminal.slave);
+    let (mut screen, mut piece) = (Vec::new(), [0; 4096]);
+    let mut master = fs::File::from(terminal.master);
+    while let Ok(count @ 1..) = master.read(&mut piece) {
+        screen.extend_from_slice(&piece[..count]);
+    }
+    assert!(child.wait().expect("it is ours").success());
+    String::from_utf8_lossy(&screen).into_owned()
+}
+
+#[test]
+fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
+    let args = ["--steps", "40", "--step-ms", "1"];
+    let screen = on_terminal(env!("CARGO_BIN_EXE_ddp_training"), &args);
+    for expected in ["40/40 ", " steps/s, loss 0.", "restarts 0", "step 20: loss ", "finished: step 40, "] {
+        assert!(screen.contains(expected), "{expected}: {screen:?}");
+    }
+    let (_, stdout, stderr) = ddp_training(&args);
+    assert_eq!((stdout.lines().count(), stderr.as_str()), (4, ""), "{stdout}");
+    assert!(stdout.contains("\nstep 20: loss ") && stdout.contains(" steps/s\nfinished: "), "{stdout}");
+    assert!(!stdout.contains('\u{1b}') && !stdout.contains("restarts"), "{stdout:?}");
 }
 
 #[test]

@@ -46,6 +46,33 @@ fn the_demo_runs_in_different_processes() {
 }
 
 #[test]
+fn workers_split_their_parts_over_devices_and_learn_what_one_does() {
+    let learn = |workers: usize, devices: &str| {
+        let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
+        let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1", "--device-ids", devices]).run();
+        outcome.exits(0);
+        let losses: Vec<f64> = outcome
+            .lines_with("Loss: ")
+            .iter()
+            .filter_map(|line| line.rsplit("Loss: ").next()?.trim().parse().ok())
+            .collect();
+        assert_eq!(losses.len(), 3, "{outcome}");
+        (outcome, losses)
+    };
+    let (_, expected) = learn(1, "cpu:0");
+    let (outcome, losses) = learn(3, "cpu:1,cpu:0");
+    for (loss, expected) in losses.iter().zip(&expected) {
+        assert!((loss - expected).abs() <= 1e-4 * expected, "{losses:?} is not {expected}\n{outcome}");
+    }
+    // 7 rows are 3, 3 and 1 for the workers, and 3 are 2 and 1 for the devices.
+    for (rank, device, rows) in [(0, 1, 2), (0, 0, 1), (1, 1, 2), (1, 0, 1), (2, 1, 1)] {
+        let place = format!("output size [{rows}, 2] (rank {rank}, device cpu:{device}, pid ");
+        assert_eq!(outcome.lines_with(&place).len(), 3, "{place}\n{outcome}");
+    }
+    assert_eq!(outcome.lines_with("In Model:").len(), 15, "{outcome}");
+}
+
+#[test]
 fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).args([example("allreduce_bench")]);

@@ -73,11 +73,14 @@ impl Life {
 /// use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions, State};
 /// use rankrun_worker::{Reduction, run_elastic};
 ///
+/// fn state(weights: &mut [f32]) -> State<'_> {
+///     State::new().replicated("weights", &[1000], weights)
+/// }
+///
 /// fn main() -> std::process::ExitCode {
 ///     run_elastic(|mut life| -> Result<(), Box<dyn std::error::Error>> {
 ///         let mut weights = vec![0.0f32; 1000];
 ///         let mut checkpoint = Checkpoint::open(&life.context, &CheckpointOptions::new("/shared/run-7"))?;
-///         let state = |weights| State::new().replicated("weights", &[1000], weights);
 ///         let loaded = checkpoint.load_latest(&mut state(&mut weights))?;
 ///         for step in loaded.map_or(0, |loaded| loaded.step)..200 {
 ///             let mut gradient = vec![0.1f32; 1000];

@@ -14,8 +14,10 @@
 //! }
 //! ```
 //!
+//! [`Ddp`] trains a model with one process for each device, [`DataParallel`] with several devices in one process.
+//!
 //! Everything blocks: there is no async runtime, and no thread but that of a [`Queue`], which makes calls beside the
-//! program, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
+//! program, those of a [`DataParallel`] while it computes, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
 //! [`MemoryGroup`] makes one of threads, for tests.
 
 pub mod checkpoint;

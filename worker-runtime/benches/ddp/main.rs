@@ -2,8 +2,8 @@
 //! 1000-512-512-2 with SGD) on the same data in one run, ranks of both pinned to the same processors, one thread for each rank.
 //!
 //! `RANKRUN_TEST_PYTHON=PYTHON cargo bench -p rankrun-worker --bench ddp [-- RANKS]`; 2 ranks, unless said. Without the Python there
-//! is no PyTorch. Batches are over all ranks. Medians over all steps of rank 0; `loss` is that of its last step, which shows that both
-//! have trained the same. The products of matrices are those of `matrixmultiply` here, and of PyTorch's own library there.
+//! is no PyTorch. Batches are over all ranks. Medians over all steps of rank 0; `loss` is that of its part after the first turn, which
+//! shows that both train the same. The products of matrices are those of `matrixmultiply` here, and of PyTorch's own library there.
 
 #![expect(
     clippy::disallowed_methods,
@@ -61,42 +61,39 @@ fn compare(world: u32, python: Option<&OsString>) {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
     let processors: Vec<usize> =
         (0..CpuSet::count()).filter(|&it| allowed.is_set(it).unwrap_or(false)).collect();
-    let store = Store::start(Place::Here);
-    let mut ours = Team::start(Place::Here, world, &processors, |rank| {
-        let vars = variables(store.port(), (rank, world)).to_vars();
-        let vars = vars.into_iter().map(|(name, value)| (name.into(), value));
-        (vec![env::current_exe().unwrap().into_os_string()], vars.collect())
-    });
-    let mut torch = python.map(|python| {
-        let port = free_port();
-        Team::start(Place::Here, world, &processors, |rank| torch_rank(python, (rank, world), port))
-    });
     println!("{world} ranks on {} processors", processors.len());
     println!(
         "{:>6}{:>16}{:>16}{:>8}{:>14}{:>14}",
         "batch", "ours", "torch", "ratio", "our loss", "torch loss"
     );
     for (batch, steps) in TURNS {
-        let (mut own, mut other) = (Vec::new(), Vec::new());
-        // The first turn warms up.
+        let store = Store::start(Place::Here);
+        let ours = Team::start(Place::Here, world, &processors, |rank| {
+            let vars = variables(store.port(), (rank, world)).to_vars();
+            let vars = vars.into_iter().map(|(name, value)| (name.into(), value));
+            (vec![env::current_exe().unwrap().into_os_string()], vars.collect())
+        });
+        let torch = python.map(|python| {
+            let port = free_port();
+            Team::start(Place::Here, world, &processors, |rank| torch_rank(python, (rank, world), port))
+        });
+        let mut teams: Vec<Team> = [Some(ours), torch].into_iter().flatten().collect();
+        let mut times = vec![Vec::new(); teams.len()];
+        let mut losses = vec!["-".to_owned(); 2];
         for round in 0..=ROUNDS {
-            let times = ours.measure("step", batch, steps);
-            own.extend(times.into_iter().filter(|_| round > 0));
-            if let Some(torch) = &mut torch {
-                let times = torch.measure("step", batch, steps);
-                other.extend(times.into_iter().filter(|_| round > 0));
+            for (at, team) in teams.iter_mut().enumerate() {
+                let turn = team.measure("step", batch, steps);
+                // The first turn warms up, and shows that both train the same before rounding has had its say.
+                if round > 0 {
+                    times[at].extend(turn);
+                } else {
+                    losses[at] = format!("{:.6}", team.measure("loss", batch, 1)[0].as_secs_f64());
+                }
             }
         }
-        let losses = [Some(&mut ours), torch.as_mut()].map(|team| {
-            team.map_or("-".to_owned(), |team| {
-                format!("{:.6}", team.measure("loss", batch, 1)[0].as_secs_f64())
-            })
-        });
-        println!("{}", row(batch, rate(&mut own), rate(&mut other), &losses));
-    }
-    ours.end();
-    if let Some(torch) = torch {
-        torch.end();
+        let rates: Vec<Option<f64>> = times.iter_mut().map(|times| rate(times)).collect();
+        println!("{}", row(batch, rates[0], rates.get(1).copied().flatten(), &losses));
+        teams.into_iter().for_each(Team::end);
     }
 }
 
@@ -106,10 +103,10 @@ fn rate(times: &mut [Duration]) -> Option<f64> {
     times.get(times.len() / 2).map(|time| time.as_secs_f64().recip())
 }
 
-fn row(batch: usize, ours: Option<f64>, torch: Option<f64>, [own, other]: &[String; 2]) -> String {
+fn row(batch: usize, ours: Option<f64>, torch: Option<f64>, losses: &[String]) -> String {
     let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.1} steps/s"));
     let ratio = ours.zip(torch).map_or("-".to_owned(), |(ours, torch)| format!("{:.2}", ours / torch));
-    format!("{batch:>6}{:>16}{:>16}{ratio:>8}{own:>14}{other:>14}", show(ours), show(torch))
+    format!("{batch:>6}{:>16}{:>16}{ratio:>8}{:>14}{:>14}", show(ours), show(torch), losses[0], losses[1])
 }
 
 fn variables(port: u16, (rank, world): (u32, u32)) -> WorkerEnv {

@@ -11,31 +11,63 @@ pub(crate) const FAIL: &str = "RANKRUN_BENCH_FAIL";
 
 const ROUNDS: usize = 5;
 
-/// Prints both times, or why there are none.
+/// Longer than a restart takes; torchrun's workers may wait longer for a peer that is gone.
+const PATIENCE: &str = "60";
+
+/// How often a restart is tried until it works: torchrun's workers meet in the store of those before, and may find what is gone.
+const TRIES: usize = 4;
+
+/// Prints the medians of both, or why there are none.
 pub(crate) fn compare(world: u32, python: Option<&OsString>) {
     let Some(rankrun) = launcher() else {
-        println!("restart: SKIPPED: no `rankrun` beside this bench; `cargo build --release` makes it");
+        println!(
+            "failure to first step: SKIPPED: no `rankrun` beside this bench; `cargo build --release` makes it"
+        );
         return;
     };
+    let own = [env::current_exe().expect("this program has a path").into_os_string()];
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/ddp/torch_ddp.py");
-    let (mut ours, mut torch) = (Vec::new(), Vec::new());
+    let theirs = [script.into_os_string(), "restart".into()];
+    let (mut ours, mut torch) = (Times::default(), Times::default());
     for _ in 0..ROUNDS {
-        let own = [env::current_exe().expect("this program has a path").into_os_string()];
-        ours.push(time(&rankrun, world, &own));
+        ours.take(|| time(&rankrun, world, &own));
         if let Some(python) = python {
             let torchrun = Path::new(python).with_file_name("torchrun");
-            torch.push(time(&torchrun, world, &[script.clone().into_os_string(), "restart".into()]));
+            torch.take(|| time(&torchrun, world, &theirs));
         }
     }
-    ours.sort();
-    torch.sort();
-    let ours = ours[ROUNDS / 2];
-    match torch.get(ROUNDS / 2) {
-        Some(torch) => {
-            let ratio = torch.as_secs_f64() / ours.as_secs_f64();
-            println!("failure to first step: rankrun {ours:.1?}, torchrun {torch:.1?}, ratio {ratio:.0}");
+    println!("failure to first step: rankrun {}, torchrun {}", ours.show(), torch.show());
+    if let (Some(ours), Some(torch)) = (ours.median(), torch.median()) {
+        println!("ratio of medians: {:.0}", torch.as_secs_f64() / ours.as_secs_f64());
+    }
+}
+
+/// How long restarts took that worked, and how often one was tried.
+#[derive(Default)]
+struct Times {
+    took: Vec<Duration>,
+    tries: usize,
+}
+
+impl Times {
+    fn take(&mut self, mut time: impl FnMut() -> Option<Duration>) {
+        for _ in 0..TRIES {
+            self.tries += 1;
+            if let Some(time) = time() {
+                self.took.push(time);
+                return;
+            }
         }
-        None => println!("failure to first step: rankrun {ours:.1?}"),
+    }
+
+    fn median(&mut self) -> Option<Duration> {
+        self.took.sort();
+        self.took.get(self.took.len() / 2).copied()
+    }
+
+    fn show(&mut self) -> String {
+        let median = self.median().map_or("-".to_owned(), |median| format!("{median:.1?}"));
+        format!("{median} ({} of {} restarts worked)", self.took.len(), self.tries)
     }
 }
 
@@ -45,21 +77,22 @@ fn launcher() -> Option<PathBuf> {
     Some(deps.parent()?.parent()?.join("rankrun")).filter(|path| path.exists())
 }
 
-fn time(launcher: &Path, world: u32, program: &[OsString]) -> Duration {
-    let output = Command::new(launcher)
+/// `None` where the job fails or takes too long.
+fn time(launcher: &Path, world: u32, program: &[OsString]) -> Option<Duration> {
+    let output = Command::new("timeout")
+        .arg(PATIENCE)
+        .arg(launcher)
         .args(["--standalone", "--nproc-per-node", &world.to_string(), "--max-restarts", "1"])
         .args(program)
         .env(FAIL, "1")
         .env("OMP_NUM_THREADS", "1")
-        .env_remove("RANK")
         .stderr(Stdio::null())
         .output()
-        .expect("the launcher starts");
-    assert!(output.status.success(), "{launcher:?} failed");
+        .expect("`timeout` starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let at = |what: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(what)).expect("rank 0 says when");
-        Duration::from_nanos(line.trim().parse().expect("a time"))
+        let line = text.lines().find_map(|line| line.strip_prefix(what))?;
+        Some(Duration::from_nanos(line.trim().parse().ok()?))
     };
-    at("step ") - at("failed ")
+    at("step ")?.checked_sub(at("failed ")?).filter(|_| output.status.success())
 }

@@ -63,12 +63,15 @@ def restart():
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0:
         if rank == 0:
             print("step", time.time_ns(), flush=True)
+        # Who leaves first would be a lost peer to the other.
+        dist.barrier()
         return
     step(30)
     step(30)
     if rank == 0:
         print("failed", time.time_ns(), flush=True)
-        sys.exit(1)
+        # Without the destructors, which abort while the other rank still talks.
+        os._exit(1)
     while True:
         step(30)
 

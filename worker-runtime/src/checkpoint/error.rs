@@ -79,15 +79,21 @@ pub enum CheckpointError {
     /// No checkpoint can hold this state.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The ranks are not at the same step, or describe their parts differently.
-    #[error("rank {rank} saves step {theirs} where rank 0 saves step {ours}, or has other sharded tensors")]
-    RanksDiffer {
+    /// The ranks are not at the same step. Nothing was written.
+    #[error("rank {rank} saves step {theirs} where rank 0 saves step {ours}")]
+    StepsDiffer {
         /// The first rank that differs.
         rank: Rank,
         /// Its step.
         theirs: u64,
         /// That of rank 0.
         ours: u64,
+    },
+    /// The ranks describe different sharded tensors: names, types and the shapes of rows must be the same.
+    #[error("rank {rank} has other sharded tensors than rank 0, by their names, types or shapes of rows")]
+    ShardsDiffer {
+        /// The first rank that differs.
+        rank: Rank,
     },
     /// Another rank failed, so this one does.
     #[error("rank {rank} says: {reason}")]

@@ -66,10 +66,13 @@ impl CheckpointOptions {
 /// use rankrun_worker::checkpoint::{Checkpoint, CheckpointError, CheckpointOptions, State};
 /// use rankrun_worker::WorkerContext;
 ///
+/// fn state(weights: &mut [f32]) -> State<'_> {
+///     State::new().replicated("weights", &[1000], weights)
+/// }
+///
 /// fn train(context: &WorkerContext) -> Result<(), CheckpointError> {
 ///     let mut weights = vec![0.0f32; 1000];
 ///     let mut checkpoint = Checkpoint::open(context, &CheckpointOptions::new("/shared/run-7"))?;
-///     let state = |weights| State::new().replicated("weights", &[1000], weights);
 ///     let loaded = checkpoint.load_latest(&mut state(&mut weights))?;
 ///     for step in loaded.map_or(0, |loaded| loaded.step)..200 {
 ///         // … a step of the training …

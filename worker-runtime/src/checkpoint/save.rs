@@ -45,11 +45,12 @@ pub(super) fn meet(group: &mut Group, step: u64, state: &State<'_>) -> Result<Ro
     let all = group.all_gather(&own)?;
     let (said, _) = all.as_chunks::<2>();
     if let Some(other) = said.iter().position(|other| *other != said[0]) {
-        let step_of = |rank: usize| said[rank][0].cast_unsigned();
-        return Err(CheckpointError::RanksDiffer {
-            rank: rank(other),
-            theirs: step_of(other),
-            ours: step_of(0),
+        let ([ours, _], [theirs, _]) = (said[0], said[other]);
+        let rank = rank(other);
+        return Err(if ours == theirs {
+            CheckpointError::ShardsDiffer { rank }
+        } else {
+            CheckpointError::StepsDiffer { rank, theirs: theirs.cast_unsigned(), ours: ours.cast_unsigned() }
         });
     }
     let rows: Vec<i64> = state.held(Held::Sharded).map(|tensor| tensor.rows() as i64).collect();

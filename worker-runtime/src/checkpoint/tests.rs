@@ -352,6 +352,29 @@ fn the_newest_one_is_found_wherever_it_lies() {
     assert_eq!(load(&[&first.0, &second.0, &first.0]), [(60, 1); 3]);
 }
 
+/// Rank 1 has the newest one, without a part, and no other one; what rank 0 has stays on offer.
+#[test]
+fn what_one_rank_offers_in_vain_costs_the_others_nothing() {
+    let (first, second) = (Folder::new(), Folder::new());
+    save_parts(&first, 2, 20);
+    for name in first.names() {
+        fs::copy(first.0.join(&name), second.0.join(&name)).unwrap();
+    }
+    fs::remove_file(second.main(20)).unwrap();
+    let third = Folder::new();
+    save_parts(&third, 2, 40);
+    fs::copy(third.main(40), second.main(40)).unwrap();
+    let loaded = ranks_in(&[&first.0, &second.0], |it| {
+        let rank = it.group.rank().0;
+        let (mut own, mut part) = (vec![0.0; 6], vec![0; rows(2, rank, 11).len()]);
+        let mut extra = if rank == 0 { vec![0; 3] } else { vec![] };
+        let loaded = it.load_latest(&mut with_parts(&mut own, &mut part, &mut extra))?.unwrap();
+        assert_eq!(part, rows(2, rank, 11));
+        Ok((loaded.step, loaded.refused.len()))
+    });
+    assert_eq!(loaded.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [(20, 1); 2]);
+}
+
 #[test]
 fn a_save_that_fails_leaves_the_one_before_and_every_rank_knows() {
     let folder = Folder::new();
@@ -397,6 +420,24 @@ fn a_rank_that_dies_while_it_saves_costs_only_this_save() {
     assert_eq!(load_parts(&folder, 2).step, 20);
 }
 
+/// What a save leaves that was killed: parts that no main file names, and files under another name.
+#[test]
+fn what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next_one() {
+    let (folder, other) = (Folder::new(), Folder::new());
+    save_parts(&folder, 2, 20);
+    save_parts(&other, 2, 40);
+    for name in other.names() {
+        let place = if names::step_of(&name).is_some() { names::unfinished(&name, 7) } else { name.clone() };
+        fs::copy(other.0.join(&name), folder.0.join(place)).unwrap();
+    }
+    let left = folder.names();
+    assert_eq!(load_parts(&folder, 3).step, 20);
+    assert_eq!(folder.names(), left, "loading changes nothing");
+    save_parts(&folder, 2, 40);
+    assert_eq!(folder.names().len(), 6, "{:?}", folder.names());
+    assert_eq!(load_parts(&folder, 1).step, 40);
+}
+
 #[test]
 fn ranks_that_do_not_mean_the_same_are_told() {
     let folder = Folder::new();
@@ -406,7 +447,18 @@ fn ranks_that_do_not_mean_the_same_are_told() {
     });
     for result in ended {
         let told = result.unwrap_err().to_string();
-        assert_eq!(told, "rank 1 saves step 41 where rank 0 saves step 40, or has other sharded tensors");
+        assert_eq!(told, "rank 1 saves step 41 where rank 0 saves step 40");
+    }
+    let ended = ranks_in(&[&*folder.0; 2], |it| {
+        let width = it.group.rank().index() + 1;
+        it.save(40, &State::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
+    });
+    for result in ended {
+        let told = result.unwrap_err().to_string();
+        assert_eq!(
+            told,
+            "rank 1 has other sharded tensors than rank 0, by their names, types or shapes of rows"
+        );
     }
     assert!(folder.names().is_empty());
 }

@@ -111,7 +111,7 @@ mod tests {
     /// What `torch.distributed._compute_bucket_assignment_by_size` of torch 2.15 says for the reversed list.
     #[test]
     fn buckets_are_those_of_torch() {
-        let one_type = model(|name, shape| Parameter::new::<f32>(name, shape));
+        let one_type = model(Parameter::new::<f32>);
         assert_eq!(members(&one_type, MIB, 25 * MIB), [vec![5, 4, 3, 2], vec![1, 0]]);
         assert_eq!(members(&one_type, 1024, MIB), [vec![5, 4], vec![3, 2], vec![1, 0]]);
         assert_eq!(members(&one_type, 16, 2048), [vec![5, 4], vec![3], vec![2], vec![1], vec![0]]);
@@ -120,14 +120,14 @@ mod tests {
     /// Torch's sets; here in the order in which they are complete.
     #[test]
     fn each_type_has_buckets_of_its_own() {
-        let two_types = model(|name, shape| Parameter::new::<f16>(name, shape));
+        let two_types = model(Parameter::new::<f16>);
         assert_eq!(members(&two_types, MIB, 25 * MIB), [vec![4, 2], vec![5, 3, 1], vec![0]]);
         assert_eq!(members(&two_types, 1024, MIB), [vec![4], vec![5, 3], vec![2], vec![1], vec![0]]);
     }
 
     #[test]
     fn a_size_of_one_byte_is_a_bucket_for_each() {
-        let one_type = model(|name, shape| Parameter::new::<f32>(name, shape));
+        let one_type = model(Parameter::new::<f32>);
         assert_eq!(members(&one_type, 1, 1).len(), 6);
         assert_eq!(members(&one_type, usize::MAX, usize::MAX), [vec![5, 4, 3, 2, 1, 0]]);
     }

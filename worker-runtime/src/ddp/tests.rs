@@ -273,9 +273,12 @@ fn what_is_no_model_is_refused() {
     assert!(told(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])]).contains("`w` have more bytes"));
 }
 
+/// What other ranks have otherwise.
+type Change = fn(&mut Vec<Parameter>, &mut DdpOptions);
+
 #[test]
 fn ranks_with_other_models_are_told_the_same_everywhere() {
-    let cases: [(fn(&mut Vec<Parameter>, &mut DdpOptions), &str); 4] = [
+    let cases: [(Change, &str); 4] = [
         (
             |model, _| model[1].shape = vec![4],
             "`fc.weight` [4] f32 as parameter 1, but rank 0 has `fc.weight` [3] f32",

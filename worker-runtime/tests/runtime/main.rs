@@ -5,6 +5,7 @@
 
 mod calls;
 mod ddp;
+mod elastic;
 mod group;
 mod join;
 mod loss;

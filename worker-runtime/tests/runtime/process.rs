@@ -43,6 +43,7 @@ fn main_of_a_started_rank() {
         "splits" => crate::split::soak(),
         "meet" => crate::meet::main(),
         "pair" => crate::pair::main(),
+        role if role.starts_with("elastic: ") => crate::elastic::main(role),
         role if role.starts_with("shm: ") => crate::shm::main(role),
         role if role.starts_with("mixed: ") => crate::mixed_kills::main(role),
         #[cfg(feature = "nccl")]

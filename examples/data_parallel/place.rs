@@ -1,0 +1,52 @@
+//! Which devices this worker has.
+
+use rankrun_worker::WorkerContext;
+use rankrun_worker::cuda::{CudaMissing, cuda_device_count};
+use rankrun_worker::data_parallel::{Device, DeviceError, DeviceIds};
+
+/// How many replicas share one device: for tests of the split on a machine that has one.
+const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlaceError {
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Device(#[from] DeviceError),
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Cuda(#[from] CudaMissing),
+}
+
+/// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
+/// no GPU.
+pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
+    let devices = match asked {
+        [] => match available("cuda") {
+            // A worker sees no other than its own.
+            Ok(1..) if context.env().is_some() && context.device().starts_with("cuda") => {
+                vec![Device::cuda(0)]
+            }
+            Ok(gpus @ 1..) if context.env().is_none() => (0..gpus).map(Device::cuda).collect(),
+            _ => vec![Device::cpu(context.local_rank().index())],
+        },
+        devices => devices.to_vec(),
+    };
+    let available = devices.first().map_or(Ok(0), |first| available(&first.kind))?;
+    let ids = DeviceIds::new(devices, available)?;
+    Ok(match shared() {
+        Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
+        None => ids,
+    })
+}
+
+fn shared() -> Option<std::num::NonZero<usize>> {
+    #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of the demo")]
+    std::env::var(SHARE).ok()?.parse().ok()
+}
+
+/// How many devices there are of a kind; of the CPU, as many as one names.
+fn available(kind: &str) -> Result<usize, PlaceError> {
+    match kind {
+        "cpu" => Ok(usize::MAX),
+        "cuda" => Ok(cuda_device_count()?),
+        _ => Ok(0),
+    }
+}

@@ -1,0 +1,82 @@
+//! A life of a worker: its group, its end, and what its log lines say of it.
+
+use std::process::{ExitCode, Output};
+
+use rankrun_contract::env::ERROR_FILE;
+use rankrun_contract::report::{self, ErrorReport};
+use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions, State};
+use rankrun_worker::{Reduction, run_elastic, trace};
+
+use crate::process::start;
+use crate::report::Folder;
+use crate::server::Server;
+use crate::world::env;
+
+/// Where the started ranks keep their checkpoints.
+const FOLDER: &str = "RANKRUN_TEST_FOLDER";
+
+/// What a started rank does.
+pub(crate) fn main(role: &str) -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(std::io::stderr)
+        .init();
+    run_elastic(|mut life| -> Result<(), Box<dyn std::error::Error>> {
+        #[expect(clippy::disallowed_methods, reason = "the test says by the environment where")]
+        let folder = std::env::var_os(FOLDER).ok_or("no folder")?;
+        let mut sum = [1.0f32];
+        let _span = trace::step(7);
+        life.group.all_reduce(&mut sum, Reduction::Sum)?;
+        tracing::info!(sum = sum[0], "summed");
+        let mut checkpoint = Checkpoint::open(&life.context, &CheckpointOptions::new(folder))?;
+        if role == "elastic: fail" && life.rank().0 == 1 {
+            return Err("the data are gone".into());
+        }
+        checkpoint.save(7, &State::new().replicated("sum", &[1], &mut sum))?;
+        Ok(())
+    })
+}
+
+/// Both ranks of a world, with what their error files say.
+fn both(role: &str) -> [(Output, Option<ErrorReport>); 2] {
+    let (server, folder) = (Server::start(), Folder::new());
+    let started = [0, 1].map(|rank| {
+        let file = folder.0.join(format!("error {rank}"));
+        let mut vars = env(&server, rank, 2).to_vars();
+        vars.push((ERROR_FILE, file.clone().into_os_string()));
+        vars.push((FOLDER, folder.0.join("state").into_os_string()));
+        (start(role, vars), file)
+    });
+    started.map(|(rank, file)| {
+        let output = rank.wait_with_output().unwrap();
+        (output, std::fs::read(file).ok().map(|bytes| report::parse(&bytes).unwrap()))
+    })
+}
+
+#[test]
+fn a_life_has_its_group_and_every_line_says_whose_it_is() {
+    for (rank, (output, report)) in both("elastic: fine").into_iter().enumerate() {
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), report), (Some(0), None), "{stderr}");
+        let worker = format!("worker{{rank={rank} world_size=2 restart=0}}:step{{step=7}}: ");
+        let line = stderr.lines().find(|line| line.contains("summed")).unwrap();
+        assert!(
+            line.contains(&worker) && line.contains("INFO") && line.ends_with("summed sum=2.0"),
+            "{stderr}"
+        );
+        let saved = stderr.lines().find(|line| line.contains(": saved"));
+        assert_eq!(saved.is_some(), rank == 0, "{stderr}");
+        let span = "checkpoint_save{rank=0 step=7}: ";
+        assert!(saved.is_none_or(|line| line.contains(span)), "{stderr}");
+    }
+}
+
+#[test]
+fn a_life_that_ends_by_another_rank_says_which() {
+    let [(survivor, told), (failed, cause)] = both("elastic: fail");
+    assert_eq!((survivor.status.code(), failed.status.code()), (Some(1), Some(1)));
+    let (told, cause) = (told.unwrap(), cause.unwrap());
+    assert_eq!((cause.message.as_str(), cause.lost_rank), ("the data are gone", None));
+    assert_eq!(told.lost_rank, Some(rankrun_worker::Rank(1)), "{}", told.message);
+}
