@@ -20,6 +20,7 @@ mod executables;
 mod exits;
 mod explain;
 mod gc;
+mod guide;
 mod install;
 mod job_control;
 mod leave_out;

@@ -31,7 +31,9 @@ pub use launch::{Launch, Name};
 pub use machine::{Machine, Opening};
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
-pub use place::{Scratch, example, example_source, fixture, frameworks, free_port, library, python, wheel};
+pub use place::{
+    Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, python, wheel,
+};
 pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use settings::{namespaces, only_ours, oracle, soak, tell};

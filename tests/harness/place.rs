@@ -141,6 +141,15 @@ pub fn example(name: &str) -> PathBuf {
     program(name, "cargo build --workspace")
 }
 
+/// The checkout that is tested.
+///
+/// # Panics
+/// Never in a checkout.
+#[must_use]
+pub fn checkout() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are below the root")
+}
+
 /// A file below `examples/` in the checkout.
 ///
 /// # Panics

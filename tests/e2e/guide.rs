@@ -1,0 +1,87 @@
+//! The guide for training in Rust, `docs/rust-training.md`, followed to the letter.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use harness::{Launch, Name, Outcome, Scratch, checkout};
+
+const GUIDE: &str = "docs/rust-training.md";
+
+/// The blocks of code of this language, in their order.
+fn blocks(guide: &str, language: &str) -> Vec<String> {
+    let opening = format!("```{language}\n");
+    let inside = |rest: &str| rest.split("\n```").next().map(|text| format!("{text}\n"));
+    guide.split(&opening).skip(1).filter_map(inside).collect()
+}
+
+/// Makes the crate beside a checkout, as the guide says, and builds all of it.
+fn build(scratch: &Scratch) {
+    let guide = fs::read_to_string(checkout().join(GUIDE)).expect("the guide is there");
+    symlink(checkout(), scratch.at("rankrun")).expect("the scratch folder takes a link");
+    let (manifests, programs) = (blocks(&guide, "toml"), blocks(&guide, "rust"));
+    let [manifest, more] = &manifests[..] else { panic!("the guide has two manifests: {manifests:?}") };
+    let [main, gpu] = &programs[..] else { panic!("the guide has two programs: {programs:?}") };
+    // The second one replaces the dependencies.
+    let package = manifest.split("[dependencies]").next().expect("there is a package");
+    let folder = scratch.path().join("spiral");
+    fs::create_dir_all(folder.join("src/bin")).expect("the scratch folder is writable");
+    for (name, text) in
+        [("Cargo.toml", &format!("{package}{more}")), ("src/main.rs", main), ("src/bin/gpu.rs", gpu)]
+    {
+        fs::write(folder.join(name), text).expect("the scratch folder is writable");
+    }
+    // What the workspace has already fetched.
+    fs::copy(checkout().join("Cargo.lock"), folder.join("Cargo.lock"))
+        .expect("the workspace has a lock file");
+    // It is also made without what only the second manifest brings.
+    for text in [manifest, &format!("{package}{more}")] {
+        fs::write(folder.join("Cargo.toml"), text).expect("the scratch folder is writable");
+        let bins: &[&str] = if text == manifest { &["--bin", "spiral"] } else { &["--bins"] };
+        cargo(&folder, bins);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "builds the guide's crate, as its reader does")]
+fn cargo(folder: &Path, arguments: &[&str]) {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--offline"]).args(arguments).current_dir(folder);
+    // The folder is the crate's own, as the reader's is.
+    let built = cargo.env("CARGO_TARGET_DIR", "target").env("CARGO_PROFILE_DEV_DEBUG", "0").output();
+    let built = built.expect("cargo starts");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+}
+
+fn says_its_line(outcome: &Outcome) {
+    outcome.exits(0).says("finished: a = 3.0000, b = -2.0000");
+}
+
+#[test]
+fn an_empty_crate_becomes_a_training_that_lives_through_a_crash() {
+    let scratch = Scratch::new();
+    build(&scratch);
+    let folder = scratch.path().join("spiral");
+    let program = folder.join("target/debug/spiral");
+    let launch = |workers| {
+        let launch = Launch::standalone(Name::Rankrun, workers).args(["--device-type", "cpu"]);
+        launch.args(["--max-restarts", "1"]).args([&program]).cwd(&folder)
+    };
+
+    let outcome = launch(2).run();
+    says_its_line(&outcome);
+    outcome.says("rank 1 of 2 on cpu:1, restart 1").says("resumed from step 120");
+    // It is done: more workers have nothing left to do.
+    let outcome = launch(3).run();
+    says_its_line(&outcome);
+    outcome.says("resumed from step 200");
+    // Alone, from the beginning: rank 1 is not there to die.
+    fs::remove_dir_all(folder.join("checkpoints")).expect("the checkpoints are there");
+    let outcome = launch(1).run();
+    says_its_line(&outcome);
+    outcome.says("rank 0 of 1 on cpu:0, restart 0");
+
+    let gpu = folder.join("target/debug/gpu");
+    let outcome = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).args([gpu]).run();
+    outcome.exits(1).complains("this program needs a GPU, and has cpu:0").never_says("panicked");
+}
