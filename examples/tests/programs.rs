@@ -30,7 +30,11 @@ impl Drop for Folder {
 
 /// Exit status, standard output and standard error of a program without any launcher.
 fn run(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(program).args(args).env_clear().output().expect("the example is built");
+    said(Command::new(program).args(args).env_clear())
+}
+
+fn said(program: &mut Command) -> (Option<i32>, String, String) {
+    let output = program.output().expect("the example is built");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -259,8 +263,6 @@ fn the_bench_prints_the_table_of_nccl_tests() {
 fn a_bench_that_cannot_be_says_why() {
     for (flags, expected) in [
         (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
-        // There is none, or no GPU for it, or it wants memory of a GPU.
-        (&["--backend", "nccl"], "NCCL"),
         (
             &["--backend", "mixed"],
             "the backend `mixed` is for ranks on several hosts, and these have `memory`",
@@ -271,6 +273,11 @@ fn a_bench_that_cannot_be_says_why() {
         assert_eq!((code, stdout.as_str()), (Some(1), ""), "{flags:?}: {stderr}");
         assert!(stderr.contains(expected), "{flags:?}: {stderr}");
     }
+    let mut on_nccl = Command::new(env!("CARGO_BIN_EXE_allreduce_bench"));
+    let on_nccl = on_nccl.args(["--backend", "nccl"]).env_clear().env("CUDA_VISIBLE_DEVICES", "-1");
+    let (code, stdout, stderr) = said(on_nccl);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    assert!(stderr.contains("CUDA driver") && stderr.contains("hint: "), "{stderr}");
     for flags in [["--factor", "1"], ["--min", "1T"], ["--iterations", "0"], ["--type", "f8"]] {
         assert_eq!(allreduce_bench(&flags).0, Some(2), "{flags:?}");
     }
