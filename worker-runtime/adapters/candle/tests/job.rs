@@ -1,7 +1,10 @@
 //! The example as a job of several workers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
-#![expect(clippy::disallowed_methods, reason = "it starts a job, with the launcher that the environment names")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it starts a job, with the launcher that the environment names"
+)]
 
 use std::path::PathBuf;
 use std::process::Command;
