@@ -167,6 +167,8 @@ enum BenchError {
     Output(#[source] io::Error),
     #[error("`--min {min}` is more than `--max {max}`")]
     Sizes { min: Size, max: Size },
+    #[error("there is no memory for `--max {max}` on this machine; give a smaller one")]
+    NoMemory { max: Size },
     #[error(
         "the backend `mixed` is for ranks on several hosts, and these have `{backend}`; ask for `auto` or `shm`"
     )]
@@ -194,6 +196,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
     if options.min > options.max {
         return Err(BenchError::Sizes { min: options.min, max: options.max });
     }
+    fits(options.max)?;
     let first = if options.compare { again::first_run() } else { None };
     let mut ranks = Ranks::join(options, context, first.is_some())?;
     let backend = ranks.group.backend();
@@ -220,6 +223,15 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
         }
         _ => Ok(()),
     }
+}
+
+/// What the kernel is sure not to give would end this process without a word of which option asked for it.
+fn fits(max: Size) -> Result<(), BenchError> {
+    let mut memory = Vec::<u8>::new();
+    let result = memory.try_reserve_exact(max.0).map_err(|_| BenchError::NoMemory { max });
+    // Else the compiler need not ask the kernel for memory that nobody uses.
+    std::hint::black_box(&memory);
+    result
 }
 
 /// Measures all sizes, and prints them on rank 0.
@@ -250,6 +262,14 @@ impl Options {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn more_than_this_machine_has_is_an_error_that_names_the_option() {
+        assert!(fits(Size(64 << 20)).is_ok());
+        // More than an address space.
+        let error = fits(Size(1 << 60)).unwrap_err().to_string();
+        assert_eq!(error, "there is no memory for `--max 1073741824G` on this machine; give a smaller one");
+    }
 
     #[test]
     fn the_flags_are_consistent() {

@@ -29,6 +29,12 @@ const NOTICE_AFTER: Duration = Duration::from_millis(100);
 
 /// How long nothing comes before a rank asks what else may have happened.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a rank still waits for the parts of others when one is gone that has done its own. That one may have gone on to a call in
+/// which the group ended: then this call is as good as complete, and what is missing is under way. Short against the second in which
+/// every rank is to hear of a loss.
+const GRACE: Duration = Duration::from_millis(200);
+
 /// How long a rank with a processor of its own looks for news before it sleeps: longer than news take between hosts that are at the
 /// same call. To sleep and wake takes some 10 µs at best, and whole ticks of the clock where another program has the processor then.
 const SPIN: Duration = Duration::from_micros(200);
@@ -133,6 +139,7 @@ impl Mesh {
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut notice_at = Some(clock::after(NOTICE_AFTER).min(step.deadline));
         let mut has_waited = false;
+        let mut ended: Option<(Ending, Instant)> = None;
         let (mut moved, mut spins_until) = (0, clock::after(self.spin));
         loop {
             let is_quiet = ready.is_empty();
@@ -140,19 +147,22 @@ impl Mesh {
             if is_quiet && let Some(outlook) = &mut self.outlook {
                 loss = outlook.look(&step.step()).err();
             }
-            if let Some(loss) = loss.clone().filter(|_| !has_waited) {
-                // It was gone before this call.
-                return Err(loss);
-            }
-            if loss.is_some() {
+            if let Some(loss) = loss {
+                if !has_waited {
+                    // It was gone before this call.
+                    return Err(loss);
+                }
                 // The others may have been quicker than its end: this call is good if they have done their parts.
                 self.advance(step, &mut all, 0..self.peers.len())?;
+                ended.get_or_insert_with(|| (loss, clock::after(GRACE).min(step.deadline)));
             }
             has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
-            if let Some(loss) = loss {
-                return Err(loss);
+            if let Some((ending, until)) = &ended
+                && (clock::until(*until).is_zero() || all.iter().any(Progress::is_hopeless))
+            {
+                return Err(ending.clone());
             }
             if clock::until(step.deadline).is_zero() {
                 // A rank that sends nothing is missed before one that only takes nothing.
@@ -175,7 +185,8 @@ impl Mesh {
                     continue;
                 }
             }
-            let until = notice_at.unwrap_or(step.deadline);
+            let gives_up = ended.as_ref().map_or(step.deadline, |&(_, until)| until);
+            let until = notice_at.unwrap_or(step.deadline).min(gives_up);
             let look_at = self.outlook.as_ref().map(|_| clock::after(LOOK_EVERY));
             let news = self.wait(&all, look_at.map_or(until, |at| at.min(until)));
             ready = news.map_err(|error| Failure::from(error).of(missing))?;
@@ -378,6 +389,52 @@ mod tests {
             let sums: Vec<u8> = (0..length).map(|at| 2 * (at % 100) as u8 + 1).collect();
             assert!(ends.iter().all(|end| *end == sums), "{length}");
         }
+    }
+
+    /// Sends a header when it is looked at, so when nothing has come for a while.
+    #[derive(Debug)]
+    struct Late(TcpStream, Vec<u8>);
+
+    impl Outlook for Late {
+        fn look(&mut self, _: &Step) -> Result<(), Ending> {
+            self.0.write_all(&std::mem::take(&mut self.1)).unwrap();
+            Ok(())
+        }
+    }
+
+    /// Rank 0 in a barrier of three, in which rank 1 has done its part and gone on to a call in which the group ended. Rank 2 may come
+    /// once rank 0 waits for nothing else.
+    fn left_in_a_barrier(comes: bool) -> Result<(), Ending> {
+        let [(one, mut other), (two, third)] = [(); 2].map(|()| {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (listener.accept().unwrap().0, stream)
+        });
+        let call = Call { root: None, count: 0, ..call(Operation::Barrier, 0) };
+        let header = Header { call, step: 0, length: 0, previous: None, latest: 1 };
+        let next = Header { call: Call { sequence: 2, ..call }, previous: Some(call), latest: 2, ..header };
+        other.write_all(&[header.encode(), next.encode()].concat()).unwrap();
+        other.shutdown(std::net::Shutdown::Both).unwrap();
+        let mut mesh = Mesh::new(vec![None, Some(one), Some(two)]).unwrap();
+        let part = if comes { header.encode().to_vec() } else { Vec::new() };
+        mesh.look_at(Box::new(Late(third, part)));
+        let timeout = Duration::from_secs(60);
+        let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+        mesh.exchange(&step, (0..3).map(|_| Transfer { send: Some(&[]), receive: Some(&mut []) }).collect())
+    }
+
+    #[test]
+    fn a_complete_call_is_good_although_the_group_has_ended_in_the_next_one() {
+        let ended = left_in_a_barrier(true);
+        assert_eq!(ended, Ok(()));
+    }
+
+    #[test]
+    fn a_rank_that_has_done_its_part_is_lost_all_the_same_where_another_one_does_not_come() {
+        let deadline = clock::after(Duration::from_secs(30));
+        let ended = left_in_a_barrier(false);
+        assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+        assert!(!clock::until(deadline).is_zero(), "it does not wait for the deadline of the call");
     }
 
     #[test]

@@ -89,6 +89,9 @@ impl Peer {
     /// What must happen on the connection before anything more can be done.
     pub(super) fn events(&self, progress: &Progress<'_>) -> PollFlags {
         let mut events = PollFlags::empty();
+        if progress.is_gone {
+            return events;
+        }
         // A whole header that does not belong to this exchange is kept for a later one.
         let reads = if progress.accepted { progress.has_room() } else { self.arrived < HEADER_LEN };
         events.set(PollFlags::POLLIN, !self.left && reads);
@@ -103,6 +106,12 @@ impl Peer {
         step: (&Exchange, &Calls),
         progress: &mut Progress<'_>,
     ) -> Result<(), Failure> {
+        let result = self.go_on(step, progress);
+        progress.is_gone = matches!(result, Err(Failure::Lost(_)));
+        result
+    }
+
+    fn go_on(&mut self, step: (&Exchange, &Calls), progress: &mut Progress<'_>) -> Result<(), Failure> {
         if progress.to_send().is_some() && step.0.call.operation == Operation::Send {
             self.sends = step.0.call.sequence;
         }
@@ -326,6 +335,8 @@ pub(super) struct Progress<'a> {
     received: usize,
     /// Whether the header that is there belongs to this exchange.
     accepted: bool,
+    /// Whether the rank was seen to be gone; until then it may have done its part.
+    is_gone: bool,
 }
 
 impl<'a> Progress<'a> {
@@ -333,7 +344,7 @@ impl<'a> Progress<'a> {
         let Transfer { send, receive } = transfer;
         let head = head(step, send.map_or(0, <[u8]>::len));
         let receive = receive.map_or(Receive::Nothing, Receive::Keep);
-        Self { head, send, sent: 0, receive, received: 0, accepted: false }
+        Self { head, send, sent: 0, receive, received: 0, accepted: false, is_gone: false }
     }
 
     /// `arrivals` is for what has come and is not folded yet.
@@ -344,7 +355,7 @@ impl<'a> Progress<'a> {
         }
         let head = head(step, swap.data.len());
         let receive = Receive::Fold { swap, arrivals, folded: 0 };
-        Self { head, send: None, sent: 0, receive, received: 0, accepted: false }
+        Self { head, send: None, sent: 0, receive, received: 0, accepted: false, is_gone: false }
     }
 
     /// What goes to the rank. What it is folded into is complete only once all of it is gone.
@@ -418,6 +429,11 @@ impl<'a> Progress<'a> {
 
     pub(super) fn is_done(&self) -> bool {
         !self.wants_to_send() && !self.wants_to_receive()
+    }
+
+    /// Whether the rank is gone and has not done its part.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.is_gone && !self.is_done()
     }
 
     /// Bytes that have come and gone.
