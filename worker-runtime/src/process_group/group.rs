@@ -54,7 +54,7 @@ impl Group {
     }
 
     /// `elements` zeros in memory that this group carries with the fewest copies; any slice does, more slowly. It may outlive the
-    /// group.
+    /// group. More than there is memory for ends the program, as a `Vec` does.
     pub fn buffer<T: Element>(&mut self, elements: usize) -> Buffer<T> {
         Buffer::new(self.backend.allocate(elements.saturating_mul(size_of::<T>())), elements)
     }
