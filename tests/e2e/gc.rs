@@ -7,10 +7,13 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// The whole launcher is killed in one instant: the guard cannot answer the agent's death. Nobody stands above the
+/// The whole launcher is killed in one instant. The agent's death continues the guard, however it is stopped, and the guard
+/// then ends what is left: so nobody may come between the two kills, not even on a busy machine. Nobody stands above the
 /// orphans once the agent is a zombie, and the kernel has killed the worker itself.
-const CRASH: &str = "kill -STOP $guard; agent=$(ps -o pid= --ppid $guard); kill -KILL $agent; kill -KILL $guard; \
-                     wait $guard; while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
+const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T; do sleep 0.01; done; \
+                     agent=$(ps -o pid= --ppid $guard); chrt --fifo --pid 1 $$; kill -KILL $agent $guard; \
+                     chrt --other --pid 0 $$; wait $guard; \
+                     while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
                      while ps -o args= -C sleep | grep -q 2222; do sleep 0.01; done";
 
 /// A launcher in a container whose first process is a shell; that starts it, waits for a line, and goes on with `then`,
