@@ -98,8 +98,10 @@ impl Checkpoint {
             Ok(())
         };
         let written = all_or_none(&mut self.group, written);
-        if let (Err(_), Some(id)) = (&written, id) {
-            self.remove(&[self.own_part(step, id)]);
+        match (&written, id) {
+            // Whether the others have all they need is not known: the part may belong to a checkpoint.
+            (Ok(()) | Err(CheckpointError::Group(_)), _) | (_, None) => {}
+            (Err(_), Some(id)) => self.remove(&[self.own_part(step, id)]),
         }
         written?;
         if is_root {

@@ -1,6 +1,8 @@
 //! Ranks as threads, and files that are torn, damaged, foreign or of another model.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -8,7 +10,11 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::process_group::MemoryGroup;
+use rankrun_contract::rank::WorldSize;
+
+use crate::process_group::{
+    Backend, DataType, GroupError, HostCollective, MemoryGroup, MemoryKind, ProcessGroup,
+};
 
 struct Folder(PathBuf);
 
@@ -252,6 +258,76 @@ fn a_checkpoint_of_another_model_names_what_differs_first() {
         differs(&mut state.replicated("m", &[4], &mut three)),
         "it has no `m`, but `m`, which this program does not have"
     );
+}
+
+/// A group that breaks before its call of this number.
+#[derive(Debug)]
+struct Breaks {
+    inner: Group,
+    before: usize,
+    calls: Arc<AtomicUsize>,
+}
+
+impl ProcessGroup for Breaks {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.inner.world_size()
+    }
+
+    fn backend(&self) -> Backend {
+        self.inner.backend()
+    }
+
+    fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) >= self.before {
+            let (operation, backend) = (work.operation(), self.backend());
+            return Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device });
+        }
+        self.inner.run(data_type, work)
+    }
+
+    fn split(&mut self, _: Option<u32>, _: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
+        Ok(None)
+    }
+
+    fn leave(&mut self) {}
+}
+
+/// Two ranks save a sharded tensor; rank 1 is cut off before its call of this number. How many calls it has made.
+fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let groups = MemoryGroup::world_with(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
+    let saved = thread::scope(|scope| {
+        let rank = |(group, before): (Group, usize)| {
+            let calls = if group.rank() == ROOT { Arc::default() } else { Arc::clone(&calls) };
+            let group = Group::new(Box::new(Breaks { inner: group, before, calls }));
+            scope.spawn(move || {
+                let mut checkpoint = Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0))?;
+                checkpoint.save(8, &State::new().sharded("m", &[3], &mut [7i32; 3]))
+            })
+        };
+        let ranks: Vec<_> = groups.map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().is_ok()).collect()
+    });
+    (saved, calls.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_rank_that_does_not_hear_whether_a_checkpoint_is_whole_leaves_its_part() {
+    let (saved, calls) = saved_by_two(&Folder::new(), usize::MAX);
+    assert_eq!(saved, [true; 2]);
+    let folder = Folder::new();
+    let (saved, _) = saved_by_two(&folder, calls - 1);
+    assert!(!saved[1], "it was cut off before the last word");
+    let loaded = ranks(2, &folder, |checkpoint| {
+        let mut own = [0i32; 3];
+        let loaded = checkpoint.load_latest(&mut State::new().sharded("m", &[3], &mut own))?;
+        Ok((loaded.map(|loaded| loaded.step), own))
+    });
+    assert_eq!(loaded, [(Some(8), [7; 3]); 2]);
 }
 
 /// Row `r` of a sharded tensor.
