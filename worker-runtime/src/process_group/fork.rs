@@ -18,7 +18,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 static OWN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Stands for a process among its ancestors. To ask costs less than a process id, for which the kernel is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Process(u32);
 
 impl Process {
@@ -43,20 +43,26 @@ impl Process {
 
 /// Connections that forked children do not get. It must go before they are closed.
 #[derive(Debug, Default)]
-pub(crate) struct Unshared(Vec<RawFd>);
+pub(crate) struct Unshared {
+    connections: Vec<RawFd>,
+    owner: Process,
+}
 
 impl Unshared {
     pub(crate) fn new<'a, F: AsFd + 'a>(connections: impl Iterator<Item = &'a F>) -> Self {
-        Process::this();
+        let owner = Process::this();
         let all: Vec<RawFd> = connections.map(|connection| connection.as_fd().as_raw_fd()).collect();
         own().extend(&all);
-        Self(all)
+        Self { connections: all, owner }
     }
 }
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        own().retain(|fd| !self.0.contains(fd));
+        // In a forked child another thread of the parent may hold the lock for ever, and the list is not the child's.
+        if self.owner.is_this() && !self.connections.is_empty() {
+            own().retain(|fd| !self.connections.contains(fd));
+        }
     }
 }
 
