@@ -47,6 +47,27 @@ unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c
     enter("cuEventCreate", None).unwrap_or(0)
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _flags: c_uint) -> c_int {
+    // SAFETY: the caller gives a place for one pointer.
+    unsafe { stream.write(Box::into_raw(Box::new(0_u64)).cast()) };
+    enter("cuStreamCreate", None).unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: *mut c_void, _event: *mut c_void, _flags: c_uint) -> c_int {
+    look_at(stream);
+    enter("cuStreamWaitEvent", None).unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemsetD8Async(address: u64, byte: u8, bytes: usize, stream: *mut c_void) -> c_int {
+    look_at(stream);
+    // SAFETY: the caller gives memory of so many bytes.
+    unsafe { (address as *mut u8).write_bytes(byte, bytes) };
+    enter("cuMemsetD8Async", None).unwrap_or(0)
+}
+
 /// Streams that are gone.
 static GONE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
