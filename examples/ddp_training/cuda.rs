@@ -40,7 +40,8 @@ impl CudaLearner {
     pub(crate) fn new(model: CudaModel, life: Life, by_nccl: bool) -> Result<Self> {
         let Life { context, group, .. } = life;
         let exchange = if by_nccl {
-            let device = NcclGroup::join(&context, &GroupOptions::default(), None)?;
+            let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
+            let device = NcclGroup::join(&context, &options, None)?;
             Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &DdpOptions::default())?)
         } else {
             Exchange::Host(learner::ddp(group)?)

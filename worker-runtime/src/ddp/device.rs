@@ -32,7 +32,8 @@ use crate::process_group::{
 /// /// Buffers of a framework: its addresses, and its stream.
 /// fn train(context: &WorkerContext, weights: DeviceMemory, slopes: DeviceMemory, stream: Stream) -> Result<(), DdpError> {
 ///     // On the device that is current in this thread.
-///     let device = NcclGroup::join(context, &GroupOptions::default(), None)?;
+///     let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
+///     let device = NcclGroup::join(context, &options, None)?;
 ///     let host = context.process_group(&GroupOptions::default())?;
 ///     let parameters = vec![Parameter::new::<f32>("w", &[512, 1000])];
 ///     let mut ddp = DeviceDdp::new(host, device, parameters, &DdpOptions::default())?;
