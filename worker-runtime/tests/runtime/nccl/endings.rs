@@ -90,11 +90,23 @@ fn a_call_that_is_refused_ends_the_group() {
 #[test]
 fn a_device_that_fails_ends_the_group() {
     let said = play_with("one call", "fail=cuEventQuery:700 stuck=1");
-    assert!(lines(&said)[0].contains("refused `cuEventQuery`: a fake error of CUDA (error 700)"), "{said}");
+    assert!(
+        lines(&said)[0]
+            .contains("refused `cuEventQuery`: an illegal memory access was encountered (error 700)"),
+        "{said}"
+    );
     let said = play_with("one call", "fail=cuStreamQuery:700");
-    assert!(lines(&said)[0].contains("refused `cuStreamQuery`: a fake error of CUDA (error 700)"), "{said}");
+    assert!(
+        lines(&said)[0]
+            .contains("refused `cuStreamQuery`: an illegal memory access was encountered (error 700)"),
+        "{said}"
+    );
     let said = play_with("one call", "fail=cuEventRecord:700");
-    assert!(lines(&said)[0].contains("refused `cuEventRecord`: a fake error of CUDA (error 700)"), "{said}");
+    assert!(
+        lines(&said)[0]
+            .contains("refused `cuEventRecord`: an illegal memory access was encountered (error 700)"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -121,13 +121,13 @@ fn what_only_newer_releases_have_may_be_missing() {
 fn an_old_release_is_named_and_the_next_place_is_tried() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
-    let said = load(&folder, vec![("FAKE_NCCL", "version=21703".into())]);
+    let said = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);
     let old = "  `libnccl.so.2`: it is NCCL 2.17.3, and 2.18.0 is the oldest that is supported";
     assert!(said.lines().any(|line| line == old), "{said}");
     assert!(said.lines().any(|line| line.starts_with("  `libnccl.so`: ")), "{said}");
-    let said = load(&folder, vec![("FAKE_NCCL", "version=2708".into())]);
+    let said = load(&folder, vec![("FAKE_GPU", "version=2708".into())]);
     assert!(said.contains("NCCL 2.7.8"), "{said}");
-    let said = load(&folder, vec![("FAKE_NCCL", "fail=ncclGetVersion:3".into())]);
+    let said = load(&folder, vec![("FAKE_GPU", "fail=ncclGetVersion:3".into())]);
     assert!(
         said.contains("`ncclGetVersion` failed: an internal error of NCCL (ncclInternalError, 3)"),
         "{said}"

@@ -53,7 +53,7 @@ impl Drop for Folder {
 
 /// The fake, which Cargo keeps beside the tests.
 pub(super) fn fake() -> PathBuf {
-    let path = std::env::current_exe().unwrap().with_file_name("libfake_nccl.so");
+    let path = std::env::current_exe().unwrap().with_file_name("libfake_gpu.so");
     assert!(path.is_file(), "{} is not built", path.display());
     path
 }
@@ -62,7 +62,7 @@ pub(super) fn fake() -> PathBuf {
 pub(super) fn sees(folder: &Path, orders: &str) -> Vec<(&'static str, OsString)> {
     vec![
         ("LD_LIBRARY_PATH", folder.into()),
-        ("FAKE_NCCL", orders.into()),
+        ("FAKE_GPU", orders.into()),
         ("RANKRUN_NCCL", "".into()),
         ("VIRTUAL_ENV", "".into()),
         ("CONDA_PREFIX", "".into()),

@@ -1,15 +1,19 @@
-//! Communicators, and the ranks of this process that meet under one id.
+//! Communicators, and the ranks that meet under one id.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use crate::device::{self, Device};
 use crate::faults::value;
+use crate::wire::{Seat, Wire};
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const IN_PROGRESS: c_int = 7;
+const INVALID_USAGE: c_int = 5;
 
 /// How many ranks have come, by id.
 static ARRIVED: LazyLock<Mutex<HashMap<u64, c_int>>> = LazyLock::new(Mutex::default);
@@ -28,6 +32,12 @@ pub(crate) struct Comm {
     id: u64,
     pub(crate) ranks: c_int,
     pub(crate) rank: c_int,
+    /// Its device, on a machine.
+    pub(crate) device: Option<Device>,
+    /// What its ranks exchange through, where they do.
+    wire: Option<Wire>,
+    /// Pieces of calls that all ranks have exchanged.
+    pieces: AtomicU64,
     is_over: Mutex<bool>,
     ended: Condvar,
     /// Looks until what is in progress is done.
@@ -54,6 +64,13 @@ pub(crate) fn streams_are_done() -> bool {
     value("stuck").is_none() || ALIVE.load(Ordering::SeqCst) == 0
 }
 
+/// A number for a device of all machines, and never 0.
+fn name_of(device: Device) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (value("host"), device.number()).hash(&mut hasher);
+    hasher.finish() | 1
+}
+
 /// What was sent comes to where it is awaited.
 pub(crate) fn deliver() {
     let (sent, awaited) = (SENT.take(), AWAITED.take());
@@ -64,13 +81,20 @@ pub(crate) fn deliver() {
 }
 
 impl Comm {
-    pub(crate) fn join(id: u64, ranks: c_int, rank: c_int) -> Self {
+    pub(crate) fn join(id: u64, ranks: c_int, rank: c_int, wire: Option<Wire>) -> Self {
+        let device = device::current().ok().filter(|_| device::is_machine());
+        if let Some((wire, device)) = wire.as_ref().zip(device) {
+            wire.seats()[rank.cast_unsigned() as usize].device.store(name_of(device), Ordering::SeqCst);
+        }
         *locked(&ARRIVED).entry(id).or_default() += 1;
         ALIVE.fetch_add(1, Ordering::SeqCst);
         let comm = Self {
             id,
             ranks,
             rank,
+            device,
+            wire,
+            pieces: AtomicU64::new(0),
             is_over: Mutex::new(false),
             ended: Condvar::new(),
             looks: AtomicU32::new(0),
@@ -124,9 +148,13 @@ impl Comm {
 
     /// What `ncclCommGetAsyncError` reports.
     pub(crate) fn state(&self) -> c_int {
+        let devices: Vec<u64> = self.wire.iter().flat_map(Wire::seats).map(Seat::device).collect();
+        if (1..devices.len()).any(|at| devices[at] != 0 && devices[..at].contains(&devices[at])) {
+            return INVALID_USAGE;
+        }
         let arrived = locked(&ARRIVED).get(&self.id).copied().unwrap_or(0);
         let is_short = arrived < self.ranks && value("together").is_none();
-        if is_short || value("absent").is_some() {
+        if (if self.wire.is_some() { devices.contains(&0) } else { is_short }) || value("absent").is_some() {
             return IN_PROGRESS;
         }
         if value("busy").is_some() && self.calls.load(Ordering::SeqCst) > 0 {
@@ -138,6 +166,26 @@ impl Comm {
         }
         let error = value("async").and_then(|code| code.parse().ok());
         error.filter(|_| self.calls.load(Ordering::SeqCst) > 0).unwrap_or(SUCCESS)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank.cast_unsigned() as usize
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.ranks.cast_unsigned() as usize
+    }
+
+    pub(crate) fn wire(&self) -> Option<&Wire> {
+        self.wire.as_ref()
+    }
+
+    pub(crate) fn pieces(&self) -> u64 {
+        self.pieces.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn count_piece(&self) {
+        self.pieces.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(crate) fn post(&self, bytes: Vec<u8>) {

@@ -1,45 +1,46 @@
-//! A fake `libnccl.so.2` that is also a fake `libcuda.so.1`: as much of the driver as tells whether work on a stream is done.
-//! "Device" memory is the memory of the process.
-//!
-//! A world of one works: what is sent comes back, and work on streams is done at once. The calls of larger worlds exchange
-//! nothing, since what is tested with them is who watches over them.
-//!
-//! The variable `FAKE_NCCL` says what goes wrong, as words of the form `what=value` with blanks between them, read at each call:
-//!
-//! ```text
-//! version=21700            what ncclGetVersion says
-//! fail=ncclAllReduce:6     this function returns this code; `:6:3`: from its third call on
-//! hang=ncclAllReduce       this function returns only when the communicator is aborted
-//! freeze=ncclCommAbort     this function never returns
-//! async=6                  ncclCommGetAsyncError reports this once a collective call was made
-//! stuck=1                  work on streams is not done before the communicator is aborted
-//! slow=2                   communicators and calls are in progress for so many looks
-//! busy=1                   calls are in progress for ever
-//! absent=1                 ranks that never come: a communicator stays in progress
-//! together=1               ranks of other processes count as having come
-//! nodevice=1               the driver shows no device
-//! ```
-#![expect(unsafe_code, reason = "a C library writes through its callers' pointers")]
-
-mod driver;
-mod faults;
-mod world;
+//! NCCL's functions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use faults::enter;
-use world::{Comm, IN_PROGRESS, SUCCESS};
+use crate::device::{current, is_machine};
+use crate::exchange::{self, Kind, Order};
+use crate::faults::{self, enter};
+use crate::reduce::{Reduction, size};
+use crate::stream::device_of;
+use crate::wire::{self, Wire};
+use crate::world::{self, Comm, IN_PROGRESS, SUCCESS};
 
+/// `ncclUnhandledCudaError`.
+const CUDA_FAILED: c_int = 1;
+/// `ncclSystemError`.
+const SYSTEM_FAILED: c_int = 2;
 const INVALID_ARGUMENT: c_int = 4;
 
-/// `ncclUniqueId`.
+/// `ncclUniqueId`: a number, and on a machine where the ranks find what they share.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct UniqueId([u8; 128]);
+pub(crate) struct UniqueId([u8; 128]);
+
+impl UniqueId {
+    fn number(&self) -> u64 {
+        let mut number = [0; 8];
+        number.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(number)
+    }
+
+    fn place(&self) -> (u32, u32) {
+        let half = |at: usize| {
+            let mut number = [0; 4];
+            number.copy_from_slice(&self.0[at..at + 4]);
+            u32::from_le_bytes(number)
+        };
+        (half(8), half(12))
+    }
+}
 
 /// The beginning of `ncclConfig_t`.
 #[repr(C)]
-pub struct Config {
+pub(crate) struct Config {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -64,6 +65,11 @@ unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     }
     let mut bytes = [0; 128];
     bytes[..8].copy_from_slice(&world::fresh_id().to_le_bytes());
+    if is_machine() {
+        let Ok((process, descriptor)) = wire::create() else { return SYSTEM_FAILED };
+        bytes[8..12].copy_from_slice(&process.to_le_bytes());
+        bytes[12..16].copy_from_slice(&descriptor.to_le_bytes());
+    }
     // SAFETY: the caller gives a place for an id.
     unsafe { id.write(UniqueId(bytes)) };
     SUCCESS
@@ -98,9 +104,15 @@ unsafe extern "C" fn ncclCommInitRankConfig(
     if config.blocking != 0 || !(0..ranks).contains(&rank) {
         return INVALID_ARGUMENT;
     }
-    let mut number = [0; 8];
-    number.copy_from_slice(&id.0[..8]);
-    let comm = Comm::join(u64::from_le_bytes(number), ranks, rank);
+    if current().is_err() {
+        return CUDA_FAILED;
+    }
+    let is_shared = is_machine() && ranks > 1;
+    let Ok(wire) = is_shared.then(|| Wire::open(id.place(), ranks.cast_unsigned() as usize)).transpose()
+    else {
+        return SYSTEM_FAILED;
+    };
+    let comm = Comm::join(id.number(), ranks, rank, wire);
     // SAFETY: the caller gives a place for one pointer.
     unsafe { to.write(Box::into_raw(Box::new(comm))) };
     IN_PROGRESS
@@ -172,7 +184,7 @@ unsafe extern "C" fn ncclCommSplit(
     // SAFETY: the caller gives a communicator and a place for one pointer.
     unsafe {
         on("ncclCommSplit", comm, |_| {
-            let child = || Box::into_raw(Box::new(Comm::join(world::fresh_id(), 1, 0))).cast_const();
+            let child = || Box::into_raw(Box::new(Comm::join(world::fresh_id(), 1, 0, None))).cast_const();
             to.write(if color < 0 { std::ptr::null() } else { child() });
             IN_PROGRESS
         })
@@ -205,16 +217,29 @@ unsafe extern "C" fn ncclCommAbort(comm: *const Comm) -> c_int {
     enter("ncclCommAbort", None).unwrap_or(SUCCESS)
 }
 
-/// A call that moves `bytes` from one place to another.
+/// A call that moves elements.
 ///
 /// # Safety
-/// As [`living`]; both places have so many bytes, and may be the same.
-unsafe fn collective(function: &str, comm: *const Comm, (from, to): (u64, u64), bytes: usize) -> c_int {
-    // SAFETY: the caller's promise.
+/// As [`living`]; the order's places have as many bytes as it needs.
+unsafe fn collective(function: &str, comm: *const Comm, order: Order, stream: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise; communicators are leaked.
     unsafe {
+        let Some(lasting) = comm.as_ref() else { return INVALID_ARGUMENT };
         on(function, comm, |comm| {
-            if comm.ranks == 1 && from != to {
-                std::ptr::copy(from as *const u8, to as *mut u8, bytes);
+            if let Some(device) = comm.device {
+                let is_right = device_of(stream).is_ok_and(|owner| owner == device);
+                if !is_right || !order.is_on(device, comm.rank(), comm.size()) {
+                    return exchange::fail(INVALID_ARGUMENT);
+                }
+            }
+            let bytes = order.count * size(order.data_type);
+            if comm.wire().is_some() {
+                let code = exchange::put(lasting, order);
+                if code != SUCCESS {
+                    return code;
+                }
+            } else {
+                alone(comm, order, bytes);
             }
             comm.put_on_a_stream();
             comm.answer()
@@ -222,14 +247,28 @@ unsafe fn collective(function: &str, comm: *const Comm, (from, to): (u64, u64), 
     }
 }
 
-/// Bytes of an element.
-fn size(data_type: c_int) -> usize {
-    match data_type {
-        0 | 1 => 1,
-        6 | 9 => 2,
-        2 | 3 | 7 => 4,
-        _ => 8,
+/// What a rank does without the others: a world of one works, and in a larger one nothing is exchanged.
+///
+/// # Safety
+/// As [`collective`].
+unsafe fn alone(comm: &Comm, Order { kind, from, to, .. }: Order, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match kind {
+            Kind::Send(peer) if peer == comm.rank() => {
+                comm.post(std::slice::from_raw_parts(from as *const u8, bytes).to_vec());
+            }
+            Kind::Receive(peer) if peer == comm.rank() => comm.await_post(to, bytes),
+            Kind::Send(_) | Kind::Receive(_) => {}
+            _ if comm.ranks == 1 && from != to => std::ptr::copy(from as *const u8, to as *mut u8, bytes),
+            _ => {}
+        }
     }
+}
+
+/// A rank that is given as a number.
+fn peer(number: c_int) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 #[unsafe(no_mangle)]
@@ -238,12 +277,15 @@ unsafe extern "C" fn ncclAllReduce(
     to: u64,
     count: usize,
     data_type: c_int,
-    _how: c_int,
+    how: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let kind = Kind::AllReduce(how);
+    let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe { collective("ncclAllReduce", comm, (from, to), count * size(data_type)) }
+    unsafe { collective("ncclAllReduce", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -252,12 +294,14 @@ unsafe extern "C" fn ncclBroadcast(
     to: u64,
     count: usize,
     data_type: c_int,
-    _root: c_int,
+    root: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let kind = Kind::Broadcast(peer(root));
+    let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe { collective("ncclBroadcast", comm, (from, to), count * size(data_type)) }
+    unsafe { collective("ncclBroadcast", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -266,13 +310,16 @@ unsafe extern "C" fn ncclReduce(
     to: u64,
     count: usize,
     data_type: c_int,
-    _how: c_int,
-    _root: c_int,
+    how: c_int,
+    root: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let kind = Kind::Reduce(how, peer(root));
+    let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe { collective("ncclReduce", comm, (from, to), count * size(data_type)) }
+    unsafe { collective("ncclReduce", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -281,12 +328,15 @@ unsafe extern "C" fn ncclReduceScatter(
     to: u64,
     count: usize,
     data_type: c_int,
-    _how: c_int,
+    how: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let kind = Kind::ReduceScatter(how);
+    let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe { collective("ncclReduceScatter", comm, (from, to), count * size(data_type)) }
+    unsafe { collective("ncclReduceScatter", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -296,10 +346,12 @@ unsafe extern "C" fn ncclAllGather(
     count: usize,
     data_type: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let kind = Kind::AllGather;
+    let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe { collective("ncclAllGather", comm, (from, to), count * size(data_type)) }
+    unsafe { collective("ncclAllGather", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -307,21 +359,14 @@ unsafe extern "C" fn ncclSend(
     from: u64,
     count: usize,
     data_type: c_int,
-    peer: c_int,
+    to_rank: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let kind = Kind::Send(peer(to_rank));
+    let order = Order { kind, data_type, from, to: 0, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe {
-        on("ncclSend", comm, |comm| {
-            if peer == comm.rank {
-                let bytes = std::slice::from_raw_parts(from as *const u8, count * size(data_type));
-                comm.post(bytes.to_vec());
-            }
-            comm.put_on_a_stream();
-            comm.answer()
-        })
-    }
+    unsafe { collective("ncclSend", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -329,31 +374,28 @@ unsafe extern "C" fn ncclRecv(
     to: u64,
     count: usize,
     data_type: c_int,
-    peer: c_int,
+    from_rank: c_int,
     comm: *const Comm,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> c_int {
+    let kind = Kind::Receive(peer(from_rank));
+    let order = Order { kind, data_type, from: 0, to, count };
     // SAFETY: the caller gives a communicator and memory.
-    unsafe {
-        on("ncclRecv", comm, |comm| {
-            if peer == comm.rank {
-                comm.await_post(to, count * size(data_type));
-            }
-            comm.put_on_a_stream();
-            comm.answer()
-        })
-    }
+    unsafe { collective("ncclRecv", comm, order, stream) }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGroupStart() -> c_int {
-    enter("ncclGroupStart", None).unwrap_or(SUCCESS)
+    enter("ncclGroupStart", None).unwrap_or_else(|| {
+        exchange::begin();
+        SUCCESS
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGroupEnd() -> c_int {
     enter("ncclGroupEnd", None).unwrap_or_else(|| {
         world::deliver();
-        SUCCESS
+        exchange::end()
     })
 }

@@ -11,7 +11,7 @@ static CALLS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::defau
 
 #[expect(clippy::disallowed_methods, reason = "a fake library has nothing but the process that opens it")]
 fn wishes() -> String {
-    std::env::var("FAKE_NCCL").unwrap_or_default()
+    std::env::var("FAKE_GPU").unwrap_or_default()
 }
 
 /// All values of `what`.
