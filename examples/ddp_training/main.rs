@@ -1,8 +1,10 @@
 //! Data-parallel training: every worker has the whole model and a share of each batch; gradients become their mean over the
 //! workers while backward runs, and any number of workers takes the same steps.
 
+mod cuda;
 mod data;
 mod fault;
+mod learner;
 mod model;
 mod progress;
 
@@ -15,14 +17,14 @@ use std::time::Duration;
 use clap::Parser;
 use data::Dataset;
 use fault::{Fault, FaultKind};
+use learner::{Learner, Place};
 use model::Mlp;
 use progress::Progress;
 use rankrun_examples::console;
 use rankrun_examples::random::Random;
 use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions};
-use rankrun_worker::ddp::{Ddp, DdpOptions};
 use rankrun_worker::sampler::{DistributedSampler, GlobalBatches, SamplerOptions};
-use rankrun_worker::{Life, Rank, Reduction, run_elastic, trace};
+use rankrun_worker::{Life, Rank, run_elastic, trace};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
@@ -53,6 +55,9 @@ struct Options {
     /// The length of a step.
     #[arg(long, default_value_t = 0.2, value_parser = learning_rate)]
     learning_rate: f64,
+    /// What to compute on; a checkpoint of one goes on on the other.
+    #[arg(long, default_value = "auto", value_name = "WHERE")]
+    device: Place,
     /// Decides data, their order and the first weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -115,7 +120,7 @@ fn main() -> ExitCode {
 /// A training under way.
 struct Training<'a> {
     options: &'a Options,
-    ddp: Ddp,
+    learner: Learner,
     data: Dataset,
     batches: GlobalBatches,
     model: Mlp,
@@ -132,13 +137,8 @@ impl<'a> Training<'a> {
     fn begin(options: &'a Options, life: Life) -> Result<Self> {
         let context = &life.context;
         let (rank, world_size) = (context.rank(), context.world_size());
-        let (device, restart) = (context.device(), context.restart_count());
+        let restart = context.restart_count();
         let fault = Fault::plan(options.fail_at, options.fail_rank, options.fail_how, context)?;
-        let pid = std::process::id();
-        console::line(&format!(
-            "rank {rank} of {world_size}: pid {pid}, device {device}, restart {restart}"
-        ))?;
-
         let data = Dataset::new(options.samples as usize, &mut Random::new(options.seed, 1));
         let order = SamplerOptions { seed: options.seed, ..SamplerOptions::default() };
         let sampler = DistributedSampler::new(data.len(), rank, world_size, order)?;
@@ -147,11 +147,14 @@ impl<'a> Training<'a> {
         let folder = options.checkpoint.as_ref();
         let checkpoint = folder.map(|folder| Checkpoint::open(context, &CheckpointOptions::new(folder)));
         let checkpoint = checkpoint.transpose()?;
-        let ddp = Ddp::new(life.group, Mlp::description(), &DdpOptions::default())?;
+        let context = context.clone();
+        let learner = Learner::open(options.device, life, options.batch as usize)?;
+        let (pid, place) = (std::process::id(), learner.describe(&context));
+        console::line(&format!("rank {rank} of {world_size}: pid {pid}, {place}, restart {restart}"))?;
         let mut training =
-            Self { options, ddp, data, batches, model, checkpoint, step: 0, fault, progress: None };
+            Self { options, learner, data, batches, model, checkpoint, step: 0, fault, progress: None };
         training.resume()?;
-        training.ddp.broadcast(training.model.parts_mut())?;
+        training.learner.begin(&mut training.model)?;
         training.progress = (rank == ROOT).then(|| Progress::new(training.step, options.steps, restart.0));
         Ok(training)
     }
@@ -166,7 +169,7 @@ impl<'a> Training<'a> {
             return Err(TrainingError::OtherOptions { folder, saved, ours }.into());
         }
         self.step = loaded.step;
-        if self.ddp.rank() == ROOT {
+        if self.learner.rank() == ROOT {
             for refused in &loaded.refused {
                 console::line(&format!("refused {refused}"))?;
             }
@@ -181,25 +184,24 @@ impl<'a> Training<'a> {
             self.take_step()?;
             std::thread::sleep(Duration::from_millis(self.options.step_ms));
         }
-        if self.ddp.rank() == ROOT {
+        if self.learner.rank() == ROOT {
             self.finish()?;
         }
         // Nobody leaves before the files are written.
-        Ok(self.ddp.into_group()?.barrier()?)
+        Ok(self.learner.into_group()?.barrier()?)
     }
 
     fn take_step(&mut self) -> Result {
         let _span = trace::step(self.step);
         let batch = f64::from(self.options.batch);
-        let world = f64::from(self.ddp.world_size().get());
-        let samples = self.batches.share(self.step).into_iter().map(|index| self.data.sample(index));
+        let world = f64::from(self.learner.world_size().get());
+        let share = self.batches.share(self.step);
+        let samples: Vec<_> = share.into_iter().map(|index| self.data.sample(index)).collect();
         // The mean over workers of sums over shares, which differ in size, is to be the mean over the batch.
-        let (loss, right) = self.model.learn(samples, world / batch, &mut self.ddp)?;
-        let score = self.ddp.queue().all_reduce(vec![loss, right], Reduction::Sum);
-        self.model.descend(&self.ddp.finish()?, self.options.learning_rate);
+        let rate = self.options.learning_rate;
+        let [loss, right] = self.learner.step(&mut self.model, &samples, world / batch, rate)?;
         self.step += 1;
-        let score = score.wait()?;
-        self.tell(score[0] / batch, score[1] / batch)?;
+        self.tell(loss / batch, right / batch)?;
         self.keep()
     }
 
@@ -217,15 +219,17 @@ impl<'a> Training<'a> {
         let (step, options) = (self.step, self.options);
         let is_time = step.is_multiple_of(options.checkpoint_every) || step == options.steps;
         if let (Some(checkpoint), true) = (&mut self.checkpoint, is_time) {
+            self.learner.fetch(&mut self.model)?;
             checkpoint.save(step, &self.model.state().metadata(OPTIONS, described(options)))?;
         }
         Ok(())
     }
 
-    fn finish(&self) -> Result {
+    fn finish(&mut self) -> Result {
         if let Some(progress) = &self.progress {
             progress.end();
         }
+        self.learner.fetch(&mut self.model)?;
         let (loss, accuracy) = self.model.judge(&self.data);
         let length = self.model.parameters.iter().map(|weight| weight * weight).sum::<f64>().sqrt();
         console::line(&format!(

@@ -1,19 +1,26 @@
 //! The model: one hidden layer, softmax and cross entropy, with gradients by hand.
 
+use std::ops::Range;
+
 use rankrun_examples::random::Random;
 use rankrun_worker::checkpoint::State;
 use rankrun_worker::ddp::{Ddp, DdpError, Gradients, Parameter};
 
 use crate::data::{CLASSES, Dataset, FEATURES};
+use crate::learner::Sample;
 
 /// Width of the hidden layer.
-const HIDDEN: usize = 32;
+pub(crate) const HIDDEN: usize = 32;
 
 /// Where each part lies in the list of parameters.
 const HIDDEN_BIAS: usize = HIDDEN * FEATURES;
-const OUTPUT: usize = HIDDEN_BIAS + HIDDEN;
+pub(crate) const OUTPUT: usize = HIDDEN_BIAS + HIDDEN;
 const OUTPUT_BIAS: usize = OUTPUT + CLASSES * HIDDEN;
-const PARAMETERS: usize = OUTPUT_BIAS + CLASSES;
+pub(crate) const PARAMETERS: usize = OUTPUT_BIAS + CLASSES;
+
+/// The parts of the model.
+pub(crate) const PARTS: [Range<usize>; 4] =
+    [0..HIDDEN_BIAS, HIDDEN_BIAS..OUTPUT, OUTPUT..OUTPUT_BIAS, OUTPUT_BIAS..PARAMETERS];
 
 /// The weights and biases of both layers, in one list.
 #[derive(Debug, Clone)]
@@ -60,15 +67,15 @@ impl Mlp {
 
     /// Makes the gradients of some samples ready, each sample's multiplied by `scale`: those of the output layer first, so that they
     /// are on their way while those of the hidden one are computed. The sum of all losses, and how often the model is right.
-    pub(crate) fn learn<'a>(
+    pub(crate) fn learn(
         &self,
-        samples: impl Iterator<Item = (&'a [f64; FEATURES], usize)>,
+        samples: &[Sample<'_>],
         scale: f64,
         ddp: &mut Ddp,
     ) -> Result<(f64, f64), DdpError> {
         let (mut loss, mut right) = (0.0, 0.0);
         let mut backward = Vec::new();
-        for (features, class) in samples {
+        for &(features, class) in samples {
             let Activation { hidden, classes } = self.activate(features);
             let (own_loss, is_right) = score(&classes, class);
             loss += own_loss;
@@ -162,7 +169,7 @@ mod tests {
         let group = MemoryGroup::world(1).remove(0);
         let mut ddp = Ddp::new(group, Mlp::description(), &DdpOptions::default()).unwrap();
         let samples = [(features, class), (features, class)];
-        model.learn(samples.into_iter(), 0.5, &mut ddp).unwrap();
+        model.learn(&samples, 0.5, &mut ddp).unwrap();
         let gradient = ddp.finish().unwrap().iter::<f64>().collect::<Vec<_>>().concat();
         for at in [0, 17, HIDDEN_BIAS, HIDDEN_BIAS + 5, OUTPUT, OUTPUT + 40, OUTPUT_BIAS, PARAMETERS - 1] {
             let loss = |shift: f64| {

@@ -109,6 +109,18 @@ impl WorkerContext {
         &self.run_id
     }
 
+    /// Which of the CUDA devices that this process sees is this worker's, if there are any: the one that the launcher tells, that of
+    /// its local rank where it tells none (as torchrun), the first outside any launcher. `None` if the launcher tells a device
+    /// of another kind.
+    #[must_use]
+    pub fn cuda_ordinal(&self) -> Option<usize> {
+        let told = self.env.as_ref().and_then(|env| env.rankrun.as_ref()?.device.as_deref());
+        match told {
+            Some(device) => device.strip_prefix("cuda:")?.parse().ok(),
+            None => usize::try_from(self.local_rank().0).ok(),
+        }
+    }
+
     /// The device of this worker, such as `cpu:0`; that of its local rank where no launcher said one.
     #[must_use]
     pub fn device(&self) -> &str {

@@ -1,7 +1,7 @@
 //! The CUDA driver's library, with the few functions that we need ourselves: none of cudarc's, which panics where one is missing.
 #![expect(unsafe_code, reason = "calls into the driver's library")]
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -120,7 +120,7 @@ pub(crate) struct Driver {
     pub(super) calls: Calls,
 }
 
-/// What a communicator needs.
+/// What a communicator needs, and who exchanges gradients beside the computation.
 #[cfg(feature = "nccl")]
 pub(super) struct Calls {
     pub(super) get_context: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
@@ -131,6 +131,10 @@ pub(super) struct Calls {
     pub(super) destroy_event: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(super) query_stream: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(super) allocate: unsafe extern "C" fn(*mut u64, usize) -> c_int,
+    pub(super) create_stream: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int,
+    pub(super) destroy_stream: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(super) wait_event: unsafe extern "C" fn(*mut c_void, *mut c_void, c_uint) -> c_int,
+    pub(super) fill: unsafe extern "C" fn(u64, c_uchar, usize, *mut c_void) -> c_int,
     pub(super) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
 }
 
@@ -185,6 +189,10 @@ impl Driver {
                 destroy_event: function!("cuEventDestroy_v2"),
                 query_stream: function!("cuStreamQuery"),
                 allocate: function!("cuMemAlloc_v2"),
+                create_stream: function!("cuStreamCreate"),
+                destroy_stream: function!("cuStreamDestroy_v2"),
+                wait_event: function!("cuStreamWaitEvent"),
+                fill: function!("cuMemsetD8Async"),
                 exchange_capture_mode: library::function(library, "cuThreadExchangeStreamCaptureMode").ok(),
             };
             let driver = Self {

@@ -9,7 +9,7 @@ pub(crate) use driver::Driver;
 pub(crate) use driver::driver;
 pub use driver::{CudaMissing, Tried};
 #[cfg(feature = "nccl")]
-pub(crate) use work::{Event, Query, Scratch};
+pub(crate) use work::{Event, OwnStream, Query, Scratch};
 
 /// Whether this process can use a CUDA device: the driver's library is there, starts, and shows one.
 ///

@@ -1,10 +1,11 @@
-//! Contexts, events and memory: what tells whether work on a stream is done.
+//! Contexts, streams, events and memory: what orders work on a device, and tells whether it is done.
 #![expect(unsafe_code, reason = "calls into the driver's library")]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use super::driver::{CudaMissing, Driver, SUCCESS};
+use crate::process_group::DeviceMemory;
 
 const NOT_READY: c_int = 600;
 const CAPTURED: c_int = 907;
@@ -36,6 +37,16 @@ pub(crate) struct Event {
 
 // SAFETY: the driver's calls on events may come from any thread, and we make one at a time.
 unsafe impl Send for Event {}
+
+/// A stream of our own, beside those of the program. Owned: when it is dropped, what is on it is still done.
+#[derive(Debug)]
+pub(crate) struct OwnStream {
+    driver: &'static Driver,
+    handle: *mut c_void,
+}
+
+// SAFETY: the driver's calls on streams may come from any thread.
+unsafe impl Send for OwnStream {}
 
 /// A few bytes of device memory. They are never freed: that would wait for all work of the device, for ever where it hangs.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +97,25 @@ impl Driver {
         self.check("cuEventCreate", code).map(|()| Event { driver: self, handle })
     }
 
+    /// A stream in the current context of this thread, which waits for no other one.
+    pub(crate) fn stream(&'static self) -> Result<OwnStream, CudaMissing> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer lives through the call.
+        let code = unsafe { (self.calls.create_stream)(&raw mut handle, NON_BLOCKING) };
+        self.check("cuStreamCreate", code).map(|()| OwnStream { driver: self, handle })
+    }
+
+    /// Puts zeros into memory, in the order of a stream.
+    ///
+    /// # Safety
+    /// The memory is the caller's until the stream has done it; `stream` is a stream of this process that is still there.
+    pub(crate) unsafe fn zero(&self, memory: DeviceMemory, stream: *mut c_void) -> Result<(), CudaMissing> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.calls.fill)(memory.address, 0, memory.bytes, stream) };
+        self.check("cuMemsetD8Async", code)
+    }
+
     /// Some bytes of the device, whatever is in them.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Scratch, CudaMissing> {
         let mut address = 0;
@@ -125,10 +155,33 @@ impl Event {
         self.driver.check("cuEventRecord", code)
     }
 
+    /// Lets a stream wait until what was marked last is done: all that is put on it from now on comes after that.
+    ///
+    /// # Safety
+    /// As [`record`](Self::record).
+    pub(crate) unsafe fn hold(&self, stream: *mut c_void) -> Result<(), CudaMissing> {
+        // SAFETY: the event is ours, the stream the caller's promise.
+        let code = unsafe { (self.driver.calls.wait_event)(stream, self.handle, 0) };
+        self.driver.check("cuStreamWaitEvent", code)
+    }
+
     /// Whether what was marked last is done.
     pub(crate) fn query(&self) -> Result<Query, CudaMissing> {
         // SAFETY: the event is ours.
         self.driver.query("cuEventQuery", unsafe { (self.driver.calls.query_event)(self.handle) })
+    }
+}
+
+impl OwnStream {
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.handle
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        // SAFETY: the stream is ours and not used again; one with work on it is destroyed once that is done.
+        unsafe { (self.driver.calls.destroy_stream)(self.handle) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why data-parallel training cannot go on.
 
-use rankrun_contract::rank::Rank;
+use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::agreement::Difference;
 use crate::process_group::{DataType, GroupError};
@@ -75,11 +75,32 @@ pub enum DdpError {
         /// How many there are.
         given: usize,
     },
+    /// Memory of a device of another length than its parameter.
+    #[error("`{parameter}` has {expected} bytes, but was given memory of {given}")]
+    WrongBytes {
+        /// The parameter.
+        parameter: String,
+        /// How many it has.
+        expected: usize,
+        /// How many there are.
+        given: usize,
+    },
+    /// Two groups of one training, of which each has other ranks.
+    #[error(
+        "this is rank {} of {} between hosts and rank {} of {} between devices",
+        host.0, host.1, device.0, device.1
+    )]
+    OtherRanks {
+        /// Its rank and the number of ranks in the group between hosts.
+        host: (Rank, WorldSize),
+        /// Its rank and the number of ranks in the group between devices.
+        device: (Rank, WorldSize),
+    },
     /// More parameters, or fewer, than the model has.
-    #[error("the model has {expected} parameters of type {data_type}, but {given} were given")]
+    #[error("the model has {expected} parameters{}, but {given} were given", of_type(*.data_type))]
     WrongCount {
-        /// Their type.
-        data_type: DataType,
+        /// Their type, where only those of one were to be given.
+        data_type: Option<DataType>,
         /// How many the model has.
         expected: usize,
         /// How many there are.
@@ -118,6 +139,10 @@ pub enum DdpError {
     Ended,
 }
 
+fn of_type(data_type: Option<DataType>) -> String {
+    data_type.map_or_else(String::new, |data_type| format!(" of type {data_type}"))
+}
+
 fn nor_of(others: usize) -> String {
     match others {
         0 => String::new(),
@@ -135,6 +160,7 @@ impl DdpError {
             Self::Differ(_) => {
                 Some("build the same model on every rank, from the same code and the same options")
             }
+            Self::OtherRanks { .. } => Some("join both groups with the same context, or split both alike"),
             Self::Twice { .. } => {
                 Some("add up what belongs to one gradient first; end each pass with `finish` or `no_sync`")
             }

@@ -2,10 +2,13 @@
 //! become their mean over all ranks while backward still runs.
 //!
 //! [`Ddp`] knows no framework. A model is a list of [`Parameter`]s, and a gradient is a slice of numbers, written where it is
-//! reduced or copied there. What the group carries with the fewest copies is where gradients lie.
+//! reduced or copied there. What the group carries with the fewest copies is where gradients lie. [`DeviceDdp`] is the same on GPUs,
+//! where they lie wherever the framework has put them.
 
 mod agreement;
 mod bucket;
+#[cfg(feature = "nccl")]
+mod device;
 mod error;
 mod gradients;
 mod parameter;
@@ -16,6 +19,8 @@ use bytemuck::cast_slice_mut;
 use rankrun_contract::rank::{Rank, WorldSize};
 
 pub use self::agreement::Difference;
+#[cfg(feature = "nccl")]
+pub use self::device::DeviceDdp;
 pub use self::error::DdpError;
 pub use self::gradients::Gradients;
 pub use self::parameter::Parameter;
@@ -341,7 +346,7 @@ impl Ddp {
         let ours: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
         if ours.len() != given.len() {
             let (expected, given) = (ours.len(), given.len());
-            return Err(DdpError::WrongCount { data_type: T::DATA_TYPE, expected, given });
+            return Err(DdpError::WrongCount { data_type: Some(T::DATA_TYPE), expected, given });
         }
         for ((_, parameter), values) in ours.iter().zip(given) {
             check_length(parameter, values.as_mut().len())?;

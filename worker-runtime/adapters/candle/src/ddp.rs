@@ -1,17 +1,18 @@
 //! Training on parts of a batch.
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, DType, Device, DeviceLocation, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, DeviceLocation, Storage, Tensor, Var};
 use candle_nn::VarMap;
-use rankrun_worker::ddp::{self, DdpError, DdpOptions, Gradients, Parameter};
+use rankrun_worker::Group;
+use rankrun_worker::ddp::{self, DdpOptions, Gradients, Parameter};
+#[cfg(feature = "cuda")]
+use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{Element, bf16, f16};
-use rankrun_worker::{Group, Rank, Reduction};
 
+use crate::CandleError;
+#[cfg(feature = "cuda")]
+use crate::device::OnDevice;
 use crate::tensors::piece;
-use crate::{CandleError, all_reduce, broadcast};
-
-/// Whose variables all ranks begin with.
-const ROOT: Rank = Rank(0);
 
 /// The variables of a model, whose gradients become their mean over all ranks.
 ///
@@ -27,30 +28,66 @@ pub struct Ddp {
 enum Way {
     /// Through buckets in memory of the host.
     Host(Box<ddp::Ddp>),
-    /// Where they lie, on the device's stream.
-    Device(Group),
+    /// Where they lie, on the device.
+    #[cfg(feature = "cuda")]
+    Device(Box<OnDevice>),
 }
 
 impl Ddp {
     /// Takes the group, and gives all ranks the variables of rank 0.
     ///
-    /// For variables on a GPU the group is one on NCCL (`GroupOptions::backend`, `RANKRUN_BACKEND`).
+    /// The variables are on the CPU.
     ///
     /// # Errors
-    /// The variables of the ranks differ, lie on several devices or are of a type that no group carries; or the group failed.
-    pub fn new(mut group: Group, variables: &VarMap, options: &DdpOptions) -> Result<Self, CandleError> {
+    /// The variables of the ranks differ, are not on the CPU or of a type that no group carries; or the group failed.
+    pub fn new(group: Group, variables: &VarMap, options: &DdpOptions) -> Result<Self, CandleError> {
         let variables = sorted(variables);
-        if is_on_host(&variables)? {
-            let parameters = variables.iter().map(|(name, variable)| parameter(name, variable));
-            let ddp = ddp::Ddp::new(group, parameters.collect::<Result<_, _>>()?, options)?;
-            let mut this = Self { variables, way: Way::Host(Box::new(ddp)) };
-            this.share()?;
-            return Ok(this);
+        if let DeviceLocation::Cuda { .. } = check_location(&variables)? {
+            return Err(CandleError::Device {
+                device: name_of(&variables),
+                hint: "build `rankrun-candle` with the feature `cuda`, and give `Ddp::on_device` a group on NCCL too",
+            });
         }
-        for (_, variable) in &variables {
-            broadcast(&mut group, variable, ROOT)?;
+        let mut ddp = ddp::Ddp::new(group, parameters(&variables)?, options)?;
+        share(&mut ddp, &variables)?;
+        Ok(Self { variables, way: Way::Host(Box::new(ddp)) })
+    }
+
+    /// As [`new`](Self::new), for variables on a GPU, which is the current CUDA device of this thread. `host` carries what ranks say of
+    /// their models, `device` the gradients, on the same ranks.
+    ///
+    /// ```no_run
+    /// # use candle_nn::VarMap;
+    /// # use rankrun_candle::{CandleError, Ddp};
+    /// # use rankrun_worker::process_group::nccl::NcclGroup;
+    /// # use rankrun_worker::{GroupOptions, WorkerContext};
+    /// # fn on_gpu(context: &WorkerContext, variables: &VarMap) -> Result<Ddp, CandleError> {
+    /// let host = context.process_group(&GroupOptions::default())?;
+    /// let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
+    /// let device = NcclGroup::join(context, &options, None)?;
+    /// Ddp::on_device(host, device, variables, &Default::default())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The variables of the ranks differ, are not all on one GPU or of a type that no group carries; or a group failed.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        host: Group,
+        device: NcclGroup,
+        variables: &VarMap,
+        options: &DdpOptions,
+    ) -> Result<Self, CandleError> {
+        let variables = sorted(variables);
+        if let DeviceLocation::Cpu = check_location(&variables)? {
+            return Err(CandleError::Device {
+                device: name_of(&variables),
+                hint: "`Ddp::new` takes those on the CPU",
+            });
         }
-        Ok(Self { variables, way: Way::Device(group) })
+        let parameters = parameters(&variables)?;
+        let on_device = OnDevice::new((host, device), &variables, parameters, options)?;
+        Ok(Self { variables, way: Way::Device(Box::new(on_device)) })
     }
 
     /// The variables, in the order of their names.
@@ -78,39 +115,30 @@ impl Ddp {
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<(), CandleError> {
         match &mut self.way {
             Way::Host(ddp) => average_on_host(ddp, &self.variables, gradients),
-            Way::Device(group) => {
-                for (name, variable) in self.variables.iter().rev() {
-                    let gradient = gradients.get(variable).ok_or_else(|| missing(name))?;
-                    // The mean is written where the gradient lies, and of a view into a piece of its own.
-                    let gradient = gradient.contiguous()?;
-                    all_reduce(group, &gradient, Reduction::Mean)?;
-                    gradients.insert(variable, gradient);
-                }
-                Ok(())
-            }
+            #[cfg(feature = "cuda")]
+            Way::Device(on_device) => on_device.average(&self.variables, gradients),
         }
     }
+}
 
-    /// Gives all ranks the variables of rank 0.
-    fn share(&mut self) -> Result<(), CandleError> {
-        let Way::Host(ddp) = &mut self.way else { return Ok(()) };
-        macro_rules! each_type {
-            ($($type:ty),*) => {$(
-                let of_type: Vec<&Var> = self.variables.iter().map(|(_, variable)| variable)
-                    .filter(|variable| variable.dtype() == <$type as candle_core::WithDType>::DTYPE).collect();
-                let read = |variable: &&Var| variable.flatten_all()?.to_vec1::<$type>();
-                let mut values = of_type.iter().map(read).collect::<candle_core::Result<Vec<_>>>()?;
-                if !values.is_empty() {
-                    ddp.broadcast::<$type, _>(values.iter_mut())?;
-                    for (variable, values) in of_type.iter().zip(&values) {
-                        variable.set(&Tensor::from_slice(values, variable.shape(), variable.device())?)?;
-                    }
+/// Gives all ranks the variables of rank 0.
+fn share(ddp: &mut ddp::Ddp, variables: &[(String, Var)]) -> Result<(), CandleError> {
+    macro_rules! each_type {
+        ($($type:ty),*) => {$(
+            let of_type: Vec<&Var> = variables.iter().map(|(_, variable)| variable)
+                .filter(|variable| variable.dtype() == <$type as candle_core::WithDType>::DTYPE).collect();
+            let read = |variable: &&Var| variable.flatten_all()?.to_vec1::<$type>();
+            let mut values = of_type.iter().map(read).collect::<candle_core::Result<Vec<_>>>()?;
+            if !values.is_empty() {
+                ddp.broadcast::<$type, _>(values.iter_mut())?;
+                for (variable, values) in of_type.iter().zip(&values) {
+                    variable.set(&Tensor::from_slice(values, variable.shape(), variable.device())?)?;
                 }
-            )*};
-        }
-        each_type!(f16, bf16, f32, f64);
-        Ok(())
+            }
+        )*};
     }
+    each_type!(f16, bf16, f32, f64);
+    Ok(())
 }
 
 fn sorted(variables: &VarMap) -> Vec<(String, Var)> {
@@ -120,35 +148,36 @@ fn sorted(variables: &VarMap) -> Vec<(String, Var)> {
     sorted
 }
 
-/// Whether all variables are in memory of the host; otherwise all are on one GPU.
-fn is_on_host(variables: &[(String, Var)]) -> Result<bool, CandleError> {
-    let name_of = |device: &Device| format!("{:?}", device.location());
-    let Some((first, variable)) = variables.first() else { return Ok(true) };
+/// Where all variables are.
+fn check_location(variables: &[(String, Var)]) -> Result<DeviceLocation, CandleError> {
+    let Some((first, variable)) = variables.first() else { return Ok(DeviceLocation::Cpu) };
     let location = variable.device().location();
     if let Some((name, other)) = variables.iter().find(|(_, other)| other.device().location() != location) {
         return Err(CandleError::Devices {
             first: first.clone(),
-            first_device: name_of(variable.device()),
+            first_device: format!("{location:?}"),
             name: name.clone(),
-            device: name_of(other.device()),
+            device: format!("{:?}", other.device().location()),
         });
     }
     match location {
-        DeviceLocation::Cpu => Ok(true),
-        DeviceLocation::Cuda { .. } if cfg!(feature = "cuda") => Ok(false),
-        DeviceLocation::Cuda { .. } => Err(CandleError::Device {
-            device: name_of(variable.device()),
-            hint: "build `rankrun-candle` with the feature `cuda`",
-        }),
+        DeviceLocation::Cpu | DeviceLocation::Cuda { .. } => Ok(location),
         DeviceLocation::Metal { .. } => Err(CandleError::Device {
-            device: name_of(variable.device()),
+            device: name_of(variables),
             hint: "move the variables to the CPU or to a CUDA device",
         }),
     }
 }
 
-fn missing(name: &str) -> CandleError {
-    DdpError::Missing { parameter: name.to_owned(), others: 0 }.into()
+/// The device of all variables.
+fn name_of(variables: &[(String, Var)]) -> String {
+    let location =
+        variables.first().map_or(DeviceLocation::Cpu, |(_, variable)| variable.device().location());
+    format!("{location:?}")
+}
+
+fn parameters(variables: &[(String, Var)]) -> Result<Vec<Parameter>, CandleError> {
+    variables.iter().map(|(name, variable)| parameter(name, variable)).collect()
 }
 
 fn parameter(name: &str, variable: &Var) -> Result<Parameter, CandleError> {

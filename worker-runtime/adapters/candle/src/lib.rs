@@ -25,10 +25,13 @@
 //! # fn part_of_this_rank(_: usize, _: &WorkerContext) -> Result<(Tensor, Tensor)> { unimplemented!() }
 //! ```
 //!
-//! On the CPU gradients are copied into the buckets of [`rankrun_worker::ddp`], and back. With the feature `cuda` tensors on a GPU are
-//! reduced by NCCL where they lie, on candle's own stream: nothing is copied, and nobody waits on the host.
+//! On the CPU gradients are copied into the buckets of [`rankrun_worker::ddp`], and back. With the feature `cuda` (`Ddp::on_device`)
+//! those on a GPU are reduced by NCCL where they lie, in the order of candle's own stream: nothing is copied, and nobody waits on the
+//! host.
 
 mod ddp;
+#[cfg(feature = "cuda")]
+mod device;
 mod error;
 mod tensors;
 

@@ -2,8 +2,6 @@
 
 use std::cell::RefCell;
 
-#[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
 use rankrun_worker::{Group, Rank, Reduction};
 
@@ -79,6 +77,22 @@ impl Call<'_> {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Call<'_> {
+    fn on_device(&self, piece: crate::device::Piece) -> Result<(), CandleError> {
+        use rankrun_worker::process_group::Collective;
+
+        let data = piece.memory;
+        let work = match self.work {
+            Work::AllReduce(how) => Collective::AllReduce { data, how },
+            Work::Broadcast(root) => Collective::Broadcast { data, root },
+        };
+        #[expect(unsafe_code, reason = "device memory is raw memory")]
+        // SAFETY: the memory is the tensor's, which is borrowed; candle gives it back on this same stream, after the call.
+        Ok(unsafe { self.group.borrow_mut().run_on_device(piece.data_type, work, piece.stream) }?)
+    }
+}
+
 impl InplaceOp1 for Call<'_> {
     fn name(&self) -> &'static str {
         match self.work {
@@ -92,8 +106,8 @@ impl InplaceOp1 for Call<'_> {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.keep(self.on_device(storage, layout))
+    fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        self.keep(crate::device::in_storage(storage, layout, |piece| self.on_device(piece)))
     }
 }
 
@@ -102,57 +116,4 @@ pub(crate) fn piece(layout: &Layout) -> Result<(usize, usize), CandleError> {
     layout
         .contiguous_offsets()
         .ok_or_else(|| CandleError::NotContiguous { shape: layout.shape().dims().to_vec() })
-}
-
-#[cfg(feature = "cuda")]
-mod device {
-    use std::ffi::c_void;
-
-    use candle_core::cuda_backend::CudaStorageSlice;
-    use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
-    use candle_core::{CudaStorage, Layout};
-    use rankrun_worker::process_group::{Collective, DataType, DeviceMemory, Stream};
-
-    use super::{Call, Work, piece};
-    use crate::CandleError;
-
-    impl Call<'_> {
-        pub(super) fn on_device(
-            &self,
-            storage: &mut CudaStorage,
-            layout: &Layout,
-        ) -> Result<(), CandleError> {
-            let (from, to) = piece(layout)?;
-            let stream = storage.device.cuda_stream();
-            macro_rules! each_type {
-                ($($kind:ident: $data_type:ident, $bytes:literal;)*) => {
-                    match &mut storage.slice {
-                        $(CudaStorageSlice::$kind(slice) => {
-                            // The guard orders what comes after on other streams behind the call, when it goes.
-                            let (address, guard) = slice.device_ptr_mut(&stream);
-                            let data = DeviceMemory {
-                                address: address + (from * $bytes) as u64,
-                                bytes: (to - from) * $bytes,
-                            };
-                            let done = self.put(DataType::$data_type, data, Stream(stream.cu_stream().cast::<c_void>()));
-                            drop(guard);
-                            done
-                        })*
-                        _ => Err(CandleError::DataType(candle_core::backend::BackendStorage::dtype(storage))),
-                    }
-                };
-            }
-            each_type!(F16: F16, 2; BF16: Bf16, 2; F32: F32, 4; F64: F64, 8; I32: I32, 4; I64: I64, 8; U8: U8, 1;)
-        }
-
-        fn put(&self, data_type: DataType, data: DeviceMemory, stream: Stream) -> Result<(), CandleError> {
-            let work = match self.work {
-                Work::AllReduce(how) => Collective::AllReduce { data, how },
-                Work::Broadcast(root) => Collective::Broadcast { data, root },
-            };
-            #[expect(unsafe_code, reason = "device memory is raw memory")]
-            // SAFETY: the memory is the tensor's, which is borrowed; candle gives it back on this same stream, after the call.
-            Ok(unsafe { self.group.borrow_mut().run_on_device(data_type, work, stream) }?)
-        }
-    }
 }

@@ -1,0 +1,138 @@
+//! Where the model learns: on the CPU, or on the worker's GPU. The steps are the same, up to rounding.
+
+use std::error::Error;
+
+use rankrun_examples::gpu::{self, GpuError};
+use rankrun_worker::ddp::{Ddp, DdpOptions};
+use rankrun_worker::process_group::nccl::Nccl;
+use rankrun_worker::{Group, Life, Rank, Reduction, WorkerContext, WorldSize};
+
+use crate::cuda::{CudaLearner, CudaModel};
+use crate::data::FEATURES;
+use crate::model::Mlp;
+
+/// What to compute on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Place {
+    /// The GPU that the launcher gives this worker, otherwise its CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The worker's GPU, or nothing.
+    Cuda,
+}
+
+/// A sample and its class.
+pub(crate) type Sample<'a> = (&'a [f64; FEATURES], usize);
+
+/// The model of this worker, and how its gradients meet those of the others.
+#[expect(clippy::large_enum_variant, reason = "a process has one")]
+pub(crate) enum Learner {
+    /// It learns where the program has it.
+    Host(Ddp),
+    /// It is on a GPU.
+    Cuda(CudaLearner),
+}
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+impl Learner {
+    /// For shares of up to `rows` samples; all workers do it together. Gradients go by NCCL where every worker has it and a GPU.
+    pub(crate) fn open(place: Place, mut life: Life, rows: usize) -> Result<Self> {
+        let model = on_gpu(place, &life.context, rows)?;
+        // Two workers on one device are nothing that NCCL knows.
+        let has_nccl = model.is_some() && gpu::sharing().is_none() && Nccl::load(None).is_ok();
+        let mut by_nccl = [u8::from(has_nccl)];
+        life.group.all_reduce(&mut by_nccl, Reduction::Min)?;
+        Ok(match model {
+            Some(model) => Self::Cuda(CudaLearner::new(model, life, by_nccl == [1])?),
+            None => Self::Host(ddp(life.group)?),
+        })
+    }
+
+    /// What it computes on, and how gradients travel.
+    pub(crate) fn describe(&self, context: &WorkerContext) -> String {
+        match self {
+            Self::Host(_) => format!("device cpu:{}", context.local_rank()),
+            Self::Cuda(learner) => learner.describe(),
+        }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        match self {
+            Self::Host(ddp) => ddp.rank(),
+            Self::Cuda(learner) => learner.rank(),
+        }
+    }
+
+    pub(crate) fn world_size(&self) -> WorldSize {
+        match self {
+            Self::Host(ddp) => ddp.world_size(),
+            Self::Cuda(learner) => learner.world_size(),
+        }
+    }
+
+    /// All workers begin with the model of rank 0.
+    pub(crate) fn begin(&mut self, model: &mut Mlp) -> Result {
+        match self {
+            Self::Host(ddp) => Ok(ddp.broadcast(model.parts_mut())?),
+            Self::Cuda(learner) => learner.begin(model),
+        }
+    }
+
+    /// Takes a step of length `rate` along the gradients of all workers' samples, each multiplied by `scale`, of which the mean over
+    /// workers is taken. The sum of all losses, and how often the model was right.
+    pub(crate) fn step(
+        &mut self,
+        model: &mut Mlp,
+        samples: &[Sample<'_>],
+        scale: f64,
+        rate: f64,
+    ) -> Result<[f64; 2]> {
+        match self {
+            Self::Host(ddp) => {
+                let (loss, right) = model.learn(samples, scale, ddp)?;
+                let score = ddp.queue().all_reduce(vec![loss, right], Reduction::Sum);
+                model.descend(&ddp.finish()?, rate);
+                let score = score.wait()?;
+                Ok([score[0], score[1]])
+            }
+            Self::Cuda(learner) => learner.step(samples, scale, rate),
+        }
+    }
+
+    /// Brings the program's copy of the model up to date.
+    pub(crate) fn fetch(&self, model: &mut Mlp) -> Result {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Cuda(learner) => learner.fetch(model),
+        }
+    }
+
+    /// Ends what is under way, and gives the group of all workers back.
+    pub(crate) fn into_group(self) -> Result<Group> {
+        match self {
+            Self::Host(ddp) => Ok(ddp.into_group()?),
+            Self::Cuda(learner) => learner.into_group(),
+        }
+    }
+}
+
+/// The exchange of gradients through memory of the host.
+pub(crate) fn ddp(group: Group) -> Result<Ddp> {
+    Ok(Ddp::new(group, Mlp::description(), &DdpOptions::default())?)
+}
+
+/// The model on the worker's GPU, if that is where it is to be.
+fn on_gpu(place: Place, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
+    // Tests let all workers share the first one.
+    let ordinal = if gpu::sharing().is_some() { Some(0) } else { context.cuda_ordinal() };
+    match (place, ordinal) {
+        (Place::Cpu, _) | (Place::Auto, None) => Ok(None),
+        (Place::Cuda, ordinal) => CudaModel::open(ordinal.unwrap_or(0), rows).map(Some),
+        (Place::Auto, Some(ordinal)) => match CudaModel::open(ordinal, rows) {
+            Err(error) if error.is_absence() => Ok(None),
+            opened => opened.map(Some),
+        },
+    }
+}

@@ -1,0 +1,101 @@
+// One hidden layer, softmax and cross entropy, as in `model.rs`; FEATURES, HIDDEN, CLASSES and OUTPUT, where the parameters of
+// the output layer begin, are defined before this file. It is CUDA and C: tests run it on the host. For these every argument
+// has 64 bits and none is a floating-point number.
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A thread for each unit of each row.
+__global__ void activate(double *hidden, const double *parameters, const double *input, long long rows)
+{
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * HIDDEN) {
+        return;
+    }
+    long long row = at / HIDDEN, to = at % HIDDEN;
+    double sum = 0.0;
+    for (int from = 0; from < FEATURES; from++) {
+        sum += parameters[to * FEATURES + from] * input[row * FEATURES + from];
+    }
+    hidden[at] = tanh(sum + parameters[HIDDEN * FEATURES + to]);
+}
+
+// A thread for each row. `scores` are its loss and whether the model is right, `errors` the slopes of the loss times `*scale`.
+__global__ void judge(double *scores, double *errors, const double *parameters, const double *hidden,
+    const long long *classes, const double *scale, long long rows)
+{
+    long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) {
+        return;
+    }
+    double powers[CLASSES], most = 0.0, sum = 0.0;
+    for (int to = 0; to < CLASSES; to++) {
+        double output = 0.0;
+        for (int from = 0; from < HIDDEN; from++) {
+            output += parameters[OUTPUT + to * HIDDEN + from] * hidden[row * HIDDEN + from];
+        }
+        powers[to] = output + parameters[OUTPUT + CLASSES * HIDDEN + to];
+        most = to == 0 || powers[to] > most ? powers[to] : most;
+    }
+    // The largest is taken away first, so that no exponential overflows.
+    for (int to = 0; to < CLASSES; to++) {
+        powers[to] = exp(powers[to] - most);
+        sum += powers[to];
+    }
+    double own = powers[classes[row]] / sum;
+    int is_right = 1;
+    for (int to = 0; to < CLASSES; to++) {
+        double probability = powers[to] / sum;
+        is_right = is_right && probability <= own;
+        errors[row * CLASSES + to] = (probability - (to == classes[row] ? 1.0 : 0.0)) * *scale;
+    }
+    scores[row * 2] = -log(own > 2.2250738585072014e-308 ? own : 2.2250738585072014e-308);
+    scores[row * 2 + 1] = is_right;
+}
+
+// A thread for each unit of each row: the slopes of the hidden layer.
+__global__ void descend_into_hidden(double *slopes, const double *parameters, const double *hidden, const double *errors,
+    long long rows)
+{
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * HIDDEN) {
+        return;
+    }
+    long long row = at / HIDDEN, unit = at % HIDDEN;
+    double error = 0.0;
+    for (int to = 0; to < CLASSES; to++) {
+        error += parameters[OUTPUT + to * HIDDEN + unit] * errors[row * CLASSES + to];
+    }
+    slopes[at] = error * (1.0 - hidden[at] * hidden[at]);
+}
+
+// A thread for each parameter of a layer: weights, output by output, then biases.
+__global__ void differentiate(double *gradients, const double *slopes, const double *input, long long rows,
+    long long inputs, long long outputs)
+{
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= (inputs + 1) * outputs) {
+        return;
+    }
+    int is_bias = at >= inputs * outputs;
+    long long to = is_bias ? at - inputs * outputs : at / inputs, from = at % inputs;
+    double sum = 0.0;
+    for (long long row = 0; row < rows; row++) {
+        sum += slopes[row * outputs + to] * (is_bias ? 1.0 : input[row * inputs + from]);
+    }
+    gradients[at] = sum;
+}
+
+// A thread for each parameter: a step against the gradient.
+__global__ void step(double *parameters, const double *gradients, const double *rate, long long count)
+{
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count) {
+        parameters[at] -= *rate * gradients[at];
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif

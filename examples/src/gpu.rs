@@ -1,0 +1,90 @@
+//! A CUDA device with kernels of the program, which NVRTC compiles when it runs: nothing of CUDA is needed to build.
+#![expect(unsafe_code, reason = "looks whether a library can be opened")]
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig};
+use cudarc::nvrtc::{self, CompileError};
+use rankrun_worker::cuda::{CudaMissing, cuda_context};
+
+/// How many workers or replicas share one device: for tests of the split on a machine that has one.
+const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
+
+/// Why a program cannot compute on a CUDA device.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    /// There is none, or no driver.
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Missing(#[from] CudaMissing),
+    /// No compiler for kernels.
+    #[error(
+        "there is no NVRTC, which compiles the kernels\nhint: install CUDA's toolkit, or name the folder of its `libnvrtc.so` in \
+         LD_LIBRARY_PATH"
+    )]
+    NoCompiler,
+    /// The compiler refuses the kernels.
+    #[error("NVRTC cannot compile the kernels")]
+    Compile(#[from] CompileError),
+    /// The driver refuses a call.
+    #[error("the CUDA device failed")]
+    Device(#[from] DriverError),
+}
+
+impl GpuError {
+    /// Whether this machine just is not made for it, so that a program may take the CPU instead.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::Missing(_) | Self::NoCompiler)
+    }
+}
+
+/// A device, with a stream of the program and its kernels.
+pub struct Gpu {
+    /// On which everything is put.
+    pub stream: Arc<CudaStream>,
+    kernels: Arc<CudaModule>,
+}
+
+impl Gpu {
+    /// Opens one of the devices that this process sees, makes it current in this thread, and compiles the kernels.
+    ///
+    /// # Errors
+    /// There is no such device or no compiler, or the kernels are wrong.
+    pub fn open(ordinal: usize, kernels: &str) -> Result<Self, GpuError> {
+        let context = cuda_context(ordinal)?;
+        if !has_compiler() {
+            return Err(GpuError::NoCompiler);
+        }
+        let kernels = context.load_module(nvrtc::compile_ptx(kernels)?)?;
+        Ok(Self { stream: context.new_stream()?, kernels })
+    }
+
+    /// A kernel.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn kernel(&self, name: &str) -> Result<CudaFunction, GpuError> {
+        Ok(self.kernels.load_function(name)?)
+    }
+}
+
+/// Whether kernels can be compiled here.
+#[must_use]
+pub fn has_compiler() -> bool {
+    // SAFETY: it opens NVRTC, which may be loaded at any time.
+    unsafe { nvrtc::sys::is_culib_present() }
+}
+
+/// So many threads, and some more.
+#[must_use]
+pub fn threads(count: usize) -> LaunchConfig {
+    LaunchConfig::for_num_elems(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// How many workers or replicas are to share one device: a switch for tests, which is no option.
+#[must_use]
+pub fn sharing() -> Option<NonZero<usize>> {
+    #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of a program")]
+    std::env::var(SHARE).ok()?.parse().ok()
+}
