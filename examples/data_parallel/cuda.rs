@@ -1,34 +1,17 @@
-//! A linear layer on a CUDA device, by kernels that NVRTC compiles when the program runs: nothing of CUDA is needed to build.
+//! A linear layer on a CUDA device.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use std::sync::Arc;
-
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-};
-use cudarc::nvrtc::{self, CompileError};
-use rankrun_worker::cuda::{CudaMissing, cuda_context};
+use cudarc::driver::{CudaFunction, CudaSlice, PushKernelArg};
+use rankrun_examples::gpu::{Gpu, GpuError, threads};
 use rankrun_worker::data_parallel::{Batch, Rows};
 
 use crate::replica::{Layer, ReplicaError, Size};
 
-const SOURCE: &str = include_str!("linear.cu");
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CudaLayerError {
-    #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Missing(#[from] CudaMissing),
-    #[error("there is no NVRTC, which compiles the kernels; it is `libnvrtc.so` of the CUDA toolkit")]
-    NoCompiler,
-    #[error("NVRTC cannot compile the kernels")]
-    Compile(#[from] CompileError),
-    #[error("the CUDA device failed")]
-    Device(#[from] DriverError),
-}
+const KERNELS: &str = include_str!("linear.cu");
 
 pub(crate) struct CudaLayer {
     size: Size,
-    stream: Arc<CudaStream>,
+    gpu: Gpu,
     forward: CudaFunction,
     backward: CudaFunction,
     parameters: CudaSlice<f32>,
@@ -37,26 +20,20 @@ pub(crate) struct CudaLayer {
 }
 
 impl CudaLayer {
-    pub(crate) fn new(size: Size, ordinal: usize) -> Result<Self, CudaLayerError> {
-        let context: Arc<CudaContext> = cuda_context(ordinal)?;
-        // SAFETY: it opens NVRTC, which may be loaded at any time.
-        if !unsafe { nvrtc::sys::is_culib_present() } {
-            return Err(CudaLayerError::NoCompiler);
-        }
-        let module = context.load_module(nvrtc::compile_ptx(SOURCE)?)?;
-        let stream = context.new_stream()?;
+    pub(crate) fn new(size: Size, ordinal: usize) -> Result<Self, GpuError> {
+        let gpu = Gpu::open(ordinal, KERNELS)?;
         Ok(Self {
-            forward: module.load_function("forward")?,
-            backward: module.load_function("backward")?,
-            parameters: stream.alloc_zeros(size.parameters())?,
+            forward: gpu.kernel("forward")?,
+            backward: gpu.kernel("backward")?,
+            parameters: gpu.stream.alloc_zeros(size.parameters())?,
             input: None,
             size,
-            stream,
+            gpu,
         })
     }
 
-    fn run_forward(&mut self, input: &Rows<f32>) -> Result<Vec<f32>, CudaLayerError> {
-        let Self { size, stream, forward, parameters, .. } = self;
+    fn run_forward(&mut self, input: &Rows<f32>) -> Result<Vec<f32>, GpuError> {
+        let Self { size, gpu: Gpu { stream, .. }, forward, parameters, .. } = self;
         let rows = input.rows();
         let on_device = stream.clone_htod(input.values())?;
         let mut output = stream.alloc_zeros::<f32>(rows * size.outputs)?;
@@ -70,8 +47,8 @@ impl CudaLayer {
         Ok(values)
     }
 
-    fn run_backward(&mut self, slopes: &[f32]) -> Result<Vec<f32>, CudaLayerError> {
-        let Self { size, stream, backward, input, .. } = self;
+    fn run_backward(&mut self, slopes: &[f32]) -> Result<Vec<f32>, GpuError> {
+        let Self { size, gpu: Gpu { stream, .. }, backward, input, .. } = self;
         let mut gradients = stream.alloc_zeros::<f32>(size.parameters())?;
         if let Some((input, rows)) = input {
             let on_device = stream.clone_htod(slopes)?;
@@ -87,11 +64,11 @@ impl CudaLayer {
 
 impl Layer for CudaLayer {
     fn parameters(&self) -> Result<Vec<f32>, ReplicaError> {
-        Ok(self.stream.clone_dtoh(&self.parameters).map_err(CudaLayerError::Device)?)
+        Ok(self.gpu.stream.clone_dtoh(&self.parameters).map_err(GpuError::Device)?)
     }
 
     fn set_parameters(&mut self, parameters: &[f32]) -> Result<(), ReplicaError> {
-        Ok(self.stream.memcpy_htod(parameters, &mut self.parameters).map_err(CudaLayerError::Device)?)
+        Ok(self.gpu.stream.memcpy_htod(parameters, &mut self.parameters).map_err(GpuError::Device)?)
     }
 
     fn forward(&mut self, input: Rows<f32>) -> Result<Vec<f32>, ReplicaError> {
@@ -106,9 +83,4 @@ impl Layer for CudaLayer {
 /// Sizes of this program are at most some millions.
 fn int(size: usize) -> i32 {
     i32::try_from(size).unwrap_or(i32::MAX)
-}
-
-/// At least so many threads.
-fn threads(count: usize) -> LaunchConfig {
-    LaunchConfig::for_num_elems(u32::try_from(count).unwrap_or(u32::MAX))
 }

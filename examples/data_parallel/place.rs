@@ -1,18 +1,16 @@
 //! Which devices this worker has.
 
+use rankrun_examples::gpu;
 use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_device_count};
 use rankrun_worker::data_parallel::{Device, DeviceError, DeviceIds};
 
-/// How many replicas share one device: for tests of the split on a machine that has one.
-const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
-
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Cuda(#[from] CudaMissing),
+    Cuda(CudaMissing),
 }
 
 /// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
@@ -30,23 +28,18 @@ pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<Devic
         devices => devices.to_vec(),
     };
     let available = devices.first().map_or(Ok(0), |first| available(&first.kind))?;
-    let ids = DeviceIds::new(devices, available)?;
-    Ok(match shared() {
+    let ids = DeviceIds::new(devices, available).map_err(PlaceError::Device)?;
+    Ok(match gpu::sharing() {
         Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
         None => ids,
     })
-}
-
-fn shared() -> Option<std::num::NonZero<usize>> {
-    #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of the demo")]
-    std::env::var(SHARE).ok()?.parse().ok()
 }
 
 /// How many devices there are of a kind; of the CPU, as many as one names.
 fn available(kind: &str) -> Result<usize, PlaceError> {
     match kind {
         "cpu" => Ok(usize::MAX),
-        "cuda" => Ok(cuda_device_count()?),
+        "cuda" => cuda_device_count().map_err(PlaceError::Cuda),
         _ => Ok(0),
     }
 }

@@ -3,11 +3,12 @@
 use std::io;
 
 use rankrun_examples::console;
+use rankrun_examples::gpu::GpuError;
 use rankrun_examples::random::Random;
 use rankrun_worker::data_parallel::{Device, Replica, Rows};
 
 use crate::cpu::CpuLayer;
-use crate::cuda::{CudaLayer, CudaLayerError};
+use crate::cuda::CudaLayer;
 
 /// The size of a linear layer.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +35,7 @@ pub(crate) enum ReplicaError {
     #[error("cannot write to standard output")]
     Output(#[from] io::Error),
     #[error(transparent)]
-    Cuda(#[from] CudaLayerError),
+    Gpu(#[from] GpuError),
 }
 
 /// A linear layer on a device.

@@ -16,19 +16,35 @@ const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
 pub enum GpuError {
     /// There is none, or no driver.
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Missing(#[from] CudaMissing),
+    Missing(CudaMissing),
     /// No compiler for kernels.
     #[error(
         "there is no NVRTC, which compiles the kernels\nhint: install CUDA's toolkit, or name the folder of its `libnvrtc.so` in \
          LD_LIBRARY_PATH"
     )]
     NoCompiler,
-    /// The compiler refuses the kernels.
-    #[error("NVRTC cannot compile the kernels")]
-    Compile(#[from] CompileError),
+    /// The compiler refuses the kernels: its words.
+    #[error("NVRTC cannot compile the kernels: {0}")]
+    Compile(String),
     /// The driver refuses a call.
     #[error("the CUDA device failed")]
     Device(#[from] DriverError),
+}
+
+/// Its own text is the error's, and not that of another error behind it.
+impl From<CudaMissing> for GpuError {
+    fn from(missing: CudaMissing) -> Self {
+        Self::Missing(missing)
+    }
+}
+
+impl From<CompileError> for GpuError {
+    fn from(error: CompileError) -> Self {
+        Self::Compile(match error {
+            CompileError::CompileError { log, .. } => format!("\n{}", log.to_string_lossy().trim_end()),
+            error => error.to_string(),
+        })
+    }
 }
 
 impl GpuError {

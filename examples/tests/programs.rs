@@ -2,41 +2,21 @@
 
 #![expect(clippy::disallowed_methods, reason = "the test starts the examples")]
 
+mod support;
+
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
 use std::process::Command;
 
-/// A folder that goes away with its value.
-struct Folder(PathBuf);
+use support::{Folder, said};
 
-impl Folder {
-    fn new() -> Self {
-        let folder = Self(std::env::temp_dir().join(format!("rankrun-{}", uuid::Uuid::new_v4())));
-        fs::create_dir(&folder.0).expect("the temporary folder can be written");
-        folder
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("the temporary folder has a plain name").to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
-    }
+fn file(folder: &Folder, name: &str) -> String {
+    folder.0.join(name).to_str().expect("the temporary folder has a plain name").to_owned()
 }
 
 /// Exit status, standard output and standard error of a program without any launcher.
 fn run(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
     said(Command::new(program).args(args).env_clear())
-}
-
-fn said(program: &mut Command) -> (Option<i32>, String, String) {
-    let output = program.output().expect("the example is built");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 fn data_parallel(args: &[&str]) -> (Option<i32>, String, String) {
@@ -191,7 +171,8 @@ fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
 #[test]
 fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
     let folder = Folder::new();
-    let (whole, parts, checkpoint) = (folder.file("whole"), folder.file("parts"), folder.file("checkpoint"));
+    let (whole, parts, checkpoint) =
+        (file(&folder, "whole"), file(&folder, "parts"), file(&folder, "checkpoint"));
     let (code, undisturbed, _) = ddp_training(&["--steps", "60", "--weights-out", &whole]);
     assert_eq!(code, Some(0));
 
@@ -214,7 +195,7 @@ fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
 #[test]
 fn a_checkpoint_that_cannot_be_used_is_refused_by_its_name() {
     let folder = Folder::new();
-    let checkpoint = folder.file("checkpoint");
+    let checkpoint = file(&folder, "checkpoint");
     let kept = ["--steps", "20", "--checkpoint", &checkpoint, "--checkpoint-every", "10"];
     let train = |extra: &[&str]| ddp_training(&[&kept[..], extra].concat());
     assert_eq!(train(&[]).0, Some(0));

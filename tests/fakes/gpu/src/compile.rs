@@ -15,7 +15,7 @@ const PRELUDE: &str = r#"
 #include <stddef.h>
 struct fake_dim { unsigned x, y, z; };
 static _Thread_local struct fake_dim gridDim, blockDim, blockIdx, threadIdx;
-#define __global__
+#define __global__ static
 #define __device__ static
 #define __constant__ const
 #define __forceinline__ inline

@@ -7,6 +7,7 @@
 
 mod endings;
 mod loader;
+mod machine;
 mod place;
 mod ranks;
 mod real;

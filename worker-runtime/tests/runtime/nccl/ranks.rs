@@ -17,8 +17,11 @@ use crate::world::{AMPLE, env};
 
 /// What a rank does; the others of its job may do something else.
 pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupError> {
-    let (action, timeout) = action.split_once(' ').unwrap();
+    let (action, timeout) = action.rsplit_once(' ').unwrap();
     let timeout = Duration::from_millis(timeout.parse().unwrap());
+    if let Some(wish) = action.strip_prefix("machine:") {
+        return super::machine::scene(context, wish, timeout);
+    }
     let options = GroupOptions { timeout, ..GroupOptions::default() };
     if action == "chosen" {
         let group = context.process_group(&options)?;
@@ -83,7 +86,7 @@ fn split(group: &mut NcclGroup, then: &str) -> Result<(), GroupError> {
 }
 
 /// The ranks of a job; those that are left at the end are killed.
-struct Job {
+pub(super) struct Job {
     server: Server,
     _folder: Folder,
     ranks: Vec<Child>,
@@ -91,7 +94,7 @@ struct Job {
 
 impl Job {
     /// Starts ranks with what each does, its time in milliseconds and its orders to the fake; of `world_size`.
-    fn start(world_size: u32, ranks: &[(&str, u32, &str)]) -> Self {
+    pub(super) fn start(world_size: u32, ranks: &[(&str, u32, &str)]) -> Self {
         Self::start_with(world_size, ranks, &[])
     }
 
@@ -113,7 +116,7 @@ impl Job {
     }
 
     /// Waits until a rank says so.
-    fn hear(&mut self, rank: usize, words: &str) {
+    pub(super) fn hear(&mut self, rank: usize, words: &str) {
         let output = self.ranks[rank].stdout.take().unwrap();
         let mut lines = BufReader::new(output);
         let is_said = (&mut lines).lines().map_while(Result::ok).any(|line| line.ends_with(words));
@@ -124,19 +127,19 @@ impl Job {
         }
     }
 
-    fn signal(&self, rank: usize, signal: Signal) {
+    pub(super) fn signal(&self, rank: usize, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.ranks[rank].id()).unwrap()), signal).unwrap();
     }
 
     /// How a rank ended, and what it said of it.
-    fn errors(&mut self, rank: usize) -> (Option<i32>, String) {
+    pub(super) fn errors(&mut self, rank: usize) -> (Option<i32>, String) {
         let mut errors = String::new();
         let mut pipe = self.ranks[rank].stderr.take().unwrap();
         std::io::Read::read_to_string(&mut pipe, &mut errors).unwrap();
         (self.ranks[rank].wait().unwrap().code(), errors)
     }
 
-    fn assert_says(&mut self, rank: usize, words: &str) {
+    pub(super) fn assert_says(&mut self, rank: usize, words: &str) {
         let (code, errors) = self.errors(rank);
         assert_eq!(code, Some(1), "rank {rank}: {errors}");
         let expected = format!("rank {rank}: error: {words}");

@@ -1,0 +1,240 @@
+//! The examples on GPUs that are not there: the fake machine of `tests/fakes/gpu` computes what they would.
+
+#![expect(clippy::disallowed_methods, reason = "the test starts the examples, and looks where Python is")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{Folder, said};
+
+/// The demo on a machine that `orders` describe.
+struct Demo {
+    libraries: Folder,
+    orders: String,
+    replicas: Option<u32>,
+    visible: Option<&'static str>,
+}
+
+impl Demo {
+    fn on(orders: &str) -> Self {
+        let libraries = Folder::new();
+        fake_gpu::install(&libraries.0).expect("the fake is built, and the folder takes links");
+        Self { libraries, orders: orders.to_owned(), replicas: None, visible: None }
+    }
+
+    /// One library is missing: an empty file under each name by which cudarc looks for it.
+    fn without(self, library: &str) -> Self {
+        for name in cudarc::get_lib_name_candidates(library) {
+            let file = self.libraries.0.join(name);
+            drop(fs::remove_file(&file));
+            fs::write(file, b"").expect("the folder takes a file");
+        }
+        self
+    }
+
+    fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+        command.args(args).env_clear().env("LD_LIBRARY_PATH", &self.libraries.0);
+        command.env(fake_gpu::VARIABLE, &self.orders);
+        command.envs(self.replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas.to_string())));
+        command.envs(self.visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
+        said(&mut command)
+    }
+
+    /// What it prints where all goes well.
+    #[track_caller]
+    fn prints(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{} {args:?}: {stdout}", self.orders);
+        stdout
+    }
+}
+
+/// What is not numbers, as if it were of a CPU, each step in the order of its devices; and the losses.
+fn lines_and_losses(printed: &str) -> (Vec<String>, Vec<f64>) {
+    let mut steps = vec![Vec::new()];
+    let mut losses = Vec::new();
+    for line in printed.lines() {
+        let words = line.split(", pid ").next().unwrap_or(line).replace("cuda:", "cpu:");
+        if let Some(loss) = line.strip_prefix("Loss: ") {
+            losses.push(loss.parse().expect("a number"));
+            steps.push(Vec::new());
+        } else if let Some(step) = steps.last_mut() {
+            step.push(words);
+        }
+    }
+    // Devices print when they are ready.
+    steps.iter_mut().for_each(|step| step.sort());
+    (steps.concat(), losses)
+}
+
+#[track_caller]
+fn assert_same(gpus: &str, cpus: &str) {
+    let ((gpu_lines, gpu_losses), (cpu_lines, cpu_losses)) = (lines_and_losses(gpus), lines_and_losses(cpus));
+    assert_eq!(gpu_lines, cpu_lines);
+    let is_close = |(gpu, cpu): (&f64, &f64)| (gpu - cpu).abs() <= 1e-5 * cpu.abs().max(1.0);
+    let is_same = gpu_losses.len() == cpu_losses.len() && gpu_losses.iter().zip(&cpu_losses).all(is_close);
+    assert!(is_same && !cpu_losses.is_empty(), "{gpu_losses:?} is not {cpu_losses:?}");
+}
+
+#[test]
+fn gpus_compute_and_learn_what_cpus_do() {
+    let demo = Demo::on("devices=3");
+    for (gpus, cpus) in [
+        ("0", "cpu:0"),
+        ("1,0", "cpu:1,cpu:0"),
+        ("cuda:0,cuda:1,cuda:2", "cpu:0,cpu:1,cpu:2"),
+        ("2,0,1", "cpu:2,cpu:0,cpu:1"),
+    ] {
+        // A whole number of rows for each device, a remainder, and fewer rows than devices.
+        for batch in ["30", "31", "2", "1"] {
+            let args = ["--batch", batch, "--steps", "4", "--learning-rate", "0.05", "--device-ids"];
+            let run = |devices| demo.prints(&[&args[..], &[devices]].concat());
+            assert_same(&run(gpus), &run(cpus));
+        }
+    }
+}
+
+#[test]
+fn every_size_of_a_layer_is_computed_as_on_the_cpu() {
+    let demo = Demo::on("devices=2 pools=0");
+    for (features, outputs) in [("1", "1"), ("7", "1"), ("1", "1500"), ("33", "65")] {
+        let args = ["--batch", "9", "--features", features, "--outputs", outputs, "--learning-rate", "0.01"];
+        let run = |devices| demo.prints(&[&args[..], &["--device-ids", devices]].concat());
+        assert_same(&run("1,0"), &run("cpu:1,cpu:0"));
+    }
+}
+
+#[test]
+fn without_names_all_gpus_that_are_visible_have_a_part() {
+    for (orders, visible, devices) in
+        [("devices=3", None, 3), ("devices=1", None, 1), ("devices=4", Some("2,0"), 2)]
+    {
+        let printed = Demo { visible, ..Demo::on(orders) }.prints(&["--steps", "1", "--batch", "12"]);
+        let rows = 12 / devices;
+        for device in 0..devices {
+            let part =
+                format!("input size [{rows}, 1000], output size [{rows}, 2] (rank 0, device cuda:{device},");
+            assert_eq!(printed.matches(&part).count(), 1, "{part}: {printed}");
+        }
+        assert_eq!(printed.matches("In Model").count(), devices, "{printed}");
+    }
+    // Hidden ones are none, and the CPU takes their place.
+    let hidden = Demo { visible: Some(""), ..Demo::on("devices=2") };
+    assert!(hidden.prints(&["--steps", "1"]).contains("device cpu:0"));
+}
+
+#[test]
+fn replicas_that_share_a_gpu_split_the_batch_and_learn_the_same() {
+    let args = ["--batch", "31", "--learning-rate", "0.1"];
+    let alone = Demo::on("devices=1").prints(&[&args[..], &["--device-ids", "cpu:0"]].concat());
+    let (_, expected) = lines_and_losses(&alone);
+    let demo = Demo { replicas: Some(2), ..Demo::on("devices=1") };
+    let printed = demo.prints(&args);
+    for rows in [16, 15] {
+        let part = format!("output size [{rows}, 2] (rank 0, device cuda:0,");
+        assert_eq!(printed.matches(&part).count(), 3, "{printed}");
+    }
+    let (_, losses) = lines_and_losses(&printed);
+    let is_close = losses.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() <= 1e-5 * it.max(1.0));
+    assert!(losses.len() == 3 && is_close, "{losses:?} is not {expected:?}");
+}
+
+#[test]
+fn gpus_that_cannot_be_are_named() {
+    for (devices, expected) in [
+        ("2", "there is no device `cuda:2`: this process sees 2 of `cuda`"),
+        ("0,2", "there is no device `cuda:2`: this process sees 2 of `cuda`"),
+        ("1,1", "the device `cuda:1` is named twice"),
+        ("0,cpu:0", "the devices are of different kinds: `cuda:0` and `cpu:0`"),
+    ] {
+        let (code, stdout, stderr) = Demo::on("devices=2").run(&["--device-ids", devices]);
+        assert_eq!((code, stdout.as_str()), (Some(1), ""), "{devices}: {stderr}");
+        assert!(stderr.starts_with(&format!("error: {expected}\n  hint: ")), "{devices}: {stderr}");
+        assert_eq!(stderr.lines().count(), 2, "it is said once: {stderr}");
+    }
+}
+
+#[test]
+fn a_machine_on_which_it_cannot_work_is_described() {
+    let pieces = |orders: &str, expected: &[&str]| {
+        let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0", "--learning-rate", "0.1"]);
+        let is_told = expected.iter().all(|piece| stderr.contains(piece));
+        assert!(code == Some(1) && is_told && !stderr.contains("panicked"), "{orders}: {stderr}");
+    };
+    let failed = "the CUDA device failed";
+    pieces("devices=2 nodevice=1", &["shows no device", "hint: look at CUDA_VISIBLE_DEVICES"]);
+    pieces("devices=2 memory=1000", &["the replica on `cuda:1` failed", failed, "out of memory"]);
+    pieces("devices=2 fail=cuLaunchKernel:700", &[failed, "an illegal memory access"]);
+    pieces("devices=2 fail=cuLaunchKernel:700:3", &[failed, "an illegal memory access"]);
+    pieces("devices=2 fail=cuMemcpyDtoHAsync_v2:999:4", &[failed]);
+    pieces("devices=2 fail=cuModuleLoadData:222", &[failed, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"]);
+    pieces("devices=2 fail=cuStreamCreate:2", &[failed, "out of memory"]);
+    pieces("devices=2 fail=nvrtcCreateProgram:3", &["NVRTC cannot compile the kernels", "INVALID_INPUT"]);
+    pieces("devices=2 fail=cuDevicePrimaryCtxRetain:2", &["refused `cuDevicePrimaryCtxRetain`", "hint: "]);
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let (code, stdout, stderr) = Demo::on("devices=1").without("nvrtc").run(&[]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    assert!(stderr.contains("there is no NVRTC") && stderr.contains("hint: "), "{stderr}");
+    let (code, stdout, stderr) = Demo::on("devices=1").without("cuda").run(&["--device-ids", "0"]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    assert!(stderr.contains("there is no CUDA driver") && stderr.contains("hint: "), "{stderr}");
+}
+
+/// The kernels of all examples; those of a training are given their sizes by the program.
+const KERNELS: [(&str, &[&str]); 2] = [
+    (include_str!("../data_parallel/linear.cu"), &["forward", "backward"]),
+    (
+        concat!(
+            "#define FEATURES 2\n#define HIDDEN 16\n#define CLASSES 3\n#define OUTPUT 48\n",
+            include_str!("../ddp_training/mlp.cu")
+        ),
+        &["activate", "judge", "descend_into_hidden", "differentiate", "step"],
+    ),
+];
+
+/// Says to this program, started once more, that it is to compile.
+const ROLE: &str = "RANKRUN_TEST_COMPILES";
+
+#[test]
+fn main_of_the_compiling_process() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    for (source, names) in KERNELS {
+        let ptx = cudarc::nvrtc::compile_ptx(source).expect("the kernels are right").to_src();
+        assert!(names.iter().all(|name| ptx.contains(&format!(".entry {name}("))), "{ptx}");
+    }
+}
+
+/// NVIDIA's compiler, of the packages that PyTorch brings.
+fn real_compiler() -> Option<PathBuf> {
+    let named = std::env::var_os("RANKRUN_TEST_PYTHON").map(PathBuf::from);
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
+    let installed = cache.map(|cache| cache.join("rankrun/venv-torch-2.15.0/bin/python"));
+    let python = named.or(installed).filter(|python| python.exists())?;
+    let versions = fs::read_dir(python.parent()?.with_file_name("lib")).ok()?.flatten();
+    let folders = versions.map(|version| version.path().join("site-packages/nvidia/cu13/lib"));
+    folders.into_iter().find(|folder| folder.join("libnvrtc.so.13").exists())
+}
+
+#[test]
+fn the_real_compiler_takes_the_kernels() {
+    let Some(folder) = real_compiler() else {
+        assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
+        println!("SKIPPED: no Python with PyTorch, whose NVRTC this test takes");
+        return;
+    };
+    let mut again = Command::new(std::env::current_exe().expect("a process knows its own program"));
+    again.args(["--exact", "main_of_the_compiling_process", "--nocapture"]).env(ROLE, "1");
+    let (code, stdout, stderr) = said(again.env("LD_LIBRARY_PATH", folder));
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("1 passed"), "{stdout}");
+}
