@@ -5,10 +5,12 @@
 //! therefore measured a second time with the variable that has rank 0 make a new store, and the ratio is to that.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use super::peers;
 
 /// Says to this program that a launcher has started it as a rank that is to fail.
 pub(crate) const FAIL: &str = "RANKRUN_BENCH_FAIL";
@@ -32,7 +34,7 @@ struct Contender {
 }
 
 /// Prints what all have taken, or why there is nothing to measure.
-pub(crate) fn compare(world: u32, python: Option<&OsString>) {
+pub(crate) fn compare(world: u32, python: Option<&OsStr>) {
     let Some(rankrun) = launcher() else {
         println!(
             "failure to first step: SKIPPED: no `rankrun` beside this bench; `cargo build --release` makes it"
@@ -64,7 +66,7 @@ fn ours(launcher: PathBuf) -> Contender {
 }
 
 fn theirs(python: &Path) -> [Contender; 2] {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/ddp/torch_ddp.py");
+    let script = peers::bench_file("ddp/torch_ddp.py");
     [("torchrun", vec![]), ("torchrun, new store", vec![NEW_STORE])].map(|(name, variables)| Contender {
         name,
         launcher: python.with_file_name("torchrun"),
@@ -97,12 +99,11 @@ impl Contender {
     }
 
     fn median(&mut self) -> Option<Duration> {
-        self.took.sort();
-        self.took.get(self.took.len() / 2).copied()
+        peers::median(&mut self.took)
     }
 
     fn row(&mut self) -> String {
-        let median = self.median().map_or("-".to_owned(), |median| format!("{median:.1?}"));
+        let median = peers::column(self.median(), |median| format!("{median:.1?}"));
         format!("{:<20}{median:>10}   {} of {ROUNDS} worked", self.name, self.took.len())
     }
 }
