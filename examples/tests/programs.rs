@@ -241,6 +241,15 @@ fn the_bench_prints_the_table_of_nccl_tests() {
 }
 
 #[test]
+fn the_bench_goes_on_after_nothing() {
+    let (code, stdout, stderr) = allreduce_bench(&["--min", "0", "--max", "64", "--factor", "8"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let rows = stdout.lines().filter(|line| !line.starts_with('#'));
+    let sizes: Vec<_> = rows.map(|line| line.split_whitespace().next().expect("a row has columns")).collect();
+    assert_eq!(sizes, ["0", "8", "64"], "{stdout}");
+}
+
+#[test]
 fn a_bench_that_cannot_be_says_why() {
     for (flags, expected) in [
         (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
