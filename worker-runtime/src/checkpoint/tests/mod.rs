@@ -113,7 +113,10 @@ fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
     let (first, second) = ([1.0f32, 2.0], [3.0f32, 4.0]);
     ranks(1, &folder, |it| {
         let (mut first, mut second) = (first, second);
-        it.save(7, &State::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second))
+        it.save(
+            7,
+            &State::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
+        )
     });
     let loaded = ranks(3, &folder, |it| {
         let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
