@@ -27,6 +27,8 @@
 //!
 //! On the CPU gradients are copied into the buckets of [`rankrun_worker::ddp`], and back. With the feature `cuda` tensors on a GPU are
 //! reduced by NCCL where they lie, on candle's own stream: nothing is copied, and nobody waits on the host.
+//!
+//! candle gives all gradients at once, when backward is done: they are exchanged then, and not while it still runs.
 
 mod ddp;
 mod error;
