@@ -7,12 +7,13 @@ use rankrun_worker::data_parallel::{Device, DeviceError, DeviceIds};
 /// How many replicas share one device: for tests of the split on a machine that has one.
 const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
 
+/// Neither is a source, whose words would be told twice.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Cuda(#[from] CudaMissing),
+    Cuda(CudaMissing),
 }
 
 /// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
@@ -30,7 +31,7 @@ pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<Devic
         devices => devices.to_vec(),
     };
     let available = devices.first().map_or(Ok(0), |first| available(&first.kind))?;
-    let ids = DeviceIds::new(devices, available)?;
+    let ids = DeviceIds::new(devices, available).map_err(PlaceError::Device)?;
     Ok(match shared() {
         Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
         None => ids,
@@ -46,7 +47,7 @@ fn shared() -> Option<std::num::NonZero<usize>> {
 fn available(kind: &str) -> Result<usize, PlaceError> {
     match kind {
         "cpu" => Ok(usize::MAX),
-        "cuda" => Ok(cuda_device_count()?),
+        "cuda" => cuda_device_count().map_err(PlaceError::Cuda),
         _ => Ok(0),
     }
 }
