@@ -34,11 +34,10 @@ enum Way {
 impl Ddp {
     /// Takes the group, and gives all ranks the variables of rank 0.
     ///
-    /// For variables on a GPU the group is one on NCCL (`GroupOptions::backend`, `RANKRUN_BACKEND`). There are no buckets for them, so
-    /// the options say nothing of them, and nobody looks whether the variables of the ranks differ.
+    /// For variables on a GPU the group is one on NCCL (`GroupOptions::backend`, `RANKRUN_BACKEND`).
     ///
     /// # Errors
-    /// On the CPU, the variables of the ranks differ; they lie on several devices or are of a type that no group carries; or the group failed.
+    /// The variables of the ranks differ, lie on several devices or are of a type that no group carries; or the group failed.
     pub fn new(mut group: Group, variables: &VarMap, options: &DdpOptions) -> Result<Self, CandleError> {
         let variables = sorted(variables);
         if is_on_host(&variables)? {
@@ -74,8 +73,8 @@ impl Ddp {
     /// Puts the mean over all ranks in the place of each gradient.
     ///
     /// # Errors
-    /// A variable has no gradient, unless it is on the CPU and [`DdpOptions::find_unused`] says that this may be so; or the group
-    /// failed. On a GPU an error of the group comes with the next call.
+    /// A variable has no gradient, unless [`DdpOptions::find_unused`] says that this may be so; or the group failed. On a GPU an error
+    /// of the group comes with the next call.
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<(), CandleError> {
         match &mut self.way {
             Way::Host(ddp) => average_on_host(ddp, &self.variables, gradients),

@@ -1,5 +1,7 @@
 //! candle on rankrun's process groups: tensors that all ranks reduce, and training on parts of a batch.
 //!
+//! candle gives all gradients at once, when backward is done: they are exchanged then, and not while it still runs.
+//!
 //! ```no_run
 //! use candle_core::{DType, Device, Result, Tensor};
 //! use candle_nn::{Optimizer, SGD, VarBuilder, VarMap, linear};
@@ -27,8 +29,6 @@
 //!
 //! On the CPU gradients are copied into the buckets of [`rankrun_worker::ddp`], and back. With the feature `cuda` tensors on a GPU are
 //! reduced by NCCL where they lie, on candle's own stream: nothing is copied, and nobody waits on the host.
-//!
-//! candle gives all gradients at once, when backward is done: they are exchanged then, and not while it still runs.
 
 mod ddp;
 mod error;
