@@ -125,9 +125,7 @@ pub(crate) fn ddp(group: Group) -> Result<Ddp> {
 
 /// The model on the worker's GPU, if that is where it is to be.
 fn on_gpu(place: Place, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
-    // Tests let all workers share the first one.
-    let ordinal = if gpu::sharing().is_some() { Some(0) } else { context.cuda_ordinal() };
-    match (place, ordinal) {
+    match (place, gpu::ordinal(context)) {
         (Place::Cpu, _) | (Place::Auto, None) => Ok(None),
         (Place::Cuda, ordinal) => CudaModel::open(ordinal.unwrap_or(0), rows).map(Some),
         (Place::Auto, Some(ordinal)) => match CudaModel::open(ordinal, rows) {

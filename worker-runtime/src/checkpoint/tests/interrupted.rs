@@ -141,3 +141,21 @@ fn what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next_one() {
     assert_eq!(folder.names().len(), 6, "{:?}", folder.names());
     assert_eq!(load_parts(&folder, 1).step, 40);
 }
+
+/// Else a disk that a few killed saves have filled would stay full: what they left went only after a save that succeeds.
+#[test]
+fn what_killed_saves_left_takes_no_room_from_the_next_one() {
+    let folder = Folder::new();
+    save_parts(&folder, 2, 20);
+    let before = folder.names();
+    for name in [names::unfinished(&names::main(30), 1), names::part(30, 5, 1, 2)] {
+        fs::write(folder.0.join(name), "torn").unwrap();
+    }
+    let in_the_way = folder.main(40).join("in the way");
+    fs::create_dir_all(&in_the_way).unwrap();
+    for ended in ranks_in(&[&*folder.0; 2], |it| it.save(40, &model(&mut weights(40)))) {
+        assert!(ended.is_err());
+    }
+    fs::remove_dir_all(folder.main(40)).unwrap();
+    assert_eq!(folder.names(), before);
+}

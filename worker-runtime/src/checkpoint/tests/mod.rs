@@ -106,6 +106,34 @@ fn what_was_saved_is_loaded_by_every_rank() {
     }
 }
 
+/// As where the state is made from a hash map.
+#[test]
+fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
+    let folder = Folder::new();
+    let (first, second) = ([1.0f32, 2.0], [3.0f32, 4.0]);
+    ranks(1, &folder, |it| {
+        let (mut first, mut second) = (first, second);
+        it.save(
+            7,
+            &State::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
+        )
+    });
+    let loaded = ranks(3, &folder, |it| {
+        let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
+        let mut listed = [("first", &mut first), ("second", &mut second)];
+        if it.group.rank().0 != 0 {
+            listed.reverse();
+        }
+        let mut state = State::new();
+        for (name, values) in listed {
+            state = state.replicated(name, &[2], values);
+        }
+        it.load_latest(&mut state)?;
+        Ok((first, second))
+    });
+    assert_eq!(loaded, [(first, second); 3]);
+}
+
 #[test]
 fn the_last_three_are_kept_and_nothing_else_is_left() {
     let folder = Folder::new();

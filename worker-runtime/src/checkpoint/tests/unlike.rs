@@ -72,3 +72,15 @@ fn ranks_that_do_not_mean_the_same_are_told() {
     }
     assert!(folder.names().is_empty());
 }
+
+#[test]
+fn a_step_that_could_not_be_found_again_is_not_saved() {
+    let folder = Folder::new();
+    for ended in ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
+        let told = ended.unwrap_err().to_string();
+        assert!(told.ends_with("there is no step 9223372036854775808: the last one that a checkpoint can have is 9223372036854775807"), "{told}");
+    }
+    assert!(folder.names().is_empty());
+    save(&folder, 1, &[i64::MAX as u64]);
+    assert_eq!(load(&folder, 1).unwrap().step, i64::MAX as u64);
+}
