@@ -17,12 +17,9 @@ pub(crate) enum PlaceError {
 /// no GPU.
 pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
     let devices = match asked {
-        [] => match available("cuda") {
-            // A worker sees no other than its own.
-            Ok(1..) if context.env().is_some() && context.device().starts_with("cuda") => {
-                vec![Device::cuda(0)]
-            }
-            Ok(gpus @ 1..) if context.env().is_none() => (0..gpus).map(Device::cuda).collect(),
+        [] => match (available("cuda"), context.cuda_ordinal()) {
+            (Ok(gpus @ 1..), _) if context.env().is_none() => (0..gpus).map(Device::cuda).collect(),
+            (Ok(1..), Some(ordinal)) => vec![Device::cuda(ordinal)],
             _ => vec![Device::cpu(context.local_rank().index())],
         },
         devices => devices.to_vec(),

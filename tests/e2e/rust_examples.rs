@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use harness::{Launch, Name, Outcome, Scratch, example, soak};
+use harness::{Launch, Machine, Name, Outcome, Scratch, example, soak};
 use nix::sys::signal::Signal;
 
 /// Rows of each batch of the demo.
@@ -70,6 +70,38 @@ fn workers_split_their_parts_over_devices_and_learn_what_one_does() {
         assert_eq!(outcome.lines_with(&place).len(), 3, "{place}\n{outcome}");
     }
     assert_eq!(outcome.lines_with("In Model:").len(), 15, "{outcome}");
+}
+
+#[test]
+fn workers_compute_on_the_gpus_that_they_are_given() {
+    let losses = |launch: Launch, places: &[String]| {
+        let launch = launch.args([example("data_parallel")]);
+        let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1"]).run();
+        outcome.exits(0);
+        for place in places {
+            assert_eq!(outcome.lines_with(place).len(), 3, "{place}\n{outcome}");
+        }
+        let losses = outcome.lines_with("Loss: ");
+        losses
+            .iter()
+            .filter_map(|line| line.rsplit("Loss: ").next()?.trim().parse().ok())
+            .collect::<Vec<f64>>()
+    };
+    let on = |workers| Launch::standalone(Name::Rankrun, workers);
+    let expected = losses(on(1), &["size [7, 2] (rank 0, device cpu:0,".to_owned()]);
+    let machine = Machine::gpus(2).computing();
+    let places =
+        ["size [4, 2] (rank 0, device cuda:0,", "size [3, 2] (rank 1, device cuda:1,"].map(str::to_owned);
+    // Those of the launcher's choice, and those that a worker sees alone.
+    for (flags, places) in [
+        (&[][..], places.clone()),
+        (&["--device-visibility", "own"], places.clone().map(|place| place.replace("cuda:1", "cuda:0"))),
+        (&["--devices", "1,0"], places),
+    ] {
+        let found = losses(on(2).on(&machine).args(flags.iter().copied()), &places);
+        let is_close = found.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() <= 1e-5 * it.max(1.0));
+        assert!(found.len() == 3 && is_close, "{found:?} is not {expected:?}");
+    }
 }
 
 #[test]
