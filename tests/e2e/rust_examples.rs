@@ -117,6 +117,21 @@ fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
 }
 
 #[test]
+fn the_bench_on_nccl_finds_nothing_wrong() {
+    let machine = Machine::gpus(3).computing();
+    for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+        let launch = Launch::standalone(Name::Rankrun, 3).on(&machine).args([example("allreduce_bench")]);
+        let launch =
+            launch.args(["--backend", "nccl", "--operation", operation, "--min", "64", "--max", "64K"]);
+        let outcome =
+            launch.args(["--factor", "32", "--iterations", "2", "--warmup", "1", "--type", "f32"]).run();
+        outcome.exits(0).says("# backend nccl, 3 ranks");
+        let rows = outcome.lines_with("  f32  ").into_iter().filter(|line| line.ends_with("  0"));
+        assert_eq!(rows.count(), 3, "{outcome}");
+    }
+}
+
+#[test]
 fn the_bench_starts_every_rank_again_to_compare() {
     for (backend, flags) in [("shm", &[][..]), ("auto", &["--json", "--memory", "program"])] {
         let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
