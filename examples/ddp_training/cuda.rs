@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytemuck::cast_slice;
 use cudarc::driver::{CudaFunction, CudaSlice, DevicePtrMut, PushKernelArg};
 use rankrun_examples::gpu::{Gpu, GpuError, threads};
-use rankrun_worker::ddp::{Ddp, DdpOptions, DeviceDdp};
+use rankrun_worker::ddp::{Ddp, DeviceDdp};
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{DeviceMemory, Stream};
 use rankrun_worker::{Group, GroupOptions, Life, Rank, Reduction, WorldSize};
@@ -42,7 +42,7 @@ impl CudaLearner {
         let exchange = if by_nccl {
             let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
             let device = NcclGroup::join(&context, &options, None)?;
-            Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &DdpOptions::default())?)
+            Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &learner::buckets())?)
         } else {
             Exchange::Host(learner::ddp(group)?)
         };

@@ -120,7 +120,12 @@ impl Learner {
 
 /// The exchange of gradients through memory of the host.
 pub(crate) fn ddp(group: Group) -> Result<Ddp> {
-    Ok(Ddp::new(group, Mlp::description(), &DdpOptions::default())?)
+    Ok(Ddp::new(group, Mlp::description(), &buckets())?)
+}
+
+/// Buckets for a model of 5 kB: those of the output layer are one, which is on its way while the hidden layer is computed.
+pub(crate) fn buckets() -> DdpOptions {
+    DdpOptions { first_bucket_bytes: 1 << 10, ..DdpOptions::default() }
 }
 
 /// The model on the worker's GPU, if that is where it is to be.

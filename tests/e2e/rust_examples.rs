@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use harness::{Launch, Name, Outcome, Scratch, example, soak};
+use harness::{Launch, Machine, Name, Outcome, Scratch, example, soak};
 use nix::sys::signal::Signal;
 
 /// Rows of each batch of the demo.
@@ -73,6 +73,38 @@ fn workers_split_their_parts_over_devices_and_learn_what_one_does() {
 }
 
 #[test]
+fn workers_compute_on_the_gpus_that_they_are_given() {
+    let losses = |launch: Launch, places: &[String]| {
+        let launch = launch.args([example("data_parallel")]);
+        let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1"]).run();
+        outcome.exits(0);
+        for place in places {
+            assert_eq!(outcome.lines_with(place).len(), 3, "{place}\n{outcome}");
+        }
+        let losses = outcome.lines_with("Loss: ");
+        losses
+            .iter()
+            .filter_map(|line| line.rsplit("Loss: ").next()?.trim().parse().ok())
+            .collect::<Vec<f64>>()
+    };
+    let on = |workers| Launch::standalone(Name::Rankrun, workers);
+    let expected = losses(on(1), &["size [7, 2] (rank 0, device cpu:0,".to_owned()]);
+    let machine = Machine::gpus(2).computing();
+    let places =
+        ["size [4, 2] (rank 0, device cuda:0,", "size [3, 2] (rank 1, device cuda:1,"].map(str::to_owned);
+    // Those of the launcher's choice, and those that a worker sees alone.
+    for (flags, places) in [
+        (&[][..], places.clone()),
+        (&["--device-visibility", "own"], places.clone().map(|place| place.replace("cuda:1", "cuda:0"))),
+        (&["--devices", "1,0"], places),
+    ] {
+        let found = losses(on(2).on(&machine).args(flags.iter().copied()), &places);
+        let is_close = found.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() <= 1e-5 * it.max(1.0));
+        assert!(found.len() == 3 && is_close, "{found:?} is not {expected:?}");
+    }
+}
+
+#[test]
 fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).args([example("allreduce_bench")]);
@@ -80,6 +112,21 @@ fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
         let outcome = launch.args(["--iterations", "3", "--warmup", "1", "--type", "bf16"]).run();
         outcome.exits(0).says("# backend shm, 3 ranks").says("# Avg bus bandwidth");
         let rows = outcome.lines_with("  bf16  ").into_iter().filter(|line| line.ends_with("  0"));
+        assert_eq!(rows.count(), 3, "{outcome}");
+    }
+}
+
+#[test]
+fn the_bench_on_nccl_finds_nothing_wrong() {
+    let machine = Machine::gpus(3).computing();
+    for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+        let launch = Launch::standalone(Name::Rankrun, 3).on(&machine).args([example("allreduce_bench")]);
+        let launch =
+            launch.args(["--backend", "nccl", "--operation", operation, "--min", "64", "--max", "64K"]);
+        let outcome =
+            launch.args(["--factor", "32", "--iterations", "2", "--warmup", "1", "--type", "f32"]).run();
+        outcome.exits(0).says("# backend nccl, 3 ranks");
+        let rows = outcome.lines_with("  f32  ").into_iter().filter(|line| line.ends_with("  0"));
         assert_eq!(rows.count(), 3, "{outcome}");
     }
 }

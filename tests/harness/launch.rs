@@ -174,7 +174,11 @@ impl Launch {
             path.push(":");
             path.push(rest);
         }
-        self.env("LD_LIBRARY_PATH", path).env(fake_machine::VARIABLE, description)
+        let launch = self.env("LD_LIBRARY_PATH", path).env(fake_machine::VARIABLE, description);
+        match machine.orders() {
+            Some(orders) => launch.env(fake_gpu::VARIABLE, orders),
+            None => launch,
+        }
     }
 
     /// Where the description of the machine lies ([`Machine::describe`]).

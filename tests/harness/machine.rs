@@ -33,6 +33,7 @@ const GIB: u64 = 1 << 30;
 pub struct Machine {
     fake: fake_machine::Machine,
     missing: Vec<String>,
+    computes: bool,
 }
 
 impl Machine {
@@ -41,7 +42,7 @@ impl Machine {
     pub fn empty() -> Self {
         let fake =
             fake_machine::Machine { driver: "580.95.05".to_owned(), cuda: 13_000, ..Default::default() };
-        Self { fake, missing: Vec::new() }
+        Self { fake, missing: Vec::new(), computes: false }
     }
 
     /// So many H100s, all alike, the first half on NUMA node 0. No links but PCIe.
@@ -211,6 +212,20 @@ impl Machine {
         self
     }
 
+    /// Whose cards of NVIDIA compute: in place of the driver's fake that only counts them there is the one of `tests/fakes/gpu`,
+    /// with NVRTC and NCCL.
+    #[must_use]
+    pub fn computing(mut self) -> Self {
+        self.computes = true;
+        self
+    }
+
+    /// What its libraries for computing are told, if there are any.
+    pub(crate) fn orders(&self) -> Option<String> {
+        let cards = self.fake.cards.iter().filter(|card| card.vendor == Vendor::Nvidia).count();
+        self.computes.then(|| format!("devices={cards}"))
+    }
+
     /// A card to change.
     #[must_use]
     pub fn card(&mut self, at: usize) -> &mut Card {
@@ -243,6 +258,14 @@ impl Machine {
     #[must_use]
     pub fn install(&self, scratch: &Scratch) -> (String, String) {
         let folder = scratch.folder("vendor-libraries", 0o755);
+        if self.computes {
+            for name in fake_gpu::NAMES {
+                let link = Path::new(&folder).join(name);
+                if !link.exists() {
+                    symlink(library("fake_gpu"), link).expect("the scratch folder takes a link");
+                }
+            }
+        }
         let has = |vendor| self.fake.cards.iter().any(|card| card.vendor == vendor);
         for (built, vendor, names) in LIBRARIES {
             let built = library(built);
