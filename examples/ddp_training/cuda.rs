@@ -23,8 +23,9 @@ type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// The model of this worker on its GPU, and how its gradients meet those of the others.
 pub(crate) struct CudaLearner {
-    model: CudaModel,
+    /// It goes before the model, whose stream it may look at until then.
     exchange: Exchange,
+    model: CudaModel,
 }
 
 /// How gradients travel.
@@ -121,8 +122,7 @@ impl CudaLearner {
     pub(crate) fn into_group(self) -> Result<Group> {
         match self.exchange {
             Exchange::Device(ddp) => {
-                let (host, device) = ddp.into_groups();
-                drop(device);
+                let (host, _device) = ddp.into_groups()?;
                 Ok(host)
             }
             Exchange::Host(ddp) => Ok(ddp.into_group()?),

@@ -199,7 +199,7 @@ fn a_missing_gradient_is_named_and_may_still_come() {
         let mut ddp = ddp(group, false);
         ddp.ready(2, &[1.0f32]).unwrap();
         let error = ddp.finish().unwrap_err();
-        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of 1 others");
+        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of another one");
         assert!(error.hint().is_some_and(|hint| hint.contains("find_unused")));
         ddp.mark_ready(0).unwrap();
         assert_eq!(ddp.finish().unwrap_err().to_string(), "there is no gradient of `fc.weight`");
