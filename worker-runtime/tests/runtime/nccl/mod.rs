@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "device memory is raw memory, which in these tests is the process's own")]
 #![expect(clippy::print_stdout, reason = "a scene tells its test what happened")]
 
+mod ddp;
 mod endings;
 mod loader;
 mod machine;

@@ -16,11 +16,14 @@ use crate::server::Server;
 use crate::world::{AMPLE, env};
 
 /// What a rank does; the others of its job may do something else.
-pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupError> {
+pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), Box<dyn std::error::Error>> {
     let (action, timeout) = action.rsplit_once(' ').unwrap();
     let timeout = Duration::from_millis(timeout.parse().unwrap());
     if let Some(wish) = action.strip_prefix("machine:") {
-        return super::machine::scene(context, wish, timeout);
+        return Ok(super::machine::scene(context, wish, timeout)?);
+    }
+    if let Some(what) = action.strip_prefix("ddp:") {
+        return Ok(super::ddp::scene(context, what, timeout)?);
     }
     let options = GroupOptions { timeout, ..GroupOptions::default() };
     if action == "chosen" {
@@ -31,7 +34,7 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupEr
     let mut group = NcclGroup::join(context, &options, None)?;
     println!("has joined");
     if let Some(rest) = action.strip_prefix("split:") {
-        return split(&mut group, rest);
+        return Ok(split(&mut group, rest)?);
     }
     let mut data = vec![1.0_f32; if action == "other" { 8 } else { 4 }];
     let data = memory(&mut data);
@@ -58,7 +61,7 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), GroupEr
         }
     }
     // SAFETY: the default stream is always there.
-    unsafe { group.wait(STREAM) }
+    Ok(unsafe { group.wait(STREAM) }?)
 }
 
 /// Splits off rank 1; the others become a group in reverse order, and call or not.
