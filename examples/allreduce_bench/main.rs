@@ -46,7 +46,7 @@ struct Options {
     /// What carries the calls; `mixed` is shared memory on each of several hosts and TCP between them.
     #[arg(long, value_enum, default_value_t = Carrier::Auto)]
     backend: Carrier,
-    /// The least size in bytes; K, M and G count in steps of 1024.
+    /// The least size in bytes; K, M and G count in steps of 1024. After 0 comes 8.
     #[arg(long, default_value = "8", value_name = "SIZE")]
     min: Size,
     /// The greatest size.

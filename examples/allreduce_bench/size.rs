@@ -38,10 +38,15 @@ impl fmt::Display for Size {
     }
 }
 
-/// From the least size on, each so many times the one before, up to the greatest.
+/// What follows on nothing, of which no multiple is more: whole elements of every type.
+const AFTER_ZERO: usize = 8;
+
+/// From the least size on, each so many times the one before, up to the greatest. After zero comes [`AFTER_ZERO`].
 pub(crate) fn sizes(min: Size, max: Size, factor: u32) -> impl Iterator<Item = usize> {
-    let next =
-        move |&size: &usize| size.checked_mul(factor as usize).filter(|&next| next > size && next <= max.0);
+    let next = move |&size: &usize| {
+        let next = if size == 0 { AFTER_ZERO.min(max.0) } else { size.checked_mul(factor as usize)? };
+        (next > size && next <= max.0).then_some(next)
+    };
     std::iter::successors(Some(min.0), next)
 }
 
@@ -65,7 +70,9 @@ mod tests {
         let all = |min, max, factor| sizes(Size(min), Size(max), factor).collect::<Vec<_>>();
         assert_eq!(all(8, 100, 2), [8, 16, 32, 64]);
         assert_eq!(all(8, 8, 4), [8]);
-        assert_eq!(all(0, 8, 4), [0]);
+        assert_eq!(all(0, 40, 4), [0, 8, 32]);
+        assert_eq!(all(0, 4, 4), [0, 4]);
+        assert_eq!(all(0, 0, 4), [0]);
         assert_eq!(all(1 << 62, isize::MAX as usize, 4), [1 << 62]);
     }
 }

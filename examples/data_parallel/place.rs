@@ -5,6 +5,7 @@ use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_device_count};
 use rankrun_worker::data_parallel::{Device, DeviceError, DeviceIds};
 
+/// Neither is a source, whose words would be told twice.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
@@ -17,11 +18,10 @@ pub(crate) enum PlaceError {
 /// no GPU.
 pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
     let devices = match asked {
-        [] => match (available("cuda"), context.cuda_ordinal()) {
-            (Ok(gpus @ 1..), _) if context.env().is_none() => (0..gpus).map(Device::cuda).collect(),
-            (Ok(1..), Some(ordinal)) => vec![Device::cuda(ordinal)],
-            _ => vec![Device::cpu(context.local_rank().index())],
-        },
+        [] => {
+            let gpus = if gpu::has_compiler() { cuda_device_count().unwrap_or(0) } else { 0 };
+            of_worker(context, gpus)
+        }
         devices => devices.to_vec(),
     };
     let available = devices.first().map_or(Ok(0), |first| available(&first.kind))?;
@@ -30,6 +30,15 @@ pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<Devic
         Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
         None => ids,
     })
+}
+
+/// Where a worker computes that sees so many GPUs. Pure, but for the switch for tests.
+fn of_worker(context: &WorkerContext, gpus: usize) -> Vec<Device> {
+    match (gpus, context.env(), gpu::ordinal(context)) {
+        (1.., None, _) => (0..gpus).map(Device::cuda).collect(),
+        (1.., Some(_), Some(own)) => vec![Device::cuda(own)],
+        _ => vec![Device::cpu(context.local_rank().index())],
+    }
 }
 
 /// How many devices there are of a kind; of the CPU, as many as one names.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytemuck::cast_slice;
 use cudarc::driver::{CudaFunction, CudaSlice, DevicePtrMut, PushKernelArg};
 use rankrun_examples::gpu::{Gpu, GpuError, threads};
-use rankrun_worker::ddp::{Ddp, DdpOptions, DeviceDdp};
+use rankrun_worker::ddp::{Ddp, DeviceDdp};
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{DeviceMemory, Stream};
 use rankrun_worker::{Group, GroupOptions, Life, Rank, Reduction, WorldSize};
@@ -23,8 +23,9 @@ type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// The model of this worker on its GPU, and how its gradients meet those of the others.
 pub(crate) struct CudaLearner {
-    model: CudaModel,
+    /// It goes before the model, whose stream it may look at until then.
     exchange: Exchange,
+    model: CudaModel,
 }
 
 /// How gradients travel.
@@ -42,7 +43,7 @@ impl CudaLearner {
         let exchange = if by_nccl {
             let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
             let device = NcclGroup::join(&context, &options, None)?;
-            Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &DdpOptions::default())?)
+            Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &learner::buckets())?)
         } else {
             Exchange::Host(learner::ddp(group)?)
         };
@@ -121,8 +122,7 @@ impl CudaLearner {
     pub(crate) fn into_group(self) -> Result<Group> {
         match self.exchange {
             Exchange::Device(ddp) => {
-                let (host, device) = ddp.into_groups();
-                drop(device);
+                let (host, _device) = ddp.into_groups()?;
                 Ok(host)
             }
             Exchange::Host(ddp) => Ok(ddp.into_group()?),

@@ -120,14 +120,17 @@ impl Learner {
 
 /// The exchange of gradients through memory of the host.
 pub(crate) fn ddp(group: Group) -> Result<Ddp> {
-    Ok(Ddp::new(group, Mlp::description(), &DdpOptions::default())?)
+    Ok(Ddp::new(group, Mlp::description(), &buckets())?)
+}
+
+/// Buckets for a model of 5 kB: those of the output layer are one, which is on its way while the hidden layer is computed.
+pub(crate) fn buckets() -> DdpOptions {
+    DdpOptions { first_bucket_bytes: 1 << 10, ..DdpOptions::default() }
 }
 
 /// The model on the worker's GPU, if that is where it is to be.
 fn on_gpu(place: Place, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
-    // Tests let all workers share the first one.
-    let ordinal = if gpu::sharing().is_some() { Some(0) } else { context.cuda_ordinal() };
-    match (place, ordinal) {
+    match (place, gpu::ordinal(context)) {
         (Place::Cpu, _) | (Place::Auto, None) => Ok(None),
         (Place::Cuda, ordinal) => CudaModel::open(ordinal.unwrap_or(0), rows).map(Some),
         (Place::Auto, Some(ordinal)) => match CudaModel::open(ordinal, rows) {

@@ -1,13 +1,8 @@
 // One hidden layer, softmax and cross entropy, as in `model.rs`; FEATURES, HIDDEN, CLASSES and OUTPUT, where the parameters of
-// the output layer begin, are defined before this file. It is CUDA and C: tests run it on the host. For these every argument
-// has 64 bits and none is a floating-point number.
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+// the output layer begin, are defined before this file. It keeps to what CUDA and C have in common, for tests on the host.
 
 // A thread for each unit of each row.
-__global__ void activate(double *hidden, const double *parameters, const double *input, long long rows)
+extern "C" __global__ void activate(double *hidden, const double *parameters, const double *input, long long rows)
 {
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= rows * HIDDEN) {
@@ -22,8 +17,8 @@ __global__ void activate(double *hidden, const double *parameters, const double 
 }
 
 // A thread for each row. `scores` are its loss and whether the model is right, `errors` the slopes of the loss times `*scale`.
-__global__ void judge(double *scores, double *errors, const double *parameters, const double *hidden,
-    const long long *classes, const double *scale, long long rows)
+extern "C" __global__ void judge(double *scores, double *errors, const double *parameters,
+    const double *hidden, const long long *classes, const double *scale, long long rows)
 {
     long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) {
@@ -55,8 +50,8 @@ __global__ void judge(double *scores, double *errors, const double *parameters, 
 }
 
 // A thread for each unit of each row: the slopes of the hidden layer.
-__global__ void descend_into_hidden(double *slopes, const double *parameters, const double *hidden, const double *errors,
-    long long rows)
+extern "C" __global__ void descend_into_hidden(double *slopes, const double *parameters,
+    const double *hidden, const double *errors, long long rows)
 {
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= rows * HIDDEN) {
@@ -71,8 +66,8 @@ __global__ void descend_into_hidden(double *slopes, const double *parameters, co
 }
 
 // A thread for each parameter of a layer: weights, output by output, then biases.
-__global__ void differentiate(double *gradients, const double *slopes, const double *input, long long rows,
-    long long inputs, long long outputs)
+extern "C" __global__ void differentiate(double *gradients, const double *slopes,
+    const double *input, long long rows, long long inputs, long long outputs)
 {
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= (inputs + 1) * outputs) {
@@ -88,14 +83,10 @@ __global__ void differentiate(double *gradients, const double *slopes, const dou
 }
 
 // A thread for each parameter: a step against the gradient.
-__global__ void step(double *parameters, const double *gradients, const double *rate, long long count)
+extern "C" __global__ void step(double *parameters, const double *gradients, const double *rate, long long count)
 {
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < count) {
         parameters[at] -= *rate * gradients[at];
     }
 }
-
-#ifdef __cplusplus
-}
-#endif

@@ -152,7 +152,8 @@ fn dot(weights: &[f64], values: &[f64]) -> f64 {
 /// The loss, and whether the class is the most probable one.
 fn score(classes: &[f64; CLASSES], class: usize) -> (f64, bool) {
     let own = classes[class];
-    (-own.max(f64::MIN_POSITIVE).ln(), classes.iter().all(|&other| other <= own))
+    // Not `max`, which would make a loss of what is not a number any more.
+    (-own.clamp(f64::MIN_POSITIVE, 1.0).ln(), classes.iter().all(|&other| other <= own))
 }
 
 #[cfg(test)]
@@ -160,6 +161,12 @@ mod tests {
     use rankrun_worker::{DdpOptions, MemoryGroup};
 
     use super::*;
+
+    #[test]
+    fn a_training_that_diverged_has_no_loss() {
+        assert!(score(&[f64::NAN; CLASSES], 1).0.is_nan());
+        assert!(score(&[1.0, 0.0, 0.0, 0.0], 1).0.is_finite());
+    }
 
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {

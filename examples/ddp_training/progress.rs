@@ -25,8 +25,10 @@ impl Progress {
         let bar = is_terminal.then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+            // First the style: each other call draws the bar.
+            let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.set_position(first);
-            bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            bar
         });
         Self { begun: Instant::now(), first, restarts, bar }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig};
 use cudarc::nvrtc::{self, CompileError};
+use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_context};
 
 /// How many workers or replicas share one device: for tests of the split on a machine that has one.
@@ -103,4 +104,11 @@ pub fn threads(count: usize) -> LaunchConfig {
 pub fn sharing() -> Option<NonZero<usize>> {
     #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of a program")]
     std::env::var(SHARE).ok()?.parse().ok()
+}
+
+/// The CUDA device of this worker, of those that it sees ([`WorkerContext::cuda_ordinal`]); the first one where tests let all workers
+/// share it.
+#[must_use]
+pub fn ordinal(context: &WorkerContext) -> Option<usize> {
+    if sharing().is_some() { Some(0) } else { context.cuda_ordinal() }
 }

@@ -179,7 +179,9 @@ fn a_machine_on_which_it_cannot_work_is_described() {
 
 #[test]
 fn a_missing_library_is_named() {
-    let (code, stdout, stderr) = Demo::on("devices=1").without("nvrtc").run(&[]);
+    let demo = Demo::on("devices=1").without("nvrtc");
+    assert!(demo.prints(&["--steps", "1"]).contains("device cpu:0"), "what was not asked for is not missed");
+    let (code, stdout, stderr) = demo.run(&["--device-ids", "0"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
     assert!(stderr.contains("there is no NVRTC") && stderr.contains("hint: "), "{stderr}");
     let (code, stdout, stderr) = Demo::on("devices=1").without("cuda").run(&["--device-ids", "0"]);

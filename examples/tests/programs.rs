@@ -112,7 +112,8 @@ fn devices_that_cannot_be_are_named() {
     ] {
         let (code, stdout, stderr) = data_parallel(&["--device-ids", devices]);
         assert_eq!((code, stdout.as_str()), (Some(1), ""), "{devices}: {stderr}");
-        assert!(stderr.contains(expected) && stderr.contains("hint: "), "{devices}: {stderr}");
+        assert!(stderr.contains(expected), "{devices}: {stderr}");
+        assert_eq!(stderr.matches("hint: ").count(), 1, "{devices}: {stderr}");
     }
 }
 
@@ -162,6 +163,10 @@ fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
     for expected in ["40/40 ", " steps/s, loss 0.", "restarts 0", "step 20: loss ", "finished: step 40, "] {
         assert!(screen.contains(expected), "{expected}: {screen:?}");
     }
+    // The bar looks as it will from its first drawing on.
+    let width = |bar: &str| bar.chars().take_while(|cell| *cell == '░').count();
+    let first = screen.find('░').map(|at| width(&screen[at..]));
+    assert_eq!(first, Some(30), "{screen:?}");
     let (_, stdout, stderr) = ddp_training(&args);
     assert_eq!((stdout.lines().count(), stderr.as_str()), (4, ""), "{stdout}");
     assert!(stdout.contains("\nstep 20: loss ") && stdout.contains(" steps/s\nfinished: "), "{stdout}");
@@ -238,6 +243,15 @@ fn the_bench_prints_the_table_of_nccl_tests() {
         assert_eq!(row[8], "0", "{line}");
     }
     assert!(lines[6].starts_with("# Avg bus bandwidth    : "), "{stdout}");
+}
+
+#[test]
+fn the_bench_goes_on_after_nothing() {
+    let (code, stdout, stderr) = allreduce_bench(&["--min", "0", "--max", "64", "--factor", "8"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let rows = stdout.lines().filter(|line| !line.starts_with('#'));
+    let sizes: Vec<_> = rows.map(|line| line.split_whitespace().next().expect("a row has columns")).collect();
+    assert_eq!(sizes, ["0", "8", "64"], "{stdout}");
 }
 
 #[test]

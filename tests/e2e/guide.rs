@@ -16,9 +16,13 @@ fn blocks(guide: &str, language: &str) -> Vec<String> {
     guide.split(&opening).skip(1).filter_map(inside).collect()
 }
 
+fn guide() -> String {
+    fs::read_to_string(checkout().join(GUIDE)).expect("the guide is there")
+}
+
 /// Makes the crate beside a checkout, as the guide says, and builds all of it.
 fn build(scratch: &Scratch) {
-    let guide = fs::read_to_string(checkout().join(GUIDE)).expect("the guide is there");
+    let guide = guide();
     symlink(checkout(), scratch.at("rankrun")).expect("the scratch folder takes a link");
     let (manifests, programs) = (blocks(&guide, "toml"), blocks(&guide, "rust"));
     let [manifest, more] = &manifests[..] else { panic!("the guide has two manifests: {manifests:?}") };
@@ -71,6 +75,11 @@ fn an_empty_crate_becomes_a_training_that_lives_through_a_crash() {
     let outcome = launch(2).run();
     says_its_line(&outcome);
     outcome.says("rank 1 of 2 on cpu:1, restart 1").says("resumed from step 120");
+    let of_launcher = ["failed: killed by SIGABRT", "starting all workers again (restart 1 of 1)"];
+    for line in of_launcher {
+        assert!(guide().contains(line), "the guide tells what there is to see");
+        outcome.complains(line);
+    }
     // It is done: more workers have nothing left to do.
     let outcome = launch(3).run();
     says_its_line(&outcome);

@@ -233,6 +233,26 @@ fn a_worker_killed_from_outside_costs_nothing_but_time() {
     assert_eq!(weights(&scratch), undisturbed, "{outcome}");
 }
 
+/// Only rank 0 draws, and the launcher passes its bar on while the training runs, not as one long line in the end.
+#[test]
+fn the_bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
+    let scratch = Scratch::new();
+    let launch = Launch::standalone(Name::Rankrun, 2).terminal().args(["--max-restarts", "1"]);
+    let launch = launch.args([example("ddp_training")]).args(["--steps", "60", "--step-ms", "150"]);
+    let launch = launch.args(["--checkpoint", &scratch.at("state"), "--print-every", "60"]);
+    let job = launch.args(["--fail-at", "40", "--fail-rank", "1"]).start();
+    job.text("restarts 0");
+    job.text("restarts 1");
+    let outcome = job.wait();
+    outcome.exits(0).says("60/60 ");
+    let out = outcome.out();
+    let place = |text: &str| out.find(text).unwrap_or_else(|| panic!("{text}: {outcome}"));
+    assert!(
+        place("/60 ") < place("rank 1: error: ") && place("restarts 1") < place("step 60: "),
+        "{outcome}"
+    );
+}
+
 /// The victims notice within microseconds, and on a busy machine some are reaped before the one that failed.
 #[test]
 fn who_failed_first_is_named_however_fast_its_peers_follow() {

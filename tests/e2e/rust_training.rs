@@ -1,11 +1,15 @@
 //! Training in Rust through crashes: whatever is killed, and with however many workers it goes on, the end is that of an undisturbed
-//! run. And disks that are full or cannot be written.
+//! run; and nodes that come and go. And disks that are full or cannot be written.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Outcome, Process, Random, Scratch, example, namespaces, soak};
+use harness::{
+    Fleet, Job, Launch, Name, Outcome, Process, Random, Scratch, example, namespaces, only_ours, soak,
+};
 use nix::sys::signal::Signal;
+
+use crate::nodes::{ENDPOINT, c10d};
 
 const STEPS: u64 = 200;
 
@@ -24,7 +28,10 @@ enum Victim {
 }
 
 fn training(workers: usize, scratch: &Scratch) -> Launch {
-    let launch = Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "9"]);
+    training_by(Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "9"]), scratch)
+}
+
+fn training_by(launch: Launch, scratch: &Scratch) -> Launch {
     let launch = launch.args([example("ddp_training")]).args(["--steps", &STEPS.to_string()]);
     let launch = launch.args(["--print-every", "1", "--weights-out", &scratch.at("weights")]);
     launch.args(["--checkpoint", &scratch.at("state"), "--checkpoint-every", "7"])
@@ -138,7 +145,7 @@ fn rounds() -> usize {
 #[test]
 fn five_kills_cost_nothing_but_time() {
     let mut random = Random::seeded();
-    let (expected, _) = undisturbed(4);
+    let (expected, curve) = undisturbed(4);
     for _ in 0..rounds() {
         let mut training = Disturbed::start(4);
         // The first three are one of each.
@@ -148,7 +155,12 @@ fn five_kills_cost_nothing_but_time() {
         for (victim, step) in victims.into_iter().zip(moments(&mut random)) {
             training.hit(victim, step, &mut random, 4);
         }
-        assert!(training.end().0 == expected, "{victims:?}");
+        let (weights, told) = training.end();
+        assert!(weights == expected, "{victims:?}");
+        assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
+        for (step, loss) in told {
+            assert!(loss == curve[&step], "step {step}: {loss} is not {}, {victims:?}", curve[&step]);
+        }
     }
 }
 
@@ -169,15 +181,53 @@ fn five_kills_and_other_numbers_of_workers_keep_the_loss_curve() {
             training.hit(victim, step, &mut random, workers);
         }
         let (weights, told) = training.end();
-        assert_eq!(weights.len(), expected.len());
-        for (left, right) in weights.iter().zip(&expected) {
-            assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
-        }
         assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
-        for (step, loss) in told {
-            // They are printed with six digits.
-            assert!((loss - curve[&step]).abs() < 1.5e-6, "step {step}: {loss} is not {}", curve[&step]);
-        }
+        are_close((&weights, &told), (&expected, &curve));
+    }
+}
+
+/// One job, of which a second node becomes a member and is lost again.
+#[test]
+fn nodes_that_come_and_go_keep_the_loss_curve() {
+    if !only_ours() {
+        return;
+    }
+    let Some(fleet) = Fleet::up(2) else { return };
+    let (expected, curve) = undisturbed(1);
+    let scratch = Scratch::new();
+    let own = |host| {
+        let launch = training_by(c10d(Name::Rankrun, ENDPOINT, "1:2"), &scratch);
+        fleet.on(host, launch.args(["--step-ms", &STEP_MS.to_string()])).start()
+    };
+    let stays = own(1);
+    stays.line("step 20: ");
+    let comes = own(2);
+    // It has kept its rank. A change of the membership is no restart.
+    let seat = stays.line("rank 0 of 2: pid ");
+    assert!(seat.ends_with(", restart 0"), "{seat}");
+    comes.line("rank 1 of 2: pid ");
+    stays.line("resumed from step ");
+    stays.line("step 110: ");
+    comes.processes().iter().for_each(|process| process.signal(Signal::SIGKILL));
+    stays.lines("rank 0 of 1: pid ", 2);
+    stays.lines("resumed from step ", 2);
+    let outcome = stays.wait();
+    outcome.exits(0);
+    are_close((&weights(&scratch), &losses(&outcome)), (&expected, &curve));
+    drop(comes);
+    fleet.is_empty();
+}
+
+/// Weights, and losses by step, up to rounding.
+#[track_caller]
+fn are_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
+    assert_eq!(weights.len(), expected.len());
+    for (left, right) in weights.iter().zip(expected) {
+        assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
+    }
+    for (step, loss) in told {
+        // They are printed with six digits.
+        assert!((loss - curve[step]).abs() < 1.5e-6, "step {step}: {loss} is not {}", curve[step]);
     }
 }
 

@@ -7,6 +7,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Stands for "never" where a caller's time is too long to be added.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// The instant that it is, for decisions that take the time as an argument.
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
 /// The instant that is `timeout` away.
 pub(crate) fn after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(CENTURY)

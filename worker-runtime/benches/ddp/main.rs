@@ -13,28 +13,20 @@
 )]
 
 mod mlp;
+#[path = "../peers/mod.rs"]
+#[expect(dead_code, reason = "another bench uses test hosts, too")]
+mod peers;
 mod rank;
 mod restart;
-#[path = "../../tests/runtime/server.rs"]
-#[expect(dead_code, reason = "the tests use more of it")]
-mod server;
-#[path = "../all_reduce/team.rs"]
-#[expect(dead_code, reason = "its bench uses test hosts, too")]
-mod team;
 
 use std::env;
-use std::ffi::OsString;
-use std::net::TcpListener;
-use std::path::Path;
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
-use rankrun_contract::env::{Master, Role, WorkerEnv};
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
-use rankrun_worker::{Rank, WorldSize};
-use team::{Line, Place, Store, Team};
+use peers::Peers;
+use peers::place::{Place, Store};
+use peers::team::Team;
 
 /// Rows of a batch, and how many steps a turn has.
 const TURNS: [(usize, usize); 2] = [(30, 100), (512, 25)];
@@ -51,16 +43,15 @@ fn main() -> ExitCode {
     // Cargo says `--bench` to every bench.
     let ranks = env::args().skip(1).find(|argument| argument != "--bench");
     let world = ranks.map_or(2, |ranks| ranks.parse().unwrap());
-    let python = env::var_os("RANKRUN_TEST_PYTHON");
-    compare(world, python.as_ref());
-    restart::compare(world, python.as_ref());
+    let python = peers::python();
+    compare(world, python.as_deref());
+    restart::compare(world, python.as_deref());
     ExitCode::SUCCESS
 }
 
-fn compare(world: u32, python: Option<&OsString>) {
-    let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
-    let processors: Vec<usize> =
-        (0..CpuSet::count()).filter(|&it| allowed.is_set(it).unwrap_or(false)).collect();
+fn compare(world: u32, python: Option<&OsStr>) {
+    let processors = peers::processors();
+    let peers = Peers { place: Place::Here, world, processors: &processors };
     println!("{world} ranks on {} processors", processors.len());
     println!(
         "{:>6}{:>16}{:>16}{:>8}{:>14}{:>14}",
@@ -68,15 +59,8 @@ fn compare(world: u32, python: Option<&OsString>) {
     );
     for (batch, steps) in TURNS {
         let store = Store::start(Place::Here);
-        let ours = Team::start(Place::Here, world, &processors, |rank| {
-            let vars = variables(store.port(), (rank, world)).to_vars();
-            let vars = vars.into_iter().map(|(name, value)| (name.into(), value));
-            (vec![env::current_exe().unwrap().into_os_string()], vars.collect())
-        });
-        let torch = python.map(|python| {
-            let port = free_port();
-            Team::start(Place::Here, world, &processors, |rank| torch_rank(python, (rank, world), port))
-        });
+        let ours = peers.ours(&store);
+        let torch = python.map(|python| peers.torch(python, "ddp/torch_ddp.py"));
         let mut teams: Vec<Team> = [Some(ours), torch].into_iter().flatten().collect();
         let mut times = vec![Vec::new(); teams.len()];
         let mut losses = vec!["-".to_owned(); 2];
@@ -99,51 +83,11 @@ fn compare(world: u32, python: Option<&OsString>) {
 
 /// Steps in a second, by the median of the time that one takes.
 fn rate(times: &mut [Duration]) -> Option<f64> {
-    times.sort();
-    times.get(times.len() / 2).map(|time| time.as_secs_f64().recip())
+    peers::median(times).map(|time| time.as_secs_f64().recip())
 }
 
 fn row(batch: usize, ours: Option<f64>, torch: Option<f64>, losses: &[String]) -> String {
-    let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.1} steps/s"));
-    let ratio = ours.zip(torch).map_or("-".to_owned(), |(ours, torch)| format!("{:.2}", ours / torch));
+    let show = |rate| peers::column(rate, |rate: f64| format!("{rate:.1} steps/s"));
+    let ratio = peers::column(ours.zip(torch), |(ours, torch)| format!("{:.2}", ours / torch));
     format!("{batch:>6}{:>16}{:>16}{ratio:>8}{:>14}{:>14}", show(ours), show(torch), losses[0], losses[1])
-}
-
-fn variables(port: u16, (rank, world): (u32, u32)) -> WorkerEnv {
-    let world_size = WorldSize::new(world).unwrap();
-    WorkerEnv {
-        rank: Rank(rank),
-        local_rank: LocalRank(rank),
-        world_size,
-        local_world_size: LocalWorldSize(world_size.0),
-        node_rank: NodeRank(0),
-        node_count: NodeCount::ONE,
-        role: Role { name: "default".to_owned(), rank: Rank(rank), world_size },
-        master: Master { addr: "127.0.0.1".to_owned(), port, agent_store: true },
-        restart_count: RestartCount(0),
-        max_restarts: RestartCount(0),
-        run_id: RunId("bench".to_owned()),
-        error_file: None,
-        signals_to_handle: String::new(),
-        rankrun: None,
-    }
-}
-
-fn torch_rank(python: &OsString, (rank, world): (u32, u32), port: u16) -> Line {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/ddp/torch_ddp.py");
-    let vars = [
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", world.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".to_owned()),
-        ("MASTER_PORT", port.to_string()),
-        ("GLOO_SOCKET_IFNAME", "lo".to_owned()),
-        ("OMP_NUM_THREADS", "1".to_owned()),
-    ];
-    let vars = vars.map(|(name, value)| (name.into(), value.into())).to_vec();
-    (vec![python.clone(), script.into_os_string()], vars)
-}
-
-/// A port that nobody listens on now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,73 +1,111 @@
-//! From the failure of a rank to the first step of its next life: ours under rankrun, PyTorch's under torchrun.
+//! From the failure of a rank to the first step of its next life: ours under rankrun, PyTorch's under torchrun, in turns.
+//!
+//! Each is tried [`ROUNDS`] times, and medians are of the restarts that worked; how many did stands beside them. torchrun 2.15 lets
+//! the next life meet in the store of the life before, whose gloo addresses are gone, so that some restarts fail or hang. It is
+//! therefore measured a second time with the variable that has rank 0 make a new store, and the ratio is to that.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use super::peers;
+
 /// Says to this program that a launcher has started it as a rank that is to fail.
 pub(crate) const FAIL: &str = "RANKRUN_BENCH_FAIL";
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 10;
 
-/// Longer than a restart takes; torchrun's workers may wait longer for a peer that is gone.
-const PATIENCE: &str = "60";
+/// Longer than a whole job takes, in seconds; torchrun's workers may wait longer for a peer that is gone.
+const PATIENCE: &str = "30";
 
-/// How often a restart is tried until it works: torchrun's workers meet in the store of those before, and may find what is gone.
-const TRIES: usize = 4;
+/// Has PyTorch's ranks not meet in the store of torchrun, which outlives them.
+const NEW_STORE: (&str, &str) = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
 
-/// Prints the medians of both, or why there are none.
-pub(crate) fn compare(world: u32, python: Option<&OsString>) {
+/// A launcher with a program that fails once.
+struct Contender {
+    name: &'static str,
+    launcher: PathBuf,
+    program: Vec<OsString>,
+    variables: Vec<(&'static str, &'static str)>,
+    /// How long the restarts took that worked.
+    took: Vec<Duration>,
+}
+
+/// Prints what all have taken, or why there is nothing to measure.
+pub(crate) fn compare(world: u32, python: Option<&OsStr>) {
     let Some(rankrun) = launcher() else {
         println!(
             "failure to first step: SKIPPED: no `rankrun` beside this bench; `cargo build --release` makes it"
         );
         return;
     };
-    let own = [env::current_exe().expect("this program has a path").into_os_string()];
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/ddp/torch_ddp.py");
-    let theirs = [script.into_os_string(), "restart".into()];
-    let (mut ours, mut torch) = (Times::default(), Times::default());
+    let mut all = vec![ours(rankrun)];
+    all.extend(python.into_iter().flat_map(|python| theirs(Path::new(python))));
     for _ in 0..ROUNDS {
-        ours.take(|| time(&rankrun, world, &own));
-        if let Some(python) = python {
-            let torchrun = Path::new(python).with_file_name("torchrun");
-            torch.take(|| time(&torchrun, world, &theirs));
+        for contender in &mut all {
+            let time = contender.restart(world);
+            contender.took.extend(time);
         }
     }
-    println!("failure to first step: rankrun {}, torchrun {}", ours.show(), torch.show());
-    if let (Some(ours), Some(torch)) = (ours.median(), torch.median()) {
-        println!("ratio of medians: {:.0}", torch.as_secs_f64() / ours.as_secs_f64());
+    println!("\nfailure to first step, {ROUNDS} restarts of each");
+    for contender in &mut all {
+        println!("{}", contender.row());
+    }
+    if let [ours, .., theirs] = &mut all[..]
+        && let (Some(ours), Some(median)) = (ours.median(), theirs.median())
+    {
+        println!("{} / rankrun: {:.0}", theirs.name, median.as_secs_f64() / ours.as_secs_f64());
     }
 }
 
-/// How long restarts took that worked, and how often one was tried.
-#[derive(Default)]
-struct Times {
-    took: Vec<Duration>,
-    tries: usize,
+fn ours(launcher: PathBuf) -> Contender {
+    let program = vec![env::current_exe().expect("this program has a path").into_os_string()];
+    Contender { name: "rankrun", launcher, program, variables: Vec::new(), took: Vec::new() }
 }
 
-impl Times {
-    fn take(&mut self, mut time: impl FnMut() -> Option<Duration>) {
-        for _ in 0..TRIES {
-            self.tries += 1;
-            if let Some(time) = time() {
-                self.took.push(time);
-                return;
-            }
-        }
+fn theirs(python: &Path) -> [Contender; 2] {
+    let script = peers::bench_file("ddp/torch_ddp.py");
+    [("torchrun", vec![]), ("torchrun, new store", vec![NEW_STORE])].map(|(name, variables)| Contender {
+        name,
+        launcher: python.with_file_name("torchrun"),
+        program: vec![script.clone().into_os_string(), "restart".into()],
+        variables,
+        took: Vec::new(),
+    })
+}
+
+impl Contender {
+    /// `None` where the job fails or takes too long before that step. How it ends after that is no matter of the restart: threads of
+    /// gloo may abort a process of PyTorch on its way out.
+    fn restart(&self, world: u32) -> Option<Duration> {
+        let output = Command::new("timeout")
+            .arg(PATIENCE)
+            .arg(&self.launcher)
+            .args(["--standalone", "--nproc-per-node", &world.to_string(), "--max-restarts", "1"])
+            .args(&self.program)
+            .envs(self.variables.iter().copied())
+            .env(FAIL, "1")
+            .env("OMP_NUM_THREADS", "1")
+            .stderr(Stdio::null())
+            .output()
+            .expect("`timeout` starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let at = |what: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(what))?;
+            Some(Duration::from_nanos(line.trim().parse().ok()?))
+        };
+        at("step ")?.checked_sub(at("failed ")?)
     }
 
     fn median(&mut self) -> Option<Duration> {
-        self.took.sort();
-        self.took.get(self.took.len() / 2).copied()
+        peers::median(&mut self.took)
     }
 
-    fn show(&mut self) -> String {
-        let median = self.median().map_or("-".to_owned(), |median| format!("{median:.1?}"));
-        format!("{median} ({} of {} restarts worked)", self.took.len(), self.tries)
+    fn row(&mut self) -> String {
+        let median = peers::column(self.median(), |median| format!("{median:.1?}"));
+        format!("{:<20}{median:>10}   {} of {ROUNDS} worked", self.name, self.took.len())
     }
 }
 
@@ -75,24 +113,4 @@ impl Times {
 fn launcher() -> Option<PathBuf> {
     let deps = env::current_exe().ok()?;
     Some(deps.parent()?.parent()?.join("rankrun")).filter(|path| path.exists())
-}
-
-/// `None` where the job fails or takes too long.
-fn time(launcher: &Path, world: u32, program: &[OsString]) -> Option<Duration> {
-    let output = Command::new("timeout")
-        .arg(PATIENCE)
-        .arg(launcher)
-        .args(["--standalone", "--nproc-per-node", &world.to_string(), "--max-restarts", "1"])
-        .args(program)
-        .env(FAIL, "1")
-        .env("OMP_NUM_THREADS", "1")
-        .stderr(Stdio::null())
-        .output()
-        .expect("`timeout` starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let at = |what: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(what))?;
-        Some(Duration::from_nanos(line.trim().parse().ok()?))
-    };
-    at("step ")?.checked_sub(at("failed ")?).filter(|_| output.status.success())
 }

@@ -79,6 +79,12 @@ pub enum CheckpointError {
     /// No checkpoint can hold this state.
     #[error(transparent)]
     State(#[from] StateError),
+    /// A step so large that its checkpoint would never be found. Nothing was written.
+    #[error("there is no step {step}: the last one that a checkpoint can have is {}", i64::MAX)]
+    NoSuchStep {
+        /// The step.
+        step: u64,
+    },
     /// The ranks are not at the same step. Nothing was written.
     #[error("rank {rank} saves step {theirs} where rank 0 saves step {ours}")]
     StepsDiffer {

@@ -182,7 +182,10 @@ impl Checkpoint {
         let read = self.read(&mut found, state, rows);
         let read = read.map_err(|(path, source)| CheckpointError::Read { path, source });
         all_or_none(&mut self.group, read)?;
-        for tensor in state.held_mut(Held::Replicated) {
+        // By their names: each rank may have listed them in an order of its own, as one that walks a hash map does.
+        let mut tensors: Vec<_> = state.held_mut(Held::Replicated).collect();
+        tensors.sort_by(|one, other| one.name.cmp(&other.name));
+        for tensor in tensors {
             self.group.broadcast(tensor.bytes, found.source)?;
         }
         Ok(())

@@ -46,6 +46,15 @@ fn is_unfinished(name: &str) -> bool {
     step_of(finished).is_some() || part_of(finished).is_some()
 }
 
+/// What a save that was cut off has left of itself: files that are not finished, and parts of a step that was never whole.
+pub(super) fn abandoned(names: &[String]) -> impl Iterator<Item = &str> {
+    let whole: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
+    let is_abandoned = move |name: &&str| {
+        is_unfinished(name) || part_of(name).is_some_and(|(step, _)| !whole.contains(&step))
+    };
+    names.iter().map(String::as_str).filter(is_abandoned)
+}
+
 /// What may go of these files once a step was saved: checkpoints before the last `keep`, parts of none, and what was not finished.
 /// Later steps stay: only who loads them can tell what they are.
 pub(super) fn leftovers(
@@ -112,6 +121,14 @@ mod tests {
         let expected =
             [main(10), part(10, 10, 0, 2), part(40, 40, 0, 2), part(25, 1, 0, 1), unfinished(&main(20), 5)];
         assert_eq!(gone, expected);
+    }
+
+    #[test]
+    fn a_save_that_was_cut_off_has_left_what_no_main_file_can_name() {
+        let kept = [main(20), part(20, 1, 0, 1), part(20, 2, 0, 1), "notes.txt".to_owned()];
+        let left = [unfinished(&main(20), 1), unfinished(&part(30, 1, 0, 2), 1), part(30, 1, 1, 2)];
+        let names = [&kept[..], &left].concat();
+        assert_eq!(abandoned(&names).collect::<Vec<_>>(), left);
     }
 
     proptest! {

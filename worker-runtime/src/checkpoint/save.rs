@@ -40,8 +40,12 @@ impl Rows {
 
 /// Looks whether all ranks mean the same, and hears what each has.
 pub(super) fn meet(group: &mut Group, step: u64, state: &State<'_>) -> Result<Rows, CheckpointError> {
-    all_or_none(group, state.check().map_err(Into::into))?;
-    let own = [step.cast_signed(), sharded_hash(state)];
+    let checked = state.check().map_err(Into::into);
+    let step = all_or_none(
+        group,
+        checked.and_then(|()| i64::try_from(step).map_err(|_| CheckpointError::NoSuchStep { step })),
+    )?;
+    let own = [step, sharded_hash(state)];
     let all = group.all_gather(&own)?;
     let (said, _) = all.as_chunks::<2>();
     if let Some(other) = said.iter().position(|other| *other != said[0]) {
@@ -82,6 +86,10 @@ impl Checkpoint {
     pub fn save(&mut self, step: u64, state: &State<'_>) -> Result<(), CheckpointError> {
         let _span = tracing::debug_span!("checkpoint_save", rank = self.group.rank().0, step).entered();
         let rows = meet(&mut self.group, step, state)?;
+        if self.group.rank() == ROOT {
+            // Before anything is written, and before the others write: it may be what fills the disk.
+            self.remove_abandoned();
+        }
         let sharding = self.save_parts(step, state, &rows)?;
         let id = sharding.as_ref().map(|sharding| sharding.id);
         let about = About {
@@ -149,6 +157,12 @@ impl Checkpoint {
 
     fn own_part(&self, step: u64, id: u64) -> String {
         names::part(step, id, self.group.rank().index(), self.group.world_size().get() as usize)
+    }
+
+    fn remove_abandoned(&self) {
+        let names = file::list(&self.folder).unwrap_or_default();
+        let gone: Vec<_> = names::abandoned(&names).map(str::to_owned).collect();
+        self.remove(&gone);
     }
 
     fn remove_leftovers(&self, step: u64, id: Option<u64>) {

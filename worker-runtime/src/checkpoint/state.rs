@@ -87,7 +87,8 @@ impl<'a> State<'a> {
         Self::default()
     }
 
-    /// With a tensor that is the same on all ranks: the parameters of a model, the momentum of its optimiser. Rank 0 writes it.
+    /// With a tensor that is the same on all ranks: the parameters of a model, the momentum of its optimiser. Rank 0 writes it. Each
+    /// rank may name such tensors in an order of its own.
     #[must_use]
     pub fn replicated<T: Element>(self, name: impl Into<String>, shape: &[usize], data: &'a mut [T]) -> Self {
         self.with(Held::Replicated, name.into(), shape, data)

@@ -63,6 +63,7 @@ pub struct DeviceDdp {
     pass: Pass,
     /// What was handed over in this pass.
     given: Vec<Option<Given>>,
+    /// It goes after the group on the device, which may look at it until then.
     lane: Lane,
     /// A bucket could not be put on its way, so that the gradients are no means.
     has_ended: bool,
@@ -251,10 +252,15 @@ impl DeviceDdp {
         Ok(unsafe { self.device.wait(stream) }?)
     }
 
-    /// Gives both groups back.
-    #[must_use]
-    pub fn into_groups(self) -> (Group, NcclGroup) {
-        (self.host, self.device)
+    /// Waits for the gradients that are on their way, and gives both groups back.
+    ///
+    /// # Errors
+    /// The group on the device failed.
+    pub fn into_groups(mut self) -> Result<(Group, NcclGroup), DdpError> {
+        // The group may look at a stream until all on it is known to be done, and this one goes now.
+        // SAFETY: the stream is ours.
+        unsafe { self.device.wait(self.lane.raw()) }?;
+        Ok((self.host, self.device))
     }
 
     /// A parameter whose gradient is of this length and was not handed over.

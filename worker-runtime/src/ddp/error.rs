@@ -146,6 +146,7 @@ fn of_type(data_type: Option<DataType>) -> String {
 fn nor_of(others: usize) -> String {
     match others {
         0 => String::new(),
+        1 => ", nor of another one".to_owned(),
         others => format!(", nor of {others} others"),
     }
 }

@@ -137,7 +137,10 @@ impl Ddp {
     }
 
     /// The group's queue, for calls beside those for gradients, such as the sum of all losses. Every rank makes them at the same place
-    /// of the pass: between the same two gradients that are made ready, or before all, or after all.
+    /// of the pass: before the first gradient is made ready, or after [`finish`](Self::finish). In between only where all ranks make
+    /// the same gradients ready in the same order, and leave none out: a gradient that a rank leaves out
+    /// ([`find_unused`](DdpOptions::find_unused)) goes with its `finish`, and what is behind it, too. A call of the same kind and
+    /// length would be taken for a bucket.
     #[must_use]
     pub fn queue(&self) -> &Queue {
         &self.queue
@@ -242,7 +245,8 @@ impl Ddp {
     }
 
     /// Makes a pass of which the gradients stay here: nothing is exchanged, and the next pass adds to them. It is torch's `no_sync`, for
-    /// batches in several parts: divide each loss by their number. A pass within it may leave out parameters.
+    /// batches in several parts: divide each loss by their number. A pass within it may leave out parameters. It is for whole passes:
+    /// within one of which gradients are on their way already it is a part of that, which ends with [`finish`](Self::finish).
     ///
     /// ```
     /// # use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
@@ -283,8 +287,11 @@ impl Ddp {
             used.collect::<Vec<u8>>()
         });
         for index in missing {
+            self.pass.forget(index);
             self.mark_ready(index)?;
         }
+        // Of a pass within which `no_sync` was called, some may be complete that have not gone.
+        self.start_complete()?;
         let used = used.map(|used| self.queue.all_reduce(used, Reduction::Max));
         self.collect()?;
         let unused = match used {

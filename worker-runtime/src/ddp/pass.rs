@@ -68,6 +68,13 @@ impl Pass {
         was_empty
     }
 
+    /// What this pass has written there, and never said to be ready, does not count.
+    pub(crate) fn forget(&mut self, parameter: usize) {
+        if self.content[parameter] == Content::OfThisPass {
+            self.content[parameter] = Content::Nothing;
+        }
+    }
+
     /// The gradient is written, and its bucket waits for one less.
     pub(crate) fn set_ready(&mut self, parameter: usize, bucket: usize) {
         self.is_ready[parameter] = true;
@@ -90,8 +97,12 @@ impl Pass {
         self.is_ready.iter().enumerate().filter(|(_, is_ready)| !**is_ready).map(|(parameter, _)| parameter)
     }
 
-    /// The pass is over, and the next one adds to what it has written.
+    /// The pass is over, and the next one adds to what it has written; unless some of it is on its way, so that only the end of
+    /// the step can be its end.
     pub(crate) fn keep(&mut self) {
+        if self.next > 0 {
+            return;
+        }
         for (content, is_ready) in self.content.iter_mut().zip(&self.is_ready) {
             // What was only looked at, or written and not said to be ready, is of no pass.
             *content = match (*content, is_ready) {

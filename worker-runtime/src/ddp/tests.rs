@@ -199,7 +199,7 @@ fn a_missing_gradient_is_named_and_may_still_come() {
         let mut ddp = ddp(group, false);
         ddp.ready(2, &[1.0f32]).unwrap();
         let error = ddp.finish().unwrap_err();
-        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of 1 others");
+        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of another one");
         assert!(error.hint().is_some_and(|hint| hint.contains("find_unused")));
         ddp.mark_ready(0).unwrap();
         assert_eq!(ddp.finish().unwrap_err().to_string(), "there is no gradient of `fc.weight`");
@@ -222,6 +222,38 @@ fn who_is_used_by_nobody_is_told() {
             let all: Vec<&[f32]> = gradients.iter().collect();
             assert_eq!(all, [&[1.0; 4][..], &[0.0; 3], &[2.0]]);
             assert_eq!([0, 1, 2, 9].map(|index| gradients.is_unused(index)), [false, true, false, false]);
+        }
+    });
+}
+
+#[test]
+fn what_was_written_and_never_ready_is_not_used() {
+    run(2, |group| {
+        let mut ddp = ddp(group, true);
+        for _ in 0..2 {
+            ddp.ready(2, &[4.0f32]).unwrap();
+            ddp.gradient_mut::<f32>(0).unwrap().fill(9.0);
+            let gradients = ddp.finish().unwrap();
+            assert!(gradients.is_unused(0));
+            assert_eq!(gradients.get::<f32>(0).unwrap(), [0.0; 4]);
+        }
+    });
+}
+
+#[test]
+fn a_pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
+    run(2, |group| {
+        let rank = group.rank().0 as f32;
+        let mut ddp = ddp(group, false);
+        for _ in 0..2 {
+            ddp.ready(2, &[rank]).unwrap();
+            ddp.no_sync(|ddp| ddp.ready(0, &[rank; 4])).unwrap();
+            let error = ddp.ready(2, &[1.0f32]).unwrap_err();
+            assert_eq!(error.to_string(), "the gradient of `fc.bias` is ready already in this pass");
+            ddp.no_sync(|ddp| ddp.ready(1, &[rank; 3])).unwrap();
+            let gradients = ddp.finish().unwrap();
+            let all: Vec<&[f32]> = gradients.iter().collect();
+            assert_eq!(all, [&[0.5; 4][..], &[0.5; 3], &[0.5]]);
         }
     });
 }

@@ -37,6 +37,7 @@ mod mixed;
 pub mod nccl;
 pub(crate) mod parting;
 mod plan;
+mod poll;
 mod queue;
 mod reduce;
 mod shm;

@@ -12,15 +12,20 @@ use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
+mod addresses;
+mod blame;
 mod ending;
 mod errors;
 mod faults;
 mod given;
+mod hosting;
 mod late;
+mod silence;
 mod strangers;
 mod team;
+mod wall;
 
-use team::{Agent, Job, PATIENCE, client, note, range, store};
+use team::{Agent, Job, PATIENCE, client, free_port, hosted, note, range, store, why_node_ended_job};
 
 #[test]
 fn two_and_four_nodes_form_a_round() {
@@ -79,6 +84,20 @@ fn success_of_all_is_success() {
     for agent in agents {
         agent.close(true, None);
     }
+}
+
+/// A node that was done joins again, since another one was lost; that one comes back, and was done too.
+#[test]
+fn a_round_in_which_all_have_succeeded_is_a_success_for_those_who_were_about_to_repeat_it() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    agents[0].succeed();
+    agents[0].join();
+    agents[1].succeed();
+    assert!(matches!(agents[1].news(), News::AllSucceeded));
+    let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
+    ends.close(true, None);
+    assert!(matches!(repeats.over(), Over::NotNeeded));
 }
 
 /// What others read of a note is made fit for a terminal; whose it is is told by what was written.

@@ -1,5 +1,7 @@
 //! candle on rankrun's process groups: tensors that all ranks reduce, and training on parts of a batch.
 //!
+//! candle gives all gradients at once, when backward is done: they are exchanged then, and not while it still runs.
+//!
 //! ```no_run
 //! use candle_core::{DType, Device, Result, Tensor};
 //! use candle_nn::{Optimizer, SGD, VarBuilder, VarMap, linear};

@@ -7,6 +7,7 @@ use std::thread;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear};
 use rankrun_candle::{CandleError, Ddp, all_reduce, broadcast};
+use rankrun_worker::data_parallel::chunks;
 use rankrun_worker::ddp::{DdpError, DdpOptions};
 use rankrun_worker::{Group, MemoryGroup, Rank, Reduction};
 
@@ -73,6 +74,44 @@ fn rows(step: usize, data_type: DType) -> (Tensor, Tensor) {
         Tensor::from_vec(values, (ROWS, width), &Device::Cpu).unwrap().to_dtype(data_type).unwrap()
     };
     (values(6, 0.0), values(3, 1.0))
+}
+
+/// The weights after some steps of batches that no number of ranks shares out equally, or that have fewer rows than there are ranks.
+fn train_unevenly(group: Group, batch: usize) -> Vec<Vec<f64>> {
+    let (rank, world) = (group.rank().index(), group.world_size().get() as usize);
+    let model = Model::new(rank as f64, DType::F64);
+    let options = DdpOptions { find_unused: true, ..DdpOptions::default() };
+    let mut ddp = Ddp::new(group, &model.variables, &options).unwrap();
+    let mut optimizer = SGD::new(model.variables.all_vars(), 0.2).unwrap();
+    for step in 0..STEPS {
+        let (inputs, targets) = rows(step, DType::F64);
+        let own = chunks(batch, world).get(rank).cloned().unwrap_or(0..0);
+        let part = |all: &Tensor| all.narrow(0, own.start, own.len()).unwrap();
+        // The mean over ranks of this is the mean over the batch, however many rows each has.
+        let share = (world * own.len()) as f64 / batch as f64;
+        let gradients = if own.is_empty() {
+            // A rank without rows takes part with a loss of nothing.
+            ddp.backward(&Tensor::zeros((), DType::F64, &Device::Cpu).unwrap()).unwrap()
+        } else {
+            ddp.backward(&(model.loss(&part(&inputs), &part(&targets)) * share).unwrap()).unwrap()
+        };
+        optimizer.step(&gradients).unwrap();
+    }
+    model.weights()
+}
+
+#[test]
+fn uneven_parts_train_as_the_whole_does() {
+    for batch in [23, 7, 3, 1] {
+        let alone = on_all(1, |group| train_unevenly(group, batch)).remove(0);
+        for world in [2, 3, 4] {
+            let all = on_all(world, |group| train_unevenly(group, batch));
+            assert!(all.windows(2).all(|two| two[0] == two[1]), "all ranks have the same weights");
+            for (one, other) in alone.iter().flatten().zip(all[0].iter().flatten()) {
+                assert!((one - other).abs() < 1e-12, "{one} alone, {other} in {world} with {batch} rows");
+            }
+        }
+    }
 }
 
 /// The weights after some steps on each rank's part of each batch.

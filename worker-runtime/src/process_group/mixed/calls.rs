@@ -10,7 +10,7 @@ use super::{Course, Mixed};
 use crate::process_group::collective::HostCollective;
 use crate::process_group::element::Reduction;
 use crate::process_group::error::Ending;
-use crate::process_group::tcp::mesh::Transfer;
+use crate::process_group::tcp::exchange::Transfer;
 use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 

@@ -25,7 +25,7 @@ use super::error::{Ending, GroupError};
 use super::meet::{self, Seat};
 use super::message::Call;
 use super::shm::{self, Shm};
-use super::tcp::mesh::{Exchange, Transfer};
+use super::tcp::exchange::{Exchange, Transfer};
 use super::tcp::{Tcp, join};
 use super::transport::{Outlook, Step, Transport};
 use crate::store::TcpStore;

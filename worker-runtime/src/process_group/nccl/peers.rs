@@ -13,7 +13,8 @@ use rankrun_contract::rank::Rank;
 
 use crate::process_group::error::LossCause;
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
-use crate::process_group::tcp::mesh::{poll, rank_at};
+use crate::process_group::poll::poll;
+use crate::process_group::tcp::exchange::rank_at;
 
 const QUESTION: u32 = 0;
 const ANSWER: u32 = 1;

@@ -14,11 +14,13 @@ use nix::poll::{PollFd, PollFlags};
 use rankrun_contract::rank::{Rank, WorldSize};
 use rustix::process::{Resource, getrlimit};
 
-use super::mesh::{self, Mesh, poll};
+use super::exchange::rank_at;
+use super::mesh::Mesh;
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::host;
 use crate::process_group::meet::{self, Seat, lost};
 use crate::process_group::plan::PROTOCOL;
+use crate::process_group::poll::poll;
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
@@ -235,7 +237,7 @@ impl<'a> Joining<'a> {
             self.hear_strangers();
             let Some(missing) = self.chairs.iter().position(Chair::is_open) else { return Ok(()) };
             if clock::until(self.seat.join_by).is_zero() {
-                return Err(lost(self.seat, mesh::rank_at(missing), LossCause::Timeout(self.seat.timeout)));
+                return Err(lost(self.seat, rank_at(missing), LossCause::Timeout(self.seat.timeout)));
             }
             let next = self.strangers.iter().map(|it| it.deadline).fold(self.seat.join_by, Instant::min);
             self.wait(next)?;

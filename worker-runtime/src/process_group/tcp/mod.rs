@@ -1,9 +1,12 @@
 //! Calls over TCP: a connection between every two ranks.
 
+pub(crate) mod exchange;
 pub(crate) mod join;
 mod judge;
 pub(crate) mod mesh;
+mod patience;
 mod peer;
+mod progress;
 
 use std::ops::Range;
 
@@ -15,7 +18,8 @@ use super::error::Ending;
 use super::message::Call;
 use super::transport::{Outlook, Step, Transport};
 use super::{layout, reduce};
-use mesh::{Exchange, Mesh, Swap, Transfer};
+use exchange::{Exchange, Swap, Transfer, rank_at};
+use mesh::Mesh;
 
 /// Bytes that a reduction works on at a time: it bounds the memory that a call needs.
 const BLOCK_LEN: usize = 4 * 1024 * 1024;
@@ -40,7 +44,7 @@ impl Tcp {
         mut transfer: impl FnMut(Rank) -> Transfer<'a>,
     ) -> Result<(), Ending> {
         let all = (0..self.world).map(|rank| {
-            let rank = mesh::rank_at(rank);
+            let rank = rank_at(rank);
             let transfer = transfer(rank);
             if rank == self.rank { Transfer::default() } else { transfer }
         });
@@ -144,7 +148,7 @@ impl Tcp {
     fn all_reduce(&mut self, mut exchange: Exchange, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
         if self.world == 2 {
             // As many bytes as by parts, and ranks wait for each other only once.
-            let other = mesh::rank_at(1 - self.rank.index());
+            let other = rank_at(1 - self.rank.index());
             return self.swap(&exchange, (data, other), (how, self.rank < other, Some(2)));
         }
         blocks(data.len(), BLOCK_LEN)

@@ -1,4 +1,4 @@
-//! The connection to one rank, and how far one transfer over it has come.
+//! The connection to one rank: what is said over it, and what comes.
 
 use std::io::{self, Cursor, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,11 +9,13 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags};
 use rustix::net::RecvFlags;
 
+use super::exchange::{Exchange, rank_at};
 use super::judge::{self, Calls, Judgement, Mismatch, Situation};
-use super::mesh::{Exchange, Swap, Transfer, poll, rank_at};
+use super::progress::Progress;
 use crate::clock;
 use crate::process_group::error::{Ending, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
+use crate::process_group::poll::poll;
 
 /// Most bytes of a message that are taken in before it is to be received: the longest message of a call that ranks of other hosts
 /// send while this one waits for its own.
@@ -89,11 +91,11 @@ impl Peer {
     /// What must happen on the connection before anything more can be done.
     pub(super) fn events(&self, progress: &Progress<'_>) -> PollFlags {
         let mut events = PollFlags::empty();
-        if progress.is_gone {
+        if progress.is_gone() {
             return events;
         }
         // A whole header that does not belong to this exchange is kept for a later one.
-        let reads = if progress.accepted { progress.has_room() } else { self.arrived < HEADER_LEN };
+        let reads = if progress.is_accepted() { progress.has_room() } else { self.arrived < HEADER_LEN };
         events.set(PollFlags::POLLIN, !self.left && reads);
         events.set(closed(), !self.left && !self.leaves && !reads);
         events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
@@ -107,7 +109,7 @@ impl Peer {
         progress: &mut Progress<'_>,
     ) -> Result<(), Failure> {
         let result = self.go_on(step, progress);
-        progress.is_gone = matches!(result, Err(Failure::Lost(_)));
+        progress.set_gone(matches!(result, Err(Failure::Lost(_))));
         result
     }
 
@@ -130,12 +132,9 @@ impl Peer {
         if !self.flush()? {
             return Ok(());
         }
-        while let Some(payload) = progress.to_send().filter(|_| progress.wants_to_send()) {
-            let head = &progress.head[progress.sent.min(HEADER_LEN)..];
-            let body = &payload[progress.sent.saturating_sub(HEADER_LEN)..];
-            let gone = written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))?;
-            match gone {
-                Some(written) => progress.sent += written,
+        while let Some([head, body]) = progress.unsent() {
+            match written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))? {
+                Some(written) => progress.note_sent(written),
                 None => break,
             }
         }
@@ -184,9 +183,9 @@ impl Peer {
 
     fn receive(&mut self, step: (&Exchange, &Calls), progress: &mut Progress<'_>) -> Result<(), Failure> {
         loop {
-            if !progress.accepted && self.arrived == HEADER_LEN {
+            if !progress.is_accepted() && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
-                    Judgement::Now => progress.accepted = true,
+                    Judgement::Now => progress.accept(),
                     Judgement::Later if step.0.number == judge::BETWEEN => {
                         self.read_ahead()?;
                         return self.look_behind();
@@ -199,27 +198,24 @@ impl Peer {
                     }
                 }
             }
-            if progress.accepted && !progress.wants_to_receive() {
+            if progress.is_accepted() && !progress.wants_to_receive() {
                 self.arrived = 0;
                 self.ahead = Cursor::default();
-                progress.accepted = false;
-                progress.receive = Receive::Nothing;
+                progress.end_message();
                 // What follows, be it the end, is looked at only while this exchange waits for others: a
                 // complete message is good although its rank may be gone.
                 return Ok(());
             }
             let has_ahead = self.has_ahead();
-            let target = if progress.accepted { progress.room() } else { &mut self.header[self.arrived..] };
+            let target =
+                if progress.is_accepted() { progress.room() } else { &mut self.header[self.arrived..] };
             if target.is_empty() {
                 return Ok(());
             }
             let read = if has_ahead { self.ahead.read(target) } else { self.stream.read(target) };
             match read {
                 Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
-                Ok(read) if progress.accepted => {
-                    progress.received += read;
-                    progress.fold();
-                }
+                Ok(read) if progress.is_accepted() => progress.note_received(read),
                 Ok(read) => self.arrived += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -309,141 +305,4 @@ fn written(result: io::Result<usize>) -> io::Result<Option<usize>> {
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Some(0)),
         Err(error) => Err(error),
     }
-}
-
-/// What is to come from a rank.
-enum Receive<'a> {
-    Nothing,
-    /// It comes where it shall be.
-    Keep(&'a mut [u8]),
-    /// It is folded into what goes to the rank, of which `folded` bytes are complete.
-    Fold {
-        swap: Swap<'a>,
-        arrivals: &'a mut [u8],
-        folded: usize,
-    },
-}
-
-/// One transfer under way.
-pub(super) struct Progress<'a> {
-    head: [u8; HEADER_LEN],
-    send: Option<&'a [u8]>,
-    /// Sent so far, header included.
-    sent: usize,
-    receive: Receive<'a>,
-    /// Received so far, header excluded.
-    received: usize,
-    /// Whether the header that is there belongs to this exchange.
-    accepted: bool,
-    /// Whether the rank was seen to be gone; until then it may have done its part.
-    is_gone: bool,
-}
-
-impl<'a> Progress<'a> {
-    pub(super) fn new(step: (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
-        let Transfer { send, receive } = transfer;
-        let head = head(step, send.map_or(0, <[u8]>::len));
-        let receive = receive.map_or(Receive::Nothing, Receive::Keep);
-        Self { head, send, sent: 0, receive, received: 0, accepted: false, is_gone: false }
-    }
-
-    /// `arrivals` is for what has come and is not folded yet.
-    pub(super) fn swap(step: (&Exchange, &Calls), swap: Swap<'a>, arrivals: &'a mut [u8]) -> Self {
-        if swap.data.is_empty() {
-            // It is complete at once, although nothing has been said yet.
-            return Self::new(step, Transfer { send: Some(&[]), receive: Some(&mut []) });
-        }
-        let head = head(step, swap.data.len());
-        let receive = Receive::Fold { swap, arrivals, folded: 0 };
-        Self { head, send: None, sent: 0, receive, received: 0, accepted: false, is_gone: false }
-    }
-
-    /// What goes to the rank. What it is folded into is complete only once all of it is gone.
-    fn to_send(&self) -> Option<&[u8]> {
-        match &self.receive {
-            Receive::Fold { swap, .. } => Some(swap.data),
-            _ => self.send,
-        }
-    }
-
-    /// Bytes that are expected.
-    fn expected(&self) -> Option<u64> {
-        match &self.receive {
-            Receive::Nothing => None,
-            Receive::Keep(payload) => Some(payload.len() as u64),
-            Receive::Fold { swap, .. } => Some(swap.data.len() as u64),
-        }
-    }
-
-    /// Where the next bytes of the message come; empty while there is no room.
-    fn room(&mut self) -> &mut [u8] {
-        match &mut self.receive {
-            Receive::Nothing => &mut [],
-            Receive::Keep(payload) => &mut payload[self.received..],
-            Receive::Fold { swap, arrivals, folded } => {
-                let piece = arrivals.len().min(swap.data.len() - *folded);
-                &mut arrivals[self.received - *folded..piece]
-            }
-        }
-    }
-
-    fn has_room(&self) -> bool {
-        match &self.receive {
-            Receive::Nothing => false,
-            Receive::Keep(payload) => self.received < payload.len(),
-            Receive::Fold { swap, arrivals, folded } => {
-                self.received - folded < arrivals.len().min(swap.data.len() - folded)
-            }
-        }
-    }
-
-    /// Folds the piece that has come, if it is whole and what it is folded into has been sent; whether it did.
-    fn fold(&mut self) -> bool {
-        let Receive::Fold { swap, arrivals, folded } = &mut self.receive else { return false };
-        let piece = arrivals.len().min(swap.data.len() - *folded);
-        let end = *folded + piece;
-        if piece == 0 || self.received < end || self.sent < HEADER_LEN + end {
-            return false;
-        }
-        (swap.fold)(&mut swap.data[*folded..end], &arrivals[..piece]);
-        *folded = end;
-        true
-    }
-
-    fn wants_to_send(&self) -> bool {
-        self.to_send().is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
-    }
-
-    pub(super) fn wants_to_receive(&self) -> bool {
-        match &self.receive {
-            Receive::Nothing => false,
-            Receive::Keep(payload) => !self.accepted || self.received < payload.len(),
-            Receive::Fold { swap, folded, .. } => !self.accepted || *folded < swap.data.len(),
-        }
-    }
-
-    /// Whether nothing goes to the rank, and nothing has come.
-    pub(super) fn only_waits(&self) -> bool {
-        self.send.is_none() && matches!(self.receive, Receive::Keep(_)) && !self.accepted
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        !self.wants_to_send() && !self.wants_to_receive()
-    }
-
-    /// Whether the rank is gone and has not done its part.
-    pub(super) fn is_hopeless(&self) -> bool {
-        self.is_gone && !self.is_done()
-    }
-
-    /// Bytes that have come and gone.
-    pub(super) fn moved(&self) -> usize {
-        self.sent + self.received
-    }
-}
-
-/// The header of a message.
-fn head((step, calls): (&Exchange, &Calls), length: usize) -> [u8; HEADER_LEN] {
-    let (previous, latest) = (calls.before(step.call), calls.latest());
-    Header { call: step.call, step: step.number, length: length as u64, previous, latest }.encode()
 }

@@ -1,13 +1,7 @@
 //! A launcher has an error of its own.
 
-use super::faults::{free_port, why_node_ended_job};
 use super::*;
 use crate::spec::rendezvous::PortRange;
-
-/// As the first to come, so that it hosts the store and is to have the workers' one too.
-fn hosted(job: Job) -> Job {
-    Job { host: "localhost".to_owned(), port: free_port(), is_host: None, ..job }
-}
 
 fn with_full_range(job: &Job) -> Setup {
     let mut setup = job.setup();
@@ -18,7 +12,7 @@ fn with_full_range(job: &Job) -> Setup {
 
 #[test]
 fn a_host_of_the_store_that_fails_tells_the_others_of_what() {
-    let mut job = hosted(Job::at(&store(), 2, 2));
+    let mut job = hosted(2, 2);
     (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(0)));
     let host = Agent::of(with_full_range(&job));
     host.join();
@@ -33,7 +27,7 @@ fn a_host_of_the_store_that_fails_tells_the_others_of_what() {
 
 #[test]
 fn a_launcher_that_has_failed_is_told_with_its_node() {
-    let mut job = hosted(Job::at(&store(), 2, 2));
+    let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let [host, other] = job.round(2).try_into().ok().unwrap();
     let note = FailureNote::of_failed_launcher(NodeRank(1), "th2".to_owned(), "cannot start".to_owned());

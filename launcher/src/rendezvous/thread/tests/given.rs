@@ -1,6 +1,5 @@
 //! Jobs of a fixed number of nodes with given ranks.
 
-use super::faults::free_port;
 use super::*;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::thread::plan::Plan;

@@ -1,11 +1,11 @@
 //! Who is to blame where a node is cut off from the store alone: its peers' workers fail of it before it is known to be lost.
 
-use super::faults::Wall;
+use super::wall::Wall;
 use super::*;
 
 /// A job of two agents, its host and one behind a wall.
 fn walled(lease: Duration) -> (Wall, Agent, Agent) {
-    let mut job = Job { host: "localhost".to_owned(), port: faults::free_port(), ..Job::at(&store(), 1, 2) };
+    let mut job = hosted(1, 2);
     (job.is_host, job.times.lease) = (Some(true), lease);
     let host = job.agent();
     let wall = Wall::to(std::net::SocketAddr::from(([127, 0, 0, 1], job.port)));

@@ -1,6 +1,7 @@
 //! The agents of a job, as a test commands and hears them.
 #![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,11 @@ pub(super) struct Job {
 
 pub(super) fn range(min: u32, max: u32) -> NodeRange {
     NodeRange { min: NodeCount::new(min).unwrap(), max: NodeCount::new(max).unwrap() }
+}
+
+/// A job whose first agent hosts the store, and is to have the workers' one too.
+pub(super) fn hosted(min: u32, max: u32) -> Job {
+    Job { host: "localhost".to_owned(), port: free_port(), is_host: None, ..Job::at(&store(), min, max) }
 }
 
 impl Job {
@@ -221,6 +227,10 @@ pub(super) fn store() -> StoreServer {
     StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap()
 }
 
+pub(super) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 pub(super) fn client(store: &StoreServer) -> Client {
     let settings = ClientSettings { nonce: 1, answer: PATIENCE, silence: PATIENCE };
     Client::connect(&[store.local_addr()], settings, Instant::now() + PATIENCE).unwrap()
@@ -236,4 +246,11 @@ pub(super) fn note(rank: u32) -> FailureNote {
         ended: "exit code 7".to_owned(),
         message: None,
     }
+}
+
+/// Why the job is over, in the words of the node that has ended it.
+#[track_caller]
+pub(super) fn why_node_ended_job(over: &Over) -> (NodeRank, &str) {
+    let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
+    (note.node_rank, note.why_node_ended_job().expect("it tells of a node"))
 }

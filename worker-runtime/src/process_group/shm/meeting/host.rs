@@ -16,11 +16,11 @@ use super::{
 };
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::meet::Seat;
+use crate::process_group::poll::poll;
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::member::Member;
 use crate::process_group::shm::segment::VERSION;
 use crate::process_group::shm::watch::Word;
-use crate::process_group::tcp::mesh::poll;
 use crate::process_group::transport::Step;
 use crate::store::TcpStore;
 use crate::{clock, socket};

@@ -1,0 +1,85 @@
+//! The node that hosts the store: what it sees first, and what its end is to the others.
+
+use super::*;
+
+#[test]
+fn the_first_agent_hosts() {
+    let job = hosted(2, 2);
+    let agents = job.round(2);
+    agents.iter().for_each(Agent::succeed);
+    for agent in agents.into_iter().rev() {
+        assert!(matches!(agent.news(), News::AllSucceeded));
+        agent.close(true, None);
+    }
+}
+
+#[test]
+fn the_host_notices_at_once() {
+    let mut job = hosted(1, 2);
+    // Nobody waits for the lease here.
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    drop(agents.remove(1));
+    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    agents[0].join();
+    assert_eq!(agents[0].joined().nodes.get(), 1);
+}
+
+#[test]
+fn the_host_that_leaves_ends_the_job_and_says_why() {
+    let mut job = hosted(1, 2);
+    (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(1)));
+    let host = job.agent();
+    // Whoever hosts has said so before anybody else can come.
+    assert!(host.note().contains("hosts"), "the first one");
+    let other = Job { node_rank: Some(NodeRank(0)), ..job }.agent();
+    other.rejoined();
+    host.leave("it was told to stop by SIGTERM");
+    let over = std::iter::repeat_with(|| other.news()).find_map(|news| match news {
+        News::Over(over) => Some(over),
+        _ => None,
+    });
+    assert_eq!(why_node_ended_job(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
+}
+
+/// While its workers are being stopped it is still there, and the others need not wait for its end to know.
+#[test]
+fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let agents = job.round(2);
+    agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_node_ended_job(&agents[1].over()).1, "its time limit is over");
+    // What fails here now is the stop's doing.
+    agents[0].fail(&note(0));
+    let [host, other] = agents.try_into().ok().unwrap();
+    other.leave("the job has ended");
+    assert!(host.rendezvous.receive().is_none());
+    assert_eq!(host.rendezvous.fence(), None);
+    host.leave("its time limit is over");
+}
+
+/// Who is still connected may have more to read, or its last words to write.
+#[test]
+fn the_host_stays_until_the_others_have_heard() {
+    let mut job = hosted(2, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let host = agents.remove(0);
+    host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
+    let before = Instant::now();
+    host.leave("its time limit is over");
+    assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
+}
+
+#[test]
+fn who_stops_without_the_store_leaves_the_others_alone() {
+    let mut job = hosted(1, 2);
+    job.times.lease = Duration::from_secs(1000);
+    let mut agents = job.round(2);
+    let stops = agents.remove(1);
+    stops.rendezvous.wish(Wish::Stopping { why: "SIGTERM".to_owned() });
+    stops.leave("SIGTERM");
+    assert!(matches!(agents[0].changed(), Change::PeerLeft { why, .. } if why == "SIGTERM"));
+}

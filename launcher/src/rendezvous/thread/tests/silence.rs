@@ -1,0 +1,110 @@
+//! Stores that cannot be reached, and say nothing of it.
+
+use super::wall::Wall;
+use super::*;
+
+#[test]
+fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    let first = agent.rendezvous.fence().unwrap();
+    assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
+    wall.closes();
+    let fence = loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        match fence.stop_at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => thread::sleep(left),
+            _ => break fence,
+        }
+    };
+    wall.opens();
+    let deadline = Instant::now() + PATIENCE;
+    while agent.rendezvous.fence().unwrap() == fence {
+        assert!(Instant::now() < deadline, "no sign of life");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The first two connections are those for calls and for the bell, and nothing new is let through either.
+#[test]
+fn what_a_call_waits_for_puts_off_no_sign_of_life() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 2) };
+    job.times.lease = Duration::from_secs(2);
+    let agent = job.round(1).remove(0);
+    wall.spares(2);
+    wall.closes();
+    let first = agent.rendezvous.fence().unwrap();
+    loop {
+        let fence = agent.rendezvous.fence().unwrap();
+        if fence.stop_at > first.kill_by + job.times.lease {
+            return;
+        }
+        let left = fence.stop_at.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "the fence has come");
+        thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}
+
+#[test]
+fn a_store_that_stays_silent_is_lost() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times = RoundTimes { lease: Duration::from_secs(1), join: Duration::from_secs(2), ..job.times };
+    let agent = job.round(1).remove(0);
+    wall.closes();
+    assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
+}
+
+/// The thread waits for an answer that does not come, and nobody waits for the thread.
+#[test]
+fn who_leaves_a_store_that_is_silent_goes_at_once() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
+    job.times.lease = PATIENCE;
+    let agent = job.round(1).remove(0);
+    wall.closes();
+    let began = Instant::now();
+    agent.leave("somebody has pressed Ctrl-C");
+    assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
+}
+
+#[test]
+fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let mut job = Job::at(&store, 1, 2);
+    job.times.lease = Duration::from_secs(2);
+    let behind = Job { port: wall.port, ..job.clone() };
+    let (one, other) = (job.agent(), behind.agent());
+    assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
+    wall.closes();
+    assert!(matches!(one.changed(), Change::PeerLost { .. }));
+    one.join();
+    assert_eq!(one.joined().nodes.get(), 1);
+    // Its way to the store is mended in the moment in which it goes.
+    wall.opens();
+    other.close(false, Some(note(1)));
+    one.succeed();
+    assert!(matches!(one.news(), News::AllSucceeded));
+}
+
+#[test]
+fn the_end_is_told_over_a_new_connection_where_the_old_one_is_lost() {
+    let store = store();
+    let wall = Wall::before(&store);
+    let job = Job::at(&store, 2, 2);
+    let behind = Job { port: wall.port, ..job.clone() };
+    let (one, other) = (job.agent(), behind.agent());
+    assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
+    wall.breaks();
+    other.close(false, Some(note(1)));
+    let over = one.over();
+    assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+}

@@ -1,0 +1,161 @@
+//! Saves that fail, and ranks that are lost in the middle of one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rankrun_contract::rank::WorldSize;
+
+use super::sharded::{load_parts, rows, save_parts, with_parts};
+use super::*;
+use crate::process_group::{Backend, DataType, GroupError, HostCollective, MemoryKind, ProcessGroup};
+
+/// A group that breaks before its call of this number.
+#[derive(Debug)]
+struct Breaks {
+    inner: Group,
+    before: usize,
+    calls: Arc<AtomicUsize>,
+}
+
+impl ProcessGroup for Breaks {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.inner.world_size()
+    }
+
+    fn backend(&self) -> Backend {
+        self.inner.backend()
+    }
+
+    fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) >= self.before {
+            let (operation, backend) = (work.operation(), self.backend());
+            return Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device });
+        }
+        self.inner.run(data_type, work)
+    }
+
+    fn split(&mut self, _: Option<u32>, _: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
+        Ok(None)
+    }
+
+    fn leave(&mut self) {}
+}
+
+/// Two ranks save a sharded tensor; rank 1 is cut off before its call of this number. How many calls it has made.
+fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let groups = MemoryGroup::world_with(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
+    let saved = thread::scope(|scope| {
+        let rank = |(group, before): (Group, usize)| {
+            let calls = if group.rank() == ROOT { Arc::default() } else { Arc::clone(&calls) };
+            let group = Group::new(Box::new(Breaks { inner: group, before, calls }));
+            scope.spawn(move || {
+                let mut checkpoint = Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0))?;
+                checkpoint.save(8, &State::new().sharded("m", &[3], &mut [7i32; 3]))
+            })
+        };
+        let ranks: Vec<_> = groups.map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().is_ok()).collect()
+    });
+    (saved, calls.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_rank_that_does_not_hear_whether_a_checkpoint_is_whole_leaves_its_part() {
+    let (saved, calls) = saved_by_two(&Folder::new(), usize::MAX);
+    assert_eq!(saved, [true; 2]);
+    let folder = Folder::new();
+    let (saved, _) = saved_by_two(&folder, calls - 1);
+    assert!(!saved[1], "it was cut off before the last word");
+    let loaded = ranks(2, &folder, |checkpoint| {
+        let mut own = [0i32; 3];
+        let loaded = checkpoint.load_latest(&mut State::new().sharded("m", &[3], &mut own))?;
+        Ok((loaded.map(|loaded| loaded.step), own))
+    });
+    assert_eq!(loaded, [(Some(8), [7; 3]); 2]);
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_one_before_and_every_rank_knows() {
+    let folder = Folder::new();
+    save_parts(&folder, 3, 20);
+    let before = folder.names();
+    fs::create_dir_all(folder.main(40).join("in the way")).unwrap();
+    let ended = ranks_in(&[&*folder.0; 3], |it| {
+        let rank = it.group.rank().0;
+        it.save(40, &with_parts(&mut weights(40), &mut rows(3, rank, 11), &mut []))
+    });
+    let told: Vec<String> = ended.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+    let place = folder.main(40).display().to_string();
+    assert_eq!(told[0], format!("cannot write `{place}` for the checkpoint of step 40"));
+    assert!(told[1].starts_with(&format!("rank 0 says: {}: ", told[0])) && told[2] == told[1], "{told:?}");
+    fs::remove_dir_all(folder.main(40)).unwrap();
+    assert_eq!(folder.names(), before);
+    assert_eq!(load_parts(&folder, 3).step, 20);
+}
+
+#[test]
+fn a_rank_that_dies_while_it_saves_costs_only_this_save() {
+    let folder = Folder::new();
+    save_parts(&folder, 3, 20);
+    let ended = ranks_in(&[&*folder.0; 3], |it| {
+        let rank = it.group.rank().0;
+        let mut part = rows(3, rank, 11);
+        let state = with_parts(&mut [0.0; 6], &mut part, &mut []).check();
+        assert_eq!(state, Ok(()));
+        if rank == 1 {
+            // It dies when the others have said what they have, and before its part is there.
+            return Ok(());
+        }
+        it.save(40, &with_parts(&mut weights(40), &mut part, &mut []))
+    });
+    assert!(ended[1].is_ok());
+    for rank in [0, 2] {
+        let lost = match &ended[rank] {
+            Err(CheckpointError::Group(error)) => error.lost_rank(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(lost, Some(Rank(1)));
+    }
+    assert_eq!(load_parts(&folder, 2).step, 20);
+}
+
+/// What a save leaves that was killed: parts that no main file names, and files under another name.
+#[test]
+fn what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next_one() {
+    let (folder, other) = (Folder::new(), Folder::new());
+    save_parts(&folder, 2, 20);
+    save_parts(&other, 2, 40);
+    for name in other.names() {
+        let place = if names::step_of(&name).is_some() { names::unfinished(&name, 7) } else { name.clone() };
+        fs::copy(other.0.join(&name), folder.0.join(place)).unwrap();
+    }
+    let left = folder.names();
+    assert_eq!(load_parts(&folder, 3).step, 20);
+    assert_eq!(folder.names(), left, "loading changes nothing");
+    save_parts(&folder, 2, 40);
+    assert_eq!(folder.names().len(), 6, "{:?}", folder.names());
+    assert_eq!(load_parts(&folder, 1).step, 40);
+}
+
+/// Else a disk that a few killed saves have filled would stay full: what they left went only after a save that succeeds.
+#[test]
+fn what_killed_saves_left_takes_no_room_from_the_next_one() {
+    let folder = Folder::new();
+    save_parts(&folder, 2, 20);
+    let before = folder.names();
+    for name in [names::unfinished(&names::main(30), 1), names::part(30, 5, 1, 2)] {
+        fs::write(folder.0.join(name), "torn").unwrap();
+    }
+    let in_the_way = folder.main(40).join("in the way");
+    fs::create_dir_all(&in_the_way).unwrap();
+    for ended in ranks_in(&[&*folder.0; 2], |it| it.save(40, &model(&mut weights(40)))) {
+        assert!(ended.is_err());
+    }
+    fs::remove_dir_all(folder.main(40)).unwrap();
+    assert_eq!(folder.names(), before);
+}

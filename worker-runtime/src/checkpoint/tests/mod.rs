@@ -1,0 +1,186 @@
+//! Ranks as threads, over files in folders of their own.
+
+mod folders;
+mod interrupted;
+mod sharded;
+mod torn;
+mod unlike;
+
+use std::thread;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::process_group::MemoryGroup;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(std::env::temp_dir().join(format!("rankrun-{}", Uuid::new_v4())));
+        fs::create_dir(&folder.0).unwrap();
+        folder
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = file::list(&self.0).unwrap();
+        names.sort();
+        names
+    }
+
+    fn main(&self, step: u64) -> PathBuf {
+        self.0.join(names::main(step))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// What each rank makes of the checkpoints in the folder that it is given.
+fn ranks_in<R: Send>(
+    folders: &[&Path],
+    body: impl Fn(&mut Checkpoint) -> Result<R, CheckpointError> + Sync,
+) -> Vec<Result<R, CheckpointError>> {
+    let groups = MemoryGroup::world_with(folders.len() as u32, Duration::from_secs(30));
+    thread::scope(|scope| {
+        let body = &body;
+        let rank = |(group, folder): (Group, &&Path)| {
+            let options = CheckpointOptions::new(*folder);
+            scope.spawn(move || body(&mut Checkpoint::with_group(group, &options)?))
+        };
+        let ranks: Vec<_> = groups.into_iter().zip(folders).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn ranks<R: Send>(
+    world: usize,
+    folder: &Folder,
+    body: impl Fn(&mut Checkpoint) -> Result<R, CheckpointError> + Sync,
+) -> Vec<R> {
+    let ended = ranks_in(&vec![&*folder.0; world], body);
+    ended.into_iter().map(|result| result.unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+/// A model of which every value says the step.
+fn weights(step: u64) -> Vec<f32> {
+    (0..6).map(|at| step as f32 + at as f32 / 8.0).collect()
+}
+
+fn model(weights: &mut [f32]) -> State<'_> {
+    State::new().replicated("weight", &[2, 3], weights).metadata("seed", "7")
+}
+
+/// Saves these steps of the plain model.
+fn save(folder: &Folder, world: usize, steps: &[u64]) {
+    ranks(world, folder, |checkpoint| {
+        steps.iter().try_for_each(|&step| checkpoint.save(step, &model(&mut weights(step))))
+    });
+}
+
+/// The newest step that all ranks get of the plain model, with what was refused.
+fn load(folder: &Folder, world: usize) -> Option<Loaded> {
+    let loaded = ranks(world, folder, |checkpoint| {
+        let mut own = vec![-1.0; 6];
+        let loaded = checkpoint.load_latest(&mut model(&mut own))?;
+        assert_eq!(own, loaded.as_ref().map_or(vec![-1.0; 6], |loaded| weights(loaded.step)));
+        Ok(loaded)
+    });
+    assert!(loaded.iter().all(|other| *other == loaded[0]), "{loaded:?}");
+    loaded.into_iter().next().unwrap()
+}
+
+#[test]
+fn what_was_saved_is_loaded_by_every_rank() {
+    for (before, after) in [(1, 1), (2, 2), (4, 2), (1, 3)] {
+        let folder = Folder::new();
+        assert_eq!(load(&folder, after), None);
+        save(&folder, before, &[0, 20]);
+        let loaded = load(&folder, after).unwrap();
+        assert_eq!((loaded.step, loaded.world_size, loaded.refused), (20, before as u32, vec![]));
+        assert_eq!(loaded.metadata, [("seed".to_owned(), "7".to_owned())].into());
+    }
+}
+
+/// As where the state is made from a hash map.
+#[test]
+fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
+    let folder = Folder::new();
+    let (first, second) = ([1.0f32, 2.0], [3.0f32, 4.0]);
+    ranks(1, &folder, |it| {
+        let (mut first, mut second) = (first, second);
+        it.save(
+            7,
+            &State::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
+        )
+    });
+    let loaded = ranks(3, &folder, |it| {
+        let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
+        let mut listed = [("first", &mut first), ("second", &mut second)];
+        if it.group.rank().0 != 0 {
+            listed.reverse();
+        }
+        let mut state = State::new();
+        for (name, values) in listed {
+            state = state.replicated(name, &[2], values);
+        }
+        it.load_latest(&mut state)?;
+        Ok((first, second))
+    });
+    assert_eq!(loaded, [(first, second); 3]);
+}
+
+#[test]
+fn the_last_three_are_kept_and_nothing_else_is_left() {
+    let folder = Folder::new();
+    fs::write(folder.0.join("notes.txt"), "mine").unwrap();
+    fs::write(folder.0.join(names::unfinished(&names::main(5), 1)), "torn").unwrap();
+    save(&folder, 2, &[10, 20, 30, 40]);
+    assert_eq!(folder.names(), ["notes.txt".to_owned(), names::main(20), names::main(30), names::main(40)]);
+    save(&folder, 2, &[40]);
+    assert_eq!(load(&folder, 1).unwrap().step, 40);
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_refused_at_once() {
+    let folder = Folder::new();
+    fs::write(folder.0.join("file"), "").unwrap();
+    let below = folder.0.join("file/below");
+    for (rank, result) in ranks_in(&[&*below; 2], |_| Ok(())).into_iter().enumerate() {
+        let error = result.unwrap_err();
+        let told = error.to_string();
+        assert!(
+            told.contains(&format!("cannot keep checkpoints in the folder `{}`", below.display())),
+            "{told}"
+        );
+        assert_eq!(error.hint().is_some(), rank == 0);
+    }
+}
+
+#[test]
+fn other_programs_read_the_file() {
+    let folder = Folder::new();
+    save(&folder, 1, &[20]);
+    let bytes = fs::read(folder.main(20)).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = file.tensor("weight").unwrap();
+    assert_eq!((tensor.shape(), tensor.dtype()), (&[2, 3][..], safetensors::Dtype::F32));
+    let expected: Vec<u8> = weights(20).iter().flat_map(|weight| weight.to_le_bytes()).collect();
+    assert_eq!(tensor.data(), expected);
+    // A name that looks like our checksum is not taken for it.
+    ranks(1, &folder, |it| {
+        let mut bytes = [1u8; 3];
+        let state = State::new().replicated("rankrun.checksum", &[3], &mut bytes);
+        it.save(30, &state.metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
+    });
+    let mut bytes = [0u8; 3];
+    let mut state = State::new().replicated("rankrun.checksum", &[3], &mut bytes);
+    let group = MemoryGroup::world(1).remove(0);
+    let mut checkpoint = Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0)).unwrap();
+    assert_eq!(checkpoint.load_latest(&mut state).unwrap().unwrap().step, 30);
+    assert_eq!(bytes, [1; 3]);
+}

@@ -1,0 +1,114 @@
+//! Files that are torn, damaged or of another program.
+
+use std::os::unix::fs::FileExt;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
+    let folder = Folder::new();
+    save(&folder, 1, &[20, 40]);
+    let whole = fs::read(folder.main(40)).unwrap();
+    let mut files: Vec<Vec<u8>> = (0..whole.len()).map(|length| whole[..length].to_vec()).collect();
+    files.push([&whole[..], b"x"].concat());
+    for at in 0..whole.len() {
+        for bit in [1, 0x20, 0x80] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= bit;
+            files.push(flipped);
+        }
+    }
+    for bytes in files {
+        fs::write(folder.main(40), &bytes).unwrap();
+        let loaded = load(&folder, 1).unwrap();
+        assert_eq!(loaded.step, 20);
+        assert_eq!(loaded.refused.len(), 1, "{loaded:?}");
+    }
+    fs::write(folder.main(40), &whole).unwrap();
+    assert_eq!(load(&folder, 1).unwrap().step, 40);
+}
+
+#[test]
+fn the_reason_of_a_refusal_is_told_to_every_rank() {
+    let folder = Folder::new();
+    save(&folder, 1, &[20, 40]);
+    let whole = fs::read(folder.main(40)).unwrap();
+    let damaged = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let huge = [&u64::MAX.to_le_bytes()[..], &[b' '; 100]].concat();
+    let foreign = safetensors::serialize::<&str, safetensors::tensor::TensorView<'_>, _>([], None).unwrap();
+    let old = fs::read(folder.main(20)).unwrap();
+    let version = b"format\":\"1\"";
+    let at = whole.windows(version.len()).position(|bytes| bytes == version).unwrap();
+    let mut future = whole.clone();
+    future[at + version.len() - 2] = b'2';
+    for (bytes, expected) in [
+        (whole[..whole.len() - 1].to_vec(), "torn: it has "),
+        (Vec::new(), "torn: it has 0 bytes, and should have 8"),
+        (damaged(whole.len() - 3), "damaged: its bytes do not fit its checksum"),
+        (huge, "no safetensors file: its head would have 18446744073709551615 bytes, of 108 in all"),
+        (foreign, "no checkpoint of rankrun: another program wrote it"),
+        (old, "it is of step 20, and its name says another one"),
+        (b"\x10\0\0\0\0\0\0\0[[[[[[[[[[[[[[[[".to_vec(), "its head is no JSON of a safetensors file: "),
+        (future, "a checkpoint in the format \"2\""),
+    ] {
+        fs::write(folder.main(40), &bytes).unwrap();
+        let loaded = load(&folder, 3).unwrap();
+        assert_eq!(loaded.step, 20);
+        let [refused] = &loaded.refused[..] else { panic!("{loaded:?}") };
+        assert!(refused.reason.starts_with(expected), "{refused}");
+        assert_eq!(refused.path, folder.main(40));
+    }
+}
+
+/// A file may claim any length, and be as long as it claims without a byte on the disk.
+#[test]
+fn no_memory_is_taken_for_what_a_file_only_claims() {
+    let folder = Folder::new();
+    save(&folder, 1, &[20]);
+    let sparse = fs::File::create(folder.main(40)).unwrap();
+    sparse.set_len(1 << 42).unwrap();
+    for claimed in [99_000_000u64, 1 << 41] {
+        sparse.write_all_at(&claimed.to_le_bytes(), 0).unwrap();
+        assert_eq!(load(&folder, 1).unwrap().refused.len(), 1);
+    }
+    let json = br#"{"x":{"dtype":"U8","shape":[4398046511000],"data_offsets":[0,4398046511000]},"__metadata__":{"rankrun.format":"1","rankrun.step":"40","rankrun.world_size":"1","rankrun.checksum":"0000000000000000"}}"#;
+    sparse.write_all_at(&(json.len() as u64).to_le_bytes(), 0).unwrap();
+    sparse.write_all_at(json, 8).unwrap();
+    let [refused] = &load(&folder, 1).unwrap().refused[..] else { panic!("one is refused") };
+    assert!(refused.reason.starts_with("torn: it has 4398046511104 bytes, and should have "), "{refused}");
+}
+
+#[test]
+fn where_none_can_be_used_every_rank_says_why() {
+    let folder = Folder::new();
+    fs::write(folder.main(20), "x").unwrap();
+    fs::create_dir(folder.main(40)).unwrap();
+    for error in ranks_in(&[&folder.0, &folder.0], |it| it.load_latest(&mut model(&mut weights(0)))) {
+        let error = error.unwrap_err();
+        let told = error.to_string();
+        assert!(
+            told.contains("can be used\n`") && told.contains("torn: it has 1 bytes, and should have 8"),
+            "{told}"
+        );
+        assert!(told.contains("step-0000000040.safetensors`: it cannot be read: "), "{told}");
+        assert_eq!(error.hint(), Some("remove these files to begin anew"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
+        header::Header::parse(&bytes).ok();
+        header::Header::parse(text.as_bytes()).ok();
+        let folder = Folder::new();
+        let path = folder.main(1);
+        fs::write(&path, &bytes).unwrap();
+        prop_assert!(file::Opened::open_verified(&path).is_err());
+    }
+}

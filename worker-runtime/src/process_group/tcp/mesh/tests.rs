@@ -1,0 +1,172 @@
+//! Ranks that are connected over the loopback, and others whose bytes the test writes.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use super::*;
+use crate::process_group::element::DataType;
+use crate::process_group::message::HEADER_LEN;
+
+fn call(operation: Operation, root: u32) -> Call {
+    let root = Some(Rank(root));
+    Call { operation, data_type: DataType::U8, reduction: None, root, count: 4, sequence: 1 }
+}
+
+/// Rank 0, which receives four bytes in this call, and the other end of its connection.
+fn waiting(call: Call, other: impl FnOnce(&mut TcpStream)) -> (Result<(), Ending>, [u8; 4]) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut mesh = Mesh::new(vec![None, Some(listener.accept().unwrap().0)]).unwrap();
+    let timeout = Duration::from_secs(60);
+    let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+    let mut data = [0; 4];
+    let ended = std::thread::scope(|scope| {
+        let transfers = vec![Transfer::default(), Transfer { send: None, receive: Some(&mut data) }];
+        let waits = scope.spawn(move || {
+            let ended = mesh.exchange(&step, transfers);
+            mesh.close();
+            ended
+        });
+        other(&mut stream);
+        waits.join().unwrap()
+    });
+    (ended, data)
+}
+
+fn notice_of(stream: &mut TcpStream) -> Call {
+    let mut bytes = [0; HEADER_LEN];
+    stream.read_exact(&mut bytes).unwrap();
+    let header = Header::decode(&bytes).unwrap();
+    assert_eq!((header.step, header.length), (judge::NOTICE, 0));
+    header.call
+}
+
+#[test]
+fn a_rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
+    for operation in [Operation::Broadcast, Operation::Send] {
+        let call = call(operation, if operation == Operation::Send { 0 } else { 1 });
+        let (ended, data) = waiting(call, |stream| {
+            let said = notice_of(stream);
+            let expected = if operation == Operation::Send { Operation::Receive } else { operation };
+            assert_eq!((said.operation, said.root), (expected, Some(Rank(1))));
+            let header = Header { call, step: 0, length: 4, previous: None, latest: 0 };
+            stream.write_all(&[&header.encode()[..], b"data"].concat()).unwrap();
+        });
+        assert_eq!((ended, &data), (Ok(()), b"data"));
+    }
+}
+
+#[test]
+fn two_ranks_that_both_only_receive_find_out() {
+    let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
+    let (ended, _) = waiting(ours, |stream| {
+        stream.write_all(&judge::notice(theirs, &Calls::default()).encode()).unwrap();
+        // It stays open until the other end has made up its mind.
+        drop(stream.read_to_end(&mut Vec::new()));
+    });
+    let (theirs, ours) = (Some(Box::new(theirs)), Box::new(ours));
+    assert_eq!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs, ours }));
+}
+
+/// Two ranks that are connected.
+fn pair() -> [Mesh; 2] {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let other = listener.accept().unwrap().0;
+    [Mesh::new(vec![None, Some(stream)]).unwrap(), Mesh::new(vec![Some(other), None]).unwrap()]
+}
+
+#[test]
+fn what_two_ranks_swap_is_what_each_had_before_it_was_folded() {
+    // Nothing, less than a piece, and more than the kernel takes at once.
+    for length in [0, 5, PIECE, 100 * PIECE + 3] {
+        let timeout = Duration::from_secs(60);
+        let call = call(Operation::AllReduce, 0);
+        let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+        let swapped = |(mut mesh, rank): (Mesh, u32)| {
+            let mut data: Vec<u8> = (0..length).map(|at| (at % 100) as u8 + rank as u8).collect();
+            let fold = |own: &mut [u8], theirs: &[u8]| {
+                own.iter_mut().zip(theirs).for_each(|(own, other)| *own += other);
+            };
+            let swap = Swap { data: &mut data, fold: &fold };
+            mesh.swap(&step, Rank(1 - rank), swap).map(|()| (mesh, data))
+        };
+        let ends = std::thread::scope(|scope| {
+            let ends = pair().into_iter().zip(0..).map(|end| scope.spawn(|| swapped(end)));
+            let ends: Vec<_> = ends.collect();
+            ends.into_iter().map(|end| end.join().unwrap().unwrap().1).collect::<Vec<_>>()
+        });
+        let sums: Vec<u8> = (0..length).map(|at| 2 * (at % 100) as u8 + 1).collect();
+        assert!(ends.iter().all(|end| *end == sums), "{length}");
+    }
+}
+
+/// Sends a header when it is looked at, so when nothing has come for a while.
+#[derive(Debug)]
+struct Late(TcpStream, Vec<u8>);
+
+impl Outlook for Late {
+    fn look(&mut self, _: &Step) -> Result<(), Ending> {
+        self.0.write_all(&std::mem::take(&mut self.1)).unwrap();
+        Ok(())
+    }
+}
+
+/// Rank 0 in a barrier of three, in which rank 1 has done its part and gone on to a call in which the group ended. Rank 2 may come
+/// once rank 0 waits for nothing else.
+fn left_in_a_barrier(comes: bool) -> Result<(), Ending> {
+    let [(one, mut other), (two, third)] = [(); 2].map(|()| {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener.accept().unwrap().0, stream)
+    });
+    let call = Call { root: None, count: 0, ..call(Operation::Barrier, 0) };
+    let header = Header { call, step: 0, length: 0, previous: None, latest: 1 };
+    let next = Header { call: Call { sequence: 2, ..call }, previous: Some(call), latest: 2, ..header };
+    other.write_all(&[header.encode(), next.encode()].concat()).unwrap();
+    other.shutdown(std::net::Shutdown::Both).unwrap();
+    let mut mesh = Mesh::new(vec![None, Some(one), Some(two)]).unwrap();
+    let part = if comes { header.encode().to_vec() } else { Vec::new() };
+    mesh.look_at(Box::new(Late(third, part)));
+    let timeout = Duration::from_secs(60);
+    let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+    mesh.exchange(&step, (0..3).map(|_| Transfer { send: Some(&[]), receive: Some(&mut []) }).collect())
+}
+
+#[test]
+fn a_complete_call_is_good_although_the_group_has_ended_in_the_next_one() {
+    let ended = left_in_a_barrier(true);
+    assert_eq!(ended, Ok(()));
+}
+
+#[test]
+fn a_rank_that_has_done_its_part_is_lost_all_the_same_where_another_one_does_not_come() {
+    let deadline = clock::after(Duration::from_secs(30));
+    let ended = left_in_a_barrier(false);
+    assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+    assert!(!clock::until(deadline).is_zero(), "it does not wait for the deadline of the call");
+}
+
+#[test]
+fn a_rank_that_ends_in_the_middle_of_a_swap_is_lost() {
+    let [mut mesh, other] = pair();
+    let timeout = Duration::from_secs(60);
+    let call = call(Operation::AllReduce, 0);
+    let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
+    let mut stream = other.peers.into_iter().flatten().next().unwrap().into_stream();
+    let header = Header { call, step: 0, length: 2 * PIECE as u64, previous: None, latest: 0 };
+    stream.write_all(&[&header.encode()[..], &[1; 100]].concat()).unwrap();
+    drop(stream);
+    let mut data = vec![0; 2 * PIECE];
+    let ended = mesh.swap(&step, Rank(1), Swap { data: &mut data, fold: &|_, _| () });
+    assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+}
+
+#[test]
+fn what_is_no_header_is_an_error() {
+    let (ended, _) = waiting(call(Operation::Broadcast, 1), |stream| {
+        stream.write_all(&[b'x'; HEADER_LEN]).unwrap();
+        drop(stream.read_to_end(&mut Vec::new()));
+    });
+    assert!(matches!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
+}
