@@ -5,6 +5,7 @@
 //! # How to use it
 //! With this package as a dev-dependency: [`install`] it into a folder, and start the program with this folder as
 //! `LD_LIBRARY_PATH` and with `FAKE_GPU=devices=2`. A program that looks for NCCL elsewhere first (`RANKRUN_NCCL`) must not.
+//! Under the launcher, whose own library is NVML, `harness::Machine::gpus(2).computing()` does both:
 //!
 //! - **Devices** are numbers below `devices`; `CUDA_VISIBLE_DEVICES` chooses by number. Their memory is the process's own and
 //!   begins as NaN. Contexts, streams, events, memory and functions are looked up in tables: what is unknown, freed or another
