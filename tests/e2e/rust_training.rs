@@ -5,13 +5,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use harness::{
-    Fleet, Job, Launch, Name, Outcome, Process, Random, Scratch, example, namespaces, only_ours, soak,
+    Fleet, Job, Launch, Machine, Name, Outcome, Process, Random, Scratch, example, namespaces, only_ours,
+    soak,
 };
 use nix::sys::signal::Signal;
 
 use crate::nodes::{ENDPOINT, c10d};
 
 const STEPS: u64 = 200;
+
+/// So many workers share a device: the switch of the examples for tests.
+const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
 
 /// A step, long enough that kills come in time on a busy machine.
 const STEP_MS: u64 = 20;
@@ -32,7 +36,11 @@ fn training(workers: usize, scratch: &Scratch) -> Launch {
 }
 
 fn training_by(launch: Launch, scratch: &Scratch) -> Launch {
-    let launch = launch.args([example("ddp_training")]).args(["--steps", &STEPS.to_string()]);
+    training_until(launch, STEPS, scratch)
+}
+
+fn training_until(launch: Launch, steps: u64, scratch: &Scratch) -> Launch {
+    let launch = launch.args([example("ddp_training")]).args(["--steps", &steps.to_string()]);
     let launch = launch.args(["--print-every", "1", "--weights-out", &scratch.at("weights")]);
     launch.args(["--checkpoint", &scratch.at("state"), "--checkpoint-every", "7"])
 }
@@ -220,6 +228,58 @@ fn nodes_that_come_and_go_keep_the_loss_curve() {
 
 /// Weights, and losses by step, up to rounding.
 #[track_caller]
+/// Three GPUs that compute: of all that is tested here only their speed is not real ones'.
+fn gpus() -> Machine {
+    Machine::gpus(3).computing()
+}
+
+#[test]
+fn a_training_on_gpus_ends_as_one_on_cpus() {
+    let (expected, curve) = undisturbed(2);
+    for (workers, shared, way) in
+        [(1, None, "nccl"), (2, None, "nccl"), (3, None, "nccl"), (2, Some("2"), "the host")]
+    {
+        let scratch = Scratch::new();
+        let launch = training(workers, &scratch).on(&gpus());
+        let launch = shared.into_iter().fold(launch, |launch, replicas| launch.env(SHARE, replicas));
+        let outcome = launch.run();
+        outcome.exits(0);
+        for rank in 0..workers {
+            let device = if shared.is_some() { 0 } else { rank };
+            let place = format!("device cuda:{device}, gradients by {way}, restart 0");
+            let lines = outcome.lines_with(&format!("rank {rank} of {workers}: "));
+            assert!(lines.iter().any(|line| line.contains(&place)), "{place}\n{outcome}");
+        }
+        are_close((&weights(&scratch), &losses(&outcome)), (&expected, &curve));
+    }
+}
+
+#[test]
+fn a_training_goes_on_where_other_devices_are() {
+    let (expected, curve) = undisturbed(2);
+    let scratch = Scratch::new();
+    let mut told = Vec::new();
+    // On GPUs, of which a worker is killed; on CPUs; and on one GPU.
+    let lives = [
+        (Launch::standalone(Name::Rankrun, 2).on(&gpus()), 90, Some(60)),
+        (Launch::standalone(Name::Rankrun, 3), 140, None),
+        (Launch::standalone(Name::Rankrun, 1).on(&gpus()), STEPS, None),
+    ];
+    for (launch, steps, killed) in lives {
+        let launch = launch.args(["--max-restarts", "1"]);
+        let launch = training_until(launch, steps, &scratch);
+        let launch = killed.into_iter().fold(launch, |launch, step: u64| {
+            launch.args(["--fail-rank", "1", "--fail-how", "kill", "--fail-at", &step.to_string()])
+        });
+        let outcome = launch.run();
+        outcome.exits(0);
+        let resumed = outcome.lines_with("resumed from step ").len();
+        assert_eq!(resumed, usize::from(steps != 90 || killed.is_some()), "{outcome}");
+        told.extend(losses(&outcome));
+    }
+    are_close((&weights(&scratch), &told), (&expected, &curve));
+}
+
 fn are_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
     assert_eq!(weights.len(), expected.len());
     for (left, right) in weights.iter().zip(expected) {
