@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use harness::{Launch, Name, Outcome, Scratch, checkout};
+use harness::{Launch, Machine, Name, Outcome, Scratch, checkout};
 
 const GUIDE: &str = "docs/rust-training.md";
 
@@ -90,7 +90,15 @@ fn an_empty_crate_becomes_a_training_that_lives_through_a_crash() {
     says_its_line(&outcome);
     outcome.says("rank 0 of 1 on cpu:0, restart 0");
 
+    fs::remove_dir_all(folder.join("checkpoints")).expect("the checkpoints are there");
     let gpu = folder.join("target/debug/gpu");
-    let outcome = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).args([gpu]).run();
-    outcome.exits(1).complains("this program needs a GPU, and has cpu:0").never_says("panicked");
+    let launch = Launch::new(Name::Rankrun).on(&Machine::gpus(2).computing()).cwd(&folder);
+    let outcome = launch.args(["--nproc-per-node", "gpu", "--max-restarts", "1"]).args([&gpu]).run();
+    says_its_line(&outcome);
+    outcome.says("rank 1 of 2 on cuda:1, restart 1").says("resumed from step 120");
+    for line in of_launcher {
+        outcome.complains(line);
+    }
+    let cpu = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).args([&gpu]).run();
+    cpu.exits(1).complains("this program needs a GPU").never_says("panicked");
 }
