@@ -33,42 +33,43 @@ impl CudaLayer {
     }
 
     fn run_forward(&mut self, input: &Rows<f32>) -> Result<Vec<f32>, GpuError> {
-        let Self { size, gpu: Gpu { stream, .. }, forward, parameters, .. } = self;
-        let rows = input.rows();
-        let on_device = stream.clone_htod(input.values())?;
+        let Self { size, gpu, forward, parameters, .. } = self;
+        let (stream, rows) = (&gpu.stream, input.rows());
+        let on_device = gpu.put_new(input.values())?;
         let mut output = stream.alloc_zeros::<f32>(rows * size.outputs)?;
         let [count, features, outputs] = [rows, size.features, size.outputs].map(int);
         let mut launch = stream.launch_builder(forward);
         launch.arg(&mut output).arg(&*parameters).arg(&on_device).arg(&count).arg(&features).arg(&outputs);
         // SAFETY: the arguments are those of the kernel, which stays within memory of the sizes that it is told.
         unsafe { launch.launch(threads(rows * size.outputs)) }?;
-        let values = stream.clone_dtoh(&output)?;
+        let values = gpu.get_all(&output)?;
         self.input = Some((on_device, rows));
         Ok(values)
     }
 
     fn run_backward(&mut self, slopes: &[f32]) -> Result<Vec<f32>, GpuError> {
-        let Self { size, gpu: Gpu { stream, .. }, backward, input, .. } = self;
+        let Self { size, gpu, backward, input, .. } = self;
+        let stream = &gpu.stream;
         let mut gradients = stream.alloc_zeros::<f32>(size.parameters())?;
         if let Some((input, rows)) = input {
-            let on_device = stream.clone_htod(slopes)?;
+            let on_device = gpu.put_new(slopes)?;
             let [count, features, outputs] = [*rows, size.features, size.outputs].map(int);
             let mut launch = stream.launch_builder(backward);
             launch.arg(&mut gradients).arg(&on_device).arg(&*input).arg(&count).arg(&features).arg(&outputs);
             // SAFETY: as above; there are slopes for each output of the last input.
             unsafe { launch.launch(threads(size.parameters())) }?;
         }
-        Ok(stream.clone_dtoh(&gradients)?)
+        gpu.get_all(&gradients)
     }
 }
 
 impl Layer for CudaLayer {
     fn parameters(&self) -> Result<Vec<f32>, ReplicaError> {
-        Ok(self.gpu.stream.clone_dtoh(&self.parameters).map_err(GpuError::Device)?)
+        Ok(self.gpu.get_all(&self.parameters)?)
     }
 
     fn set_parameters(&mut self, parameters: &[f32]) -> Result<(), ReplicaError> {
-        Ok(self.gpu.stream.memcpy_htod(parameters, &mut self.parameters).map_err(GpuError::Device)?)
+        Ok(self.gpu.put(parameters, &mut self.parameters)?)
     }
 
     fn forward(&mut self, input: Rows<f32>) -> Result<Vec<f32>, ReplicaError> {

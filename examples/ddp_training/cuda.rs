@@ -77,7 +77,7 @@ impl CudaLearner {
             ddp.broadcast(model.parts_mut())?;
         }
         let on_device = &mut self.model;
-        on_device.gpu.stream.memcpy_htod(&model.parameters, &mut on_device.parameters)?;
+        on_device.gpu.put(&model.parameters, &mut on_device.parameters)?;
         if let Exchange::Device(ddp) = &mut self.exchange {
             let stream = on_device.raw();
             let parts = parts(&mut on_device.parameters, &on_device.gpu);
@@ -100,7 +100,7 @@ impl CudaLearner {
             Exchange::Device(ddp) => drop(unsafe { ddp.finish(model.raw()) }?),
             Exchange::Host(ddp) => {
                 let means = ddp.finish()?.iter::<f64>().collect::<Vec<_>>().concat();
-                model.gpu.stream.memcpy_htod(&means, &mut model.gradients)?;
+                model.gpu.put(&means, &mut model.gradients)?;
             }
         }
         model.take_step()?;
@@ -115,8 +115,15 @@ impl CudaLearner {
         Ok(score)
     }
 
-    pub(crate) fn fetch(&self, model: &mut Mlp) -> Result {
-        Ok(self.model.gpu.stream.memcpy_dtoh(&self.model.parameters, &mut model.parameters)?)
+    pub(crate) fn fetch(&mut self, model: &mut Mlp) -> Result {
+        let on_device = &self.model;
+        if let Exchange::Device(ddp) = &mut self.exchange {
+            // What NCCL could not do was taken off the streams, and what came behind it has made a step of nonsense: that is not to
+            // be saved.
+            // SAFETY: the stream is the model's.
+            unsafe { ddp.wait(on_device.raw()) }?;
+        }
+        Ok(on_device.gpu.get(&on_device.parameters, &mut model.parameters)?)
     }
 
     pub(crate) fn into_group(self) -> Result<Group> {
@@ -142,11 +149,9 @@ fn hand_over(exchange: &mut Exchange, model: &mut CudaModel, ready: &[usize]) ->
         Exchange::Host(ddp) => {
             for &part in ready {
                 let from = model.gradients.slice(PARTS[part].clone());
-                model.gpu.stream.memcpy_dtoh(&from, ddp.overwrite(part)?)?;
+                model.gpu.get(&from, ddp.overwrite(part)?)?;
+                ddp.mark_ready(part)?;
             }
-            // What is copied is there.
-            model.gpu.stream.synchronize()?;
-            ready.iter().try_for_each(|&part| ddp.mark_ready(part))?;
         }
     }
     Ok(())
@@ -223,14 +228,14 @@ impl CudaModel {
         let Self { gpu, kernels, parameters, settings: on_device, input, classes, .. } = self;
         let stream = &gpu.stream;
         let count = samples.len();
-        stream.memcpy_htod(&settings, on_device)?;
+        gpu.put(&settings, on_device)?;
         if count == 0 {
             return Ok(());
         }
         let features: Vec<[f64; FEATURES]> = samples.iter().map(|(features, _)| **features).collect();
         let right: Vec<i64> = samples.iter().map(|(_, class)| *class as i64).collect();
-        stream.memcpy_htod(cast_slice(&features), &mut input.slice_mut(..count * FEATURES))?;
-        stream.memcpy_htod(&right, &mut classes.slice_mut(..count))?;
+        gpu.put(cast_slice(&features), &mut input.slice_mut(..count * FEATURES))?;
+        gpu.put(&right, &mut classes.slice_mut(..count))?;
         let rows = count as i64;
         let mut launch = stream.launch_builder(&kernels.activate);
         launch.arg(&mut self.hidden).arg(&*parameters).arg(&*input).arg(&rows);
@@ -285,7 +290,7 @@ impl CudaModel {
     fn score(&self, count: usize) -> Result<[f64; 2], GpuError> {
         let scores = match count {
             0 => Vec::new(),
-            _ => self.gpu.stream.clone_dtoh(&self.scores.slice(..count * 2))?,
+            _ => self.gpu.get_all(&self.scores.slice(..count * 2))?,
         };
         let sum = |at| scores.iter().skip(at).step_by(2).sum();
         Ok([sum(0), sum(1)])

@@ -101,8 +101,8 @@ impl Learner {
         }
     }
 
-    /// Brings the program's copy of the model up to date.
-    pub(crate) fn fetch(&self, model: &mut Mlp) -> Result {
+    /// Brings the program's copy of the model up to date, with steps that all went well.
+    pub(crate) fn fetch(&mut self, model: &mut Mlp) -> Result {
         match self {
             Self::Host(_) => Ok(()),
             Self::Cuda(learner) => learner.fetch(model),

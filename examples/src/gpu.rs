@@ -4,13 +4,19 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig};
+use cudarc::driver::{
+    CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DriverError,
+    LaunchConfig,
+};
 use cudarc::nvrtc::{self, CompileError};
 use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_context};
 
 /// How many workers or replicas share one device: for tests of the split on a machine that has one.
 const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
+
+/// Threads of a block. A kernel takes at most 255 of the 65,536 registers of a block for each of its threads, so that any fits.
+const BLOCK: u32 = 256;
 
 /// Why a program cannot compute on a CUDA device.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +90,54 @@ impl Gpu {
     pub fn kernel(&self, name: &str) -> Result<CudaFunction, GpuError> {
         Ok(self.kernels.load_function(name)?)
     }
+
+    /// Copies numbers to the device, and waits until it has them: a copy may still be under way when it was put on the stream, and
+    /// memory of the host must stay until then ("API synchronization behavior" in the reference of CUDA's driver API).
+    ///
+    /// # Errors
+    /// The device has failed.
+    ///
+    /// # Panics
+    /// There are more numbers than places.
+    pub fn put<T: DeviceRepr>(&self, numbers: &[T], to: &mut impl DevicePtrMut<T>) -> Result<(), GpuError> {
+        self.stream.memcpy_htod(numbers, to)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// As [`put`](Self::put), to memory of its own.
+    ///
+    /// # Errors
+    /// The device has failed, or has no memory left.
+    pub fn put_new<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, GpuError> {
+        let copied = self.stream.clone_htod(numbers)?;
+        self.stream.synchronize()?;
+        Ok(copied)
+    }
+
+    /// Copies numbers from the device when all is done that is on the stream, and waits until they are there.
+    ///
+    /// # Errors
+    /// The device has failed.
+    ///
+    /// # Panics
+    /// There are more numbers than places.
+    pub fn get<T: DeviceRepr>(&self, from: &impl DevicePtr<T>, numbers: &mut [T]) -> Result<(), GpuError> {
+        self.stream.memcpy_dtoh(from, numbers)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// As [`get`](Self::get), all that there are.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn get_all<T: DeviceRepr + Default + Clone>(
+        &self,
+        from: &impl DevicePtr<T>,
+    ) -> Result<Vec<T>, GpuError> {
+        let mut numbers = vec![T::default(); from.len()];
+        self.get(from, &mut numbers)?;
+        Ok(numbers)
+    }
 }
 
 /// Whether kernels can be compiled here.
@@ -96,7 +150,8 @@ pub fn has_compiler() -> bool {
 /// So many threads, and some more.
 #[must_use]
 pub fn threads(count: usize) -> LaunchConfig {
-    LaunchConfig::for_num_elems(u32::try_from(count).unwrap_or(u32::MAX))
+    let blocks = u32::try_from(count).unwrap_or(u32::MAX).div_ceil(BLOCK);
+    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
 /// How many workers or replicas are to share one device: a switch for tests, which is no option.

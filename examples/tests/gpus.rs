@@ -10,8 +10,9 @@ use std::process::Command;
 
 use support::{Folder, said};
 
-/// The demo on a machine that `orders` describe.
+/// The demo, or another example, on a machine that `orders` describe.
 struct Demo {
+    program: &'static str,
     libraries: Folder,
     orders: String,
     replicas: Option<u32>,
@@ -22,7 +23,8 @@ impl Demo {
     fn on(orders: &str) -> Self {
         let libraries = Folder::new();
         fake_gpu::install(&libraries.0).expect("the fake is built, and the folder takes links");
-        Self { libraries, orders: orders.to_owned(), replicas: None, visible: None }
+        let program = env!("CARGO_BIN_EXE_data_parallel");
+        Self { program, libraries, orders: orders.to_owned(), replicas: None, visible: None }
     }
 
     /// One library is missing: an empty file under each name by which cudarc looks for it.
@@ -36,7 +38,7 @@ impl Demo {
     }
 
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+        let mut command = Command::new(self.program);
         command.args(args).env_clear().env("LD_LIBRARY_PATH", &self.libraries.0);
         command.env(fake_gpu::VARIABLE, &self.orders);
         command.envs(self.replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas.to_string())));
@@ -96,6 +98,20 @@ fn gpus_compute_and_learn_what_cpus_do() {
             assert_same(&run(gpus), &run(cpus));
         }
     }
+}
+
+/// Neither is taken for done because its call has returned.
+#[test]
+fn copies_that_are_done_late_are_waited_for() {
+    let args = ["--batch", "31", "--learning-rate", "0.05", "--device-ids"];
+    let run = |orders, devices| Demo::on(orders).prints(&[&args[..], &[devices]].concat());
+    assert_same(&run("devices=2 late=1", "0,1"), &run("devices=2", "cpu:0,cpu:1"));
+    let train = |device| {
+        let demo = Demo { program: env!("CARGO_BIN_EXE_ddp_training"), ..Demo::on("devices=1 late=1") };
+        let printed = demo.prints(&["--steps", "30", "--device", device]);
+        printed.lines().last().map(|line| line.split(", weights").next().unwrap_or(line).to_owned())
+    };
+    assert_eq!(train("cuda"), train("cpu"));
 }
 
 #[test]

@@ -226,8 +226,6 @@ fn nodes_that_come_and_go_keep_the_loss_curve() {
     fleet.is_empty();
 }
 
-/// Weights, and losses by step, up to rounding.
-#[track_caller]
 /// Three GPUs that compute: of all that is tested here only their speed is not real ones'.
 fn gpus() -> Machine {
     Machine::gpus(3).computing()
@@ -280,6 +278,8 @@ fn a_training_goes_on_where_other_devices_are() {
     are_close((&weights(&scratch), &told), (&expected, &curve));
 }
 
+/// Weights, and losses by step, up to rounding.
+#[track_caller]
 fn are_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
     assert_eq!(weights.len(), expected.len());
     for (left, right) in weights.iter().zip(expected) {

@@ -240,7 +240,9 @@ impl DeviceDdp {
         Ok(all.filter(|(_, used)| *used == 0).map(|(index, _)| index).collect())
     }
 
-    /// Waits on the host until all that is on the stream is done.
+    /// Waits on the host until all that is on the stream is done. To be called before anything is made of the parameters that stays,
+    /// such as a checkpoint: where the group has failed, what is on the stream behind `finish` has not seen the mean, and is done
+    /// nevertheless.
     ///
     /// # Safety
     /// As [`finish`](Self::finish).

@@ -32,6 +32,8 @@
 //! hang=ncclAllReduce       this function returns only when the communicator is aborted
 //! freeze=ncclCommAbort     this function never returns
 //! async=6                  ncclCommGetAsyncError reports this once a collective call was made
+//! late=1                   copies between host and device that are asynchronous are done when somebody waits for their stream:
+//!                          till then NaN is at the host, and what it gives must stay as it is
 //! stuck=1                  work on streams is not done before the communicator is aborted
 //! slow=2                   communicators and calls are in progress for so many looks
 //! busy=1                   calls are in progress for ever
@@ -48,6 +50,7 @@ mod device;
 mod driver;
 mod exchange;
 mod faults;
+mod late;
 mod launch;
 mod memory;
 mod nccl;

@@ -7,10 +7,11 @@ use crate::device::{
     Answer, Device, INVALID_VALUE, OUT_OF_MEMORY, Tables, call, current, is_machine, tables,
 };
 use crate::faults::value;
+use crate::late;
 use crate::stream::{device_of, look_at};
 
 /// Fresh memory is NaN: nobody takes it for zeros.
-const POISON: u8 = 0xff;
+pub(crate) const POISON: u8 = 0xff;
 /// Behind each allocation, so that what is written there is seen.
 const GUARD: [u8; 256] = [0xc3; 256];
 
@@ -229,7 +230,7 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
         look_at(stream)?;
         owner(to, bytes)?;
         // SAFETY: as in `cuMemcpyHtoD_v2`.
-        unsafe { copy(from.cast(), at(to), bytes) };
+        unsafe { late::from_host(at(to), from.cast(), bytes, stream.addr()) };
         Ok(())
     })
 }
@@ -256,7 +257,7 @@ unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         look_at(stream)?;
         owner(from, bytes)?;
         // SAFETY: as in `cuMemcpyHtoD_v2`.
-        unsafe { copy(at(from), to.cast(), bytes) };
+        unsafe { late::to_host(to.cast(), at(from), bytes, stream.addr()) };
         Ok(())
     })
 }

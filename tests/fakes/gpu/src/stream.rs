@@ -1,4 +1,5 @@
-//! Streams and events. Work is done when it is put on a stream, so they have nothing to order.
+//! Streams and events. Work is done when it is put on a stream, so they have nothing to order; an event stands for
+//! all that is on any of them.
 
 use std::ffi::{c_float, c_int, c_uint, c_void};
 use std::ptr::without_provenance_mut;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use crate::device::{
     Answer, Device, INVALID_HANDLE, NOT_READY, call, current, fresh_handle, is_machine, tables,
 };
+use crate::late;
 use crate::world::streams_are_done;
 
 /// The default stream of the current context, and its two names.
@@ -34,8 +36,13 @@ fn state() -> Answer {
     if streams_are_done() { Ok(()) } else { Err(NOT_READY) }
 }
 
-fn wait() {
-    while state().is_err() {
+/// Of one stream, or of all.
+fn state_of(stream: Option<*mut c_void>) -> Answer {
+    state().inspect(|()| late::are_done(stream.map(<*mut c_void>::addr)))
+}
+
+fn wait(stream: Option<*mut c_void>) {
+    while state_of(stream).is_err() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -77,7 +84,7 @@ extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> c_int {
 extern "C" fn cuStreamQuery(stream: *mut c_void) -> c_int {
     call("cuStreamQuery", || {
         look_at(stream)?;
-        state()
+        state_of(Some(stream))
     })
 }
 
@@ -85,7 +92,7 @@ extern "C" fn cuStreamQuery(stream: *mut c_void) -> c_int {
 extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
     call("cuStreamSynchronize", || {
         look_at(stream)?;
-        wait();
+        wait(Some(stream));
         Ok(())
     })
 }
@@ -94,7 +101,7 @@ extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
 extern "C" fn cuCtxSynchronize() -> c_int {
     call("cuCtxSynchronize", || {
         current()?;
-        wait();
+        wait(None);
         Ok(())
     })
 }
@@ -134,14 +141,14 @@ extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
-    call("cuEventQuery", || place_of(event).and_then(|_| state()))
+    call("cuEventQuery", || place_of(event).and_then(|_| state_of(None)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: *mut c_void) -> c_int {
     call("cuEventSynchronize", || {
         place_of(event)?;
-        wait();
+        wait(None);
         Ok(())
     })
 }

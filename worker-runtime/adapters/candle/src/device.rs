@@ -135,33 +135,32 @@ impl OnDevice {
             let others = without.count();
             return Err(DdpError::Missing { parameter: name.clone(), others }.into());
         }
-        let mut streams = None;
+        // Nothing may be on its way when a copy fails, either.
         let mut all = Vec::new();
         for (index, (_, variable)) in variables.iter().enumerate().rev() {
             // The mean is written where the gradient lies, and of a view into a piece of its own.
             let own = gradients.get(variable).map(Tensor::contiguous).transpose()?;
             let is_used = own.is_some();
-            let gradient = match own {
-                Some(gradient) => gradient,
-                None => variable.zeros_like()?,
-            };
-            with_piece(&gradient, |Piece { memory, stream, .. }| {
+            all.push((index, own.map_or_else(|| variable.zeros_like(), Ok)?, is_used));
+        }
+        let mut streams = None;
+        for (index, gradient, is_used) in &all {
+            with_piece(gradient, |Piece { memory, stream, .. }| {
                 streams = Some(stream);
                 // SAFETY: the memory is the gradient's, which is kept until `finish` is on the stream; candle gives it back on
                 // this same stream.
                 Ok(unsafe {
                     match is_used {
-                        true => self.ddp.ready(index, memory, stream),
-                        false => self.ddp.unused(index, memory, stream),
+                        true => self.ddp.ready(*index, memory, stream),
+                        false => self.ddp.unused(*index, memory, stream),
                     }
                 }?)
             })?;
-            all.push((index, gradient));
         }
         let Some(stream) = streams else { return Ok(()) };
         // SAFETY: it is candle's stream.
         let unused = unsafe { self.ddp.finish(stream) }?;
-        for (index, gradient) in all {
+        for (index, gradient, _) in all {
             if !unused.contains(&index) {
                 gradients.insert(&variables[index].1, gradient);
             }
