@@ -120,6 +120,8 @@ impl<T: Number> Call for OnDevice<T> {
 
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
         let bytes = self.stream.clone_dtoh(&self.output)?;
+        // Until then it may be under way.
+        self.stream.synchronize()?;
         let mut output = vec![T::zeroed(); self.lengths.1];
         let taken = size_of_val(&output[..]);
         cast_slice_mut::<T, u8>(&mut output).copy_from_slice(&bytes[..taken]);

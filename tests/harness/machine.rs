@@ -223,7 +223,7 @@ impl Machine {
     /// What its libraries for computing are told, if there are any.
     pub(crate) fn orders(&self) -> Option<String> {
         let cards = self.fake.cards.iter().filter(|card| card.vendor == Vendor::Nvidia).count();
-        self.computes.then(|| format!("devices={cards}"))
+        self.computes.then(|| format!("devices={cards} late=1"))
     }
 
     /// A card to change.

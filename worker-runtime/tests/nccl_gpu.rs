@@ -82,7 +82,10 @@ impl Values {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        self.stream.clone_dtoh(&self.slice).unwrap()
+        let bytes = self.stream.clone_dtoh(&self.slice).unwrap();
+        // Until then the copy may be under way.
+        self.stream.synchronize().unwrap();
+        bytes
     }
 }
 

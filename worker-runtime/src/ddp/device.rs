@@ -169,7 +169,8 @@ impl DeviceDdp {
     /// last of it. The mean is written over it: until [`finish`](Self::finish) it is to be left alone.
     ///
     /// # Safety
-    /// As [`broadcast`](Self::broadcast), until the stream of `finish` is done.
+    /// As [`broadcast`](Self::broadcast), until the stream of `finish` is done; after a pass that has no `finish`, because it failed,
+    /// until the device is.
     ///
     /// # Errors
     /// There is no such parameter, the memory has another length, or its gradient was handed over before in this pass; or the group

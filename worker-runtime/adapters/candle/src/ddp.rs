@@ -119,6 +119,19 @@ impl Ddp {
             Way::Device(on_device) => on_device.average(&self.variables, gradients),
         }
     }
+
+    /// Waits on the host until all gradients so far are means: before variables are saved that took steps by them. On the CPU they are
+    /// when [`average`](Self::average) returns.
+    ///
+    /// # Errors
+    /// The group failed, and the last steps were taken by what is no mean.
+    pub fn wait(&mut self) -> Result<(), CandleError> {
+        match &mut self.way {
+            Way::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Way::Device(on_device) => on_device.wait(),
+        }
+    }
 }
 
 /// Gives all ranks the variables of rank 0.

@@ -96,6 +96,8 @@ pub(crate) fn in_storage(
 pub(crate) struct OnDevice {
     ddp: DeviceDdp,
     find_unused: bool,
+    /// candle's, on which the last means are; none before the first.
+    stream: Option<Stream>,
 }
 
 impl OnDevice {
@@ -119,7 +121,14 @@ impl OnDevice {
             // SAFETY: the memory is the variables', which are there; candle uses it in the order of this stream.
             unsafe { ddp.broadcast(&memory, *stream) }?;
         }
-        Ok(Self { ddp, find_unused: options.find_unused })
+        Ok(Self { ddp, find_unused: options.find_unused, stream: None })
+    }
+
+    /// Waits on the host until all means are there.
+    pub(crate) fn wait(&mut self) -> Result<(), CandleError> {
+        let Some(stream) = self.stream else { return Ok(()) };
+        // SAFETY: it is candle's stream, which lives as long as the variables.
+        Ok(unsafe { self.ddp.wait(stream) }?)
     }
 
     /// Puts the mean over all ranks in the place of each gradient.
@@ -157,6 +166,7 @@ impl OnDevice {
                 }?)
             })?;
         }
+        self.stream = streams;
         let Some(stream) = streams else { return Ok(()) };
         // SAFETY: it is candle's stream.
         let unused = unsafe { self.ddp.finish(stream) }?;
