@@ -92,7 +92,8 @@ impl CudaMissing {
                 "install NVIDIA's driver, and in a container pass its libraries in (`--gpus`)"
             }
             Self::NoContext => {
-                "make one current first, as `cuda_context` does, or your framework with its first tensor"
+                "make one current first, as `cuda_context` does, or your framework with its first tensor; a group for memory of the \
+                 host is not on NCCL, which RANKRUN_BACKEND may have asked for"
             }
             Self::NoFunction { .. } => "install a newer driver",
             Self::Refused { .. } => "see whether `nvidia-smi` works as this user",
