@@ -100,7 +100,10 @@ fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
                     crash(group);
                 }
                 // An operation that needs nothing from the dead rank may still succeed, once or twice.
-                let error = (0..1000).find_map(|_| operation(&mut group).err()).expect("the loss is noticed");
+                let started = now();
+                let mut calls =
+                    std::iter::from_fn(|| (now() - started < AMPLE).then(|| operation(&mut group)));
+                let error = calls.find_map(Result::err).expect("the loss is noticed");
                 assert!(error.to_string().contains(name), "{error}");
                 (error.lost_rank(), operation(&mut group).unwrap_err().lost_rank())
             });
@@ -160,8 +163,10 @@ fn ranks_that_make_different_calls_hear_of_both() {
         for differing in 0..4 {
             let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
                 let call = if group.rank() == Rank(differing) { other.1 } else { one.1 };
-                // Who only sends sees it in a later call.
-                (0..1000).find_map(|_| call(&mut group).err()).expect("it is noticed").to_string()
+                // Who only sends sees it in a later call, once the others have looked.
+                let started = now();
+                let mut calls = std::iter::from_fn(|| (now() - started < AMPLE).then(|| call(&mut group)));
+                calls.find_map(Result::err).expect("it is noticed").to_string()
             });
             for error in ended {
                 let error = error.expect("no rank panics");
