@@ -20,6 +20,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::device::{Ask, CudaDevice, Machine};
 use crate::process::probe::{self, TellOfWait};
+use crate::process::proc;
 
 /// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
@@ -71,8 +72,8 @@ pub trait World {
     fn kind(&self, path: &Path) -> FileKind;
     /// Whether we have `permission` on `path`.
     fn may(&self, permission: Permission, path: &Path) -> bool;
-    /// The first bytes of the file, fewer where it is shorter; none where it cannot be read.
-    fn first_bytes(&self, path: &Path) -> Vec<u8>;
+    /// The first bytes of the file, at most so many; none where it cannot be read.
+    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8>;
     /// The whole file, if it is one and has at most so many bytes.
     ///
     /// # Errors
@@ -84,6 +85,10 @@ pub trait World {
     fn is_terminal(&self, stream: StandardStream) -> bool;
     /// The user who runs us.
     fn user_id(&self) -> u32;
+    /// The id of this process.
+    fn process_id(&self) -> u32;
+    /// Whether this process was started by that one or below it; true where that cannot be seen.
+    fn descends_from(&self, process: u32) -> bool;
     /// A fresh random UUID.
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
@@ -137,9 +142,9 @@ impl World for System {
         access(path, flags).is_ok()
     }
 
-    fn first_bytes(&self, path: &Path) -> Vec<u8> {
+    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
-        match File::open(path).and_then(|file| file.take(4).read_to_end(&mut bytes)) {
+        match File::open(path).and_then(|file| file.take(most as u64).read_to_end(&mut bytes)) {
             Ok(_) => bytes,
             Err(_) => Vec::new(),
         }
@@ -177,6 +182,14 @@ impl World for System {
 
     fn user_id(&self) -> u32 {
         rustix::process::getuid().as_raw()
+    }
+
+    fn process_id(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn descends_from(&self, process: u32) -> bool {
+        proc::descends_from(process)
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {
@@ -382,7 +395,10 @@ mod tests {
         assert_eq!(facts.world().affinity().len(), facts.world().affinity_cpus());
         let own = std::env::current_exe().unwrap();
         assert!(facts.is_executable(&own));
-        assert_eq!(facts.world().first_bytes(&own), b"\x7fELF");
+        assert_eq!(facts.world().first_bytes(&own, 4), b"\x7fELF");
+        let parent = std::os::unix::process::parent_id();
+        assert!(facts.world().descends_from(parent) && !facts.world().descends_from(u32::MAX));
+        assert!(!facts.world().descends_from(facts.world().process_id()));
         assert_eq!(facts.world().kind(Path::new("/")), FileKind::Directory);
         assert_eq!(facts.world().kind(Path::new("/dev/null")), FileKind::Other);
         assert!(!facts.exists(Path::new("/no/such/file")));

@@ -88,6 +88,8 @@ pub struct LaunchSpec {
     pub parent_error_file: Option<PathBuf>,
     /// `--leave-out`: this worker is started by hand.
     pub left_out: Option<LocalRank>,
+    /// `RANKRUN_NESTING` of the workers.
+    pub nesting: String,
 }
 
 /// What each worker runs.
@@ -456,5 +458,6 @@ pub(crate) fn example() -> LaunchSpec {
         events: EventLog::Off,
         parent_error_file: None,
         left_out: None,
+        nesting: String::new(),
     }
 }

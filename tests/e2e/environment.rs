@@ -33,7 +33,7 @@ const OF_TORCHRUN: [&str; 19] = [
 ];
 
 /// What only we add.
-const OF_OURS: [&str; 3] = ["RANKRUN_JOB", "RANKRUN_GENERATION", "RANKRUN_DEVICE"];
+const OF_OURS: [&str; 4] = ["RANKRUN_JOB", "RANKRUN_GENERATION", "RANKRUN_DEVICE", "RANKRUN_NESTING"];
 
 /// What [`Launch`] itself gives, and what Python adds where there is no locale.
 const GIVEN: [&str; 8] =

@@ -100,6 +100,8 @@ fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
         let explained = &entry["value"];
         let fits = match (explained["at_launch"].as_str(), text_of(explained)) {
             (Some("free_port"), _) => value.parse::<u16>().is_ok_and(|port| port > 0),
+            // It names the launcher's process.
+            (Some("mark"), _) if name == "RANKRUN_NESTING" => value.ends_with("=1"),
             (Some("run_id" | "mark"), _) => value.split('-').map(str::len).eq([8, 4, 4, 4, 12]),
             (Some("agreed_by_the_nodes"), _) => !value.is_empty(),
             (Some("path"), _) => matches(explained["pattern"].as_str().expect("a pattern"), value),
@@ -258,7 +260,7 @@ fn a_script_with_a_port_gives_the_environment_of_a_launch() {
     let lines = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let foreign = |line: &&str| {
-            let names = ["env0", "env1 RANKRUN_JOB=", "env1 RANKRUN_E2E_MARK="];
+            let names = ["env0", "env1 RANKRUN_JOB=", "env1 RANKRUN_NESTING=", "env1 RANKRUN_E2E_MARK="];
             !names.iter().any(|name| line.starts_with(name))
         };
         let mut lines: Vec<String> = text.lines().filter(foreign).map(str::to_owned).collect();

@@ -28,6 +28,7 @@ mod leftovers;
 mod limits;
 mod locked_down;
 mod logs;
+mod nesting;
 mod nodes;
 mod options;
 mod orphans;

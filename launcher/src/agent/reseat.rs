@@ -126,8 +126,8 @@ impl World for Seen {
         System::SILENT.may(permission, path)
     }
 
-    fn first_bytes(&self, path: &Path) -> Vec<u8> {
-        System::SILENT.first_bytes(path)
+    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
+        System::SILENT.first_bytes(path, most)
     }
 
     fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
@@ -144,6 +144,14 @@ impl World for Seen {
 
     fn user_id(&self) -> u32 {
         System::SILENT.user_id()
+    }
+
+    fn process_id(&self) -> u32 {
+        System::SILENT.process_id()
+    }
+
+    fn descends_from(&self, process: u32) -> bool {
+        System::SILENT.descends_from(process)
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {

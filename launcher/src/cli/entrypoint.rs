@@ -8,8 +8,9 @@ use super::error::{CliError, EntrypointProblem, SettingError};
 use super::notice::{IgnoredBecause, Notice};
 use super::python::{choose_python, find_program};
 use super::settings::Settings;
+use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
-use crate::facts::{FileKind, Permission};
+use crate::facts::{Facts, FileKind, Permission};
 use crate::spec::{Entrypoint, Persona};
 
 /// Decides between script, module and program, and checks that it is there.
@@ -35,19 +36,29 @@ pub(super) fn resolve_entrypoint(
         let path = find_program(typed, settings.facts).map_err(|problem| refused(typed, problem))?;
         return Ok(program(path));
     }
-    if !module && let Some(path) = program_without_asking(settings, typed)? {
-        return Ok(program(path));
-    }
+    let found = if module { None } else { program_without_asking(settings, typed)? };
+    let script = match found {
+        Some(Found::Program(path)) => return Ok(program(path)),
+        Some(Found::Script(path)) => path.into_os_string(),
+        None => typed.clone(),
+    };
     if !module {
-        check_script(settings, typed).map_err(|problem| refused(typed, problem))?;
+        check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
     notices.extend(notice);
     Ok(if module {
         Entrypoint::Module { python, module: typed.clone() }
     } else {
-        Entrypoint::Script { python, script: typed.clone() }
+        Entrypoint::Script { python, script }
     })
+}
+
+/// What was found at the entrypoint, or in `PATH` under its name.
+enum Found {
+    Program(PathBuf),
+    /// An executable file whose first line starts a launcher: Python runs it.
+    Script(PathBuf),
 }
 
 /// `--run-path` wins over the other two, as under torchrun.
@@ -80,7 +91,7 @@ fn refused(typed: &OsStr, problem: EntrypointProblem) -> SettingError {
 ///
 /// A file here comes first; only a bare name that is no file here is looked up in `PATH`, as `mpirun` and `srun`
 /// do. A name that ends in `.py` is always a script.
-fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<PathBuf>, SettingError> {
+fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, SettingError> {
     let here = Path::new(typed);
     if settings.persona == Persona::Torchrun || here.extension() == Some(OsStr::new("py")) {
         return Ok(None);
@@ -88,23 +99,39 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
     let facts = settings.facts;
     match facts.world().kind(here) {
         FileKind::File => {
-            let first_bytes = facts.world().first_bytes(here);
+            let first_bytes = facts.world().first_bytes(here, LONGEST_LINE);
             let executable = facts.is_executable(here);
             let elf = first_bytes.starts_with(b"\x7fELF");
             if elf && !executable {
                 let problem = EntrypointProblem::NotExecutable { path: here.to_owned() };
                 return Err(refused(typed, problem));
             }
-            // With a slash, so that nobody looks it up in PATH.
+            // With a slash, so that `execvp` does not look it up in PATH.
             let path = || if here.is_absolute() { here.to_owned() } else { Path::new(".").join(here) };
-            Ok((elf || (executable && first_bytes.starts_with(b"#!"))).then(path))
+            let runs = elf || (executable && first_bytes.starts_with(b"#!"));
+            Ok(runs.then(|| match is_of_launcher(&first_bytes, facts) {
+                true => Found::Script(here.to_owned()),
+                false => Found::Program(path()),
+            }))
         }
         FileKind::Missing if may_be_in_path(typed) => match find_program(typed, facts) {
-            Ok(path) => Ok(Some(path)),
+            Ok(path) if is_of_launcher(&facts.world().first_bytes(&path, LONGEST_LINE), facts) => {
+                Ok(Some(Found::Script(path)))
+            }
+            Ok(path) => Ok(Some(Found::Program(path))),
             Err(problem) => Err(refused(typed, problem)),
         },
         _ => Ok(None),
     }
+}
+
+/// Whether a file that begins with these bytes starts a launcher on itself.
+fn is_of_launcher(first_bytes: &[u8], facts: &Facts) -> bool {
+    let resolve = |word: &OsStr| {
+        let program = find_program(word, facts).ok()?;
+        Some(facts.world().resolve_links(&program))
+    };
+    starts_launcher(first_bytes, resolve)
 }
 
 fn may_be_in_path(typed: &OsStr) -> bool {

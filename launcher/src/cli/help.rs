@@ -29,7 +29,8 @@ Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_E
 /// What our own name adds.
 const PROGRAMS: &str = "
 An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
-.py file. A bare name that is no file here is looked up in PATH.
+.py file, or its first line starts rankrun or torchrun: Python runs those. A bare name that is no
+file here is looked up in PATH.
 ";
 
 const LEFTOVERS: &str = "

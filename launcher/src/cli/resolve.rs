@@ -17,6 +17,7 @@ use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
+use super::nesting::resolve_nesting;
 use super::network::{interfaces, resolve_network};
 use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
@@ -30,6 +31,7 @@ use super::stop::{resolve_leftovers, resolve_stop};
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
+use crate::spec::rendezvous::NetworkSpec;
 use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
@@ -76,6 +78,7 @@ pub(super) fn resolve(
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     notices.extend(tell_without_effect(&settings));
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
+    let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
     let spec = LaunchSpec {
         persona,
@@ -94,12 +97,7 @@ pub(super) fn resolve(
         stuck_limit: seconds_of(facts, STUCK_VARIABLE),
         logs,
         stdin,
-        defaults: WorkerDefaults {
-            omp_threads,
-            nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
-            interfaces: interfaces(&network, facts),
-            nccl_library: resolve_nccl_library(&settings)?,
-        },
+        defaults: resolve_defaults(&settings, omp_threads, &network)?,
         network,
         seats: devices.seats,
         visibility: devices.visibility,
@@ -108,8 +106,23 @@ pub(super) fn resolve(
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         left_out,
+        nesting,
     };
     Ok(Launch { spec, verbosity, notices })
+}
+
+fn resolve_defaults(
+    settings: &Settings<'_>,
+    omp_threads: Option<u32>,
+    network: &NetworkSpec,
+) -> Result<WorkerDefaults, CliError> {
+    let facts = settings.facts;
+    Ok(WorkerDefaults {
+        omp_threads,
+        nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
+        interfaces: interfaces(network, facts),
+        nccl_library: resolve_nccl_library(settings)?,
+    })
 }
 
 /// What torchrun knows and has no effect here.

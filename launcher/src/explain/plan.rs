@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, RANK, RUN_ID};
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
 use rankrun_contract::rank::LocalRank;
 
 use super::nodes::is_agreed_on;
@@ -103,7 +103,8 @@ impl Plan<'_> {
             name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
             MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
             RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
-            JOB => Value::AtLaunch(Pending::Mark),
+            // Both name the processes of one launch.
+            JOB | NESTING => Value::AtLaunch(Pending::Mark),
             ERROR_FILE if !value.is_empty() => pattern(Path::new(value)),
             _ => Value::Known(value.to_owned()),
         }

@@ -25,6 +25,7 @@ pub(crate) struct FakeWorld {
     machine: Machine,
     cuda_order: Result<Vec<CudaDevice>, String>,
     asked: Asked,
+    is_inside: bool,
 }
 
 /// What was asked of the hardware, in order; clones of a world write into one list.
@@ -46,6 +47,7 @@ impl FakeWorld {
             machine: Machine::default(),
             cuda_order: Err("there is no driver".to_owned()),
             asked: Asked::default(),
+            is_inside: true,
         };
         nothing.folder("/job").folder("/tmp")
     }
@@ -81,7 +83,18 @@ impl FakeWorld {
     }
 
     pub(crate) fn script(self, path: &str) -> Self {
-        self.add(path, FileKind::File, true, b"#!/b")
+        self.starts_with(path, b"#!/bin/sh\n")
+    }
+
+    /// An executable file that begins with these bytes.
+    pub(crate) fn starts_with(self, path: &str, bytes: &'static [u8]) -> Self {
+        self.add(path, FileKind::File, true, bytes)
+    }
+
+    /// This process descends from no other.
+    pub(crate) fn elsewhere(mut self) -> Self {
+        self.is_inside = false;
+        self
     }
 
     /// A program at `path` that is a link to `target`.
@@ -158,8 +171,8 @@ impl World for FakeWorld {
         })
     }
 
-    fn first_bytes(&self, path: &Path) -> Vec<u8> {
-        self.entry(path).map_or_else(Vec::new, |entry| entry.bytes.to_vec())
+    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
+        self.entry(path).map_or_else(Vec::new, |entry| entry.bytes.iter().copied().take(most).collect())
     }
 
     fn whole_file(&self, path: &Path, _most: u64) -> io::Result<Vec<u8>> {
@@ -178,6 +191,14 @@ impl World for FakeWorld {
 
     fn user_id(&self) -> u32 {
         1000
+    }
+
+    fn process_id(&self) -> u32 {
+        4711
+    }
+
+    fn descends_from(&self, _process: u32) -> bool {
+        self.is_inside
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {

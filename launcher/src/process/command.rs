@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use rankrun_contract::env::{self, RankrunEnv, Role, WorkerEnv};
+use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 
 use crate::device::Visibility;
@@ -170,6 +170,7 @@ pub fn variables(
         }),
     };
     let mut vars = env.to_vars();
+    vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
     }

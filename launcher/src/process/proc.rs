@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, getpid};
+use nix::unistd::{Pid, getpid, getppid};
 
 /// There is no descriptor or no memory for a look at processes: who is there is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +40,21 @@ const COMMAND_SHOWN: usize = 120;
 #[must_use]
 pub fn can_walk() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
+}
+
+/// Whether `ancestor` is above this process; true where `/proc` does not tell.
+#[must_use]
+pub fn descends_from(ancestor: u32) -> bool {
+    let Ok(ancestor) = i32::try_from(ancestor) else { return false };
+    let (ancestor, mut above) = (Pid::from_raw(ancestor), getppid());
+    while above.as_raw() > 0 && above != ancestor {
+        match Stat::of(above) {
+            // The first process of a pid namespace has the parent 0.
+            Ok(Some(stat)) => above = stat.parent().unwrap_or(Pid::from_raw(0)),
+            Ok(None) | Err(CannotLook(_)) => return true,
+        }
+    }
+    above == ancestor
 }
 
 /// A positive number.

@@ -221,7 +221,7 @@ fn name(node: &Node) -> String {
 }
 
 /// FNV-1a of 128 bits over the pieces, with an end to each: tells texts apart that nobody has made to look alike.
-pub(super) fn checksum<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u128 {
+pub(crate) fn checksum<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let step = |sum: u128, byte: u64| (sum ^ u128::from(byte)).wrapping_mul(PRIME);

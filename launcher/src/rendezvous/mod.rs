@@ -24,6 +24,8 @@ pub mod thread;
 pub mod torch_peer;
 pub mod worker_store;
 
+pub(crate) use keys::checksum;
+
 use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;

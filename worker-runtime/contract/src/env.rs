@@ -52,6 +52,8 @@ pub const GENERATION: &str = "RANKRUN_GENERATION";
 /// Which completed rendezvous of the job this is: a whole number that is the same on all nodes, and larger than that of
 /// the life before. Beside [`RESTART_COUNT`], which each node counts for itself. Not set in a job of one node.
 pub const ROUND: &str = "RANKRUN_ROUND";
+/// How many launches of each entrypoint are above this process, written by the innermost launcher.
+pub const NESTING: &str = "RANKRUN_NESTING";
 /// `1` in the environment of a process that may outlive a job that succeeded.
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.

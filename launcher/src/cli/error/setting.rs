@@ -213,6 +213,18 @@ pub enum SettingError {
         /// What is wrong with it.
         problem: EntrypointProblem,
     },
+    /// Launches of one entrypoint stand inside one another, as of a script that starts itself.
+    #[error(
+        "the entrypoint `{entrypoint}` starts itself: this launch is inside {} launches of it, each inside the one \
+         before (`RANKRUN_NESTING`)",
+        depth - 1
+    )]
+    NestedTooDeep {
+        /// As it was typed.
+        entrypoint: String,
+        /// Which launch of it this is.
+        depth: u32,
+    },
     /// `PYTHON_EXEC` names nothing that can be run.
     #[error("`PYTHON_EXEC` is `{value}`, which {problem}")]
     PythonExec {
@@ -321,6 +333,10 @@ impl SettingError {
             }
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
+            Self::NestedTooDeep { entrypoint, .. } => Some(format!(
+                "let `{entrypoint}` start no launcher on itself; where it is meant, start that launcher with \
+                 `env -u RANKRUN_NESTING`"
+            )),
             Self::PythonExec { .. } => Some("correct the variable, or unset it".to_owned()),
             Self::NoPython { .. } => {
                 Some("set `PYTHON_EXEC`, or give `--no-python` if the entrypoint is a program".to_owned())
