@@ -127,7 +127,7 @@ fn a_reader_that_leaves_does_not_stop_the_job() {
 #[test]
 fn a_job_without_output_is_silent() {
     for name in Name::both() {
-        let outcome = Launch::standalone(*name, 1).shell("true").run();
+        let outcome = Launch::standalone(*name, 1).env("RANKRUN_QUIET", "1").shell("true").run();
         outcome.exits(0);
         assert_eq!((outcome.out(), outcome.err()), (String::new(), String::new()));
     }

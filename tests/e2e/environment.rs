@@ -182,7 +182,8 @@ fn one_worker_keeps_its_openmp_threads() {
 #[test]
 fn the_users_openmp_threads_are_kept() {
     for name in Name::both() {
-        let outcome = Launch::standalone(*name, 2).env("OMP_NUM_THREADS", "5").worker(["env"]).run();
+        let launch = Launch::standalone(*name, 2).env("OMP_NUM_THREADS", "5").env("RANKRUN_QUIET", "1");
+        let outcome = launch.worker(["env"]).run();
         assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], "5");
         assert_eq!(outcome.err(), "", "a warning for nothing");
     }

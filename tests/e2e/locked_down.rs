@@ -110,7 +110,7 @@ fn orphans_of_a_plain_user() {
 fn a_runtime_folder_that_does_not_exist() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", "/nonexistent/run");
-        let outcome = launch.worker(["alive"]).run();
+        let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
         outcome.exits(0);
         assert_eq!(outcome.err(), "", "what is lost is only said under -v");
     }
@@ -121,8 +121,8 @@ fn a_runtime_folder_longer_than_a_sockets_path() {
     let scratch = Scratch::new();
     let folder = scratch.folder(&"x".repeat(200), 0o700);
     for name in Name::both() {
-        let outcome =
-            Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", folder.clone()).worker(["alive"]).run();
+        let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", folder.clone());
+        let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
         outcome.exits(0);
         assert_eq!(outcome.err(), "", "what is lost is only said under -v");
     }

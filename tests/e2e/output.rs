@@ -15,7 +15,7 @@ const MEGABYTE: usize = 1_000_000;
 
 /// A launch of workers that logs below the scratch folder, and of which the launcher itself has nothing to say.
 fn logging(name: Name, workers: usize, scratch: &Scratch, options: &[&str]) -> Launch {
-    let launch = Launch::standalone(name, workers).env("OMP_NUM_THREADS", "1");
+    let launch = Launch::standalone(name, workers).env("OMP_NUM_THREADS", "1").env("RANKRUN_QUIET", "1");
     launch.args(["--log-dir", &scratch.at("logs")]).args(options.iter().copied())
 }
 

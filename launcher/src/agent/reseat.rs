@@ -74,8 +74,8 @@ pub(super) fn seats(words: &Words, before: &[Seat], machine: Machine, order: Opt
 fn read(argv: &[OsString], facts: &Facts) -> Result<Seating, String> {
     match cli::interpret(argv, facts) {
         Ok(Command::Launch(launch)) => {
-            let lines = launch.notices.iter().filter(|notice| matches!(notice, Notice::Seat { .. }));
-            let lines = lines.map(ToString::to_string).collect();
+            let is_seat = |notice: &&Notice| matches!(notice, Notice::Seat { .. } | Notice::OnCpus { .. });
+            let lines = launch.notices.iter().filter(is_seat).map(ToString::to_string).collect();
             let LaunchSpec { workers, seats, visibility, defaults, .. } = launch.spec;
             Ok(Seating { workers, seats, visibility, omp_threads: defaults.omp_threads, lines })
         }

@@ -5,6 +5,7 @@
 //! | `wishes` | reads the options, and says whether anybody has to look at the hardware |
 //! | `chosen` | asks for the choice, and says what is to be said of it |
 //! | `count` | how many workers |
+//! | `cpus` | workers on the CPUs, and why |
 //! | `seats` | which worker has which device |
 //! | `scheduler` | whether each task of a scheduler is a launcher |
 //! | `advice` | hints that fit what was said, and the name under which it was said |
@@ -16,6 +17,7 @@
 mod advice;
 mod chosen;
 mod count;
+mod cpus;
 mod scheduler;
 mod seats;
 mod told;
@@ -23,20 +25,19 @@ mod wishes;
 
 use std::path::Path;
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize};
+use rankrun_contract::rank::LocalWorldSize;
 
 use super::Verbosity;
-use super::error::{CliError, DeviceError, SettingError};
+use super::error::{CliError, DeviceError};
 use super::notice::Notice;
-use super::settings::{Setting, Settings};
+use super::settings::Settings;
 use super::torchrun::VIRTUAL_LOCAL_RANK;
-use super::virtual_devices::resolve_virtual_devices;
 use crate::device::choice::{Choice, Chosen};
-use crate::device::handover::hand_over;
 use crate::device::visibility::Inherited;
 use crate::device::{DeviceType, Machine, Part, TroubleKind, Visibility, presence};
 use crate::facts::Facts;
 use crate::spec::{DeviceCheck, DeviceSpec, Persona, Seat};
+use cpus::Cause;
 pub(super) use wishes::read_limit;
 use wishes::{Count, Look, Wishes};
 
@@ -108,7 +109,7 @@ impl Resolver<'_> {
                 self.refuse_devices_on_cpus()?;
                 // Where there are accelerators the workers must not see them.
                 let hide = sign().then(|| hidden(facts));
-                self.on_cpus(hide.as_ref())?
+                self.on_cpus(hide.as_ref(), Cause::Requested)?
             }
             Look::Perhaps => {
                 let machine = self.discover();
@@ -134,9 +135,11 @@ impl Resolver<'_> {
                         return Err(error.into());
                     }
                     Some((_, error)) => {
-                        let text = format!("{error}; no accelerator shows itself, so the CPUs are taken");
-                        self.notices.push(Notice::Device { text });
-                        self.on_cpus(None)?
+                        if !self.tells_cpus() {
+                            let text = format!("{error}; no accelerator shows itself, so the CPUs are taken");
+                            self.notices.push(Notice::Device { text });
+                        }
+                        self.on_cpus(None, Cause::LibraryFailed(&error))?
                     }
                     None => {
                         let choice = self.choose(&machine)?;
@@ -147,38 +150,6 @@ impl Resolver<'_> {
         };
         self.tell_count(&devices)?;
         Ok(devices)
-    }
-
-    /// Nobody knows what the workers run on; on the CPUs, where no accelerator shows itself.
-    fn unseen(&mut self, sign: bool) -> Result<Devices, CliError> {
-        let mut devices = self.on_cpus(None)?;
-        // Who counts CPUs means workers on them.
-        if sign && self.wishes.count != Count::Cpus {
-            devices.seats.iter_mut().for_each(|seat| seat.device.known = false);
-        }
-        Ok(devices)
-    }
-
-    /// Nobody has a device; `hide` is the choice that keeps accelerators from them.
-    fn on_cpus(&mut self, hide: Option<&Choice>) -> Result<Devices, CliError> {
-        if let Some(Setting { origin, value }) = &self.wishes.binding {
-            let (origin, value) = (origin.clone(), value.word().to_owned());
-            return Err(SettingError::NeedsAccelerator { origin, value }.into());
-        }
-        let workers = self.workers_on_cpus();
-        let mut seats: Vec<Seat> = (0..workers.get()).map(|rank| Seat::cpu(LocalRank(rank))).collect();
-        let visibility = match hide {
-            Some(choice) => {
-                let handover = hand_over(choice, &self.inherited, workers.get(), self.asked_visibility()?);
-                for (seat, handed) in seats.iter_mut().zip(handover.workers) {
-                    seat.variables = handed.variables;
-                }
-                handover.visibility
-            }
-            None if self.wishes.about_devices() => self.asked_visibility()?,
-            None => resolve_virtual_devices(self.settings, &mut seats)?,
-        };
-        Ok(self.devices(workers, seats, visibility))
     }
 
     fn devices(&self, workers: LocalWorldSize, seats: Vec<Seat>, visibility: Visibility) -> Devices {
@@ -256,7 +227,11 @@ impl Resolver<'_> {
         if choice.kind == DeviceType::Cpu {
             let useless = advice::without_effect(&self.wishes).filter(|_| choice.untouched);
             self.notices.extend(useless.map(|text| Notice::Device { text }));
-            return self.on_cpus((!choice.untouched).then_some(choice));
+            return if choice.untouched {
+                self.on_cpus(None, Cause::Choice(machine, &choice.warnings))
+            } else {
+                self.on_cpus(Some(choice), Cause::Requested)
+            };
         }
         self.refuse_sharing(choice, workers)?;
         let mut placed = if self.is_untold(choice)? {

@@ -85,7 +85,7 @@ mod tests {
     ) -> Result<(Option<TimeLimit>, Vec<String>), String> {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let mut environment = environment.to_vec();
-        environment.push(("PATH", "/usr/bin"));
+        environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
         let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
         match interpret(&argv, &facts) {
             Ok(Command::Launch(launch)) => {

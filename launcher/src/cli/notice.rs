@@ -94,6 +94,11 @@ pub enum Notice {
         /// As it is said.
         line: String,
     },
+    /// All workers run on the CPUs, and no setting asks for that.
+    OnCpus {
+        /// As it is said.
+        line: String,
+    },
     /// Something about the devices or their choice that may surprise.
     Device {
         /// As it is said.
@@ -218,9 +223,10 @@ impl fmt::Display for Notice {
                     "`{folder}`, where progress is to be seen, does not exist yet: until it does there is none"
                 )
             }
-            Self::Seat { line: text } | Self::Device { text } | Self::Detail { text, .. } => {
-                f.write_str(text)
-            }
+            Self::Seat { line: text }
+            | Self::OnCpus { line: text }
+            | Self::Device { text }
+            | Self::Detail { text, .. } => f.write_str(text),
             Self::UnknownLogLevel { value } => {
                 write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")
             }

@@ -135,7 +135,7 @@ pub(super) static PROGRESS_RESTARTS: OptionRow =
     OptionRow::int("progress-restarts", "N", "How many restarts in a row may change none [default: 3]")
         .family(Family::Rankrun);
 pub(super) static QUIET: OptionRow =
-    OptionRow::flag("quiet", "Do not say before the start which rank has which device")
+    OptionRow::flag("quiet", "Do not say before the start which rank has which device, or why none has one")
         .family(Family::Rankrun);
 pub(super) static START_TIMEOUT: OptionRow = OptionRow::text(
     "start-timeout",

@@ -71,7 +71,7 @@ mod tests {
     fn signals(words: &[&str], environment: &[(&str, &str)]) -> (SignalSpec, Vec<String>) {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let mut environment = environment.to_vec();
-        environment.push(("PATH", "/usr/bin"));
+        environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
         let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
         let Ok(Command::Launch(launch)) = interpret(&argv, &facts) else { panic!("{words:?} is refused") };
         (launch.spec.signals, launch.notices.iter().map(ToString::to_string).collect())

@@ -20,7 +20,7 @@ fn world() -> FakeWorld {
 
 fn interpret_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Result<Command, CliError> {
     let mut environment = environment.to_vec();
-    environment.push(("PATH", "/usr/bin"));
+    environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
     let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
     interpret(&argv, &world.facts(&environment))
 }

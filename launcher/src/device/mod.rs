@@ -12,12 +12,14 @@
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | what is wrong with a device, in words (pure) |
+//! | [`cpu_reason`] | why workers run on the CPUs, in words (pure) |
 //!
 //! The identity of a device is its UUID or PCI address; an index is only a way to say it. Nothing here opens a
 //! vendor's library in the launcher itself: what hangs, crashes or lies there does so in a child with a deadline.
 
 pub mod affinity;
 pub mod choice;
+pub mod cpu_reason;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod handover;

@@ -5,6 +5,7 @@ mod after_failure;
 mod bad_input;
 mod binding;
 mod counts;
+mod cpu;
 mod explain;
 mod guides;
 mod handover;

@@ -5,7 +5,6 @@ use super::wishes::Count;
 use crate::cli::Verbosity;
 use crate::cli::error::DeviceError;
 use crate::cli::notice::Notice;
-use crate::cli::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning, choose, label};
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine};
@@ -40,10 +39,11 @@ impl Resolver<'_> {
         let warnings =
             warnings.filter(|warning| !self.is_passive() || matches!(warning, Warning::Dropped { .. }));
         // torch's option takes the entry in its place from the list, and checks nothing.
-        let is_torchs = !self.wishes.about_devices()
-            && choice.kind == DeviceType::Cpu
-            && self.settings.flag(&VIRTUAL_LOCAL_RANK).unwrap_or(false);
-        let warnings = warnings.filter(|warning| !(is_torchs && matches!(warning, Warning::Dropped { .. })));
+        let is_torchs = choice.kind == DeviceType::Cpu && self.is_virtual();
+        // The line about the CPUs says it.
+        let is_told = choice.kind == DeviceType::Cpu && self.tells_cpus();
+        let warnings = warnings
+            .filter(|warning| !((is_torchs || is_told) && matches!(warning, Warning::Dropped { .. })));
         let told = warnings.map(|warning| Notice::Device { text: plain(&warning.to_string()) });
         self.notices.extend(told.collect::<Vec<_>>());
         Ok(choice)

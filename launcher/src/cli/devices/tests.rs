@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::cli::{Command, Launch, interpret};
+use rankrun_contract::rank::LocalRank;
+
+use crate::cli::{Command, Launch, Notice, interpret};
 use crate::device::{Accelerator, Ask, Condition, DeviceType, Machine, Memory, Part, Trouble, TroubleKind};
 use crate::facts::fake::{FakeWorld, Question};
 use crate::spec::Unhealthy;
@@ -12,6 +14,7 @@ use super::*;
 
 mod advice;
 mod binding;
+mod cpus;
 mod looks;
 mod maps;
 

@@ -123,7 +123,7 @@ impl Wishes {
     }
 
     /// Whether the job is to run on the CPUs, whatever there is.
-    fn only_cpus(&self) -> bool {
+    pub(super) fn only_cpus(&self) -> bool {
         match (&self.devices, &self.kind) {
             (Some(listed), _) => listed.value.1 == Selector::None,
             (None, Some(kind)) => kind.value == DeviceType::Cpu,

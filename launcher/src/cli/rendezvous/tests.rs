@@ -12,7 +12,7 @@ const UUID: &str = "00000000-0000-0000-0000-000000000007";
 fn try_launch(line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
     let argv: Vec<OsString> = line.split(' ').chain(["--no-python", "true"]).map(OsString::from).collect();
     let mut environment = environment.to_vec();
-    environment.push(("PATH", "/usr/bin"));
+    environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
     match interpret(&argv, &FakeWorld::new().program("/usr/bin/true").facts(&environment))? {
         Command::Launch(launch) => Ok(*launch),
         other => panic!("{other:?}"),

@@ -14,7 +14,7 @@ fn world() -> FakeWorld {
 
 fn try_launch(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
     let mut environment = environment.to_vec();
-    environment.push(("PATH", "/usr/bin"));
+    environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
     let argv: Vec<OsString> =
         line.split('|').map(|word| OsString::from(word.trim_start_matches(' '))).collect();
     match interpret(&argv, &world.facts(&environment))? {

@@ -38,13 +38,16 @@ fn what_has_no_effect_without_accelerators_is_told() {
     let told = |line: &str, environment: &[(&str, &str)]| said(&launch(world(), line, environment));
     assert_eq!(
         told("rankrun --device-order pci --check-devices", &[]),
-        ["`--device-order` and `--check-devices` have no effect: no accelerator is visible"]
+        [
+            "`--device-order` and `--check-devices` have no effect: no accelerator is visible",
+            "rank 0 → cpu: no accelerator is found: no driver library and no device node"
+        ]
     );
     assert_eq!(
         said(&launch(with_sign(gpus(2)), "rankrun --device-visibility own", &[("CUDA_VISIBLE_DEVICES", "")])),
         ["`--device-visibility` has no effect: no accelerator is visible"]
     );
-    assert!(told("rankrun", &[]).is_empty());
+    assert!(told("rankrun --quiet", &[]).is_empty());
     assert!(told("rankrun --devices none --device-order pci", &[]).is_empty());
 }
 

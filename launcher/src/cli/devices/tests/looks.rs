@@ -105,10 +105,14 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
 
 #[test]
 fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
-    let quiet = launch(world().machine(missing()), "rankrun", &[]);
-    assert_eq!((quiet.spec.workers.get(), said(&quiet)), (1, vec![]));
+    let line = "rank 0 → cpu: no accelerator is found: no driver library and no device node";
+    let plain = launch(world().machine(missing()), "rankrun", &[]);
+    assert_eq!((plain.spec.workers.get(), said(&plain)), (1, vec![line.to_owned()]));
     let told = launch(world().machine(missing()), "rankrun -v", &[]);
-    assert_eq!(said(&told), ["looking for cuda devices: NVML is not there: libnvidia-ml.so.1: no such file"]);
+    assert_eq!(
+        said(&told),
+        ["looking for cuda devices: NVML is not there: libnvidia-ml.so.1: no such file", line]
+    );
     let (code, text, _) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
     assert_eq!(
         (code, text.as_str()),

@@ -1,0 +1,243 @@
+//! Why workers run on the CPUs, in words: by the variables, the picture of the machine, and its device nodes. Pure.
+
+#[cfg(test)]
+mod tests;
+
+use super::choice::{Warning, number};
+use super::{DeviceType, Machine, Part, Trouble};
+
+/// Why workers run on the CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CpuReason {
+    /// A variable hides every device: the user asked for the CPUs.
+    Requested,
+    /// Devices were expected, or nothing was said.
+    Because(String),
+}
+
+/// Everything that the reason depends on.
+pub struct Evidence<'a> {
+    /// One variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// The picture of the machine; `None` in a launch that does not probe.
+    pub machine: Option<&'a Machine>,
+    /// Warnings of the choice that found no device.
+    pub warnings: &'a [Warning],
+    /// Whether a driver has made its device node.
+    pub has_node: &'a dyn Fn(DeviceType) -> bool,
+    /// Whether there is any driver library or device node.
+    pub has_sign: &'a dyn Fn() -> bool,
+}
+
+/// A vendor's names for its driver and its variables.
+struct Vendor {
+    kind: DeviceType,
+    driver: &'static str,
+    node: &'static str,
+    /// A process reads these.
+    lists: &'static [&'static str],
+    /// The container runtime reads this one.
+    container_list: Option<&'static str>,
+}
+
+const VENDORS: [Vendor; 5] = [
+    Vendor {
+        kind: DeviceType::Cuda,
+        driver: "the NVIDIA driver",
+        node: "/dev/nvidiactl",
+        lists: &["CUDA_VISIBLE_DEVICES"],
+        container_list: Some("NVIDIA_VISIBLE_DEVICES"),
+    },
+    Vendor {
+        kind: DeviceType::Rocm,
+        driver: "the AMD driver",
+        node: "/dev/kfd",
+        lists: &["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"],
+        container_list: None,
+    },
+    Vendor {
+        kind: DeviceType::Xpu,
+        driver: "the Intel GPU driver",
+        node: "/dev/dri",
+        lists: &["ZE_AFFINITY_MASK"],
+        container_list: None,
+    },
+    Vendor {
+        kind: DeviceType::Hpu,
+        driver: "the Gaudi driver",
+        node: "/dev/accel",
+        lists: &["HABANA_VISIBLE_MODULES"],
+        container_list: Some("HABANA_VISIBLE_DEVICES"),
+    },
+    Vendor {
+        kind: DeviceType::Npu,
+        driver: "the Ascend driver",
+        node: "/dev/davinci_manager",
+        lists: &["ASCEND_RT_VISIBLE_DEVICES"],
+        container_list: Some("ASCEND_VISIBLE_DEVICES"),
+    },
+];
+
+/// What the value of a list asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Devices,
+    /// `-1` and its like.
+    Cpus,
+    /// An empty value; some vendors take it for an unset one.
+    Nothing,
+}
+
+/// Slurm writes it when a task has no GPU.
+const SLURM_NONE: &str = "NoDevFiles";
+
+/// The reason; a variable that asks for devices comes first, then one that hides them all.
+#[must_use]
+pub fn reason(evidence: &Evidence<'_>) -> CpuReason {
+    if let Some(words) = lost_entries(evidence.warnings) {
+        return CpuReason::Because(words);
+    }
+    let processes = VENDORS.iter().map(|vendor| (vendor, vendor.lists));
+    let found = said_by(evidence, processes);
+    let containers = VENDORS.iter().map(|vendor| (vendor, vendor.container_list.as_slice()));
+    let found = found
+        .or_else(|| said_by(evidence, containers).filter(|(_, _, _, wanted)| *wanted == Wanted::Devices));
+    match found {
+        None => CpuReason::Because(nothing_usable(evidence)),
+        Some((.., Wanted::Cpus | Wanted::Nothing)) => CpuReason::Requested,
+        Some((_, name, value, Wanted::Devices)) if value.trim() == SLURM_NONE => {
+            CpuReason::Because(format!("`{name}={value}`: Slurm gave this task no GPU"))
+        }
+        Some((vendor, name, value, Wanted::Devices)) => {
+            let why = unmet(vendor, evidence);
+            CpuReason::Because(format!("`{name}={value}` asks for devices, and {why}"))
+        }
+    }
+}
+
+/// Every list that lost all of its entries, with the vendor's rule.
+fn lost_entries(warnings: &[Warning]) -> Option<String> {
+    let lost = warnings.iter().filter_map(|warning| match warning {
+        Warning::Dropped { variable, value, because } => {
+            Some(format!("`{variable}={}` leaves no device: {because}", value.to_string_lossy()))
+        }
+        _ => None,
+    });
+    let lost: Vec<String> = lost.collect();
+    (!lost.is_empty()).then(|| lost.join("; "))
+}
+
+type Said<'a> = (&'a Vendor, &'static str, String, Wanted);
+
+/// The first vendor whose lists ask for devices; else the first list that asks for none.
+fn said_by<'a>(
+    evidence: &Evidence<'_>,
+    lists: impl Iterator<Item = (&'a Vendor, &'static [&'static str])>,
+) -> Option<Said<'a>> {
+    let mut none = None;
+    for (vendor, names) in lists {
+        let said = names.iter().filter_map(|name| {
+            let value = (evidence.variable)(name)?;
+            let wanted = wanted(&value);
+            Some((vendor, *name, value, wanted))
+        });
+        let said: Vec<Said<'a>> = said.collect();
+        let find = |what: Wanted| said.iter().find(|(.., wanted)| *wanted == what);
+        match find(Wanted::Cpus).or_else(|| find(Wanted::Devices)).or_else(|| said.first()) {
+            Some(found @ (.., Wanted::Devices)) => return Some(found.clone()),
+            Some(found) => none = none.or_else(|| Some(found.clone())),
+            None => {}
+        }
+    }
+    none
+}
+
+fn wanted(value: &str) -> Wanted {
+    match value.trim() {
+        "" => Wanted::Nothing,
+        "-1" | "none" | "void" => Wanted::Cpus,
+        _ => Wanted::Devices,
+    }
+}
+
+/// Why there is no device of this vendor.
+fn unmet(vendor: &Vendor, evidence: &Evidence<'_>) -> String {
+    let there = |machine: &Machine| machine.accelerators.iter().any(|device| device.kind == vendor.kind);
+    let hidden = evidence.machine.filter(|machine| there(machine));
+    if let Some(words) = hidden.and_then(without_instances) {
+        return words;
+    }
+    if hidden.is_some() {
+        return format!("none of the {} devices here is in it", vendor.kind);
+    }
+    let trouble = evidence.machine.and_then(|machine| main_trouble(vendor, machine));
+    let has_node = (evidence.has_node)(vendor.kind);
+    match (trouble, has_node) {
+        (Some(trouble), true) => format!("`{}` is here, but {trouble}", vendor.node),
+        (None, true) => format!("`{}` is here, but no device answers", vendor.node),
+        (trouble, false) => {
+            let words = trouble.filter(|trouble| tells_more(trouble)).map(|trouble| format!("; {trouble}"));
+            format!("{} is missing: no `{}`{}", vendor.driver, vendor.node, words.unwrap_or_default())
+        }
+    }
+}
+
+/// A card that the kernel lists without its node comes before a missing library.
+fn main_trouble<'a>(vendor: &Vendor, machine: &'a Machine) -> Option<&'a Trouble> {
+    let mut troubles = machine.troubles.iter().filter(|trouble| trouble.kind == vendor.kind);
+    troubles.clone().find(|trouble| is_closed_node(trouble)).or_else(|| troubles.next())
+}
+
+fn is_closed_node(trouble: &Trouble) -> bool {
+    trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu
+}
+
+/// Whether a trouble says more than that the driver's own folder is missing.
+fn tells_more(trouble: &Trouble) -> bool {
+    is_closed_node(trouble) || trouble.kind == DeviceType::Cuda
+}
+
+/// No variable was set: what stands between the machine and a device.
+fn nothing_usable(evidence: &Evidence<'_>) -> String {
+    let Some(machine) = evidence.machine else { return no_accelerator(evidence) };
+    if let Some(words) = without_instances(machine) {
+        return words;
+    }
+    if let Some(device) = machine.accelerators.iter().find(|device| device.integrated) {
+        let (kind, name, index) = (device.kind, &device.name, number(device));
+        return format!(
+            "the processor's own GPU ({kind} {index}, {name}) is used only where `--device-type {kind}` asks for it"
+        );
+    }
+    // Intel's nodes are the screen's as well.
+    let mut listed = VENDORS.iter().filter(|vendor| vendor.kind != DeviceType::Xpu);
+    let closed = listed.clone().find_map(|vendor| {
+        main_trouble(vendor, machine)
+            .filter(|trouble| is_closed_node(trouble))
+            .map(|trouble| (vendor, trouble))
+    });
+    if let Some((vendor, trouble)) = closed {
+        return format!("the kernel lists a {} device, but {trouble}", vendor.kind);
+    }
+    // Other drivers have nodes in `/dev/accel` and `/dev/dri`.
+    let has_own_node =
+        |vendor: &&Vendor| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
+    let with_node = listed.find(|vendor| has_own_node(vendor) && (evidence.has_node)(vendor.kind));
+    match with_node.and_then(|vendor| Some((vendor, main_trouble(vendor, machine)?))) {
+        Some((vendor, trouble)) => format!("`{}` is here, but {trouble}", vendor.node),
+        None => no_accelerator(evidence),
+    }
+}
+
+fn no_accelerator(evidence: &Evidence<'_>) -> String {
+    let nothing = if (evidence.has_sign)() { "" } else { ": no driver library and no device node" };
+    format!("no accelerator is found{nothing}")
+}
+
+/// A card in MIG mode without instances, where all cards are so.
+fn without_instances(machine: &Machine) -> Option<String> {
+    let is_parent = |part: Part| part == Part::MigParent;
+    let all =
+        !machine.accelerators.is_empty() && machine.accelerators.iter().all(|device| is_parent(device.part));
+    all.then(|| "every GPU is in MIG mode and has no instances".to_owned())
+}
