@@ -29,6 +29,7 @@ mod limits;
 mod locked_down;
 mod logs;
 mod nesting;
+mod long_messages;
 mod nodes;
 mod options;
 mod orphans;

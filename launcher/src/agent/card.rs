@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
+use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut};
 use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
@@ -39,6 +40,9 @@ pub(super) struct Evidence<'a> {
     /// The last lines of the worker that failed first.
     pub(super) tail: Vec<String>,
 }
+
+/// torchrun's report shows this much of all messages together, and at least [`MAX_CUT_TEXT`] of each, in bytes.
+const TORCH_REPORT_TEXT: usize = 1024 * 1024;
 
 /// What a worker may leave in its folder.
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", "error.json"];
@@ -99,7 +103,9 @@ impl Evidence<'_> {
 
     /// torchrun's report of it, under that title.
     pub(super) fn torch_report(&self, failure: &Failure, title: String) -> TorchReport {
-        let mut root_cause = self.failed_worker(&failure.first);
+        let recorded = recorded(&failure.others);
+        let most = (TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
+        let mut root_cause = self.failed_worker(&failure.first, most);
         if let (Manner::Stuck { dwell }, Message::None) = (failure.manner, &root_cause.message) {
             let dwell = dwell.as_secs_f64();
             root_cause.message =
@@ -109,11 +115,12 @@ impl Evidence<'_> {
             let limit = limit.as_secs_f64();
             root_cause.message = Message::Text(format!("Worker had not joined the store within {limit}s"));
         }
-        let others = recorded(&failure.others).iter().map(|other| self.failed_worker(&other.end)).collect();
+        let others = recorded.iter().map(|other| self.failed_worker(&other.end, most)).collect();
         TorchReport { title, host: host::full_name(), root_cause, others }
     }
 
-    fn failed_worker(&self, end: &WorkerEnd) -> FailedWorker {
+    /// A message of more than `most` bytes is cut.
+    fn failed_worker(&self, end: &WorkerEnd, most: usize) -> FailedWorker {
         let file = self.error_files.get(&end.local_rank);
         let path = self.attempt.map(|attempt| attempt.error_file(end.local_rank));
         let told = file.and_then(|file| file.report.unix_seconds).filter(|seconds| *seconds > 0);
@@ -125,18 +132,19 @@ impl Evidence<'_> {
             exit: end.exit,
             time: LocalTime::of(told.unwrap_or(end.at)),
             error_file: path.filter(|_| file.is_some()),
-            message: file.map_or(Message::None, message),
+            message: file.map_or(Message::None, |file| message(file, most)),
         }
     }
 }
 
-fn message(file: &ErrorFile) -> Message {
+fn message(file: &ErrorFile, most: usize) -> Message {
     let report = &file.report;
+    let text = |text: &str| cut(text, most).into_owned();
     match (file.form, &report.callstack) {
-        (MessageForm::Object, Some(callstack)) => Message::Traceback(callstack.clone()),
-        (MessageForm::Object, None) => Message::Traceback(report.message.clone()),
+        (MessageForm::Object, Some(callstack)) => Message::Traceback(text(callstack)),
+        (MessageForm::Object, None) => Message::Traceback(text(&report.message)),
         (MessageForm::Text, _) if report.message.is_empty() => Message::None,
-        (MessageForm::Text, _) => Message::Text(report.message.clone()),
+        (MessageForm::Text, _) => Message::Text(text(&report.message)),
     }
 }
 
@@ -185,8 +193,25 @@ fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
     }
     let mut bytes = Vec::new();
     let limit = u64::try_from(report::MAX_LEN).unwrap_or(u64::MAX).saturating_add(1);
-    file.take(limit).read_to_end(&mut bytes)?;
+    if metadata.len() < limit {
+        file.take(limit).read_to_end(&mut bytes)?;
+    } else {
+        bytes = with_cut_texts(file)?;
+    }
     Ok((ErrorFile::parse(&bytes)?, metadata.modified()?))
+}
+
+/// The JSON of a long file, in bounded memory.
+fn with_cut_texts(mut file: impl Read) -> Result<Vec<u8>, Unread> {
+    let (mut cutter, mut buffer) = (JsonCutter::default(), vec![0; 64 * 1024]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(cutter.finish()?),
+            Ok(count) => cutter.feed(&buffer[..count])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 #[cfg(test)]

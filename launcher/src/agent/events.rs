@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{LocalRank, RestartCount};
 use rankrun_contract::report::ErrorFile;
+use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
 use crate::agent::host;
 use crate::agent::message::{JobEnd, WorkerEnd};
@@ -93,7 +94,7 @@ pub(super) fn of_end(
         if seats.iter().filter_map(bad_end).any(exited) { ENDED_BY_CODE } else { ENDED_BY_SIGNAL };
     let raw_error = |end: &WorkerEnd| {
         let file = error_files.get(&end.local_rank);
-        file.map_or_else(|| placeholder.to_owned(), ErrorFile::to_json)
+        file.map_or_else(|| placeholder.to_owned(), |file| file.to_short_json(MAX_CUT_TEXT))
     };
     let workers = seats.iter().map(|seat| match (failure, bad_end(seat)) {
         (None, _) => Event::Succeeded(*seat),

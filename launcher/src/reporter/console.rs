@@ -22,8 +22,17 @@ use super::screen::{Screen, ScreenKind};
 #[cfg(test)]
 mod tests;
 
-/// Messages that wait for a slow terminal take at most this much; what does not fit is counted and dropped.
+/// Messages that wait for a slow terminal take at most this much; what does not fit is counted and dropped. A report is
+/// never dropped.
 const QUEUE_LIMIT: usize = 1024 * 1024;
+
+/// Whether a message that does not fit into the queue is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    Normal,
+    /// It bounds its own length.
+    Always,
+}
 
 /// One of our two streams, and of a worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,7 +81,12 @@ impl Console {
 
     /// Says something in whole lines; a missing last newline is added. Never waits.
     pub fn message(&self, stream: Stream, text: &[u8]) {
-        self.output(stream).message(text);
+        self.output(stream).message(text, Priority::Normal);
+    }
+
+    /// As [`Self::message`], of the few texts of a job that are worth any memory: its reports.
+    pub fn report(&self, stream: Stream, text: &[u8]) {
+        self.output(stream).message(text, Priority::Always);
     }
 
     /// What slow readers have not taken yet, for at most so long on each output: the last thing that is done.
@@ -166,10 +180,10 @@ impl Output {
         screen_kind(&self.fd, self.is_terminal, self.cursor)
     }
 
-    fn message(&self, text: &[u8]) {
+    fn message(&self, text: &[u8], priority: Priority) {
         match &mut *self.lock() {
-            State::Direct(direct) => direct.say(text, self.fd.as_fd()),
-            State::Pumped(queue) => queue.push(text),
+            State::Direct(direct) => direct.say(text, priority, self.fd.as_fd()),
+            State::Pumped(queue) => queue.push(text, priority),
         }
     }
 
@@ -209,7 +223,7 @@ impl Output {
         let mut state = self.lock();
         let mut direct = Direct { screen, backlog: Vec::new(), dropped: 0 };
         if let State::Pumped(queue) = &mut *state {
-            queue.take().iter().for_each(|text| direct.say(text, self.fd.as_fd()));
+            queue.take().iter().for_each(|text| direct.say(text, Priority::Always, self.fd.as_fd()));
         }
         *state = State::Direct(direct);
     }
@@ -247,8 +261,8 @@ impl Output {
 }
 
 impl Direct {
-    fn say(&mut self, text: &[u8], fd: BorrowedFd<'_>) {
-        if self.backlog.len() + text.len() > QUEUE_LIMIT {
+    fn say(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
+        if priority == Priority::Normal && self.backlog.len() + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
             return;
         }
@@ -293,8 +307,8 @@ pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) ->
 }
 
 impl Queue {
-    fn push(&mut self, text: &[u8]) {
-        if self.bytes + text.len() > QUEUE_LIMIT {
+    fn push(&mut self, text: &[u8], priority: Priority) {
+        if priority == Priority::Normal && self.bytes + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
             return;
         }

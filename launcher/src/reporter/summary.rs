@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, NodeRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
+use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
 
 use crate::agent::failure::Manner;
 use crate::placement::Device;
@@ -87,6 +88,9 @@ pub struct OtherEnd {
 /// Names of the ends of more workers than this are left out.
 const OTHERS_SHOWN: usize = 8;
 
+/// A call stack that holds so many bytes of the message's start shows the message, in bytes.
+const MESSAGE_START: usize = 1000;
+
 /// The card as text, each line ended.
 #[must_use]
 pub fn render(card: &FailureCard) -> String {
@@ -121,7 +125,8 @@ pub fn render(card: &FailureCard) -> String {
     }
     if let Some(report) = &card.report {
         lines.push("  what it reported:".to_owned());
-        let text = report.callstack.as_deref().filter(|text| text.contains(&report.message));
+        let start = &report.message[..report.message.floor_char_boundary(MESSAGE_START)];
+        let text = report.callstack.as_deref().filter(|text| text.contains(start));
         if text.is_none() {
             lines.extend(quoted(&report.message));
         }
@@ -143,9 +148,10 @@ pub fn worker_on(rank: Rank, local_rank: LocalRank, (node, host): (NodeRank, &st
     plain(&format!("rank {rank} (local rank {local_rank}) on node {node} ({host})"))
 }
 
-/// A worker's text, which may hold anything.
-fn quoted(text: &str) -> impl Iterator<Item = String> {
-    text.trim_end().lines().map(|line| format!("    | {}", plain(line)))
+/// A worker's text, which may hold anything and be of any length.
+fn quoted(text: &str) -> Vec<String> {
+    let text = cut(text.trim_end(), MAX_CUT_TEXT);
+    text.lines().map(|line| format!("    | {}", plain(line))).collect()
 }
 
 /// The one thing to do about it, where something can be said.

@@ -138,7 +138,7 @@ impl Voice {
 
     /// What is written in a form of its own, in whole lines.
     pub fn print(&self, text: &str) {
-        self.write(text);
+        self.console.report(Stream::Stderr, text.as_bytes());
     }
 
     fn heading(&self, text: &str) -> String {
@@ -156,7 +156,7 @@ impl Voice {
             };
             text.push_str(&format!("\n\n{label} {hint}"));
         }
-        self.write(&text);
+        self.console.report(Stream::Stderr, text.as_bytes());
     }
 
     /// One message, so that no worker's line comes between its lines.

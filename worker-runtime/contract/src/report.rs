@@ -11,8 +11,13 @@ use serde_json::Value;
 use crate::json;
 use crate::rank::Rank;
 
-/// The longest error file that is read, in bytes.
+pub mod cut;
+
+/// The longest error file that is read as it is, in bytes. Of a longer one the long texts are [cut](cut::JsonCutter).
 pub const MAX_LEN: usize = 4 * 1024 * 1024;
+
+/// The longest error file that is read at all, in bytes.
+pub const MAX_FILE: u64 = 256 * 1024 * 1024;
 
 /// What a worker says of its own failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +42,9 @@ pub enum ReportError {
         /// Its length in bytes.
         len: usize,
     },
+    /// More than [`MAX_FILE`] bytes, or more than [`MAX_LEN`] in short texts.
+    #[error("the error file has more than {MAX_FILE} bytes, or more than {MAX_LEN} without its long texts")]
+    Huge,
     /// The bytes are no UTF-8 text.
     #[error("the error file is not UTF-8 text")]
     NotUnicode(#[from] std::str::Utf8Error),
@@ -174,10 +182,12 @@ impl ErrorFile {
         Ok(Self { report, form, json })
     }
 
-    /// All that it says, on one line.
+    /// All that it says, on one line, each text [cut](cut::cut) to this many bytes.
     #[must_use]
-    pub fn to_json(&self) -> String {
-        json::to_text(&self.json).expect("what was JSON has a form in JSON")
+    pub fn to_short_json(&self, most: usize) -> String {
+        let mut json = self.json.clone();
+        cut_texts(&mut json, most);
+        json::to_text(&json).expect("what was JSON has a form in JSON")
     }
 
     /// All that it says and, in the object form, how its worker ended: the code, or the negated signal. A worker
@@ -189,6 +199,15 @@ impl ErrorFile {
             message.insert("errorCode".to_owned(), code.into());
         }
         json::to_text(&json).expect("what was JSON has a form in JSON")
+    }
+}
+
+fn cut_texts(json: &mut Value, most: usize) {
+    match json {
+        Value::String(text) if text.len() > most => *text = cut::cut(text, most).into_owned(),
+        Value::Array(list) => list.iter_mut().for_each(|item| cut_texts(item, most)),
+        Value::Object(map) => map.values_mut().for_each(|item| cut_texts(item, most)),
+        Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 

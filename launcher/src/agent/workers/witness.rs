@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use rankrun_contract::rank::{LocalRank, Rank};
 use rankrun_contract::report::ErrorFile;
+use rankrun_contract::report::cut::{cut, is_cut};
 
 use super::Workers;
 use crate::agent::card::{self, Evidence};
@@ -13,6 +14,16 @@ use crate::facts::short_hostname;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
 use crate::rendezvous::FailureNote;
+
+/// A longer message is cut for the other nodes, in bytes.
+const NOTE_TEXT: usize = 1600;
+
+/// The last line of a message, or both ends of a long message.
+fn short(message: &str) -> Option<String> {
+    let last = message.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+    let is_long = is_cut(message) || last.len() > NOTE_TEXT;
+    Some(if is_long { cut(message.trim(), NOTE_TEXT).into_owned() } else { last.to_owned() })
+}
 
 impl Workers {
     /// What is known of a failure of the last generation; after [`Self::drain`].
@@ -44,10 +55,7 @@ impl Workers {
         let round = self.round.as_ref()?;
         let seat = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
-        let message = file.and_then(|file| {
-            let mut lines = file.report.message.lines().rev().map(str::trim);
-            lines.find(|line| !line.is_empty()).map(str::to_owned)
-        });
+        let message = file.and_then(|file| short(&file.report.message));
         Some(FailureNote {
             node_rank: round.node_rank,
             host: short_hostname(),

@@ -53,6 +53,22 @@ fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
 }
 
 #[test]
+fn report_that_exceeds_the_queue_is_not_dropped() {
+    let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
+    let console = Console::new(stdout, stderr, Cursor::Moves);
+    let output = Arc::clone(console.output(Stream::Stdout));
+    let long = "y".repeat(2 * QUEUE_LIMIT);
+    let reader = std::thread::spawn(move || rest(out));
+    let (screen, _) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
+    console.report(Stream::Stdout, long.as_bytes());
+    output.detach(screen);
+    console.report(Stream::Stdout, long.as_bytes());
+    console.flush(Duration::from_secs(60));
+    drop((console, output));
+    assert_eq!(reader.join().unwrap().lines().collect::<Vec<_>>(), [&long, &long]);
+}
+
+#[test]
 fn a_message_to_nobody_is_no_fault() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     drop(out);

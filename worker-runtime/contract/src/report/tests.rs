@@ -56,7 +56,9 @@ fn what_we_do_not_know_is_handed_on() {
         "role": "x",
     });
     assert_eq!(handed_on, expected);
-    assert!(!file.to_json().contains("errorCode"));
+    assert!(!file.to_short_json(10).contains("errorCode"));
+    let short: Value = serde_json::from_str(&file.to_short_json(1)).unwrap();
+    assert_eq!(short, serde_json::from_slice::<Value>(text).unwrap());
 
     let file = ErrorFile::parse(br#"{"message": "m", "timestamp": 5}"#).unwrap();
     assert_eq!(file.form, MessageForm::Text);
