@@ -46,6 +46,7 @@ mod signals;
 mod stdin;
 mod stop_times;
 mod store_abuse;
+mod store_limits;
 mod summary;
 mod terminal;
 mod watch;

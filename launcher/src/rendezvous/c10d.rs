@@ -20,7 +20,7 @@ use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::pickle::{self, NotAState};
 use crate::rendezvous::state::{Node, State};
 use crate::rendezvous::text::harmless_bytes;
-use crate::store::client::{Client, ClientError, ClientSettings};
+use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
 
 pub use tell::Introduction;
 
@@ -177,6 +177,12 @@ impl Backend {
     /// The connection for requests.
     pub const fn calls(&mut self) -> &mut Client {
         &mut self.calls
+    }
+
+    /// The first request on either connection that nothing has answered.
+    #[must_use]
+    pub fn unanswered(&self) -> Option<&Unanswered> {
+        self.calls.unanswered().or_else(|| self.bell.as_ref()?.unanswered())
     }
 
     /// Looks at the store, in one request.

@@ -57,6 +57,23 @@ pub enum RendezvousError {
         /// What the connection gave.
         source: ClientError,
     },
+    /// The store closes the connection on one of our requests, again and again.
+    #[error(
+        "the rendezvous store at `{endpoint}` refuses `{request}` of key `{key}`, which has {}",
+        value_words(value)
+    )]
+    Refused {
+        /// Host and port.
+        endpoint: String,
+        /// The request, as the store's protocol names it.
+        request: &'static str,
+        /// Its key.
+        key: String,
+        /// The key's value, fit for a terminal; empty where there is none.
+        value: String,
+        /// Whether the value is not one that an agent writes.
+        is_spoiled: bool,
+    },
     /// There is a store at the endpoint, but not the one that this node was connected to.
     #[error(
         "the rendezvous store at `{endpoint}` is another one now (`{found}`) than this node has joined (`{joined}`)"
@@ -177,6 +194,10 @@ pub enum RendezvousError {
     },
 }
 
+fn value_words(value: &str) -> String {
+    if value.is_empty() { "no value".to_owned() } else { format!("the value `{value}`") }
+}
+
 fn missing_words(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(": {} missing", missing.join(", ")) }
 }
@@ -193,6 +214,12 @@ impl RendezvousError {
                 "is the launcher running on the node that hosts the store, and is its port open there?"
             }
             Self::NoSuchHost { .. } => "give an address there, or a name that this machine knows",
+            Self::Refused { is_spoiled: true, .. } => {
+                "something else writes to this key: give the job another `--rdzv-id` or another endpoint"
+            }
+            Self::Refused { .. } => {
+                "the store may be full: the launcher on its node says so; `--store-limit SIZE` there raises the limit"
+            }
             Self::AnotherStore { .. } => {
                 "the node that hosts the store was started anew; start the job again on all nodes"
             }

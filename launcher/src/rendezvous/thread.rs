@@ -12,6 +12,7 @@ mod member;
 mod parting;
 mod plan;
 mod pulse;
+mod refusals;
 #[cfg(test)]
 mod tests;
 mod turns;

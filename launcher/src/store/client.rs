@@ -45,6 +45,17 @@ pub struct Client {
     broken: bool,
     /// A wait was begun and has not ended.
     waiting: bool,
+    /// The first request since the last answer.
+    unanswered: Option<Unanswered>,
+}
+
+/// A request that the store may have refused: it refuses by closing the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unanswered {
+    /// Its name in the store's protocol.
+    pub request: &'static str,
+    /// The only or first key that it names.
+    pub key: String,
 }
 
 impl Client {
@@ -91,7 +102,7 @@ impl Client {
     ) -> Result<Self, ClientError> {
         let deadline = deadline.min(Instant::now() + settings.answer);
         let wire = Wire::connect(address, settings, deadline)?;
-        Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false })
+        Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false, unanswered: None })
     }
 
     /// Our end. An IPv4 address in IPv6's clothes is told as IPv4.
@@ -106,6 +117,12 @@ impl Client {
             },
             v4 @ SocketAddr::V4(_) => v4,
         })
+    }
+
+    /// The first request that nothing has answered yet. Where the connection was closed, it is the likely reason.
+    #[must_use]
+    pub const fn unanswered(&self) -> Option<&Unanswered> {
+        self.unanswered.as_ref()
     }
 
     /// # Errors
@@ -236,6 +253,9 @@ impl Client {
             }
         })?;
         self.waiting = waiting;
+        if !waiting {
+            self.unanswered = None;
+        }
         Ok(arrived)
     }
 
@@ -283,10 +303,16 @@ impl Client {
     fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
         self.send(request)?;
         let kind = request.reply_kind().ok_or(ClientError::NoStore)?;
-        self.wire.answer(kind, self.limit())?.ok_or_else(|| self.silent())
+        let reply = self.wire.answer(kind, self.limit())?.ok_or_else(|| self.silent())?;
+        self.unanswered = None;
+        Ok(reply)
     }
 
     fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        if let (None, Some(key)) = (&self.unanswered, request.first_key()) {
+            let key = String::from_utf8_lossy(key).into_owned();
+            self.unanswered = Some(Unanswered { request: request.name(), key });
+        }
         if self.wire.send(request, self.limit())? { Ok(()) } else { Err(self.silent()) }
     }
 
@@ -358,6 +384,18 @@ impl ClientError {
             },
             Self::Silent { .. } | Self::Limit => 0,
         }
+    }
+
+    /// Whether the other end has closed a connection that was open.
+    #[must_use]
+    pub fn is_closed_by_store(&self) -> bool {
+        matches!(self, Self::Io(error) if matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof
+        ))
     }
 
     /// Whichever says more, the one before if both say as much.

@@ -164,6 +164,14 @@ impl StoreServer {
         self.ask(|done| Command::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
     }
 
+    /// Keeps some room, beyond the limit, for keys that begin with one of the prefixes.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn reserve(&self, prefixes: &[String]) -> Result<(), StoreError> {
+        self.send(Command::Reserve(prefixes.iter().map(|prefix| prefix.clone().into_bytes()).collect()))
+    }
+
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
     /// their pid.
     ///

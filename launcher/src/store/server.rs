@@ -35,6 +35,8 @@ pub(super) enum Command {
         /// Told when it is done.
         done: mpsc::Sender<io::Result<()>>,
     },
+    /// Keep some room for the keys that begin with one of these.
+    Reserve(Vec<Vec<u8>>),
     /// Say who has greeted since the last reset.
     Greeted(mpsc::Sender<BTreeSet<u32>>),
     /// Say who is connected.
@@ -204,6 +206,7 @@ impl Server {
             match command {
                 Command::Stop => return std::ops::ControlFlow::Break(()),
                 Command::Reset { kept, done } => drop(done.send(self.reset(&kept))),
+                Command::Reserve(prefixes) => self.keyspace.reserve(prefixes),
                 Command::Greeted(answer) => drop(answer.send(self.register.greeted())),
                 Command::Connected(answer) => drop(answer.send(self.register.connected())),
                 Command::Connections(answer) => drop(answer.send(self.register.connections())),

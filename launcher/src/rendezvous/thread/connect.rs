@@ -25,6 +25,7 @@ use crate::store::client::{ClientError, ClientSettings};
 use super::driver::{Driver, Phase, Standing, interfaces, random};
 use super::first::Begun;
 use super::pulse::{Heart, Pulse};
+use super::refusals::Refusals;
 
 /// Longest try to connect before wishes are obeyed again.
 const TRY: Duration = Duration::from_secs(1);
@@ -51,6 +52,12 @@ pub(super) struct Bond {
     addresses: Vec<SocketAddr>,
     resolve_at: Instant,
     next_line: Instant,
+    /// Connections that the store has closed on a request.
+    pub(super) refusals: Refusals,
+    /// Not before then it is tried to connect.
+    pub(super) retry_at: Instant,
+    /// When the last connection was made.
+    connected_at: Instant,
 }
 
 #[derive(Debug)]
@@ -68,7 +75,15 @@ impl Bond {
             addresses: Vec::new(),
             resolve_at: now,
             next_line: now + FIRST_LINE,
+            refusals: Refusals::default(),
+            retry_at: now,
+            connected_at: now,
         }
+    }
+
+    /// Where the store was found.
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Whether what answers at the endpoint is a machine without a store.
@@ -87,13 +102,16 @@ impl Driver {
 
     /// From the last sign of life that was acknowledged until a store that is refused is given up: before the fence, so
     /// that people are told what it is.
-    fn refused_after(&self) -> Duration {
+    pub(super) fn refused_after(&self) -> Duration {
         self.plan.times.lease / 2
     }
 
     /// The store has answered a sign of life that was sent then.
     pub(super) fn acknowledged(&mut self, sent: Instant) {
         let lease = self.plan.times.lease;
+        if sent >= self.bond.connected_at + self.plan.tick() {
+            self.bond.refusals.clear();
+        }
         if matches!(self.begun, Begun::Mixed(_)) {
             // There is no other round that anybody would go on with.
             self.fencepost.acknowledge(sent, lease);
@@ -125,7 +143,7 @@ impl Driver {
         }
     }
 
-    fn client_settings(&self) -> ClientSettings {
+    pub(super) fn client_settings(&self) -> ClientSettings {
         // Our kernel may end a connection on which all its questions were lost: then we are dead in any case.
         let silence = self.plan.times.lease.max(SILENCE);
         ClientSettings { nonce: self.plan.nonce, answer: self.answer(), silence }
@@ -145,12 +163,15 @@ impl Driver {
                 {
                     self.all_succeeded(round);
                 }
+                self.note_lost_connection(&error, now);
                 // Kept until there is another: its end would tell the host of the store that we are gone.
                 self.worn = self.backend.take().or(self.worn.take());
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
                 self.bond.next_line = now + LINE;
+                self.give_up_refused(now);
                 // A first try at once: the connection alone may have been lost.
+                return self.bond.retry_at.max(now);
             }
         }
         now
@@ -158,13 +179,16 @@ impl Driver {
 
     /// Tries to connect; when to try again.
     pub(super) fn reach(&mut self, now: Instant) -> Instant {
+        if now < self.bond.retry_at {
+            return self.bond.retry_at;
+        }
         // Whoever fails while the store is not reached fails of that.
         self.answer_blame(Some(self.plan.endpoint.host.clone()));
         match self.connect(now) {
             Ok(()) => {
                 self.bond.failure = None;
                 let now = Instant::now();
-                (self.next_look, self.next_tick) = (now, now);
+                (self.next_look, self.next_tick, self.bond.connected_at) = (now, now, now);
                 return now;
             }
             Err(failure) => self.bond.failure = Some(failure),

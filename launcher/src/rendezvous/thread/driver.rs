@@ -234,9 +234,14 @@ impl Driver {
         if matches!(self.phase, Phase::Idle) {
             return Ok(now + NEVER);
         }
-        if now >= self.next_tick {
-            self.beat()?;
+        let is_tick = now >= self.next_tick;
+        if is_tick {
             self.next_look = now;
+        }
+        // A refused heartbeat ends the connection: then what else there is to hear and to tell comes first.
+        let beats_last = is_tick && self.bond.refusals.are_there();
+        if is_tick && !beats_last {
+            self.beat()?;
         }
         if now >= self.next_look {
             let until = self.look_and_act()?;
@@ -247,6 +252,9 @@ impl Driver {
             if let Some(backend) = &mut self.backend {
                 backend.listen(success_of)?;
             }
+        }
+        if beats_last && !self.is_over() {
+            self.beat_if_due()?;
         }
         Ok(self.next_look.min(self.next_tick))
     }

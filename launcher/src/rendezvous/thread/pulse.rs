@@ -16,7 +16,9 @@ use crate::rendezvous::keys::Keys;
 use crate::rendezvous::state::Node;
 use crate::store::client::{Client, ClientError, ClientSettings};
 
+use super::driver::random;
 use super::fence::Fencepost;
+use super::refusals::Refusals;
 
 /// Before it is tried again to connect.
 const RETRY: Duration = Duration::from_millis(20);
@@ -63,17 +65,24 @@ impl Pulse {
 impl Heart {
     fn run(mut self, told: &mpsc::Receiver<Vec<SocketAddr>>) {
         let mut client: Option<Client> = None;
-        let mut is_connected = false;
+        let (mut is_connected, mut refusals) = (false, Refusals::default());
         loop {
             let began = Instant::now();
             match self.beat(&mut client, is_connected) {
-                Ok(()) => is_connected = true,
+                Ok(()) => {
+                    is_connected = true;
+                    refusals.clear();
+                }
                 Err(error) => {
                     tracing::debug!(%error, "the connection for the signs of life is lost");
                     is_connected = false;
+                    if error.is_closed_by_store() {
+                        refusals.add(began, None);
+                    }
                 }
             }
-            let next = if is_connected { began + self.tick } else { Instant::now() + RETRY };
+            let pause = refusals.pause(random()).max(RETRY);
+            let next = if is_connected { began + self.tick } else { Instant::now() + pause };
             match told.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(addresses) => self.addresses = addresses,
                 Err(RecvTimeoutError::Timeout) => {}

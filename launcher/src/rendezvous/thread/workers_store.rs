@@ -88,12 +88,10 @@ impl WorkersStore {
     /// Open already.
     pub(super) fn shared(store: Arc<StoreServer>, fixed: &Fixed) -> Self {
         let master = Master { port: store.local_addr().port(), ..fixed.master.clone() };
-        Self::Shared(SharedStore {
-            store,
-            master,
-            prefixes: ["rankrun", "torchelastic"].map(|part| format!("/{}/{part}/", fixed.run_id)),
-            agents: BTreeSet::new(),
-        })
+        let prefixes = ["rankrun", "torchelastic"].map(|part| format!("/{}/{part}/", fixed.run_id));
+        // Workers may fill the store. A store that has ended says so at the next request.
+        let _ = store.reserve(&prefixes);
+        Self::Shared(SharedStore { store, master, prefixes, agents: BTreeSet::new() })
     }
 
     /// Whose connections outlive a round.

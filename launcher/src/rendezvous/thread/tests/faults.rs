@@ -59,3 +59,46 @@ fn another_store_at_the_same_place_is_refused() {
     let error = agent.failed();
     assert!(matches!(&error, RendezvousError::AnotherStore { .. }), "{error}");
 }
+
+/// Puts a text under every key of heartbeats.
+fn spoil_heartbeats(store: &StoreServer, text: &str) {
+    let mut client = client(store);
+    let keys = client.list_keys().unwrap().into_iter().map(|key| String::from_utf8(key).unwrap());
+    let beats: Vec<_> = keys.filter(|key| key.contains("/rankrun/beat/")).collect();
+    assert!(!beats.is_empty());
+    beats.iter().for_each(|key| client.set(key, text.as_bytes()).unwrap());
+    client.list_keys().unwrap();
+}
+
+#[test]
+fn refused_heartbeat_is_an_error_that_names_key_and_value() {
+    let store = store();
+    let agents = Job::at(&store, 2, 2).round(2);
+    spoil_heartbeats(&store, "abc\u{1b}[1m");
+    for agent in &agents {
+        let error = agent.failed();
+        assert!(matches!(&error, RendezvousError::Refused { is_spoiled: true, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("refuses `ADD` of key `/torch.rendezvous.job/rankrun/beat/"), "{text}");
+        assert!(text.contains("the value `abc") && !text.contains('\u{1b}'), "{text}");
+        assert!(error.hint().is_some());
+    }
+}
+
+#[test]
+fn success_is_told_although_the_heartbeat_is_refused() {
+    let store = store();
+    let mut job = Job::at(&store, 2, 2);
+    // The refusal is there for long before it is given up.
+    job.times.lease = Duration::from_secs(60);
+    let agents = job.round(2);
+    spoil_heartbeats(&store, "abc");
+    agents[0].succeed();
+    agents[1].succeed();
+    for agent in &agents {
+        assert!(matches!(agent.news(), News::AllSucceeded));
+    }
+    for agent in agents {
+        agent.close(true, None);
+    }
+}

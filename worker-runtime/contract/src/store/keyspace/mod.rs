@@ -9,7 +9,8 @@
 //! - a push counts once for each client that waits for the queue, also when several pushes come;
 //! - a connection waits for one thing at a time; a second `WAIT` or `BARRIER` that cannot be answered at once
 //!   is refused (torch drops one of the two answers);
-//! - the memory is bounded by [`MAX_BYTES`].
+//! - the memory is bounded, by [`MAX_BYTES`] unless the keyspace has another limit. A replaced value is charged by its
+//!   net growth, and a counter that exists always counts, so heartbeats go on in a full store.
 //!
 //! This module owns the state. It knows neither sockets nor bytes, and never blocks: a reply that must wait is
 //! returned by the call that fulfils it.
@@ -37,6 +38,9 @@ pub const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 /// What an entry costs beside its bytes, about: table slot, reference counts, allocation.
 pub const OVERHEAD: u64 = 128;
 
+/// Bytes beyond the limit for keys with a reserved prefix ([`Keyspace::reserve`]).
+pub const RESERVE: u64 = 1024 * 1024;
+
 /// One connection of a client, for as long as it lasts. Never used again for another connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
@@ -57,8 +61,13 @@ pub enum KeyspaceError {
     #[error("the connection waits already")]
     AlreadyWaiting,
     /// The keyspace would grow over its limit.
-    #[error("the store holds {used} bytes, and {more} more are above the limit of {limit}")]
+    #[error(
+        "the store holds {used} bytes, and {more} more for key `{}` are above its limit of {limit}",
+        key.escape_ascii()
+    )]
     Full {
+        /// The key that the request writes or waits for.
+        key: Vec<u8>,
         /// What it holds.
         used: u64,
         /// What the request would add.
@@ -77,6 +86,8 @@ pub struct Keyspace {
     /// Bytes of `values` and `queues`, with overhead.
     used: u64,
     limit: u64,
+    /// Prefixes of the keys that may use [`RESERVE`].
+    reserved: Vec<Vec<u8>>,
 }
 
 impl Default for Keyspace {
@@ -105,7 +116,19 @@ impl Keyspace {
     /// An empty keyspace that holds at most about `limit` bytes.
     #[must_use]
     pub fn new(limit: u64) -> Self {
-        Self { values: HashMap::new(), queues: HashMap::new(), waiters: Waiters::default(), used: 0, limit }
+        Self {
+            values: HashMap::new(),
+            queues: HashMap::new(),
+            waiters: Waiters::default(),
+            used: 0,
+            limit,
+            reserved: Vec::new(),
+        }
+    }
+
+    /// Keeps [`RESERVE`] for keys that begin with one of these: agents still meet in a store that workers have filled.
+    pub fn reserve(&mut self, prefixes: Vec<Vec<u8>>) {
+        self.reserved = prefixes;
     }
 
     /// Serves one request of `client` and appends to `replies` what is to be sent now, and to whom.
@@ -178,13 +201,22 @@ impl Keyspace {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
 
-    /// Takes note of `more` bytes, if they fit.
-    fn grow(&mut self, more: usize) -> Result<(), KeyspaceError> {
+    /// Refuses `more` bytes for `key` where they do not fit.
+    fn admit(&self, key: &[u8], more: u64) -> Result<(), KeyspaceError> {
         let used = self.used + self.waiters.used();
-        let more = more as u64 + OVERHEAD;
-        if used.saturating_add(more) > self.limit {
-            return Err(KeyspaceError::Full { used, more, limit: self.limit });
+        let is_reserved = || self.reserved.iter().any(|prefix| key.starts_with(prefix));
+        if used.saturating_add(more) <= self.limit
+            || (used.saturating_add(more) <= self.limit.saturating_add(RESERVE) && is_reserved())
+        {
+            return Ok(());
         }
+        Err(KeyspaceError::Full { key: key.to_vec(), used, more, limit: self.limit })
+    }
+
+    /// Charges `more` bytes and an entry for `key`, if they fit.
+    fn grow(&mut self, key: &[u8], more: usize) -> Result<(), KeyspaceError> {
+        let more = more as u64 + OVERHEAD;
+        self.admit(key, more)?;
         self.used += more;
         Ok(())
     }
@@ -193,16 +225,26 @@ impl Keyspace {
         self.used -= less as u64 + OVERHEAD;
     }
 
-    /// Stores a value and wakes nobody.
+    /// Stores a value and wakes nobody. A value that takes another one's place is charged by what it is longer.
     fn store(&mut self, key: &[u8], value: Value) -> Result<(), KeyspaceError> {
-        self.grow(key.len() + value.len())?;
-        if let Some(present) = self.values.get_mut(key) {
-            let before = std::mem::replace(present, value);
-            self.shrink(key.len() + before.len());
-        } else {
+        let Some(present) = self.values.get(key) else {
+            self.grow(key, key.len() + value.len())?;
             self.values.insert(Key::from(key), value);
+            return Ok(());
+        };
+        let (before, after) = (present.len() as u64, value.len() as u64);
+        if after > before {
+            self.admit(key, after - before)?;
         }
+        self.replace(key, value);
         Ok(())
+    }
+
+    /// Puts a value in the place of one that is there, whatever the limit says.
+    fn replace(&mut self, key: &[u8], value: Value) {
+        let Some(present) = self.values.get_mut(key) else { return };
+        self.used = self.used - present.len() as u64 + value.len() as u64;
+        *present = value;
     }
 
     /// Wakes all who wait for a key that was just written, at a barrier too.
@@ -239,8 +281,8 @@ impl Keyspace {
         if !self.values.contains_key(key) {
             return self.set(key, value, answers);
         }
-        self.grow(value.len())?;
-        self.used -= OVERHEAD;
+        self.admit(key, value.len() as u64)?;
+        self.used += value.len() as u64;
         if let Some(present) = self.values.get_mut(key) {
             Arc::make_mut(present).extend_from_slice(&value);
         }
@@ -256,7 +298,13 @@ impl Keyspace {
                 .map_err(|source| KeyspaceError::NotANumber { key: key.to_vec(), source })?,
         };
         let sum = present.wrapping_add(delta);
-        self.store(key, Arc::new(sum.to_string().into_bytes()))?;
+        let text = Arc::new(sum.to_string().into_bytes());
+        // A counter grows by 19 bytes at most, far less than its entry: it is not refused where nothing else fits.
+        if self.values.contains_key(key) {
+            self.replace(key, text);
+        } else {
+            self.store(key, text)?;
+        }
         Ok(sum)
     }
 
@@ -269,7 +317,7 @@ impl Keyspace {
     }
 
     fn push(&mut self, key: Vec<u8>, value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
-        self.grow(key.len() + value.len())?;
+        self.grow(&key, key.len() + value.len())?;
         let released = self.waiters.pushed(&key);
         self.queues.entry(Key::from(key)).or_default().push_back(Arc::new(value));
         answers.release(released);
@@ -321,11 +369,8 @@ impl Keyspace {
         if self.waiters.is_waiting(client) {
             return Err(KeyspaceError::AlreadyWaiting);
         }
-        let (used, more) = (self.used + self.waiters.used(), waiters::cost(keys));
-        if used.saturating_add(more) > self.limit {
-            return Err(KeyspaceError::Full { used, more, limit: self.limit });
-        }
-        Ok(())
+        // All keys of one request are of the same client: the first one says whose reserve it may use.
+        self.admit(keys.first().copied().unwrap_or_default(), waiters::cost(keys))
     }
 }
 

@@ -396,6 +396,58 @@ fn what_does_not_fit_is_refused_and_the_rest_stays() {
 }
 
 #[test]
+fn replaced_value_in_full_store_is_charged_by_its_net_growth() {
+    let limit = 2 * (OVERHEAD + 1) + 10;
+    let mut store = Store { keyspace: Keyspace::new(limit), ..Store::default() };
+    store.ask(A, set("k", "0123456789"));
+    store.ask(A, set("l", ""));
+    assert_eq!(store.keyspace.used, limit);
+    // As long, shorter, and as long as before: none of them needs room for both values.
+    for text in ["9876543210", "1", "abcdefghij"] {
+        store.ask(A, set("k", text));
+        assert_eq!(store.ask(A, compare_set("k", text, text)), [(A, value(text))]);
+    }
+    for request in [set("k", "0123456789+"), compare_set("k", "abcdefghij", "0123456789+"), append("l", "x")]
+    {
+        let refused = store.try_ask(A, request.clone());
+        let Err(KeyspaceError::Full { key, used, more: 1, limit: told }) = refused else {
+            panic!("{request:?}: {refused:?}")
+        };
+        assert_eq!((used, told), (limit, limit));
+        assert!(key == b"k" || key == b"l", "{key:?}");
+    }
+    assert_eq!((store.get("k").as_str(), store.keyspace.used), ("abcdefghij", limit));
+}
+
+#[test]
+fn counter_in_full_store_still_counts() {
+    let mut store = Store { keyspace: Keyspace::new(OVERHEAD + 2), ..Store::default() };
+    assert_eq!(store.ask(A, add("n", 9)), [(A, Reply::Number(9))]);
+    assert_eq!(store.keyspace.used, OVERHEAD + 2);
+    assert_eq!(store.ask(A, add("n", 1)), [(A, Reply::Number(10))]);
+    assert_eq!(store.ask(A, add("n", i64::MIN)), [(A, Reply::Number(i64::MIN + 10))]);
+    assert!(matches!(store.try_ask(A, add("m", 1)), Err(KeyspaceError::Full { .. })), "a new one needs room");
+    assert_eq!(store.ask(A, delete("n")), [(A, Reply::Number(1))]);
+    assert_eq!(store.keyspace.used, 0);
+}
+
+#[test]
+fn reserved_keys_have_room_in_a_full_store() {
+    let mut store = Store { keyspace: Keyspace::new(OVERHEAD + 2), ..Store::default() };
+    store.keyspace.reserve(vec![b"/job/rankrun/".to_vec()]);
+    store.ask(A, set("k", "1"));
+    for request in [set("/job/rankrun/done", "1"), wait(&["/job/rankrun/bell"]), add("/job/rankrun/n", 1)] {
+        store.ask(B, request);
+    }
+    for request in [set("l", ""), wait(&["l"]), set("/job/other", "")] {
+        let refused = store.try_ask(A, request.clone());
+        assert!(matches!(refused, Err(KeyspaceError::Full { .. })), "{request:?}: {refused:?}");
+    }
+    let long = "x".repeat(usize::try_from(RESERVE).unwrap());
+    assert!(store.try_ask(B, set("/job/rankrun/long", &long)).is_err(), "the reserve has an end");
+}
+
+#[test]
 fn what_is_retained_goes_on_and_the_rest_is_gone() {
     let mut store = Store::default();
     for request in [set("/job/a", "1"), set("/other/a", "22"), push("/job/q", "3"), push("/other/q", "44")] {

@@ -103,6 +103,53 @@ pub enum Request {
 }
 
 impl Request {
+    /// The request's name in torch's protocol.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Set { .. } => "SET",
+            Self::CompareSet { .. } => "COMPARE_SET",
+            Self::Get { .. } => "GET",
+            Self::Add { .. } => "ADD",
+            Self::Check { .. } => "CHECK",
+            Self::Wait { .. } => "WAIT",
+            Self::GetNumKeys => "GETNUMKEYS",
+            Self::DeleteKey { .. } => "DELETE_KEY",
+            Self::Append { .. } => "APPEND",
+            Self::MultiGet { .. } => "MULTI_GET",
+            Self::MultiSet { .. } => "MULTI_SET",
+            Self::CancelWait => "CANCEL_WAIT",
+            Self::Ping { .. } => "PING",
+            Self::QueuePush { .. } => "QUEUE_PUSH",
+            Self::QueuePop { .. } => "QUEUE_POP",
+            Self::QueueLen { .. } => "QUEUE_LEN",
+            Self::ListKeys => "LIST_KEYS",
+            Self::Barrier { .. } => "BARRIER",
+        }
+    }
+
+    /// The only or first key that the request names.
+    #[must_use]
+    pub fn first_key(&self) -> Option<&[u8]> {
+        match self {
+            Self::Set { key, .. }
+            | Self::CompareSet { key, .. }
+            | Self::Get { key }
+            | Self::Add { key, .. }
+            | Self::DeleteKey { key }
+            | Self::Append { key, .. }
+            | Self::QueuePush { key, .. }
+            | Self::QueuePop { key }
+            | Self::QueueLen { key }
+            | Self::Barrier { key, .. } => Some(key),
+            Self::Check { keys } | Self::Wait { keys } | Self::MultiGet { keys } => {
+                keys.first().map(Vec::as_slice)
+            }
+            Self::MultiSet { pairs } => pairs.first().map(|(key, _)| key.as_slice()),
+            Self::GetNumKeys | Self::CancelWait | Self::Ping { .. } | Self::ListKeys => None,
+        }
+    }
+
     /// What the answer looks like; `None` where the server gives none.
     #[must_use]
     pub fn reply_kind(&self) -> Option<ReplyKind> {

@@ -1,0 +1,179 @@
+//! A store that closes the connection on a request of ours: how long to wait before the next try, and when to give up.
+//!
+//! [`Refusals`] is pure. A refusal is told from a lost connection by what follows: the store accepts the next
+//! connection and closes it too.
+
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::Over;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::text::harmless_bytes;
+use crate::store::client::{Client, ClientError, Unanswered};
+
+use super::driver::{Driver, Phase, Standing};
+
+/// Fewer closed connections in a row say that connections are lost, not that a request is refused.
+const ENOUGH: u32 = 5;
+/// The pause before the second try, and the longest one. The first try follows at once.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// Longest value that is shown, in bytes.
+const MAX_SHOWN: usize = 64;
+/// How long the store may take to show the value of the refused key.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Connections that the store has closed on a request, since it has served one for long enough.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    count: u32,
+    since: Option<Instant>,
+    /// The request that was refused last.
+    request: Option<Unanswered>,
+}
+
+impl Refusals {
+    /// The store has closed a connection while this request had no answer.
+    pub(super) fn add(&mut self, now: Instant, request: Option<Unanswered>) {
+        self.count = self.count.saturating_add(1);
+        self.since.get_or_insert(now);
+        self.request = request.or(self.request.take());
+    }
+
+    /// The store serves our requests.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) const fn are_there(&self) -> bool {
+        self.count > 0
+    }
+
+    /// How long to wait before the next connection; `random` spreads agents that were refused together.
+    pub(super) fn pause(&self, random: u64) -> Duration {
+        let Some(doublings) = self.count.checked_sub(2) else { return Duration::ZERO };
+        let longest = PAUSES.1.min(PAUSES.0.saturating_mul(1 << doublings.min(16)));
+        let half = longest / 2;
+        // From half of it to all of it.
+        half + half * u32::from(random.to_le_bytes()[0]) / u32::from(u8::MAX)
+    }
+
+    /// Whether the request is given up: after `limit` without an acknowledged heartbeat, the last of which was sent at
+    /// `acknowledged`, or without a served request where there was none.
+    pub(super) fn are_enough(&self, now: Instant, acknowledged: Option<Instant>, limit: Duration) -> bool {
+        let Some(since) = self.since else { return false };
+        // Heartbeats may go on while another request is refused: then the first refusal counts.
+        let silent_since = acknowledged.map_or(since, |sent| sent.min(since));
+        self.count >= ENOUGH && now >= silent_since + limit
+    }
+}
+
+impl Driver {
+    /// Takes note of a connection that was lost: when the next one is tried.
+    pub(super) fn note_lost_connection(&mut self, error: &ClientError, now: Instant) {
+        if !error.is_closed_by_store() {
+            return;
+        }
+        let request = self.backend.as_ref().and_then(|backend| backend.unanswered().cloned());
+        let refusals = &mut self.bond.refusals;
+        refusals.add(now, request);
+        self.bond.retry_at = now + refusals.pause(super::driver::random());
+    }
+
+    /// Ends where the store has refused a request for too long.
+    pub(super) fn give_up_refused(&mut self, now: Instant) {
+        let acknowledged = self.fencepost.acknowledged();
+        if self.is_over() || !self.bond.refusals.are_enough(now, acknowledged, self.refused_after()) {
+            return;
+        }
+        match &self.phase {
+            Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
+            _ => {
+                let error = self.refusal();
+                self.over(Over::Failed(error));
+            }
+        }
+    }
+
+    fn refusal(&mut self) -> RendezvousError {
+        let endpoint = self.plan.endpoint.to_string();
+        let request = self.bond.refusals.request.take();
+        let Unanswered { request, key } =
+            request.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
+        let value = self.value_of(&key).unwrap_or_default();
+        let is_number = std::str::from_utf8(&value).is_ok_and(|text| text.parse::<i64>().is_ok());
+        let is_spoiled = request == "ADD" && !value.is_empty() && !is_number;
+        let (key, value) = (harmless_bytes(key.as_bytes(), MAX_SHOWN * 4), harmless_bytes(&value, MAX_SHOWN));
+        RendezvousError::Refused { endpoint, request, key, value, is_spoiled }
+    }
+
+    /// What the store has under a key; nothing where it does not say.
+    #[expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for its own limit")]
+    fn value_of(&self, key: &str) -> Option<Vec<u8>> {
+        let (addresses, settings) = (self.bond.addresses(), self.client_settings());
+        let mut client = Client::connect(addresses, settings, Instant::now() + LOOK).ok()?;
+        client.get(key).ok()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test chooses its moments relative to one")]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(2500);
+
+    fn refused(times: u32, now: Instant) -> Refusals {
+        let mut refusals = Refusals::default();
+        (0..times).for_each(|_| refusals.add(now, None));
+        refusals
+    }
+
+    #[test]
+    fn first_reconnect_is_immediate_and_later_pauses_grow_to_a_limit() {
+        let now = Instant::now();
+        for random in [0, 0x7f, 0xff, u64::MAX] {
+            let pauses: Vec<_> = (0..40).map(|times| refused(times, now).pause(random)).collect();
+            assert_eq!(pauses[..2], [Duration::ZERO; 2]);
+            assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
+            assert!(pauses[2] >= PAUSES.0 / 2 && pauses[39] <= PAUSES.1 && pauses[39] >= PAUSES.1 / 2);
+        }
+    }
+
+    /// The reconnects that a refused agent makes until it gives up.
+    #[test]
+    fn refused_request_is_tried_few_times_and_given_up_at_the_limit() {
+        for random in [0, 0xff] {
+            let start = Instant::now();
+            let (mut refusals, mut now, mut tries) = (Refusals::default(), start, 0);
+            while !refusals.are_enough(now, Some(start), LIMIT) {
+                refusals.add(now, None);
+                now += refusals.pause(random).max(Duration::from_millis(1));
+                tries += 1;
+            }
+            assert!((ENOUGH..=20).contains(&tries), "{tries}");
+            assert!(now >= start + LIMIT && now <= start + LIMIT + PAUSES.1, "{:?}", now - start);
+        }
+    }
+
+    #[test]
+    fn limit_counts_from_last_acknowledged_heartbeat_or_first_refusal() {
+        let start = Instant::now();
+        let refusals = refused(ENOUGH, start + LIMIT);
+        assert!(refusals.are_enough(start + LIMIT, Some(start), LIMIT), "nothing acknowledged for that long");
+        let later = start + LIMIT * 2;
+        assert!(!refusals.are_enough(later - Duration::from_millis(1), None, LIMIT));
+        assert!(refusals.are_enough(later, None, LIMIT));
+        // Heartbeats are acknowledged, and something else is refused all the time.
+        assert!(refusals.are_enough(later, Some(later), LIMIT));
+    }
+
+    #[test]
+    fn few_closed_connections_are_not_a_refusal() {
+        let start = Instant::now();
+        let mut refusals = refused(ENOUGH - 1, start);
+        assert!(!refusals.are_enough(start + LIMIT * 100, None, LIMIT));
+        refusals.add(start, None);
+        assert!(refusals.are_enough(start + LIMIT, None, LIMIT));
+        refusals.clear();
+        assert!(!refusals.are_there() && !refusals.are_enough(start + LIMIT * 100, None, LIMIT));
+    }
+}
