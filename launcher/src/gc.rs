@@ -9,6 +9,9 @@
 //!    does with a worker that was started by hand, is looked after.
 //! 5. Neither it nor any above it in the same job has `RANKRUN_KEEP=1`.
 //! 6. It is neither the process that asks nor above that.
+//!
+//! It is ended where it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A mark
+//! in the environment alone may have leaked: such a process is listed, and ended by `--force`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,11 +30,24 @@ pub struct Request {
     pub form: Form,
 }
 
+impl Request {
+    /// Whether a process is to be ended for which there is this evidence.
+    #[must_use]
+    pub const fn ends(&self, evidence: Evidence) -> bool {
+        match (self.deed, evidence) {
+            (Deed::List, _) | (Deed::End, Evidence::Environment) => false,
+            (Deed::End, Evidence::Inherited) | (Deed::EndAll, _) => true,
+        }
+    }
+}
+
 /// What is done about those who are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
-    /// They are ended.
+    /// A process is ended if it descends from the job.
     End,
+    /// `--force`: a process is ended also on the evidence of its environment alone.
+    EndAll,
     /// `--dry-run`: nothing.
     List,
 }
@@ -69,14 +85,26 @@ pub enum Standing {
     Marked {
         /// The mark.
         job: Uuid,
+        /// What else ties it to the job.
+        evidence: Evidence,
         /// Whether it has `RANKRUN_KEEP=1`.
         kept: bool,
     },
 }
 
-/// Those that are left of jobs whose launcher is gone, with their job, lowest pid first; `me` asks.
+/// What ties a process to the job whose mark it carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evidence {
+    /// It descends from the job: the kernel has handed it the job's number.
+    Inherited,
+    /// The mark in its environment alone, which may have leaked.
+    Environment,
+}
+
+/// The processes that are left of jobs whose launcher is gone, lowest pid first; `me` asks.
 #[must_use]
-pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid)> {
+pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
     let by_pid: HashMap<i32, &Seen> = seen.iter().map(|process| (process.pid, process)).collect();
     // A list that was read while processes came and went may go in a circle.
     let with_ancestors = |pid: i32| {
@@ -90,13 +118,17 @@ pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid)> {
             let Standing::Marked { job, .. } = process.standing else { return None };
             let is_spared = with_ancestors(process.pid).any(|above| match above.standing {
                 Standing::Launcher => true,
-                Standing::Marked { job: of, kept } => kept && of == job,
+                Standing::Marked { job: of, kept, .. } => kept && of == job,
                 Standing::Stranger => false,
             });
-            (!is_spared && !mine.contains(&process.pid)).then_some((process, job))
+            let descends = with_ancestors(process.pid).any(|above| {
+                matches!(above.standing, Standing::Marked { job: of, evidence: Evidence::Inherited, .. } if of == job)
+            });
+            let evidence = if descends { Evidence::Inherited } else { Evidence::Environment };
+            (!is_spared && !mine.contains(&process.pid)).then_some((process, job, evidence))
         })
         .collect();
-    left.sort_by_key(|(process, _)| process.pid);
+    left.sort_by_key(|(process, ..)| process.pid);
     left
 }
 
@@ -130,6 +162,8 @@ pub struct Leftover {
     /// The job it belonged to.
     #[serde(serialize_with = "as_text")]
     pub job: Uuid,
+    /// What ties it to that job.
+    pub evidence: Evidence,
     /// How long it has lived.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
     pub age: Duration,
@@ -158,11 +192,7 @@ impl Collected {
     /// Whether nothing is left that should not be.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.count(Fate::Alive) == 0
-    }
-
-    fn count(&self, fate: Fate) -> usize {
-        self.processes.iter().filter(|process| process.fate == fate).count()
+        self.processes.iter().all(|process| process.fate != Fate::Alive)
     }
 }
 
@@ -174,32 +204,56 @@ pub fn render(collected: &Collected, request: &Request) -> String {
             let json = serde_json::to_string_pretty(collected);
             format!("{}\n", json.expect("numbers, words and texts are always JSON"))
         }
-        Form::Text => text(collected, request.deed),
+        Form::Text => text(collected, request),
     }
 }
 
-fn text(collected: &Collected, deed: Deed) -> String {
+fn text(collected: &Collected, request: &Request) -> String {
     if collected.processes.is_empty() {
         return "nothing is left of jobs whose launcher is gone\n".to_owned();
     }
+    let is_doubtful =
+        |process: &&Leftover| process.evidence == Evidence::Environment && process.fate == Fate::Listed;
+    let (doubtful, certain): (Vec<_>, Vec<_>) = collected.processes.iter().partition(is_doubtful);
+    let mut text = String::new();
+    if !certain.is_empty() {
+        text.push_str(&table(&certain));
+        text.push_str(&summary(&certain, request.deed));
+    }
+    if !doubtful.is_empty() {
+        text.push_str(&table(&doubtful));
+        let (verb, pronoun) = if doubtful.len() == 1 { ("carries", "it") } else { ("carry", "them") };
+        text.push_str(&format!(
+            "{} {verb} the mark of such a job, but did not inherit its number: the mark may have leaked (`sbatch`, \
+             `at`)\n`rankrun gc --force` ends {pronoun} too\n",
+            processes(doubtful.len())
+        ));
+    }
+    text
+}
+
+fn table(shown: &[&Leftover]) -> String {
     let mut text = format!("{:>8}  {:36}  {:>8}  COMMAND\n", "PID", "JOB", "AGE");
-    for Leftover { pid, job, age, command, .. } in &collected.processes {
+    for Leftover { pid, job, age, command, .. } in shown {
         text.push_str(&format!("{pid:>8}  {job:36}  {:>8}  {}\n", in_words(*age), plain(command)));
     }
-    let found = collected.processes.len();
-    let summary = match deed {
-        Deed::List => format!("{} left; `rankrun gc` ends them", processes(found)),
-        Deed::End => {
-            let ended = processes(found - collected.count(Fate::Alive));
-            let by_force = match collected.count(Fate::Killed) {
+    text
+}
+
+fn summary(certain: &[&Leftover], deed: Deed) -> String {
+    let count = |fate| certain.iter().filter(|process| process.fate == fate).count();
+    let mut text = match deed {
+        Deed::List => format!("{} left; `rankrun gc` ends them\n", processes(certain.len())),
+        Deed::End | Deed::EndAll => {
+            let ended = processes(certain.len() - count(Fate::Alive));
+            let by_force = match count(Fate::Killed) {
                 0 => String::new(),
                 killed => format!(", {killed} by SIGKILL"),
             };
-            format!("{ended} ended{by_force}")
+            format!("{ended} ended{by_force}\n")
         }
     };
-    text.push_str(&format!("{summary}\n"));
-    for Leftover { pid, .. } in collected.processes.iter().filter(|process| process.fate == Fate::Alive) {
+    for Leftover { pid, .. } in certain.iter().filter(|process| process.fate == Fate::Alive) {
         text.push_str(&format!("pid {pid} survived SIGKILL for 5 s, probably stuck in the kernel\n"));
     }
     text

@@ -2,11 +2,17 @@ use super::*;
 
 const JOB: Uuid = Uuid::from_u128(1);
 const OTHER: Uuid = Uuid::from_u128(2);
-const MARKED: Standing = Standing::Marked { job: JOB, kept: false };
-const KEPT: Standing = Standing::Marked { job: JOB, kept: true };
+const SURE: Evidence = Evidence::Inherited;
+const MARKED: Standing = Standing::Marked { job: JOB, evidence: SURE, kept: false };
+const KEPT: Standing = Standing::Marked { job: JOB, evidence: SURE, kept: true };
+const LEAKED: Standing = Standing::Marked { job: JOB, evidence: Evidence::Environment, kept: false };
 
 /// pid, parent, standing
 fn left(processes: &[(i32, i32, Standing)], me: i32) -> Vec<i32> {
+    left_with_evidence(processes, me).into_iter().map(|(pid, _)| pid).collect()
+}
+
+fn left_with_evidence(processes: &[(i32, i32, Standing)], me: i32) -> Vec<(i32, Evidence)> {
     let seen: Vec<Seen> = processes
         .iter()
         .map(|(pid, parent, standing)| Seen {
@@ -16,7 +22,7 @@ fn left(processes: &[(i32, i32, Standing)], me: i32) -> Vec<i32> {
             standing: standing.clone(),
         })
         .collect();
-    super::left(&seen, me).into_iter().map(|(process, _)| process.pid).collect()
+    super::left(&seen, me).into_iter().map(|(process, _, evidence)| (process.pid, evidence)).collect()
 }
 
 #[test]
@@ -27,7 +33,7 @@ fn orphans_are_found_with_what_is_below_them() {
         (30, 1, MARKED),
         (20, 30, MARKED),
         (21, 30, Stranger),
-        (22, 21, Standing::Marked { job: OTHER, kept: false }),
+        (22, 21, Standing::Marked { job: OTHER, evidence: SURE, kept: false }),
     ];
     assert_eq!(left(&processes, 1), [20, 22, 30]);
 }
@@ -49,7 +55,7 @@ fn whoever_is_below_a_launcher_belongs_to_a_job_that_runs() {
 #[test]
 fn what_is_kept_is_kept_with_what_is_below_it_in_the_same_job() {
     use Standing::Stranger;
-    let of_another = Standing::Marked { job: OTHER, kept: false };
+    let of_another = Standing::Marked { job: OTHER, evidence: SURE, kept: false };
     let processes =
         [(1, 0, Stranger), (10, 1, KEPT), (11, 10, MARKED), (12, 10, of_another), (13, 1, MARKED)];
     assert_eq!(left(&processes, 1), [12, 13]);
@@ -63,6 +69,36 @@ fn whoever_asks_is_spared_with_those_above() {
 }
 
 #[test]
+fn evidence_passes_from_a_process_to_those_below_it_in_its_job() {
+    use Standing::Stranger;
+    let of_another = Standing::Marked { job: OTHER, evidence: Evidence::Environment, kept: false };
+    let processes = [
+        (1, 0, Stranger),
+        (10, 1, MARKED),
+        (11, 10, Stranger),
+        (12, 11, LEAKED),
+        (13, 12, of_another),
+        (20, 1, LEAKED),
+        (21, 20, LEAKED),
+        (22, 20, MARKED),
+    ];
+    let doubt = Evidence::Environment;
+    let found = [(10, SURE), (12, SURE), (13, doubt), (20, doubt), (21, doubt), (22, SURE)];
+    assert_eq!(left_with_evidence(&processes, 1), found);
+}
+
+#[test]
+fn without_evidence_only_force_ends_a_process() {
+    let ends = |deed| {
+        [SURE, Evidence::Environment].map(|evidence| Request { deed, form: Form::Text }.ends(evidence))
+    };
+    assert_eq!(
+        [Deed::List, Deed::End, Deed::EndAll].map(ends),
+        [[false, false], [true, false], [true, true]]
+    );
+}
+
+#[test]
 fn a_list_that_goes_in_a_circle_has_an_end() {
     let processes = [(10, 11, MARKED), (11, 10, MARKED), (12, 12, MARKED)];
     assert_eq!(left(&processes, 1), [10, 11, 12]);
@@ -70,7 +106,7 @@ fn a_list_that_goes_in_a_circle_has_an_end() {
 
 fn leftover(pid: i32, age: u64, fate: Fate) -> Leftover {
     let (age, command) = (Duration::from_secs(age), "train\x1b[31m.py --fast".to_owned());
-    Leftover { pid, job: JOB, age, command, fate }
+    Leftover { pid, job: JOB, evidence: SURE, age, command, fate }
 }
 
 #[test]
@@ -92,6 +128,21 @@ fn people_get_a_table_and_a_sentence() {
 }
 
 #[test]
+fn doubtful_process_is_told_apart_until_it_is_ended() {
+    let doubtful = |fate| Leftover { evidence: Evidence::Environment, ..leftover(8, 1, fate) };
+    let told = |processes, deed| render(&Collected { processes }, &Request { deed, form: Form::Text });
+    let text = told(vec![leftover(7, 1, Fate::Ended), doubtful(Fate::Listed)], Deed::End);
+    let [first, second] =
+        ["1 process ended\n     PID", "1 process carries the mark"].map(|part| text.find(part));
+    assert!(first.is_some() && first < second, "{text}");
+    assert!(text.ends_with("`rankrun gc --force` ends it too\n"), "{text}");
+    let text = told(vec![doubtful(Fate::Ended)], Deed::EndAll);
+    assert!(text.ends_with("train.py --fast\n1 process ended\n"), "{text}");
+    let text = told(vec![doubtful(Fate::Listed), doubtful(Fate::Listed)], Deed::List);
+    assert!(text.contains("2 processes carry the mark") && !text.contains(" left"), "{text}");
+}
+
+#[test]
 fn programs_get_an_object() {
     let collected = Collected { processes: vec![leftover(7, 60, Fate::Ended)] };
     let json = render(&collected, &Request { deed: Deed::End, form: Form::Json });
@@ -99,6 +150,6 @@ fn programs_get_an_object() {
     let process = &value["processes"][0];
     assert_eq!((&process["pid"], &process["age_seconds"]), (&7.into(), &60.into()));
     assert_eq!(process["job"], JOB.to_string());
-    assert_eq!(process["fate"], "ended");
+    assert_eq!((&process["fate"], &process["evidence"]), (&"ended".into(), &"inherited".into()));
     assert!(collected.is_clean());
 }

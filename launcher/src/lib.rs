@@ -44,7 +44,7 @@ use std::process::ExitCode;
 use nix::sys::signal::SigSet;
 use nix::unistd::getppid;
 
-use rankrun_contract::env::ERROR_FILE;
+use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::Setup;
@@ -57,6 +57,7 @@ use crate::facts::{Facts, StandardStream};
 use crate::process::guard::{self, Guard, GuardEnd, Side};
 use crate::process::heap;
 use crate::process::inherited;
+use crate::process::job_limit;
 use crate::process::link::{Link, ToGuard};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc::can_walk;
@@ -91,7 +92,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Inspect(question)) => inspect(question, &facts),
         Ok(Command::Gc(request)) => collect_garbage(&request),
-        Ok(Command::Attach(attach)) => be_attached(&attach),
+        Ok(Command::Attach(attach)) => be_attached(&attach, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
         Err(error) => {
@@ -200,7 +201,10 @@ fn collect_garbage(request: &gc::Request) -> ExitCode {
 }
 
 /// The wrapper of a worker that a person starts.
-fn be_attached(attach: &Attach) -> ExitCode {
+fn be_attached(attach: &Attach, facts: &Facts) -> ExitCode {
+    if let Some(job) = facts.filled_variable(JOB).and_then(OsStr::to_str) {
+        job_limit::set(&JobId(job.to_owned()));
+    }
     match process::attach::attach(&attach.socket, &attach.command, reporter::tell_by_hand) {
         Ok(status) => end(status),
         Err(error) => reporter::not_attached(&error),

@@ -48,6 +48,45 @@ fn what_a_crash_left_is_listed_and_ended() {
     outcome.says("nothing is left of jobs whose launcher is gone\nstill: sleep 3333\n");
 }
 
+/// As `sbatch --export=ALL` and `at` do: a process that no worker has started gets a worker's whole environment. `$1` is the
+/// launcher's program.
+const LEAK: &str = r#"(set -a; . "$TMPDIR/leaked"; set +a; exec setsid sleep 3333) & \
+                      until pgrep -xf "sleep 3333"; do sleep 0.01; done;"#;
+
+#[test]
+fn leaked_mark_is_listed_and_ends_by_force_alone() {
+    if skipped() {
+        return;
+    }
+    let left = "echo still: $(ps -o args= -C sleep | sort)";
+    let then = format!(
+        r#"{CRASH}; {LEAK} "$1" gc; echo status=$?; {left}; "$1" gc --dry-run --json; {left}; "$1" gc --force; {left}"#
+    );
+    let outcome =
+        once_ready(contained(&then, "env | grep ^RANKRUN_JOB= > $$TMPDIR/leaked; setsid --fork sleep 1111"));
+    outcome
+        .exits(0)
+        .says("1 process ended\n")
+        .says("`rankrun gc --force` ends it too\nstatus=0\nstill: sleep 3333\n");
+    outcome
+        .says("\"command\": \"sleep 3333\"")
+        .says("\"evidence\": \"environment\"")
+        .says("\"fate\": \"listed\"");
+    outcome.says("]\n}\nstill: sleep 3333\n").says("1 process ended\nstill:\n");
+}
+
+/// A descendant of a worker that has cleared its session, its group and its parent is known by its limit.
+#[test]
+fn descendant_without_session_and_parent_is_ended() {
+    if skipped() {
+        return;
+    }
+    let then = format!(r#"{CRASH}; "$1" gc --json; echo status=$? still: $(ps -o args= -C sleep)"#);
+    let line = "setsid --fork setsid --fork sh -c 'cd /; exec sleep 1111'";
+    let outcome = once_ready(contained(&then, line));
+    outcome.says("\"evidence\": \"inherited\"").says("\"fate\": \"ended\"").says("status=0 still:\n");
+}
+
 #[test]
 fn what_ignores_sigterm_is_killed() {
     if skipped() {
@@ -84,7 +123,7 @@ fn a_script_by_the_name_of_torchrun_is_no_launcher_of_ours() {
          \"$1\" gc --dry-run; kill -TERM $guard; wait $guard; echo status=$?"
     );
     let outcome = once_ready(contained(&then, ":"));
-    outcome.says("sleep 3333").says("2 processes left").says("status=143\n");
+    outcome.says("sleep 3333").says("2 processes carry the mark").says("status=143\n");
 }
 
 #[test]

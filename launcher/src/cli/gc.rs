@@ -24,6 +24,9 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
     for word in words {
         match word.to_str() {
             Some("--dry-run" | "--dry_run") => request.deed = Deed::List,
+            // In any order, a dry run touches nothing.
+            Some("--force") if request.deed == Deed::End => request.deed = Deed::EndAll,
+            Some("--force") => {}
             Some("--json") => request.form = Form::Json,
             _ => {
                 let word = word.to_string_lossy().into_owned();
@@ -50,6 +53,10 @@ mod tests {
         assert_eq!(told(""), gc(Deed::End, Form::Text));
         assert_eq!(told("--dry-run"), gc(Deed::List, Form::Text));
         assert_eq!(told("--json --dry_run"), gc(Deed::List, Form::Json));
+        assert_eq!(told("--force --json"), gc(Deed::EndAll, Form::Json));
+        for dry in ["--force --dry-run", "--dry-run --force"] {
+            assert_eq!(told(dry), gc(Deed::List, Form::Text));
+        }
         assert!(
             matches!(told("--json -h"), Ok(Command::Print(text)) if text.starts_with("usage: rankrun gc"))
         );

@@ -13,7 +13,7 @@ const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun devices [--json | --watch[=SECONDS]] [--device-type TYPE]
        rankrun topo [--json]
-       rankrun gc [--dry-run] [--json]
+       rankrun gc [--dry-run] [--force] [--json]
        rankrun shim on|off|status [--python PATH] [--json]";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
      to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";

@@ -15,8 +15,10 @@ use uuid::Uuid;
 
 use rankrun_contract::env::{JOB, KEEP};
 
-use crate::gc::{Collected, Deed, Fate, Leftover, Request, Seen, Standing, left};
+use crate::gc::{Collected, Evidence, Fate, Leftover, Request, Seen, Standing, left};
 use crate::process::attach::ABANDONED;
+use crate::process::guard::AGENT_NAME;
+use crate::process::job_limit;
 use crate::process::proc::{
     CannotLook, Environment, Stat, can_walk, command, parse_pid, seen, signal_the_same,
 };
@@ -29,6 +31,9 @@ const WATCHED: usize = 256;
 const TICKS_PER_SECOND: u64 = 100;
 /// What our program is called: both names.
 const LAUNCHERS: [&str; 2] = ["rankrun", "torchrun"];
+
+/// The agent's name in version 0.1.
+const OLD_AGENT_NAME: &str = "rankrun-agent";
 
 /// Why nobody can be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -65,12 +70,12 @@ pub fn collect(request: &Request) -> Result<Collected, GcError> {
     if !can_walk() {
         return Err(GcError::NoProc);
     }
-    let mut found = look()?;
-    if request.deed == Deed::End {
-        for (signal, fate) in [(Signal::SIGTERM, Fate::Ended), (Signal::SIGKILL, Fate::Killed)] {
-            end(&mut found, signal, fate)?;
-        }
+    let ends = |found: &Found| request.ends(found.leftover.evidence);
+    let (mut found, doubtful): (Vec<_>, Vec<_>) = look()?.into_iter().partition(ends);
+    for (signal, fate) in [(Signal::SIGTERM, Fate::Ended), (Signal::SIGKILL, Fate::Killed)] {
+        end(&mut found, (signal, fate), &ends)?;
     }
+    found.extend(doubtful);
     found.sort_by_key(|found| found.leftover.pid);
     Ok(Collected { processes: found.into_iter().map(|found| found.leftover).collect() })
 }
@@ -87,8 +92,12 @@ impl Found {
     }
 }
 
-/// Signals all that live and waits for their end; who came into being meanwhile in one of the jobs is found too.
-fn end(found: &mut Vec<Found>, signal: Signal, fate: Fate) -> Result<(), GcError> {
+/// Signals all that live and waits for their end. Processes of the same jobs that were born meanwhile are found too.
+fn end(
+    found: &mut Vec<Found>,
+    (signal, fate): (Signal, Fate),
+    ends: &dyn Fn(&Found) -> bool,
+) -> Result<(), GcError> {
     let jobs: Vec<Uuid> = found.iter().map(|found| found.leftover.job).collect();
     let give_up = Instant::now() + PATIENCE;
     let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(1, |(soft, _)| soft / 2);
@@ -119,7 +128,7 @@ fn end(found: &mut Vec<Found>, signal: Signal, fate: Fate) -> Result<(), GcError
         }
         wait_for_one(&handles, remaining);
         let known: Vec<_> = found.iter().map(Found::key).collect();
-        let born = look()?.into_iter().filter(|born| jobs.contains(&born.leftover.job));
+        let born = look()?.into_iter().filter(|born| jobs.contains(&born.leftover.job) && ends(born));
         found.extend(born.filter(|born| !known.contains(&born.key())));
     }
     Ok(())
@@ -148,11 +157,12 @@ fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
 fn look() -> Result<Vec<Found>, GcError> {
     let seen = everybody()?;
     let now = uptime();
-    let leftover = |(process, job): (&Seen, Uuid)| Found {
+    let leftover = |(process, job, evidence): (&Seen, Uuid, Evidence)| Found {
         started: process.started,
         leftover: Leftover {
             pid: process.pid,
             job,
+            evidence,
             age: now.saturating_sub(Duration::from_secs(process.started / TICKS_PER_SECOND)),
             command: command(Pid::from_raw(process.pid)),
             fate: Fate::Listed,
@@ -178,7 +188,7 @@ fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<Seen>, C
     } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
         Standing::Stranger
     } else {
-        marked(&Environment::of(pid)?).unwrap_or(Standing::Stranger)
+        marked(pid, &Environment::of(pid)?)?.unwrap_or(Standing::Stranger)
     };
     let parent = stat.parent().map_or(0, Pid::as_raw);
     Ok(stat.started().map(|started| Seen { pid: pid.as_raw(), parent, started, standing }))
@@ -191,7 +201,8 @@ fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
     let has_our_name = |name: &str| LAUNCHERS.contains(&name);
     match stat.name() {
         Some(ABANDONED) => return false,
-        Some("rankrun-agent") => return true,
+        Some(OLD_AGENT_NAME) => return true,
+        Some(name) if name.as_bytes() == AGENT_NAME.to_bytes() => return true,
         _ => {}
     }
     let exe = format!("/proc/{pid}/exe");
@@ -208,9 +219,12 @@ fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
 }
 
 /// A mark that is no UUID is none of a launcher: a worker that is started by hand may have one.
-fn marked(environment: &Environment) -> Option<Standing> {
-    let job = Uuid::try_parse_ascii(environment.value(JOB)?).ok()?;
-    Some(Standing::Marked { job, kept: environment.value(KEEP) == Some(b"1") })
+fn marked(pid: Pid, environment: &Environment) -> Result<Option<Standing>, CannotLook> {
+    let Some(job) = environment.value(JOB).and_then(|mark| Uuid::try_parse_ascii(mark).ok()) else {
+        return Ok(None);
+    };
+    let evidence = if job_limit::has(pid, job)? { Evidence::Inherited } else { Evidence::Environment };
+    Ok(Some(Standing::Marked { job, evidence, kept: environment.value(KEEP) == Some(b"1") }))
 }
 
 /// Since boot, on the clock by which the kernel notes a process's start.

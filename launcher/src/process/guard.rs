@@ -10,6 +10,7 @@
     reason = "the guard measures how long the agent takes to answer a signal"
 )]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{Scope, kill_all};
 use crate::process::halt::Halts;
+use crate::process::job_limit;
 use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
 use crate::process::proc::CannotLook;
 use crate::process::signal::{HandledSignals, Sender, SignalInbox};
@@ -36,6 +38,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The same signal that comes again within this time, and not by a second key press or a second `kill`, is one wish.
 const ECHO: Duration = Duration::from_millis(200);
+
+/// The agent's name. A kill by our own name (`pkill -9 rankrun`) must not end both processes in one instant.
+pub(super) const AGENT_NAME: &CStr = c"rr-agent";
 
 /// Which of the two processes this is after the fork.
 #[derive(Debug)]
@@ -122,7 +127,8 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
             // Frozen (SIGSTOP) we would not see that the guard has died. To everybody else the signal means nothing.
             prctl::set_pdeathsig(Signal::SIGCONT)?;
-            let _ = prctl::set_name(c"rankrun-agent");
+            let _ = prctl::set_name(AGENT_NAME);
+            job_limit::set(job);
             Ok(Side::Agent(agent_end.with(held), watch))
         }
     }

@@ -23,6 +23,7 @@ pub mod guard;
 mod halt;
 pub mod heap;
 pub mod inherited;
+pub mod job_limit;
 pub mod link;
 pub mod probe;
 pub mod proc;

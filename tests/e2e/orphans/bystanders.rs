@@ -81,7 +81,7 @@ fn agent_of(job: &Job, launcher: i32) -> Process {
     let children = job.children_of(launcher).into_iter().filter_map(Process::open);
     let is_agent = |process: &Process| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
-            .is_ok_and(|name| name.trim() == "rankrun-agent")
+            .is_ok_and(|name| name.trim() == "rr-agent")
     };
     children.into_iter().find(is_agent).expect("the launcher has an agent")
 }

@@ -3,6 +3,7 @@
 //! The jobs run below the fixture `witness`, which inherits every orphan and ends when nobody is left: what carries no
 //! mark and sits in a session of its own is counted too.
 
+mod by_name;
 mod bystanders;
 mod ends;
 mod starts;
