@@ -35,7 +35,8 @@ impl GlobalBatches {
         let own = u128::from(self.sampler.rank.0);
         let start = u128::from(step) * batch;
         (start..start + batch)
-            .filter(|place| place % length % ranks == own)
+            // Counted over all epochs: where an epoch ends, no rank gets a second extra sample.
+            .filter(|place| place % ranks == own)
             // An epoch beyond 2^64 is not reached; the remainder is below a length, which is a `usize`.
             .map(|place| self.sample((place / length) as u64, (place % length) as usize))
             .collect()

@@ -48,7 +48,31 @@ fn a_batch_goes_on_where_the_one_before_ended() {
     assert_eq!(steps, [[0, 1, 2], [3, 4, 0], [1, 2, 3], [0, 1, 2]]);
 }
 
+/// The shares of all ranks in a step.
+fn shares(ranks: u32, length: usize, batch: usize, step: u64) -> Vec<Vec<usize>> {
+    let share = |rank| GlobalBatches::new(sampler(length, rank, ranks, PLAIN), batch).unwrap().share(step);
+    (0..ranks).map(share).collect()
+}
+
+#[test]
+fn batch_across_epochs_is_shared_evenly() {
+    // Step 20 takes the sample 1000 of the first epoch, and 49 of the second one.
+    let shares = shares(2, 1001, 50, 20);
+    assert_eq!(shares.iter().map(Vec::len).collect::<Vec<_>>(), [25, 25]);
+    assert_eq!(shares[0][..3], [1000, 1, 3]);
+    assert_eq!(shares[1][..3], [0, 2, 4]);
+}
+
 proptest! {
+    #[test]
+    fn shares_of_a_step_differ_by_at_most_one_sample(
+        (length, batch, step) in (1usize..80, 1usize..200, 0u64..40), ranks in 1u32..9,
+    ) {
+        let lengths: Vec<usize> = shares(ranks, length, batch, step).iter().map(Vec::len).collect();
+        let (least, most) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
+        prop_assert!(most - least <= 1, "{lengths:?}");
+    }
+
     #[test]
     fn any_number_of_ranks_shares_the_same_batch(
         (length, batch, step, seed) in (1usize..80, 1usize..50, 0u64..40, any::<u64>()), ranks in 1u32..9,
