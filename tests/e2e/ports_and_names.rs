@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::UdpSocket;
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket};
 
 use harness::{Gate, Launch, Name, Outcome, namespaces, only_ours};
 
@@ -103,4 +106,50 @@ fn no_name_is_looked_up() {
         .start();
     assert!(server.was_asked(Duration::from_secs(60)), "the name server hears nothing\n{asking}");
     asking.signal(nix::sys::signal::Signal::SIGKILL);
+}
+
+/// A socket that holds a free port of every address of this machine, and does not listen.
+fn held_port() -> (OwnedFd, u16) {
+    let socket =
+        socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    bind(socket.as_raw_fd(), &SockaddrIn::new(0, 0, 0, 0, 0)).expect("the machine has a free port");
+    let address: SockaddrIn = getsockname(socket.as_raw_fd()).expect("a bound socket has an address");
+    (socket, address.port())
+}
+
+/// The launcher that finds the port held would host the store itself: no other launcher is there to wait for.
+#[test]
+fn port_held_by_a_socket_that_does_not_listen_is_refused_at_once() {
+    let (_held, port) = held_port();
+    let endpoint = format!("127.0.0.1:{port}");
+    let dynamic = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint];
+    let port = port.to_string();
+    let fixed = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", &port];
+    let alone = ["--master-port", &port];
+    for name in Name::both().iter().filter(|_| only_ours()) {
+        for options in [dynamic.as_slice(), &fixed, &alone] {
+            let job = Launch::new(*name).args(options).worker(["exit=0"]).start();
+            // Far below the minute for which a store that is about to come is looked for.
+            let _ = job.ends_within(Duration::from_secs(20));
+            let outcome = job.wait();
+            outcome.exits(1).complains(&format!(":{port}`: a socket holds the port and does not listen"));
+            outcome.complains("hint: `ss -tanp`").never_says("panicked");
+        }
+    }
+}
+
+/// A connection that another program has opened from that port holds it too.
+#[test]
+fn port_held_by_a_connection_is_refused_at_once() {
+    if !only_ours() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");
+    let (held, port) = held_port();
+    let target = listener.local_addr().expect("a bound socket has an address");
+    connect(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, target.port())).expect("it listens");
+    let endpoint = format!("127.0.0.1:{port}");
+    let options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint];
+    let outcome = Launch::new(Name::Rankrun).args(options).worker(["exit=0"]).run();
+    outcome.exits(1).complains("a socket holds the port and does not listen");
 }

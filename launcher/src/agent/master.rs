@@ -8,6 +8,7 @@ use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
 use crate::rendezvous::exchange::AgentStore as _;
+use crate::rendezvous::host::held_unless_answered;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
@@ -106,7 +107,7 @@ fn bind_first(
                 refusal = refusal.or(Some(StoreError::Bind { addr, source }));
             }
             // A port in use: the next address would not be where others look for us.
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(held_unless_answered(error).into()),
         }
     }
     refusal.map_or(Ok(None), |refusal| Err(refusal.into()))

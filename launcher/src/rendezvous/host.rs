@@ -140,34 +140,56 @@ pub fn open(
 }
 
 /// Linux calls a socket listening before it looks whether another one is, so that of two agents that listen at the same
-/// moment each may be told that the other has the port, and nobody has it. Where nobody answers it is tried again, a few
-/// times: the port may also be held by somebody who does not listen, or only elsewhere.
+/// moment each may be told that the other has the port, and nobody has it. Where nobody answers it is tried again, for a
+/// while: another launcher may be about to listen. A socket that holds the port longer is an error of its own.
 fn unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
     answers: impl Fn() -> bool,
 ) -> Result<T, StoreError> {
-    const TRIES: u32 = 10;
-    for _ in 1..TRIES {
+    const SHORT_PAUSES: u32 = 10;
+    const LONG_PAUSES: u32 = 20;
+    for pause in 0..SHORT_PAUSES + LONG_PAUSES {
         match bind() {
             Err(StoreError::Bind { source, .. }) if is_in_use(&source) && !answers() => {
                 // Not as long as the other one waits.
                 let random = uuid::Uuid::new_v4().as_u64_pair().1;
-                thread::sleep(Duration::from_micros(100 + random % 2_000));
+                let longest = if pause < SHORT_PAUSES { 2_000 } else { 50_000 };
+                thread::sleep(Duration::from_micros(100 + random % longest));
             }
             done => return done,
         }
     }
-    bind()
+    bind().map_err(|error| held_unless(answers, error))
 }
 
-/// Whether somebody listens on the port of this machine.
+/// The error of a port in use, with its cause where nothing listens on it.
+#[must_use]
+pub fn held_unless_answered(error: StoreError) -> StoreError {
+    let port = match &error {
+        StoreError::Bind { addr, .. } => addr.port(),
+        _ => return error,
+    };
+    held_unless(|| is_answered(port), error)
+}
+
+fn held_unless(answers: impl Fn() -> bool, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Bind { addr, source } if is_in_use(&source) && !answers() => {
+            StoreError::Held { addr, source }
+        }
+        error => error,
+    }
+}
+
+/// Whether a socket listens on the port of this machine, at any of its addresses.
 fn is_answered(port: u16) -> bool {
-    let answers = |address| match TcpStream::connect_timeout(address, TRY) {
+    let answers = |address: &SocketAddr| match TcpStream::connect_timeout(address, TRY) {
         Ok(_) => true,
         // Too busy to answer.
         Err(error) => error.kind() == io::ErrorKind::TimedOut,
     };
-    loopback(port).iter().any(answers)
+    let own = || interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address);
+    loopback(port).iter().any(answers) || own().any(|address| answers(&SocketAddr::new(address, port)))
 }
 
 fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
@@ -251,7 +273,8 @@ mod tests {
         tries.set(0);
         unless_answered(third, || true).unwrap_err();
         assert_eq!(tries.get(), 1);
-        unless_answered(refused, || false).unwrap_err();
+        let held = unless_answered(refused, || false).unwrap_err();
+        assert!(matches!(held, StoreError::Held { .. }), "{held}");
     }
 
     #[test]

@@ -41,6 +41,14 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
+    /// Another socket holds the port, and nothing can be reached there.
+    #[error("cannot listen on `{addr}`: a socket holds the port and does not listen")]
+    Held {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// No port of those that we may listen on is free.
     #[error("every port from `{first}` to `{last}` is in use")]
     PortsTaken {
@@ -72,6 +80,12 @@ impl StoreError {
     pub fn hint(&self) -> Option<&'static str> {
         if let Self::PortsTaken { .. } = self {
             return Some("other programs listen on them: a larger `--port-range` has more");
+        }
+        if let Self::Held { .. } = self {
+            return Some(
+                "`ss -tanp` names a program whose connection uses the port, `ss --tcp --bound-inactive -p` (iproute2 6.9) \
+                 one that only holds it: end that program, or choose another port",
+            );
         }
         let (Self::Bind { source, .. } | Self::Start { source } | Self::Reset { source }) = self else {
             return None;
