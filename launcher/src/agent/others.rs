@@ -204,7 +204,7 @@ impl Others {
     /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
     /// meanwhile.
     pub(super) fn part(self, farewell: Farewell, parting: Parting) -> io::Result<Departure> {
-        let limit = limit_of(farewell);
+        let limit = limit_of(farewell) + self.rendezvous.round_trip() * FAREWELL_ROUND_TRIPS;
         let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
         let rendezvous = self.rendezvous;
         thread::Builder::new().name("parting".to_owned()).spawn(move || {
@@ -307,6 +307,9 @@ fn is_closed(over: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(over.as_fd(), PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
+
+/// A farewell is so many requests, one after the other.
+const FAREWELL_ROUND_TRIPS: u32 = 10;
 
 /// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
 const fn limit_of(farewell: Farewell) -> Duration {

@@ -12,7 +12,7 @@ pub use tell::FirstBy;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::keys::{Keys, RoundKeys};
@@ -109,15 +109,15 @@ impl Backend {
     /// Connects, and makes sure that there is a state to read.
     ///
     /// # Errors
-    /// Nothing that speaks the protocol answered before `deadline`.
+    /// Nothing that speaks the protocol answered the first connection within `limit`, or the second in as long again.
     pub fn connect(
         addresses: &[SocketAddr],
         settings: &ClientSettings,
         keys: Keys,
-        deadline: Instant,
+        limit: Duration,
     ) -> Result<Self, ClientError> {
-        let mut calls = Client::connect(addresses, settings.clone(), deadline)?;
-        let bell = Client::connect(addresses, settings.clone(), deadline)?;
+        let mut calls = Client::connect_within(addresses, settings.clone(), limit)?;
+        let bell = Client::connect_within(&[calls.peer_addr()?], settings.clone(), limit)?;
         calls.compare_set(keys.state(), b"", SENTINEL)?;
         Ok(Self {
             keys,
@@ -137,6 +137,20 @@ impl Backend {
     /// The connection is gone.
     pub fn local_ip(&self) -> Result<IpAddr, ClientError> {
         Ok(self.calls.local_addr()?.ip())
+    }
+
+    /// Where the store was reached.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
+        self.calls.peer_addr()
+    }
+
+    /// The kernel's smoothed round-trip time of the connection for requests.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.calls.round_trip()
     }
 
     /// Which store this is: `fresh` where nobody has said yet, which only a first connection may be the first to do.

@@ -1,6 +1,7 @@
 //! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it, which owns every connection
 //! to other agents, but the one that only gives signs of life.
 
+mod attempt;
 mod book;
 mod connect;
 mod driver;
@@ -123,6 +124,12 @@ impl Rendezvous {
         self.greeted.ask()
     }
 
+    /// The round trip to the store, as the newest connection has measured it.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.heard.round_trip()
+    }
+
     /// Until when the others do not take this node for dead, where they might and would go on without it. It says nothing
     /// of whether workers run.
     #[must_use]
@@ -140,7 +147,8 @@ impl Rendezvous {
     pub fn end(mut self, parting: Parting, limit: Duration) {
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
-        let haste = (matches!(parting, Parting::Leave { .. }) && !self.is_host).then_some(HASTE);
+        let haste = HASTE.max(self.heard.round_trip() * 2);
+        let haste = (matches!(parting, Parting::Leave { .. }) && !self.is_host).then_some(haste);
         // Where no store has ever heard of us there is nobody to tell.
         let is_unknown = matches!(parting, Parting::Leave { .. }) && !self.fencepost.is_known();
         let wait_until = if is_unknown { until - limit } else { until };

@@ -4,6 +4,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the limit of a call to the store is this shell's own")]
 
+mod open;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -20,12 +21,22 @@ use wire::Wire;
 /// The pauses between two rounds of tries to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
+/// An answer may take so many round trips of its connection: a packet that was lost is sent again after about two.
+pub const ROUND_TRIPS: u32 = 4;
+
+/// How long the store may take to answer over a connection with this round trip.
+#[must_use]
+pub fn answer_limit(answer: Duration, round_trip: Duration) -> Duration {
+    answer.max(round_trip.saturating_mul(ROUND_TRIPS))
+}
+
 /// How a client connects.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
     /// The number in our greeting (the store's PING).
     pub nonce: u32,
-    /// How long the store may take to answer what it can answer at once.
+    /// How long the store may take to answer what it can answer at once; longer where the round trip is long
+    /// ([`answer_limit`]).
     pub answer: Duration,
     /// A connection on which the other machine has acknowledged nothing for so long is lost, also where nobody waits for an
     /// answer. The store's host hears of it, and takes it for our end.
@@ -60,7 +71,7 @@ pub struct Unanswered {
 
 impl Client {
     /// Tries the addresses in turn, again and again (torch's delays are too long for us), until one is answered or
-    /// `deadline` has come.
+    /// `deadline` has come. An address that is connected by then has a few round trips more to answer.
     ///
     /// # Errors
     /// Nothing that speaks the protocol answered in time.
@@ -73,8 +84,11 @@ impl Client {
         let mut failure: Option<ClientError> = None;
         loop {
             let mut told = None;
-            for address in addresses {
-                match Self::try_connect(*address, &settings, deadline) {
+            for (untried, address) in (1..=addresses.len()).rev().zip(addresses) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                // A silent address leaves the others their part of the time.
+                let part = left / u32::try_from(untried).unwrap_or(u32::MAX);
+                match Self::try_connect(*address, &settings, Instant::now() + part) {
                     Ok(client) => return Ok(client),
                     Err(error) => told = Some(error.or_better(told)),
                 }
@@ -95,12 +109,23 @@ impl Client {
         }
     }
 
+    /// As [`Self::connect`], from now on.
+    ///
+    /// # Errors
+    /// See [`Self::connect`].
+    pub fn connect_within(
+        addresses: &[SocketAddr],
+        settings: ClientSettings,
+        limit: Duration,
+    ) -> Result<Self, ClientError> {
+        Self::connect(addresses, settings, Instant::now() + limit)
+    }
+
     fn try_connect(
         address: SocketAddr,
         settings: &ClientSettings,
         deadline: Instant,
     ) -> Result<Self, ClientError> {
-        let deadline = deadline.min(Instant::now() + settings.answer);
         let wire = Wire::connect(address, settings, deadline)?;
         Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false, unanswered: None })
     }
@@ -123,6 +148,20 @@ impl Client {
     #[must_use]
     pub const fn unanswered(&self) -> Option<&Unanswered> {
         self.unanswered.as_ref()
+    }
+
+    /// The other end.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
+        Ok(self.wire.peer_addr()?)
+    }
+
+    /// The kernel's smoothed round-trip time of the connection; zero where it knows none.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.wire.round_trip()
     }
 
     /// # Errors
@@ -317,11 +356,17 @@ impl Client {
     }
 
     fn limit(&self) -> Instant {
-        Instant::now() + self.settings.answer
+        Instant::now() + self.answer()
+    }
+
+    /// How long an answer may take now.
+    fn answer(&self) -> Duration {
+        answer_limit(self.settings.answer, self.round_trip())
     }
 
     fn silent(&self) -> ClientError {
-        ClientError::Silent { limit: self.settings.answer }
+        let millis = u64::try_from(self.answer().as_millis()).unwrap_or(u64::MAX);
+        ClientError::Silent { limit: Duration::from_millis(millis) }
     }
 }
 
@@ -370,6 +415,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// Whether it took too long, and nothing else is known.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        self.says() == 0 && !matches!(self, Self::Limit)
+    }
+
     /// How much a failed try to connect says about what is there; 0 is that it took too long.
     fn says(&self) -> u8 {
         match self {

@@ -4,7 +4,7 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 // The last of them is made of the others.
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 
@@ -17,6 +17,21 @@ sockopt_impl!(
     libc::TCP_THIN_LINEAR_TIMEOUTS,
     bool
 );
+
+sockopt_impl!(
+    /// What the kernel has measured of a connection (`TCP_INFO`, tcp(7)).
+    ConnectionInfo,
+    GetOnly,
+    libc::IPPROTO_TCP,
+    libc::TCP_INFO,
+    libc::tcp_info
+);
+
+/// The kernel's smoothed round-trip time (RFC 6298); zero where it has measured none.
+pub(super) fn round_trip(stream: &TcpStream) -> Duration {
+    getsockopt(stream, ConnectionInfo)
+        .map_or(Duration::ZERO, |info| Duration::from_micros(info.tcpi_rtt.into()))
+}
 
 /// So often the kernel asks a peer that says nothing, before the connection is lost: of a few questions all may be lost
 /// on the way, although the peer lives.
@@ -45,9 +60,15 @@ pub(super) fn watch(stream: &TcpStream, silence: Duration) -> nix::Result<()> {
 mod tests {
     use std::net::TcpListener;
 
-    use nix::sys::socket::getsockopt;
-
     use super::*;
+
+    #[test]
+    fn connection_to_this_machine_has_a_short_round_trip() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let measured = round_trip(&stream);
+        assert!(!measured.is_zero() && measured < Duration::from_secs(10), "{measured:?}");
+    }
 
     #[test]
     fn a_silent_peer_is_given_up_after_the_time() {

@@ -6,6 +6,7 @@
 mod addresses;
 mod causes;
 mod crowd;
+mod far;
 mod faults;
 mod groups;
 mod launcher_errors;

@@ -219,7 +219,7 @@ mod tests {
             let deadline = Instant::now() + settings.answer;
             let addresses = [store.local_addr()];
             let keys = Keys::dynamic(&RunId("job".to_owned()));
-            let backend = Backend::connect(&addresses, &settings, keys, deadline).unwrap();
+            let backend = Backend::connect(&addresses, &settings, keys, answer).unwrap();
             let other = Client::connect(&addresses, settings, deadline).unwrap();
             let node = Node { addr: "th1".to_owned(), pid: 1, local_id: 0 };
             Self { _store: store, other, backend, node }

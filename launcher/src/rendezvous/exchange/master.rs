@@ -19,6 +19,9 @@ const MAX_PAST: usize = 64;
 /// How long another member's store may take for one answer. A sign of life of ours comes as late as that.
 const ANSWER: Duration = Duration::from_secs(1);
 
+/// The longest try to reach it.
+const LONGEST_TRY: Duration = Duration::from_secs(4);
+
 /// Between two tries to empty it.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -187,8 +190,9 @@ fn history(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>) -> Result<BTreeMap<u64,
 /// again while the member is not known to be dead, which whoever is called between the tries finds out.
 fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<(), ExchangeError> {
     let deadline = Instant::now() + plan.read_timeout;
+    let mut limit = SLICE;
     loop {
-        match try_to_empty(plan, talk, place)? {
+        match try_to_empty(plan, talk, place, limit)? {
             Ok(()) => return Ok(()),
             Err(source) if Instant::now() >= deadline => {
                 return Err(RendezvousError::NotEmptied { place: place.to_string(), source }.into());
@@ -197,6 +201,8 @@ fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<
         }
         talk.pause()?;
         std::thread::sleep(RETRY);
+        // The member may be far away.
+        limit = (limit * 2).min(LONGEST_TRY);
     }
 }
 
@@ -204,10 +210,11 @@ fn try_to_empty(
     plan: &Exchange<'_>,
     talk: &mut Talk<'_, '_>,
     place: &Place,
+    limit: Duration,
 ) -> Result<Result<(), ClientError>, ExchangeError> {
     let listed = (plan.resolve)(&place.addr, place.port).map_err(ClientError::from).and_then(|addresses| {
         let settings = ClientSettings { nonce: plan.nonce, answer: ANSWER, silence: plan.read_timeout };
-        let mut store = Client::connect(&addresses, settings, Instant::now() + SLICE)?;
+        let mut store = Client::connect_within(&addresses, settings, limit)?;
         Ok((store.list_keys()?, store))
     });
     let (keys, mut store) = match listed {

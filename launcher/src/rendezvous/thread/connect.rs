@@ -20,15 +20,14 @@ use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{News, Over};
 use crate::spec::rendezvous::RoundTimes;
-use crate::store::client::{ClientError, ClientSettings};
+use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
+use super::attempt::Attempts;
 use super::driver::{Driver, Phase, Standing, interfaces, random};
 use super::first::Begun;
 use super::pulse::{Heart, Pulse};
 use super::refusals::Refusals;
 
-/// Longest try to connect before wishes are obeyed again.
-const TRY: Duration = Duration::from_secs(1);
 /// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long a name server may take, and how often it is asked again.
@@ -36,6 +35,10 @@ const RESOLVE: Duration = Duration::from_secs(2);
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
 /// that stays. Whoever comes back later could only join as a new node.
 const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
+/// Before it is tried again to connect.
+const RETRY: Duration = Duration::from_millis(20);
+/// A lease of so many round trips leaves time to send a lost packet again.
+const SAFE_ROUND_TRIPS: u32 = 4;
 /// When people are told for the first time that a store does not answer, and how often then.
 const FIRST_LINE: Duration = Duration::from_secs(2);
 const LINE: Duration = Duration::from_secs(5);
@@ -50,6 +53,9 @@ pub(super) struct Bond {
     /// Why there is no connection.
     failure: Option<Failure>,
     addresses: Vec<SocketAddr>,
+    attempts: Attempts,
+    /// People know that the round trip is long for the lease.
+    is_far_told: bool,
     resolve_at: Instant,
     next_line: Instant,
     /// Connections that the store has closed on a request.
@@ -67,12 +73,14 @@ enum Failure {
 }
 
 impl Bond {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, lease: Duration) -> Self {
         Self {
             since: now,
             identity: None,
             failure: None,
             addresses: Vec::new(),
+            attempts: Attempts::new(lease),
+            is_far_told: false,
             resolve_at: now,
             next_line: now + FIRST_LINE,
             refusals: Refusals::default(),
@@ -146,7 +154,8 @@ impl Driver {
     pub(super) fn client_settings(&self) -> ClientSettings {
         // Our kernel may end a connection on which all its questions were lost: then we are dead in any case.
         let silence = self.plan.times.lease.max(SILENCE);
-        ClientSettings { nonce: self.plan.nonce, answer: self.answer(), silence }
+        let answer = answer_limit(self.answer(), self.bond.attempts.round_trip());
+        ClientSettings { nonce: self.plan.nonce, answer, silence }
     }
 
     /// The connection, or what came over it, is of no use.
@@ -184,15 +193,20 @@ impl Driver {
         }
         // Whoever fails while the store is not reached fails of that.
         self.answer_blame(Some(self.plan.endpoint.host.clone()));
-        match self.connect(now) {
-            Ok(()) => {
+        let retry = match self.connect(now) {
+            Ok(true) => {
                 self.bond.failure = None;
                 let now = Instant::now();
                 (self.next_look, self.next_tick, self.bond.connected_at) = (now, now, now);
                 return now;
             }
-            Err(failure) => self.bond.failure = Some(failure),
-        }
+            // The try itself waits.
+            Ok(false) => Duration::ZERO,
+            Err(failure) => {
+                self.bond.failure = Some(failure);
+                RETRY
+            }
+        };
         let now = Instant::now();
         if let Some(error) = self.gives_up(now) {
             match &self.phase {
@@ -214,21 +228,26 @@ impl Driver {
             };
             self.outlet.tell(News::Note(line));
         }
-        now + Duration::from_millis(20)
+        now + retry
     }
 
-    fn connect(&mut self, now: Instant) -> Result<(), Failure> {
-        let addresses = self.addresses(now)?;
-        let settings = self.client_settings();
-        let deadline = Instant::now() + TRY;
-        let mut backend = Backend::connect(&addresses, &settings, self.plan.keys.clone(), deadline)
-            .map_err(Failure::Store)?;
+    /// Whether there is a connection; `false` where the try goes on.
+    fn connect(&mut self, now: Instant) -> Result<bool, Failure> {
+        if !self.bond.attempts.is_running() {
+            let (addresses, settings) = (self.addresses(now)?, self.client_settings());
+            let begun = self.bond.attempts.begin(addresses, settings, self.plan.keys.clone());
+            begun.map_err(Failure::Store)?;
+        }
+        let Some(outcome) = self.bond.attempts.wait() else { return Ok(false) };
+        let mut backend = outcome.map_err(Failure::Store)?;
+        let reached = backend.peer_addr().map_err(Failure::Store)?;
+        self.bond.addresses.sort_by_key(|address| *address != reached);
         self.recognise(&mut backend).map_err(Failure::Store)?;
         if self.store.is_some() {
             backend.tell_watched().map_err(Failure::Store)?;
         }
         if self.is_over() {
-            return Ok(());
+            return Ok(true);
         }
         if self.me.is_none() {
             let ip = backend.local_ip().map_err(Failure::Store)?;
@@ -241,10 +260,27 @@ impl Driver {
             backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
         }
         if let Some(pulse) = &self.pulse {
-            pulse.moves_to(&addresses);
+            pulse.moves_to(&self.bond.addresses);
         }
         (self.backend, self.worn) = (Some(backend), None);
-        Ok(())
+        self.tell_round_trip();
+        Ok(true)
+    }
+
+    /// A lease of few round trips loses nodes that live: people are told once.
+    fn tell_round_trip(&mut self) {
+        let (round_trip, lease) = (self.bond.attempts.round_trip(), self.plan.times.lease);
+        self.heard.takes(round_trip);
+        if self.plan.is_alone() || round_trip * SAFE_ROUND_TRIPS <= lease || self.bond.is_far_told {
+            return;
+        }
+        self.bond.is_far_told = true;
+        let (millis, endpoint) = (round_trip.as_millis(), &self.plan.endpoint);
+        self.outlet.tell(News::Note(format!(
+            "a round trip to the rendezvous store at `{endpoint}` takes {millis}ms, and the lease is {}: a lost packet can \
+             cost this node its place; a longer `--lease`, the same on every node, prevents it",
+            humantime::format_duration(lease)
+        )));
     }
 
     /// Where the store is; a name is asked for again where it did not help.
@@ -354,7 +390,12 @@ impl Driver {
             }
             Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
             Some(Failure::Store(source)) => RendezvousError::Unreachable { endpoint, waited, source },
-            None => RendezvousError::Unreachable { endpoint, waited, source: ClientError::NoStore },
+            // The first try has not ended.
+            None => {
+                let source =
+                    io::Error::new(io::ErrorKind::TimedOut, "no answer to a connection request").into();
+                RendezvousError::Unreachable { endpoint, waited, source }
+            }
         }
     }
 

@@ -116,7 +116,7 @@ impl Driver {
         let now = Instant::now();
         Ok(Self {
             book: Book::new(&plan.times),
-            bond: Bond::new(now),
+            bond: Bond::new(now, plan.times.lease),
             fencepost: Fencepost::default(),
             heard: Heard::new(now),
             pulse: None,

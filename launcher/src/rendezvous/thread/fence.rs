@@ -27,21 +27,33 @@ impl Fence {
     }
 }
 
-/// When the store has answered last.
+/// When the store has answered last, and how long the way there and back takes.
 #[derive(Debug, Clone)]
-pub(super) struct Heard(Arc<Mutex<Instant>>);
+pub(super) struct Heard(Arc<Mutex<(Instant, Duration)>>);
 
 impl Heard {
     pub(super) fn new(now: Instant) -> Self {
-        Self(Arc::new(Mutex::new(now)))
+        Self(Arc::new(Mutex::new((now, Duration::ZERO))))
+    }
+
+    fn get(&self) -> MutexGuard<'_, (Instant, Duration)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn now(&self, now: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        self.get().0 = now;
     }
 
     pub(super) fn last(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.get().0
+    }
+
+    pub(super) fn takes(&self, round_trip: Duration) {
+        self.get().1 = round_trip;
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        self.get().1
     }
 }
 

@@ -118,9 +118,9 @@ impl Driver {
     }
 
     fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
-        self.beat_if_due()?;
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
+        // At once: a round trip between the look and the write is a chance for another node to write first.
         let won = backend.write(state, rings && !completes)?;
         self.heard.now(Instant::now());
         if won && completes {
@@ -130,6 +130,7 @@ impl Driver {
             backend.ring()?;
             self.book.ranked(ranks);
         }
+        self.beat_if_due()?;
         self.meet(std::collections::BTreeMap::new())?;
         if !won {
             self.back_off();

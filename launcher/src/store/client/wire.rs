@@ -12,16 +12,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKind, Request};
 
 use super::super::socket;
-use super::{ClientError, ClientSettings};
+use super::open::open;
+use super::{ClientError, ClientSettings, ROUND_TRIPS, answer_limit};
 
 /// Longest answer, in bytes: a state and everything beside it, or the names of a few hundred thousand keys.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
 
 /// How much is read at once.
 const PIECE: usize = 16 * 1024;
-
-/// How long the first try to connect waits for an answer: more than the way there and back takes almost everywhere.
-const FIRST_PATIENCE: Duration = Duration::from_millis(300);
 
 /// How long an answer may be under way before something else is sent.
 const NUDGE: Duration = Duration::from_millis(200);
@@ -50,7 +48,8 @@ impl Reading {
 }
 
 impl Wire {
-    /// Connects to one address, introduces itself and is answered, all of it by `deadline`.
+    /// Connects to one address by `deadline`, introduces itself and is answered: by `deadline` too, or within a few of the
+    /// round trips that the connection has shown to take.
     pub(super) fn connect(
         address: SocketAddr,
         settings: &ClientSettings,
@@ -58,15 +57,29 @@ impl Wire {
     ) -> Result<Self, ClientError> {
         let stream = open(address, deadline)?;
         socket::watch(&stream, settings.silence).map_err(io::Error::from)?;
-        stream.set_nonblocking(true)?;
         let nonce = settings.nonce;
         let mut wire = Self { stream, input: Vec::new(), nonce, owed: 0 };
+        let (began, round_trip) = (Instant::now(), wire.round_trip());
+        let deadline = deadline.max(began + round_trip * ROUND_TRIPS);
+        let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
         let greeted = wire.write(&HANDSHAKE, deadline)? && wire.send(&Request::Ping { nonce }, deadline)?;
         match if greeted { wire.answer(ReplyKind::Pong, deadline)? } else { None } {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
             Some(_) => Err(ClientError::NoStore),
-            None => Err(ClientError::Silent { limit: settings.answer }),
+            None => {
+                let millis = u64::try_from((deadline - began).as_millis()).unwrap_or(u64::MAX);
+                Err(ClientError::Silent { limit: Duration::from_millis(millis) })
+            }
         }
+    }
+
+    /// The kernel's smoothed round-trip time of the connection; zero where it knows none.
+    pub(super) fn round_trip(&self) -> Duration {
+        socket::round_trip(&self.stream)
+    }
+
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 
     pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -195,19 +208,6 @@ impl Wire {
 impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
-    }
-}
-
-/// The kernel sends a first packet that was lost again after a second, which is most of what a call may take: who has no
-/// answer begins anew, each time with more patience.
-fn open(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let mut patience = FIRST_PATIENCE;
-    loop {
-        let left = left(deadline);
-        match TcpStream::connect_timeout(&address, patience.min(left).max(Duration::from_millis(1))) {
-            Err(error) if error.kind() == io::ErrorKind::TimedOut && patience < left => patience *= 2,
-            opened => return opened,
-        }
     }
 }
 
