@@ -42,6 +42,7 @@ mod restarts;
 mod root_cause;
 mod rust_examples;
 mod rust_training;
+mod siblings;
 mod signals;
 mod stdin;
 mod stop_times;

@@ -17,7 +17,7 @@ const BEFORE_A_PID: [&str; 4] = ["(pid: ", "by PID ", "process ", "Process "];
 
 /// torchrun's report, all of it. Pids are masked, and so are times, unless they are those of the file.
 #[track_caller]
-fn report(outcome: &Outcome) -> String {
+pub(crate) fn report(outcome: &Outcome) -> String {
     outcome.exits(1);
     let err = outcome.err();
     let (_, report) = err.split_once(RAISED).unwrap_or_else(|| panic!("no report\n{outcome}"));
@@ -48,7 +48,7 @@ fn without_folders(line: &str) -> String {
 }
 
 /// So many workers; torchrun takes its time on a busy machine.
-fn workers(name: Name, count: usize) -> Launch {
+pub(crate) fn workers(name: Name, count: usize) -> Launch {
     Launch::standalone(name, count).limit(Duration::from_secs(300))
 }
 
@@ -59,7 +59,7 @@ fn both(run: impl Fn(Name) -> Outcome) -> [Outcome; 2] {
 }
 
 #[track_caller]
-fn same_report(run: impl Fn(Name) -> Outcome) -> String {
+pub(crate) fn same_report(run: impl Fn(Name) -> Outcome) -> String {
     let [ours, torchs] = both(run);
     assert_eq!(report(&ours), report(&torchs), "{ours}\n{torchs}");
     report(&ours)
@@ -176,7 +176,7 @@ fn a_broken_error_file_is_as_good_as_none() {
 }
 
 /// Everything after the beginning of torch's log lines, without pids; the place in the source is torch's.
-fn log(outcome: &Outcome) -> Vec<String> {
+pub(crate) fn log(outcome: &Outcome) -> Vec<String> {
     let lines = outcome.err();
     let lines = lines.split('\n').filter_map(|line| {
         let (stamp, text) = line.split_once(" torch/")?;

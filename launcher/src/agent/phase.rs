@@ -26,6 +26,9 @@ pub(super) enum Phase {
     /// One ended by a signal that stops the job, and nothing is decided before `until`: the launcher may be about to
     /// get the same one. These are alive.
     Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
+    /// A worker failed for good under the name torchrun. Until then its siblings, of which these are alive, may end by
+    /// themselves.
+    Observing { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// These workers are to end.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
     /// No worker is alive, and nobody knows yet whether the failure is another node's; by `until` it is our own.

@@ -17,6 +17,7 @@ mod halt;
 mod limit;
 mod rendezvous;
 mod restart;
+mod siblings;
 mod signals;
 mod start;
 mod window;
@@ -105,7 +106,9 @@ impl State {
                 ..
             } => Some(*at),
             Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
-            Phase::Undecided { until, .. } | Phase::Blaming { until, .. } => Some(*until),
+            Phase::Undecided { until, .. }
+            | Phase::Observing { until, .. }
+            | Phase::Blaming { until, .. } => Some(*until),
             Phase::Settling { say_at } => *say_at,
             Phase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
             Phase::Waiting { until, .. } => Some(*until),
@@ -116,6 +119,12 @@ impl State {
     /// Takes in what happened and says what to do, in order.
     #[must_use]
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        let mut actions = self.stop_siblings_before(now, &input);
+        actions.extend(self.take_in(now, input));
+        actions
+    }
+
+    fn take_in(&mut self, now: Instant, input: Input) -> Vec<Action> {
         match input {
             Input::Ready => self.ready(now),
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
@@ -223,14 +232,14 @@ impl State {
             phase => {
                 self.phase = phase;
                 self.ended_undecided(end);
-                Vec::new()
+                self.sibling_ended(now, end)
             }
         }
     }
 
     /// Whether workers run and none was told to end.
     const fn is_running(&self) -> bool {
-        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. })
+        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. } | Phase::Observing { .. })
     }
 
     /// Whether a worker ended in this way because we told it to, or because somebody told us and the workers alike.
@@ -241,14 +250,18 @@ impl State {
     }
 
     fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
+        let told = self.tell_of(failure.first);
+        told.into_iter().chain(self.stop_for(now, live, failure)).collect()
+    }
+
+    fn stop_for(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
         let (end, others) = (failure.first, self.ours(&live));
-        let told = self.tell_of(end);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::WorkerFailed { end, others, grace });
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        told.into_iter().chain(with_at(actions, at, said)).collect()
+        with_at(actions, at, said)
     }
 
     fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
@@ -301,6 +314,7 @@ impl State {
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             Phase::Checking { failure, step, give_up_at, .. } => {
                 self.look_lasts(now, (failure, step, give_up_at))
             }

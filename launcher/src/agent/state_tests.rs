@@ -33,6 +33,8 @@ mod limits;
 mod partings;
 #[path = "rendezvous_tests.rs"]
 mod rendezvous_tests;
+#[path = "siblings_tests.rs"]
+mod siblings_tests;
 #[path = "start_tests.rs"]
 mod starts;
 #[path = "waiting_tests.rs"]

@@ -83,6 +83,8 @@ pub(super) struct Life {
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
+    /// When the launcher was told to stop.
+    pub(super) wished_at: Option<Instant>,
     /// When this node is taken for dead.
     pub(super) cut_off: Option<Instant>,
     /// Another node has failed first.
@@ -241,6 +243,7 @@ impl Book {
 
     fn wished(&mut self, signal: Signal, now: Instant) {
         self.wish.get_or_insert(signal);
+        self.life.wished_at.get_or_insert(now);
         // It never gives more time than they have.
         let kill_by = now + self.setup.grace_of(Cause::User);
         self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
@@ -319,8 +322,10 @@ impl Book {
     pub(super) fn close_turn(&mut self) {
         let life = &mut self.life;
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
-            let kill_by = asked_at + self.setup.grace_of(cause);
-            life.kill_by = Some(life.cut_off.map_or(kill_by, |cut_off| cut_off.min(kill_by)));
+            let by_cause = asked_at + self.setup.grace_of(cause);
+            // A signal may come before the siblings of a failed worker are told to stop.
+            let by_wish = life.wished_at.map(|wished_at| wished_at + self.setup.grace_of(Cause::User));
+            life.kill_by = life.cut_off.into_iter().chain(by_wish).chain([by_cause]).min();
         }
     }
 }
@@ -359,6 +364,7 @@ impl Life {
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
         let others = [
             &mut self.asked_at,
+            &mut self.wished_at,
             &mut self.kill_by,
             &mut self.killed_at,
             &mut self.joins_from,

@@ -33,7 +33,7 @@ impl State {
 
     /// What the policy would say now. What is only looked at when the last worker is gone, the devices and the job's
     /// progress, may still forbid the restart.
-    fn outlook(&self, now: Instant, failure: &Failure) -> Outlook {
+    pub(super) fn outlook(&self, now: Instant, failure: &Failure) -> Outlook {
         let in_time = |at| !self.timer.is_over() && self.timer.end().is_none_or(|end_at| at < end_at);
         match self.decide(now, failure) {
             Decision::Restart { at } if in_time(at) => Outlook::Restart,

@@ -16,6 +16,7 @@ impl State {
     pub(super) fn was_halted(&mut self, lasted: Duration) -> Vec<Action> {
         match &mut self.phase {
             Phase::Undecided { until: at, .. }
+            | Phase::Observing { until: at, .. }
             | Phase::Blaming { until: at, .. }
             | Phase::Stopping {
                 stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },

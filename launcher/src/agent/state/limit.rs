@@ -90,6 +90,7 @@ impl State {
             | Phase::Settling { .. }
             | Phase::Running { .. }
             | Phase::Undecided { .. }
+            | Phase::Observing { .. }
             | Phase::Stopping { .. }
             | Phase::Blaming { .. }
             | Phase::Checking { .. }
@@ -166,6 +167,7 @@ impl State {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } => self.stop_for_the_limit(now, live, None),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             // It came while the question was open.
             Phase::Blaming { .. } if self.failed_elsewhere() => self.go_on_with_others(now),
             Phase::Blaming { failure, .. } | Phase::Checking { failure, .. } => {

@@ -134,7 +134,7 @@ impl State {
 
     /// Whether somebody may be alive who must not outlive this node's lease.
     pub const fn has_workers(&self) -> bool {
-        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. } | Phase::Stopping { .. })
+        self.is_running() || matches!(self.phase, Phase::Stopping { .. })
     }
 
     /// Who is cut off is taken for dead then, and nothing of it may live on.
@@ -257,7 +257,7 @@ impl State {
             Ending::NotNeeded | Ending::Closed { .. } | Ending::ByRule { .. } => None,
         };
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } | Phase::Undecided { live, .. } => {
+            Phase::Running { live } | Phase::Undecided { live, .. } | Phase::Observing { live, .. } => {
                 let ours = self.ours(&live);
                 let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
                 self.kill_no_later_than(kill_by);

@@ -23,6 +23,12 @@ impl State {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Starting => vec![self.stopped_before_the_start(signal)],
             Phase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
+            Phase::Observing { live, failure, .. } => {
+                let ours = live.clone();
+                let actions = self.stop_siblings_by(now, signal, (live, failure));
+                let said = self.stopping(now, signal, &ours);
+                with_at(actions, 1, said)
+            }
             Phase::Running { live } | Phase::Undecided { live, .. } => {
                 let ours = live.clone();
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
@@ -95,6 +101,7 @@ impl State {
         match &self.phase {
             Phase::Running { live }
             | Phase::Undecided { live, .. }
+            | Phase::Observing { live, .. }
             | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
                 vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }

@@ -34,7 +34,7 @@ impl State {
         }
         let failure = self.failure(end, Manner::Ended);
         if !self.rules.is_of_a_stop_signal(end.exit) {
-            return self.failed(now, live, failure);
+            return self.failed_beside(now, live, failure);
         }
         self.history.generation_ended(now);
         self.phase = Phase::Undecided { live, failure, until: now + WINDOW };

@@ -1,0 +1,99 @@
+//! Siblings of a worker that failed for good, under the name torchrun.
+
+use super::siblings::LOOK;
+use super::*;
+
+/// Three workers, of which the first has failed for good.
+fn failed(at: &impl Fn(u64) -> Instant, workers: u32) -> State {
+    let mut job = state(workers, 0, Persona::Torchrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(3))), [], "the siblings may end by themselves");
+    assert_eq!(job.deadline(), Some(at(1) + LOOK));
+    job
+}
+
+fn ends(actions: &[Action]) -> Vec<(u32, Exit, bool)> {
+    let failure = end(actions).and_then(|end| end.failure.as_ref()).expect("the job has failed");
+    failure.others.iter().map(|other| (other.end.local_rank.0, other.end.exit, other.stopped)).collect()
+}
+
+#[test]
+fn sibling_alive_at_the_look_is_stopped_the_rest_is_listed_as_it_ended() {
+    let at = clock();
+    let mut job = failed(&at, 5);
+    let soon = at(1) + LOOK / 2;
+    assert_eq!(job.handle(soon, Input::DeadlinePassed), [], "not yet");
+    assert_eq!(job.handle(soon, exited(0, 1, Exit::Code(0))), []);
+    assert_eq!(job.handle(soon, exited(0, 2, Exit::Code(7))), []);
+    assert_eq!(job.handle(soon, exited(0, 3, killed_by(9))), []);
+    let actions = job.handle(at(1) + LOOK, Input::DeadlinePassed);
+    assert_eq!(signals(&actions), [(vec![4], Signal::SIGTERM)]);
+    assert_eq!(job.deadline(), Some(at(1) + LOOK + GRACE), "invariant 4");
+    let actions = job.handle(at(2), exited(0, 4, killed_by(15)));
+    let expected = [
+        (1, Exit::Code(0), false),
+        (2, Exit::Code(7), false),
+        (3, killed_by(9), false),
+        (4, killed_by(15), true),
+    ];
+    // A worker that was killed from outside in the same moment is the cause, as everywhere.
+    assert_eq!(end(&actions).unwrap().failure.as_ref().unwrap().first.local_rank, LocalRank(3));
+    assert_eq!(ends(&actions)[1..], [expected[0], expected[1], expected[3]]);
+}
+
+#[test]
+fn last_sibling_that_ends_by_itself_ends_the_wait() {
+    let at = clock();
+    let mut job = failed(&at, 3);
+    assert_eq!(job.handle(at(1), exited(0, 1, Exit::Code(0))), []);
+    let actions = job.handle(at(1), exited(0, 2, Exit::Code(7)));
+    assert_eq!(signals(&actions), []);
+    assert_eq!(ends(&actions), [(1, Exit::Code(0), false), (2, Exit::Code(7), false)]);
+}
+
+#[test]
+fn siblings_are_stopped_at_once_where_no_report_follows() {
+    let at = clock();
+    for (persona, max_restarts) in [(Persona::Torchrun, 1), (Persona::Rankrun, 0)] {
+        let mut job = state(2, max_restarts, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(1), exited(0, 0, Exit::Code(3)));
+        assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)], "{persona:?}");
+    }
+}
+
+#[test]
+fn signal_and_time_limit_do_not_wait_for_the_look() {
+    let at = clock();
+    let mut job = failed(&at, 2);
+    let actions = job.handle(at(1) + LOOK / 2, stop(Signal::SIGINT, false));
+    let told: Vec<_> = signals(&actions).into_iter().map(|(ranks, _)| ranks).collect();
+    assert!(!told.is_empty() && told.iter().all(|ranks| ranks == &[1]), "invariant 10");
+    let actions = job.handle(at(2), exited(0, 1, killed_by(libc::SIGINT)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+
+    let mut job = state(2, 0, Persona::Torchrun);
+    let limit = Duration::from_secs(1) + LOOK / 2;
+    job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(3)));
+    assert_eq!(signals(&job.handle(at(0) + limit, Input::DeadlinePassed)), [(vec![1], Signal::SIGTERM)]);
+}
+
+#[test]
+fn other_nodes_hear_of_the_failure_once_and_before_the_look() {
+    let at = clock();
+    let mut job = State::new(Rules { has_rendezvous: true, ..rules(2, 0, Persona::Torchrun) });
+    let _ = job.handle(at(0), Input::Ready);
+    let mut round = Round::alone(
+        LocalWorldSize::new(2).unwrap(),
+        rankrun_contract::env::Master { addr: "127.0.0.1".to_owned(), port: 1, agent_store: true },
+    );
+    round.number = 1;
+    let _ = job.handle(at(0), Input::Joined(Box::new(round)));
+    let is_told = |action: &Action| matches!(action, Action::TellFailure { .. });
+    assert!(job.handle(at(1), exited(0, 0, Exit::Code(3))).iter().all(is_told));
+    let actions = job.handle(at(1) + LOOK, Input::DeadlinePassed);
+    assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);
+    assert!(!actions.iter().any(is_told), "once");
+}

@@ -1,0 +1,91 @@
+//! Siblings of a worker that failed for good, under the name torchrun. Pure.
+//!
+//! torchrun looks at its workers every 0.1 s. It stops the workers that it finds alive beside a failed one, and its
+//! report lists every bad end. A sibling that ends by itself before that look is listed as it ended, or not at all after a
+//! success. A stop at once would turn that end into a SIGTERM.
+//!
+//! Where a restart follows there is no such report, and the siblings are stopped at once.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::State;
+use crate::agent::failure::{Failure, FollowingEnd};
+use crate::agent::message::{Action, Input, OwnStop, WorkerEnd};
+use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::spec::Persona;
+use crate::spec::stop::{Outlook, StopReason};
+
+/// The time between two looks of torchrun 2.15.
+pub(super) const LOOK: Duration = Duration::from_millis(100);
+
+impl State {
+    /// A worker failed; these live.
+    pub(super) fn failed_beside(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        failure: Failure,
+    ) -> Vec<Action> {
+        let is_last = self.outlook(now, &failure) == Outlook::End;
+        if self.rules.persona != Persona::Torchrun || !is_last || self.ours(&live).is_empty() {
+            return self.failed(now, live, failure);
+        }
+        self.history.generation_ended(now);
+        let told = self.tell_of(failure.first);
+        self.phase = Phase::Observing { live, failure, until: now + LOOK };
+        told.into_iter().collect()
+    }
+
+    /// A sibling ended before the look.
+    pub(super) fn sibling_ended(&mut self, now: Instant, end: WorkerEnd) -> Vec<Action> {
+        let Phase::Observing { live, failure, .. } = &mut self.phase else { return Vec::new() };
+        live.remove(&end.local_rank);
+        failure.followed_by(FollowingEnd { end, stopped: false });
+        let live = live.clone();
+        if self.ours(&live).is_empty() { self.stop_siblings(now) } else { Vec::new() }
+    }
+
+    /// Another reason to stop does not wait for the look.
+    pub(super) fn stop_siblings_before(&mut self, now: Instant, input: &Input) -> Vec<Action> {
+        match input {
+            Input::Changed(_) | Input::Over(_) => self.stop_siblings(now),
+            Input::StartFailed { generation, .. } if *generation == self.generation => {
+                self.stop_siblings(now)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A signal to stop does not wait for the look either. The failure came first and stays the cause.
+    pub(super) fn stop_siblings_by(
+        &mut self,
+        now: Instant,
+        signal: Signal,
+        (live, failure): (BTreeSet<LocalRank>, Failure),
+    ) -> Vec<Action> {
+        let told = self.rules.for_workers(signal);
+        let mut actions = self.stop(now, live, StopCause::Failure(failure), told);
+        let until = now + self.grace(StopReason::Signal);
+        if let Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. } = &mut self.phase {
+            *kill_at = until.min(*kill_at);
+        }
+        actions.extend(self.tell_of_stop(OwnStop::Signal(signal)));
+        actions
+    }
+
+    /// The look: the siblings that live are stopped.
+    pub(super) fn stop_siblings(&mut self, now: Instant) -> Vec<Action> {
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+            phase => {
+                self.phase = phase;
+                Vec::new()
+            }
+        }
+    }
+}

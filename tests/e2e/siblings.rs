@@ -1,0 +1,62 @@
+//! Siblings of a failed worker under the name torchrun: the report lists them as torchrun 2.15 does.
+
+use harness::{Launch, Name, Outcome, Scratch};
+use nix::sys::stat::Mode;
+
+use crate::reports::{log, report, same_report, workers};
+
+/// Rank 0 ends with 3. Its death closes a FIFO, of which rank 1 hears and goes on so.
+fn fails_beside(name: Name, sibling: &str) -> Outcome {
+    let scratch = Scratch::new();
+    let alive = scratch.path().join("alive");
+    nix::unistd::mkfifo(&alive, Mode::from_bits_truncate(0o600)).expect("the scratch folder takes a FIFO");
+    let alive = alive.display();
+    let line = format!(
+        "if [ $$RANK = 0 ]; then exec 4>{alive}; exit 3; fi; exec 4<{alive}; read -r line <&4; {sibling}"
+    );
+    workers(name, 2).shell(&line).run()
+}
+
+#[test]
+fn sibling_that_succeeds_after_a_failure_is_not_in_the_report() {
+    let text = same_report(|name| fails_beside(name, "exit 0"));
+    assert!(text.contains("\n  <NO_OTHER_FAILURES>\n"), "{text}");
+    for _ in 0..10 {
+        let outcome = fails_beside(Name::Torchrun, "exit 0");
+        let text = report(&outcome);
+        assert!(text.contains("\n  <NO_OTHER_FAILURES>\n"), "{text}");
+        assert!(!log(&outcome).concat().contains("closing signal"), "the sibling was stopped\n{outcome}");
+    }
+}
+
+#[test]
+fn sibling_that_fails_by_itself_is_in_the_report_with_its_own_code() {
+    let text = same_report(|name| fails_beside(name, "exit 7"));
+    assert!(text.contains("  exitcode  : 7 (pid: N) \n") && !text.contains("SIGTERM"), "{text}");
+    for _ in 0..10 {
+        let text = report(&fails_beside(Name::Torchrun, "exit 7"));
+        assert!(text.contains("  exitcode  : 7 (pid: N) \n"), "{text}");
+    }
+}
+
+#[test]
+fn sibling_that_goes_on_is_stopped_and_in_the_report() {
+    for (sibling, exit) in [
+        ("exec sleep 1000", "  exitcode  : -15 (pid: N)  (SIGTERM)\n"),
+        ("trap 'exit 9' TERM; while :; do sleep 0.01; done", "  exitcode  : 9 (pid: N) \n"),
+        ("trap 'exit 0' TERM; while :; do sleep 0.01; done", "  <NO_OTHER_FAILURES>\n"),
+    ] {
+        let text = same_report(|name| fails_beside(name, sibling));
+        assert!(text.contains(exit), "{sibling}\n{text}");
+    }
+}
+
+/// A restart prints no report, and does not wait for the siblings.
+#[test]
+fn sibling_is_stopped_at_once_before_a_restart() {
+    let launch = Launch::standalone(Name::Torchrun, 2).args(["--max-restarts", "1"]);
+    let line = "if [ $$TORCHELASTIC_RESTART_COUNT = 1 ]; then exit 0; fi; \
+                if [ $$RANK = 0 ]; then exit 3; fi; exec sleep 1000";
+    let outcome = launch.shell(line).run();
+    outcome.exits(0).complains(" closing signal SIGTERM");
+}
