@@ -13,6 +13,8 @@
 //! It is ended where it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A mark
 //! in the environment alone may have leaked: such a process is listed, and ended by `--force`.
 
+pub mod paths;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::reporter::plain::plain;
+use paths::{LeftPath, PathFate};
 
 /// What is asked of `rankrun gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,6 +189,8 @@ fn as_text<S: serde::Serializer>(job: &Uuid, serializer: S) -> Result<S::Ok, S::
 pub struct Collected {
     /// Lowest pid first.
     pub processes: Vec<Leftover>,
+    /// Files and folders.
+    pub paths: Vec<LeftPath>,
 }
 
 impl Collected {
@@ -193,6 +198,7 @@ impl Collected {
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.processes.iter().all(|process| process.fate != Fate::Alive)
+            && !self.paths.iter().any(|path| matches!(path.fate, PathFate::Failed(_)))
     }
 }
 
@@ -209,7 +215,7 @@ pub fn render(collected: &Collected, request: &Request) -> String {
 }
 
 fn text(collected: &Collected, request: &Request) -> String {
-    if collected.processes.is_empty() {
+    if collected.processes.is_empty() && collected.paths.is_empty() {
         return "nothing is left of jobs whose launcher is gone\n".to_owned();
     }
     let is_doubtful =
@@ -220,6 +226,7 @@ fn text(collected: &Collected, request: &Request) -> String {
         text.push_str(&table(&certain));
         text.push_str(&summary(&certain, request.deed));
     }
+    text.push_str(&paths::text(&collected.paths, request.deed));
     if !doubtful.is_empty() {
         text.push_str(&table(&doubtful));
         let (verb, pronoun) = if doubtful.len() == 1 { ("carries", "it") } else { ("carry", "them") };
@@ -275,5 +282,4 @@ fn in_words(age: Duration) -> String {
 }
 
 #[cfg(test)]
-#[path = "gc_tests.rs"]
 mod tests;

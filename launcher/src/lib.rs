@@ -6,6 +6,7 @@
 //! | [`explain`] | what a launch would do, without doing it |
 //! | [`inspect`] | the machine, looked at |
 //! | [`gc`] | what a crash left of jobs, found and ended |
+//! | `litter` | what a crash left of files and folders |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | who sits where |
 //! | [`rendezvous`] | who takes part, in which order |
@@ -25,6 +26,7 @@ pub mod explain;
 pub mod facts;
 pub mod gc;
 pub mod inspect;
+mod litter;
 pub mod logs;
 pub mod placement;
 pub mod process;
@@ -91,7 +93,7 @@ pub fn main() -> ExitCode {
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Inspect(question)) => inspect(question, &facts),
-        Ok(Command::Gc(request)) => collect_garbage(&request),
+        Ok(Command::Gc(request)) => collect_garbage(&request, &argv[0], &facts),
         Ok(Command::Attach(attach)) => be_attached(&attach, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
@@ -190,9 +192,11 @@ fn inspect(question: Inspect, facts: &Facts) -> ExitCode {
     }
 }
 
-fn collect_garbage(request: &gc::Request) -> ExitCode {
+fn collect_garbage(request: &gc::Request, argv0: &OsStr, facts: &Facts) -> ExitCode {
     match process::gc::collect(request) {
-        Ok(collected) => {
+        Ok(mut collected) => {
+            // The processes first: they may still write into these folders.
+            collected.paths = litter::collect(request.deed, argv0, facts);
             let printed = reporter::print(gc::render(&collected, request).as_bytes());
             if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
         }

@@ -364,6 +364,8 @@ pub struct Duplicates {
 pub enum LogDir {
     /// In the temporary folder, if there is a writable one.
     Temporary(PathBuf),
+    /// The same under our own name, for error files alone: they are removed when the report shows their content.
+    ErrorFiles(PathBuf),
     /// Where the user said; a failure to make it is an error.
     At(PathBuf),
     /// `/dev/null`: no tree, and no redirects, as under torchrun.

@@ -20,8 +20,11 @@ const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T;
 /// where `$1` is the launcher's program and `$guard` its pid.
 #[track_caller]
 fn contained(then: &str, line: &str) -> Job {
-    let script = format!("exec 3<&0; \"$@\" & guard=$!; read line <&3; {then}");
-    let wrapper = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", &script, "sh"];
+    // Other tests leave folders in the machine's own.
+    let memory = "mount -t tmpfs tmpfs /dev/shm || exit 97";
+    let script = format!("{memory}; exec 3<&0; \"$@\" & guard=$!; read line <&3; {then}");
+    let spaces = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"];
+    let wrapper = spaces.into_iter().chain(["sh", "-c", &script, "sh"]);
     let launch = Launch::standalone(Name::Rankrun, 1).stdin_open().under(wrapper);
     launch.shell(&format!("{line}; echo ready; exec sleep 2222")).start()
 }
@@ -43,7 +46,11 @@ fn what_a_crash_left_is_listed_and_ended() {
     );
     let line = "RANKRUN_KEEP=1 setsid --fork sleep 3333; setsid --fork sleep 1111";
     let outcome = once_ready(contained(&then, line));
-    outcome.exits(0).says("1 process left; `rankrun gc` ends them").says("1 process ended\nstatus=0\n");
+    outcome
+        .exits(0)
+        .says("1 process left; `rankrun gc` ends them")
+        .says("1 process ended\n")
+        .says("1 path removed\nstatus=0\n");
     assert_eq!(outcome.lines_with("  sleep 1111").len(), 2, "{outcome}");
     outcome.says("nothing is left of jobs whose launcher is gone\nstill: sleep 3333\n");
 }
@@ -64,15 +71,13 @@ fn leaked_mark_is_listed_and_ends_by_force_alone() {
     );
     let outcome =
         once_ready(contained(&then, "env | grep ^RANKRUN_JOB= > $$TMPDIR/leaked; setsid --fork sleep 1111"));
-    outcome
-        .exits(0)
-        .says("1 process ended\n")
-        .says("`rankrun gc --force` ends it too\nstatus=0\nstill: sleep 3333\n");
+    outcome.exits(0).says("1 process ended\n").says("`rankrun gc --force` ends it too\n");
+    outcome.says("status=0\nstill: sleep 3333\n");
     outcome
         .says("\"command\": \"sleep 3333\"")
         .says("\"evidence\": \"environment\"")
         .says("\"fate\": \"listed\"");
-    outcome.says("]\n}\nstill: sleep 3333\n").says("1 process ended\nstill:\n");
+    outcome.says("]\n}\nstill: sleep 3333\n").says("  sleep 3333\n1 process ended\nstill:\n");
 }
 
 /// A descendant of a worker that has cleared its session, its group and its parent is known by its limit.

@@ -14,6 +14,7 @@ mod devices;
 mod differences;
 mod endurance;
 mod environment;
+mod error_files;
 mod events;
 mod everybody;
 mod executables;

@@ -9,19 +9,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut};
-use rankrun_contract::report::{self, ErrorFile, MessageForm, ReportError};
+use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, ReportError};
 
 use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
-use crate::logs::tree::Attempt;
+use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
 use crate::rendezvous::Round;
 use crate::reporter::local_time::LocalTime;
+use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::summary::{DeadCard, FailureCard, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
-use crate::spec::{Entrypoint, LaunchSpec};
+use crate::spec::{Entrypoint, LaunchSpec, LogDir};
 
 /// What the worker group knows beside the ends.
 pub(super) struct Evidence<'a> {
@@ -45,7 +46,7 @@ pub(super) struct Evidence<'a> {
 const TORCH_REPORT_TEXT: usize = 1024 * 1024;
 
 /// What a worker may leave in its folder.
-const FILES: [&str; 3] = ["stdout.log", "stderr.log", "error.json"];
+const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
 
 impl Evidence<'_> {
     fn seat(&self, local_rank: LocalRank) -> Option<&Placement> {
@@ -56,10 +57,32 @@ impl Evidence<'_> {
         self.seat(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
     }
 
-    /// The card of one failure.
-    pub(super) fn card(&self, failure: &Failure) -> FailureCard {
+    /// The card of one failure, and the texts of error files that it shows.
+    pub(super) fn card(&self, failure: &Failure) -> (FailureCard, ShownTexts) {
         let first = failure.first;
         let folder = self.attempt.map(|attempt| attempt.worker(first.local_rank));
+        let mut shown = ShownTexts::default();
+        let report = self.error_files.get(&first.local_rank).map(|file| file.report.clone());
+        let is_shown = report.as_ref().is_some_and(|report| shown.add(report));
+        let mut files = folder.as_deref().map(files_in).unwrap_or_default();
+        let mut peers = Vec::new();
+        if matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
+            // A file that is removed is not named.
+            files.retain(|file| !is_shown || !file.ends_with(ERROR_FILE));
+            let others = self.error_files.iter().filter(|(local_rank, _)| **local_rank != first.local_rank);
+            let others = others.map(|(local_rank, file)| (self.rank(*local_rank), &file.report));
+            peers = peers::group(others, &mut shown);
+        }
+        let card = self.card_with(failure, (report, files, peers));
+        (card, shown)
+    }
+
+    fn card_with(
+        &self,
+        failure: &Failure,
+        (report, files, peers): (Option<ErrorReport>, Vec<PathBuf>, Vec<PeerReport>),
+    ) -> FailureCard {
+        let first = failure.first;
         FailureCard {
             rank: self.rank(first.local_rank),
             local_rank: first.local_rank,
@@ -74,8 +97,8 @@ impl Evidence<'_> {
             started: self.started,
             ended: first.at,
             restarts: (failure.restart_count, self.spec.max_restarts),
-            report: self.error_files.get(&first.local_rank).map(|file| file.report.clone()),
-            files: folder.as_deref().map(files_in).unwrap_or_default(),
+            report,
+            files,
             tail: self.tail.clone(),
             program: match self.spec.entrypoint {
                 Entrypoint::Program { .. } => ProgramKind::Any,
@@ -98,6 +121,7 @@ impl Evidence<'_> {
                 .iter()
                 .map(|other| OtherEnd { rank: self.rank(other.end.local_rank), exit: other.end.exit })
                 .collect(),
+            peers,
         }
     }
 
@@ -182,6 +206,11 @@ pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
             None
         }
     }
+}
+
+/// Whether the file is an error file whose text is among these.
+pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
+    read(path).is_ok_and(|(file, _)| shown.has(&file.report))
 }
 
 /// Whatever a worker has put there, nothing waits for it: a FIFO or a device is no report.

@@ -17,6 +17,7 @@ use crate::facts::short_hostname;
 use crate::process::Exit;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
+use crate::reporter::summary::peers::ShownTexts;
 use crate::reporter::voice::Voice;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{LaunchSpec, Persona};
@@ -49,20 +50,23 @@ impl LastWords {
     }
 
     /// What the job died of, to people. Where torchrun shows the way through its own source, we show our card.
-    pub(super) fn report(&self, end: &JobEnd, workers: &Workers, voice: &Voice) {
+    /// The texts of error files that were shown are the answer.
+    pub(super) fn report(&self, end: &JobEnd, workers: &Workers, voice: &Voice) -> ShownTexts {
+        let mut shown = ShownTexts::default();
         match (&end.failure, end.stopped_by, self.persona) {
-            (Some(failure), ..) => self.report_failure(failure, workers, voice),
+            (Some(failure), ..) => shown = self.report_failure(failure, workers, voice),
             (None, Some(signal), Persona::Torchrun) if matches!(end.status, ExitStatus::Code(_)) => {
                 voice.print(&torch_report::of_signal(signal, self.launcher));
             }
             (None, ..) => {}
         }
         report_others(end, voice);
+        shown
     }
 
-    fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) {
+    fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) -> ShownTexts {
         let evidence = workers.evidence(failure);
-        let mut card = evidence.card(failure);
+        let (mut card, shown) = evidence.card(failure);
         let hint = summary::hint(&card);
         if self.persona == Persona::Torchrun {
             // Told once: torchrun's report shows it.
@@ -73,6 +77,7 @@ impl LastWords {
             let report = evidence.torch_report(failure, self.title.clone());
             voice.print(&torch_report::render(&report));
         }
+        shown
     }
 
     /// Tells whoever started us by the error file that they asked for. It is no failure of the job that they cannot

@@ -50,7 +50,7 @@ use crate::agent::progress::ProgressLook;
 use crate::agent::reseat::Words;
 use crate::agent::rules::Rules;
 use crate::agent::state::State;
-use crate::agent::workers::{Joined, Workers};
+use crate::agent::workers::{Joined, Workers, error_files};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::link::{Link, Received, ToGuard};
@@ -317,16 +317,19 @@ impl<'a> Agent<'a> {
         self.workers.tell_end(end, raw_error);
         let cut_short = self.drain(end, swept_early).or(swept_early);
         self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
-        self.last_words.report(end, &self.workers, self.voice);
+        let shown = self.last_words.report(end, &self.workers, self.voice);
         if let Some(failed) = failed {
             self.voice.error(&failed, failed.hint());
         }
         if let Some(late) = late {
             self.voice.error(&late, late.hint());
         }
+        let reported = self.workers.reported_error_files(&shown, self.voice);
         // Where the guard is dead nobody waits for our words, and nothing of the job may be there a second later.
         let is_alone = self.link.receive_from_guard() == Received::Closed;
-        self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS });
+        if self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS }) {
+            error_files::remove(&reported);
+        }
         if let Some(departure) = departure.filter(|_| !is_alone) {
             self.wait_for_others(&departure);
         }

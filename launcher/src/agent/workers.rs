@@ -1,5 +1,6 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
+pub(super) mod error_files;
 mod look;
 mod witness;
 
@@ -232,7 +233,7 @@ impl Workers {
         };
         match (attempt, &self.spec.logs.dir) {
             (Ok(attempt), _) => Ok(Some(attempt)),
-            (Err(error), LogDir::Temporary(_)) => {
+            (Err(error), LogDir::Temporary(_) | LogDir::ErrorFiles(_)) => {
                 let cause = error.source().map(ToString::to_string).unwrap_or_default();
                 tracing::warn!("no error files from here on: {error}: {cause}");
                 Ok(None)

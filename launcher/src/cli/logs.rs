@@ -116,7 +116,8 @@ fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError
     let facts = settings.facts;
     let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
         let only_error_files = settings.persona == Persona::Rankrun && !wants_logs;
-        return Ok(LogDir::Temporary(temporary_folder(facts, only_error_files)));
+        let parent = temporary_folder(facts, only_error_files);
+        return Ok(if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) });
     };
     let path = PathBuf::from(found.value);
     if path == Path::new("/dev/null") {
@@ -139,10 +140,7 @@ const MEMORY: &str = "/dev/shm";
 /// Python's `tempfile`: the first of these that can be written; `TMPDIR`'s or the first where none can. A tree of
 /// error files alone, some kilobytes at most, is in memory unless the user named a place.
 fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
-    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
-    let memory = only_error_files.then_some(MEMORY);
-    let usual = memory.into_iter().chain(["/tmp", "/var/tmp", "/usr/tmp"]);
-    let mut candidates = named.map(PathBuf::from).chain(usual.map(PathBuf::from));
+    let mut candidates = temporary_folders(facts, only_error_files);
     let first = candidates.next().unwrap_or_default();
     let writable = |folder: &PathBuf| {
         facts.world().kind(folder) == FileKind::Directory && facts.world().may(Permission::Write, folder)
@@ -151,6 +149,18 @@ fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
         return first;
     }
     candidates.find(writable).unwrap_or(first)
+}
+
+fn temporary_folders(facts: &Facts, only_error_files: bool) -> impl Iterator<Item = PathBuf> {
+    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
+    let memory = only_error_files.then_some(MEMORY);
+    let usual = memory.into_iter().chain(["/tmp", "/var/tmp", "/usr/tmp"]);
+    named.map(PathBuf::from).chain(usual.map(PathBuf::from))
+}
+
+/// Every folder below which a launch in this environment may put its error files.
+pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
+    temporary_folders(facts, true).map(|folder| facts.absolute(&folder)).collect()
 }
 
 fn stream_map(settings: &Settings<'_>, row: &'static OptionRow) -> Result<StreamMap, CliError> {

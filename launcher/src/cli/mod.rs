@@ -48,6 +48,7 @@ pub use by_hand::{ATTACH, Attach};
 pub use error::{CliError, Origin, SettingError, UsageError};
 pub use explain::{Explain, Form, Origins, RunIdLife};
 pub use inspect::{Inspect, Manner, Subject};
+pub use logs::parents_of_error_files;
 pub use notice::Notice;
 
 use crate::facts::Facts;

@@ -64,7 +64,7 @@ fn a_plain_script_is_standalone() {
     assert_eq!(spec.rendezvous, RendezvousSpec::Standalone { run_id, local_addr: None, worker_store: false });
     assert_eq!(spec.max_restarts, RestartCount(0));
     assert_eq!(spec.stop.grace, Duration::from_secs(30));
-    assert_eq!(spec.logs.dir, LogDir::Temporary(PathBuf::from("/tmp")));
+    assert_eq!(spec.logs.dir, LogDir::ErrorFiles(PathBuf::from("/tmp")));
     assert_eq!(spec.logs.redirects, StreamMap::All(Streams::default()));
     assert_eq!(spec.stdin, StdinPolicy::All);
     assert!(spec.defaults.omp_threads.is_none());
@@ -258,8 +258,9 @@ fn log_settings() {
     let in_memory = |line: &str, environment: &[(&str, &str)]| {
         launch_in(world().folder("/dev/shm"), line, environment).spec.logs.dir
     };
-    assert_eq!(in_memory("rankrun x.py", &[]), temporary("/dev/shm"));
-    assert_eq!(in_memory("rankrun x.py", &[("TMPDIR", "/job")]), temporary("/job"));
+    let error_files = |path: &str| LogDir::ErrorFiles(PathBuf::from(path));
+    assert_eq!(in_memory("rankrun x.py", &[]), error_files("/dev/shm"));
+    assert_eq!(in_memory("rankrun x.py", &[("TMPDIR", "/job")]), error_files("/job"));
     for line in ["rankrun -r 3 x.py", "rankrun -t 0:1 x.py", "torchrun x.py"] {
         assert_eq!(in_memory(line, &[]), temporary("/tmp"), "{line}");
     }

@@ -137,7 +137,7 @@ impl Sources<'_> {
     fn log_dir(&self) -> Source {
         match &self.spec.logs.dir {
             LogDir::At(_) | LogDir::Off => self.said(&["log-dir"], &[]),
-            LogDir::Temporary(parent) => {
+            LogDir::Temporary(parent) | LogDir::ErrorFiles(parent) => {
                 let names = |name: &&str| self.facts.filled_variable(name).map(Path::new) == Some(parent);
                 let variable = ["TMPDIR", "TEMP", "TMP"].into_iter().find(names);
                 variable.map_or(Source::Default, |name| Source::Variable { name: name.to_owned() })
@@ -183,7 +183,9 @@ impl Sources<'_> {
     fn of_the_logs(&self) -> Vec<Setting> {
         let logs = &self.spec.logs;
         let dir = match &logs.dir {
-            LogDir::Temporary(path) | LogDir::At(path) => path.display().to_string(),
+            LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => {
+                path.display().to_string()
+            }
             LogDir::Off => "/dev/null".to_owned(),
         };
         let console = logs.console.as_ref().map(|ranks| {

@@ -25,6 +25,7 @@ use tail::Tail;
 use tree::Attempt;
 
 mod channel;
+pub mod error_folder;
 mod filter;
 mod latch;
 mod pump;

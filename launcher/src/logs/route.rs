@@ -75,7 +75,7 @@ pub fn routes(spec: &LogSpec, speaker: Speaker<'_>, folder: Option<&Path>) -> Ro
     let place = match (folder, &spec.dir) {
         (Some(folder), _) => Place::Folder(folder),
         (None, LogDir::Off) => Place::Off,
-        (None, LogDir::Temporary(_) | LogDir::At(_)) => Place::Missing,
+        (None, LogDir::Temporary(_) | LogDir::ErrorFiles(_) | LogDir::At(_)) => Place::Missing,
     };
     let worker = Worker { speaker, template: spec.prefix.as_deref(), audience, place };
     Routes {

@@ -9,6 +9,7 @@
 //! its folder is `attempt_<restart count>.round_<round>`.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount, RunId};
 use uuid::Uuid;
 
-use super::{LogError, LogNote};
+use super::{LogError, LogNote, error_folder};
 use crate::spec::LogDir;
 
 /// Of the longest name of a file (255 bytes) some are left for the random end.
@@ -25,6 +26,8 @@ const NAME_LIMIT: usize = 200;
 const TEMPORARY: &str = "torchelastic";
 /// What [`random_end`] gives, as a shell pattern.
 const ANY_END: &str = "????????";
+/// What a worker writes into its folder when it fails.
+pub const ERROR_FILE: &str = "error.json";
 /// Between the count of restarts and the number of the round.
 const OF_ROUND: &str = ".round_";
 
@@ -33,6 +36,8 @@ const OF_ROUND: &str = ".round_";
 pub struct LogTree {
     /// The base, when it is ours to remove.
     temporary: Option<PathBuf>,
+    /// Held as long as the agent lives, where the base is a folder of error files.
+    _lock: Option<File>,
     run: PathBuf,
     made: Option<Made>,
     /// Whether there are further folders, for rounds without a restart.
@@ -73,6 +78,7 @@ impl Attempt {
     pub fn planned(dir: &LogDir, run_id: Option<&RunId>, workers: LocalWorldSize) -> Option<Self> {
         let base = match dir {
             LogDir::Temporary(parent) => unique(parent, TEMPORARY, ANY_END),
+            LogDir::ErrorFiles(parent) => unique(parent, error_folder::NAME, ANY_END),
             LogDir::At(base) => base.clone(),
             LogDir::Off => return None,
         };
@@ -97,7 +103,7 @@ impl Attempt {
     #[must_use]
     pub fn error_file(&self, local_rank: LocalRank) -> PathBuf {
         let mut path = self.worker(local_rank);
-        path.push("error.json");
+        path.push(ERROR_FILE);
         path
     }
 
@@ -135,14 +141,23 @@ impl LogTree {
         let name = folder_name(run_id);
         match dir {
             LogDir::Off => Ok(TreeOutcome::Off),
-            LogDir::Temporary(parent) => Ok(match Self::make_temporary(parent, &name) {
-                Ok(tree) => TreeOutcome::Made(tree),
-                Err(source) => TreeOutcome::Lost(LogNote::NoTree { path: parent.clone(), source }),
-            }),
+            LogDir::Temporary(parent) | LogDir::ErrorFiles(parent) => {
+                let is_held = matches!(dir, LogDir::ErrorFiles(_));
+                Ok(match Self::make_temporary(parent, &name, is_held) {
+                    Ok(tree) => TreeOutcome::Made(tree),
+                    Err(source) => TreeOutcome::Lost(LogNote::NoTree { path: parent.clone(), source }),
+                })
+            }
             LogDir::At(base) => {
                 let run = Self::make_at(base, &name);
                 let run = run.map_err(|source| LogError::Folder { path: base.clone(), source })?;
-                Ok(TreeOutcome::Made(Self { temporary: None, run, made: None, has_rounds: false }))
+                Ok(TreeOutcome::Made(Self {
+                    temporary: None,
+                    _lock: None,
+                    run,
+                    made: None,
+                    has_rounds: false,
+                }))
             }
         }
     }
@@ -157,10 +172,11 @@ impl LogTree {
         }
     }
 
-    fn make_temporary(parent: &Path, name: &str) -> io::Result<Self> {
-        let base = make_unique(parent, TEMPORARY)?;
+    fn make_temporary(parent: &Path, name: &str, is_held: bool) -> io::Result<Self> {
+        let made = make_unique(parent, TEMPORARY)?;
+        let (base, lock) = if is_held { error_folder::hold(made, &random_end()) } else { (made, None) };
         let run = make_unique(&base, name)?;
-        Ok(Self { temporary: Some(base), run, made: None, has_rounds: false })
+        Ok(Self { temporary: Some(base), _lock: lock, run, made: None, has_rounds: false })
     }
 
     /// Makes the folders of one generation, anew if they were there.
@@ -225,6 +241,16 @@ impl LogTree {
         &self.run
     }
 
+    /// The error files that workers of any generation have left, at most so many.
+    #[must_use]
+    pub fn error_files(&self, at_most: usize) -> Vec<PathBuf> {
+        let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let attempts = entries(&self.run).map(|entry| entry.path());
+        let workers = attempts.flat_map(|attempt| entries(&attempt).map(|entry| entry.path()));
+        let files = workers.map(|worker| worker.join(ERROR_FILE));
+        files.filter(|file| file.symlink_metadata().is_ok()).take(at_most).collect()
+    }
+
     /// Removes what stayed empty; a folder with files stays, and whatever is above it.
     pub fn remove_empty(self) {
         self.attempts().for_each(|attempt| attempt.remove_empty());
@@ -270,128 +296,5 @@ fn random_end() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    /// A folder that is gone at the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new() -> Self {
-            Self(make_unique(&std::env::temp_dir(), "rankrun-test").unwrap())
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn made(dir: &LogDir, id: &str) -> LogTree {
-        match LogTree::make(dir, &run_id(id)).unwrap() {
-            TreeOutcome::Made(tree) => tree,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn run_id(text: &str) -> RunId {
-        RunId(text.to_owned())
-    }
-
-    fn two() -> LocalWorldSize {
-        LocalWorldSize::new(2).unwrap()
-    }
-
-    #[test]
-    fn the_tree_is_torchs() {
-        let scratch = Scratch::new();
-        let base = scratch.0.join("a/b");
-        let mut tree = made(&LogDir::At(base.clone()), "x/y");
-        let attempt = tree.attempt(RestartCount(0), two()).unwrap();
-        let name = tree.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
-        assert!(name.starts_with("x_y_") && name.len() == 12, "{name}");
-        assert_eq!(tree.run_folder().parent(), Some(&*base));
-        assert_eq!(tree.run_folder().metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(attempt.error_file(LocalRank(1)), tree.run_folder().join("attempt_0/1/error.json"));
-        assert!(attempt.worker(LocalRank(1)).is_dir());
-    }
-
-    #[test]
-    fn an_attempt_is_made_anew() {
-        let scratch = Scratch::new();
-        let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
-        let first = tree.attempt(RestartCount(1), two()).unwrap();
-        std::fs::write(first.error_file(LocalRank(0)), "{}").unwrap();
-        let second = tree.attempt(RestartCount(1), two()).unwrap();
-        assert_eq!(first, second);
-        assert!(!second.error_file(LocalRank(0)).exists());
-    }
-
-    #[test]
-    fn a_round_without_a_restart_leaves_the_logs_before_it() {
-        let scratch = Scratch::new();
-        let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
-        let name = |attempt: &Attempt| attempt.folder().file_name().unwrap().to_str().unwrap().to_owned();
-        let made = [(0, 0), (2, 0), (3, 1), (4, 1)]
-            .map(|(round, restarts)| tree.attempt_in(round, RestartCount(restarts), two()).unwrap());
-        let names = ["attempt_0", "attempt_0.round_2", "attempt_1", "attempt_1.round_4"];
-        assert_eq!(made.each_ref().map(name), names);
-        let [first, second, ..] = &made;
-        assert!(first.worker(LocalRank(1)).is_dir() && second.worker(LocalRank(1)).is_dir());
-        std::fs::write(second.error_file(LocalRank(0)), "{}").unwrap();
-        tree.remove_empty();
-        assert!(second.error_file(LocalRank(0)).exists() && !second.worker(LocalRank(1)).exists());
-        assert!(made.iter().all(|attempt| attempt == second || !attempt.folder().exists()));
-    }
-
-    #[test]
-    fn empty_folders_are_removed_and_others_stay() {
-        let scratch = Scratch::new();
-        let dir = LogDir::Temporary(scratch.0.clone());
-        let mut tree = made(&dir, "j");
-        tree.attempt(RestartCount(0), two()).unwrap();
-        let kept = tree.attempt(RestartCount(1), two()).unwrap();
-        let run = tree.run_folder().to_owned();
-        std::fs::write(kept.error_file(LocalRank(1)), "{}").unwrap();
-        tree.remove_empty();
-        assert!(kept.error_file(LocalRank(1)).exists());
-        assert!(!kept.worker(LocalRank(0)).exists());
-        assert!(!run.join("attempt_0").exists());
-
-        let mut tree = made(&dir, "j");
-        for (restarts, workers) in [(0, 2), (1, 1)] {
-            tree.attempt(RestartCount(restarts), LocalWorldSize::new(workers).unwrap()).unwrap();
-        }
-        let base = tree.run_folder().parent().unwrap().to_owned();
-        assert!(base.file_name().unwrap().to_str().unwrap().starts_with("torchelastic_"));
-        tree.remove_empty();
-        assert!(!base.exists());
-    }
-
-    #[test]
-    fn a_folder_that_the_user_named_must_be_writable() {
-        let scratch = Scratch::new();
-        let file = scratch.0.join("file");
-        std::fs::write(&file, "").unwrap();
-        let error =
-            LogTree::make(&LogDir::At(file.join("logs")), &run_id("j")).expect_err("a file is no folder");
-        assert!(matches!(&error, LogError::Folder { path, .. } if *path == file.join("logs")), "{error:?}");
-        assert!(error.to_string().contains("logs`"), "{error}");
-    }
-
-    #[test]
-    fn without_a_temporary_folder_there_is_a_note() {
-        let scratch = Scratch::new();
-        let missing = scratch.0.join("missing");
-        let outcome = LogTree::make(&LogDir::Temporary(missing), &run_id("j")).unwrap();
-        assert!(matches!(outcome, TreeOutcome::Lost(LogNote::NoTree { .. })), "{outcome:?}");
-    }
-
-    #[test]
-    fn a_long_run_id_is_cut_between_characters() {
-        assert_eq!(folder_name(&run_id(&"\u{e9}".repeat(300))).len(), NAME_LIMIT);
-        assert!(folder_name(&run_id(&format!("a{}", "\u{e9}".repeat(300)))).len() < NAME_LIMIT);
-    }
-}
+#[path = "tree_tests.rs"]
+mod tests;

@@ -77,7 +77,8 @@ pub fn collect(request: &Request) -> Result<Collected, GcError> {
     }
     found.extend(doubtful);
     found.sort_by_key(|found| found.leftover.pid);
-    Ok(Collected { processes: found.into_iter().map(|found| found.leftover).collect() })
+    let processes = found.into_iter().map(|found| found.leftover).collect();
+    Ok(Collected { processes, paths: Vec::new() })
 }
 
 /// A leftover, and how to be sure that it is still the same.

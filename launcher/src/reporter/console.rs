@@ -89,12 +89,11 @@ impl Console {
         self.output(stream).message(text, Priority::Always);
     }
 
-    /// What slow readers have not taken yet, for at most so long on each output: the last thing that is done.
-    pub fn flush(&self, at_most: Duration) {
-        self.stdout.flush(at_most);
-        if !Arc::ptr_eq(&self.stdout, &self.stderr) {
-            self.stderr.flush(at_most);
-        }
+    /// What slow readers have not taken yet, for at most so long on each output: the last thing that is done. `true`
+    /// where a reader had all that was written to standard error.
+    pub fn flush(&self, at_most: Duration) -> bool {
+        let is_out = self.stdout.flush(at_most);
+        if Arc::ptr_eq(&self.stdout, &self.stderr) { is_out } else { self.stderr.flush(at_most) }
     }
 
     /// Where `stream` goes.
@@ -187,11 +186,11 @@ impl Output {
         }
     }
 
-    fn flush(&self, at_most: Duration) {
-        if let State::Direct(direct) = &mut *self.lock() {
-            let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
-            direct.backlog.drain(..written);
-        }
+    fn flush(&self, at_most: Duration) -> bool {
+        let State::Direct(direct) = &mut *self.lock() else { return false };
+        let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
+        direct.backlog.drain(..written);
+        direct.backlog.is_empty() && has_reader(self.fd.as_fd())
     }
 
     /// From now on only the caller writes; `wake` is written to when a message comes. The screen is the caller's
@@ -355,6 +354,14 @@ impl Write for MessageWriter<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// `false` for a pipe or terminal that no process reads any more.
+fn has_reader(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+    let found = poll(&mut fds, PollTimeout::ZERO);
+    found.is_ok() && !fds.iter().any(|fd| fd.revents().is_some_and(|seen| seen.intersects(gone)))
 }
 
 fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {

@@ -1,5 +1,7 @@
 //! The first failure card: who failed first, where, how, when, and what it said last. Pure.
 
+pub mod peers;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -14,6 +16,7 @@ use crate::agent::failure::Manner;
 use crate::placement::Device;
 use crate::process::{Exit, signal_name};
 use crate::reporter::plain::plain;
+use peers::PeerReport;
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
@@ -54,6 +57,8 @@ pub struct FailureCard {
     pub dead_devices: Vec<DeadCard>,
     /// How the others ended, in the order in which that was seen.
     pub others: Vec<OtherEnd>,
+    /// What the others reported, where their error files are removed.
+    pub peers: Vec<PeerReport>,
 }
 
 /// A device that no worker can work on any more.
@@ -123,14 +128,10 @@ pub fn render(card: &FailureCard) -> String {
     if !card.others.is_empty() {
         row("others", others(&card.others));
     }
+    lines.extend(peers::lines(&card.peers));
     if let Some(report) = &card.report {
         lines.push("  what it reported:".to_owned());
-        let start = &report.message[..report.message.floor_char_boundary(MESSAGE_START)];
-        let text = report.callstack.as_deref().filter(|text| text.contains(start));
-        if text.is_none() {
-            lines.extend(quoted(&report.message));
-        }
-        lines.extend(quoted(report.callstack.as_deref().unwrap_or_default()));
+        lines.extend(peers::text_lines(report));
     }
     if !card.tail.is_empty() {
         lines.push("  its last lines:".to_owned());
@@ -276,6 +277,7 @@ mod tests {
             not_joined: Vec::new(),
             dead_devices: Vec::new(),
             others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
+            peers: Vec::new(),
         }
     }
 

@@ -13,6 +13,11 @@ use super::layout::{File, LONGEST_SCRIPT, Layout};
 use super::plan::{Change, Content, Room};
 use super::state::{Entry, Found, Target};
 
+/// Behind the name of a file that is to take its place.
+pub(super) const NEW: &str = "new";
+/// Behind the name of a file whose place another has taken.
+pub(super) const OLD: &str = "old";
+
 /// Looks at everything that the shim may have made.
 ///
 /// # Errors
@@ -44,7 +49,7 @@ fn read(path: &Path) -> Result<Entry, ShimError> {
     Ok(Entry::File(File { bytes, mode: found.permissions().mode() & 0o7777 }))
 }
 
-fn exists(path: &Path) -> bool {
+pub(super) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
@@ -65,9 +70,9 @@ pub(super) fn apply(changes: &[Change]) -> Result<(), ShimError> {
     let result = stage_and_commit(changes);
     for change in changes {
         // What is still beside the places is of no use any more.
-        remove(&beside(&change.path, "new"));
+        remove(&beside(&change.path, NEW));
         if result.is_ok() {
-            remove(&beside(&change.path, "old"));
+            remove(&beside(&change.path, OLD));
         }
     }
     result
@@ -81,7 +86,7 @@ fn stage_and_commit(changes: &[Change]) -> Result<(), ShimError> {
     }
     for (done, change) in changes.iter().enumerate() {
         if let Err(source) = commit(change) {
-            let old = beside(&change.path, "old");
+            let old = beside(&change.path, OLD);
             let mut lost = exists(&old).then(|| (change.path.clone(), old));
             for change in changes[..done].iter().rev() {
                 lost = undo(change).err().or(lost);
@@ -93,7 +98,7 @@ fn stage_and_commit(changes: &[Change]) -> Result<(), ShimError> {
 }
 
 fn stage(change: &Change) -> io::Result<()> {
-    let new = beside(&change.path, "new");
+    let new = beside(&change.path, NEW);
     remove(&new);
     match &change.to {
         Content::Nothing => Ok(()),
@@ -119,7 +124,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn commit(change: &Change) -> io::Result<()> {
-    let (path, new, old) = (&change.path, beside(&change.path, "new"), beside(&change.path, "old"));
+    let (path, new, old) = (&change.path, beside(&change.path, NEW), beside(&change.path, OLD));
     remove(&old);
     if exists(path) {
         // A second name for the old file leaves no moment without one.
@@ -138,7 +143,7 @@ fn commit(change: &Change) -> io::Result<()> {
 
 /// Brings back what was there; else says what is lost, and where it is.
 fn undo(change: &Change) -> Result<(), (PathBuf, PathBuf)> {
-    let (path, old) = (&change.path, beside(&change.path, "old"));
+    let (path, old) = (&change.path, beside(&change.path, OLD));
     put_back(path, &old).map_err(|_| (path.clone(), old))
 }
 
@@ -157,7 +162,7 @@ fn put_back(path: &Path, old: &Path) -> io::Result<()> {
 }
 
 /// A hidden name in the same folder, which is the same file system.
-fn beside(path: &Path, what: &str) -> PathBuf {
+pub(super) fn beside(path: &Path, what: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.rankrun-{what}"))
 }

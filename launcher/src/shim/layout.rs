@@ -1,6 +1,6 @@
 //! What the shim puts where, and the text of each file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,12 +36,24 @@ impl Layout {
     /// The places in this environment.
     #[must_use]
     pub(super) fn of(environment: &Environment) -> Self {
+        Self::at(&environment.scripts, &environment.packages)
+    }
+
+    /// The places where commands and packages go to these folders.
+    #[must_use]
+    pub(super) fn at(scripts: &Path, packages: &Path) -> Self {
         Self {
-            torchrun: environment.scripts.join("torchrun"),
-            kept: environment.scripts.join("torchrun.rankrun-original"),
-            guard: environment.packages.join("rankrun_shim.pth"),
-            room: environment.packages.join("_rankrun_shim"),
+            torchrun: scripts.join("torchrun"),
+            kept: scripts.join("torchrun.rankrun-original"),
+            guard: packages.join("rankrun_shim.pth"),
+            room: packages.join("_rankrun_shim"),
         }
+    }
+
+    /// Every path that a change may replace.
+    #[must_use]
+    pub(super) fn places(self) -> [PathBuf; 4] {
+        [self.torchrun, self.kept, self.guard, self.room]
     }
 
     /// The hook's source.

@@ -19,6 +19,7 @@
 mod disk;
 mod environment;
 mod error;
+mod interrupted;
 mod layout;
 mod plan;
 mod probe;
@@ -30,6 +31,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 pub use error::ShimError;
+pub use interrupted::{Cleared, InterruptedFile, find_interrupted};
 
 use crate::facts::Facts;
 use environment::Environment;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gc::paths::PathKind;
 
 const JOB: Uuid = Uuid::from_u128(1);
 const OTHER: Uuid = Uuid::from_u128(2);
@@ -111,7 +112,9 @@ fn leftover(pid: i32, age: u64, fate: Fate) -> Leftover {
 
 #[test]
 fn people_get_a_table_and_a_sentence() {
-    let told = |processes, deed| render(&Collected { processes }, &Request { deed, form: Form::Text });
+    let told = |processes, deed| {
+        render(&Collected { processes, paths: Vec::new() }, &Request { deed, form: Form::Text })
+    };
     assert_eq!(told(Vec::new(), Deed::End), "nothing is left of jobs whose launcher is gone\n");
     assert_eq!(
         told(vec![leftover(7, 11_530, Fate::Listed)], Deed::List),
@@ -130,7 +133,9 @@ fn people_get_a_table_and_a_sentence() {
 #[test]
 fn doubtful_process_is_told_apart_until_it_is_ended() {
     let doubtful = |fate| Leftover { evidence: Evidence::Environment, ..leftover(8, 1, fate) };
-    let told = |processes, deed| render(&Collected { processes }, &Request { deed, form: Form::Text });
+    let told = |processes, deed| {
+        render(&Collected { processes, paths: Vec::new() }, &Request { deed, form: Form::Text })
+    };
     let text = told(vec![leftover(7, 1, Fate::Ended), doubtful(Fate::Listed)], Deed::End);
     let [first, second] =
         ["1 process ended\n     PID", "1 process carries the mark"].map(|part| text.find(part));
@@ -142,14 +147,46 @@ fn doubtful_process_is_told_apart_until_it_is_ended() {
     assert!(text.contains("2 processes carry the mark") && !text.contains(" left"), "{text}");
 }
 
+fn folder(fate: PathFate) -> LeftPath {
+    LeftPath {
+        path: "/dev/shm/t\x1b[1m".into(),
+        kind: PathKind::ErrorFiles,
+        age: Duration::from_secs(61),
+        fate,
+    }
+}
+
+#[test]
+fn paths_have_a_table_and_a_sentence_of_their_own() {
+    let told = |fates: &[PathFate], deed| {
+        let paths = fates.iter().cloned().map(folder).collect();
+        render(&Collected { processes: Vec::new(), paths }, &Request { deed, form: Form::Text })
+    };
+    assert_eq!(
+        told(&[PathFate::Listed], Deed::List),
+        "     AGE  LEFT BY                   PATH\n   1m01s  a dead job                /dev/shm/t\n\
+         1 path left; `rankrun gc` clears them away\n"
+    );
+    let text = told(&[PathFate::Removed, PathFate::PutBack, PathFate::Failed("busy".to_owned())], Deed::End);
+    assert!(text.ends_with("1 path removed, 1 put back\ncannot remove `/dev/shm/t`: busy\n"), "{text}");
+    let failed =
+        Collected { processes: Vec::new(), paths: vec![folder(PathFate::Failed("busy".to_owned()))] };
+    assert!(!failed.is_clean());
+}
+
 #[test]
 fn programs_get_an_object() {
-    let collected = Collected { processes: vec![leftover(7, 60, Fate::Ended)] };
+    let collected =
+        Collected { processes: vec![leftover(7, 60, Fate::Ended)], paths: vec![folder(PathFate::Removed)] };
     let json = render(&collected, &Request { deed: Deed::End, form: Form::Json });
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();
     let process = &value["processes"][0];
     assert_eq!((&process["pid"], &process["age_seconds"]), (&7.into(), &60.into()));
     assert_eq!(process["job"], JOB.to_string());
     assert_eq!((&process["fate"], &process["evidence"]), (&"ended".into(), &"inherited".into()));
+    assert_eq!(
+        (&value["paths"][0]["kind"], &value["paths"][0]["fate"]),
+        (&"error_files".into(), &"removed".into())
+    );
     assert!(collected.is_clean());
 }

@@ -1,0 +1,42 @@
+//! What becomes of error files at the end: a file whose text the report shows is removed, and any other is named.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::Workers;
+use crate::agent::card;
+use crate::logs::tree::LogTree;
+use crate::reporter::summary::peers::ShownTexts;
+use crate::reporter::voice::Voice;
+use crate::spec::LogDir;
+
+/// So many error files are compared with the report; thousands of restarts may leave more.
+const MOST_FILES: usize = 4096;
+
+impl Workers {
+    /// The error files whose text the report shows. Says where there are others. Empty where the files stay, as in a folder
+    /// that the user named.
+    pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &Voice) -> Vec<PathBuf> {
+        let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.tree) else {
+            return Vec::new();
+        };
+        let files = LogTree::error_files(tree, MOST_FILES);
+        let (reported, others): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| card::is_shown(file, shown));
+        if !others.is_empty() {
+            voice.say(&format!(
+                "error files that no report shows are kept in `{}`; `rankrun gc` removes them",
+                tree.run_folder().display()
+            ));
+        }
+        reported
+    }
+}
+
+/// Removes the files once the report is out.
+pub(in crate::agent) fn remove(reported: &[PathBuf]) {
+    for file in reported {
+        // A file that stays is litter, and `rankrun gc` finds it.
+        let _ = fs::remove_file(file);
+    }
+}

@@ -1,0 +1,88 @@
+//! Files and folders that are left, and how they are told. Pure.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Deed, as_seconds, in_words};
+use crate::reporter::plain::plain;
+
+/// What left the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathKind {
+    /// A job whose agent is gone: its folder of error files.
+    ErrorFiles,
+    /// A `rankrun shim` that was interrupted: a new file that did not come to its place, or an old one.
+    Shim,
+}
+
+/// What became of a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathFate {
+    /// It is as it was.
+    Listed,
+    /// It is gone.
+    Removed,
+    /// It was the only copy of what stood in its place, and stands there again.
+    PutBack,
+    /// The kernel refused, in its words.
+    Failed(String),
+}
+
+/// A file or folder that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftPath {
+    /// Which.
+    #[serde(serialize_with = "as_shown")]
+    pub path: PathBuf,
+    /// What left it.
+    pub kind: PathKind,
+    /// Since it was changed last.
+    #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
+    pub age: Duration,
+    /// What became of it.
+    pub fate: PathFate,
+}
+
+fn as_shown<S: serde::Serializer>(path: &PathBuf, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
+/// The table and its summary; nothing where there are no paths.
+pub(super) fn text(paths: &[LeftPath], deed: Deed) -> String {
+    if paths.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("{:>8}  {:24}  PATH\n", "AGE", "LEFT BY");
+    for LeftPath { path, kind, age, .. } in paths {
+        let kind = match kind {
+            PathKind::ErrorFiles => "a dead job",
+            PathKind::Shim => "an interrupted shim",
+        };
+        let path = plain(&path.display().to_string());
+        text.push_str(&format!("{:>8}  {kind:24}  {path}\n", in_words(*age)));
+    }
+    let count = |fate: &PathFate| paths.iter().filter(|path| path.fate == *fate).count();
+    text.push_str(&match (deed, count(&PathFate::PutBack)) {
+        (Deed::List, _) => format!("{} left; `rankrun gc` clears them away\n", counted(paths.len())),
+        (_, 0) => format!("{} removed\n", counted(count(&PathFate::Removed))),
+        (_, back) => format!("{} removed, {back} put back\n", counted(count(&PathFate::Removed))),
+    });
+    for LeftPath { path, fate, .. } in paths {
+        if let PathFate::Failed(why) = fate {
+            text.push_str(&format!(
+                "cannot remove `{}`: {}\n",
+                plain(&path.display().to_string()),
+                plain(why)
+            ));
+        }
+    }
+    text
+}
+
+fn counted(count: usize) -> String {
+    format!("{count} path{}", if count == 1 { "" } else { "s" })
+}

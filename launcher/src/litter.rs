@@ -1,0 +1,62 @@
+//! Finds and removes files and folders that dead jobs and an interrupted `rankrun shim` have left.
+#![expect(clippy::disallowed_methods, reason = "the age of a file is read from the clock")]
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use crate::cli;
+use crate::facts::Facts;
+use crate::gc::Deed;
+use crate::gc::paths::{LeftPath, PathFate, PathKind};
+use crate::logs::error_folder;
+use crate::shim;
+
+/// Removes what it finds unless it is to be listed only.
+#[must_use]
+pub(crate) fn collect(deed: Deed, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+    let mut left = error_folders(deed, &cli::parents_of_error_files(facts));
+    left.extend(shim_files(deed, argv0, facts));
+    left
+}
+
+fn error_folders(deed: Deed, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
+    let dead = parents.iter().flat_map(|parent| error_folder::find_dead(parent));
+    let told = |folder: error_folder::DeadFolder| {
+        let (path, age) = (folder.path.clone(), age_of(folder.modified));
+        let fate = match deed {
+            Deed::List => PathFate::Listed,
+            Deed::End | Deed::EndAll => fate(folder.remove().map(|()| PathFate::Removed)),
+        };
+        LeftPath { path, kind: PathKind::ErrorFiles, age, fate }
+    };
+    dead.map(told).collect()
+}
+
+fn shim_files(deed: Deed, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+    let interrupted = shim::find_interrupted(argv0, facts);
+    let told = |file: &shim::InterruptedFile| LeftPath {
+        path: file.path.clone(),
+        kind: PathKind::Shim,
+        age: age_of(file.modified),
+        fate: match deed {
+            Deed::List => PathFate::Listed,
+            Deed::End | Deed::EndAll => fate(file.clear_away().map(|done| match done {
+                shim::Cleared::Removed => PathFate::Removed,
+                shim::Cleared::PutBack => PathFate::PutBack,
+            })),
+        },
+    };
+    interrupted.files.iter().map(told).collect()
+}
+
+fn fate(done: io::Result<PathFate>) -> PathFate {
+    done.unwrap_or_else(|error| PathFate::Failed(error.to_string()))
+}
+
+/// A clock that was set back makes no age.
+fn age_of(modified: SystemTime) -> Duration {
+    SystemTime::now().duration_since(modified).unwrap_or_default()
+}

@@ -1,0 +1,88 @@
+//! The folder of a job's error files, and how `rankrun gc` knows that the job is dead.
+//!
+//! The agent holds a lock (flock(2)) on the folder. The kernel drops it with the agent, however that ends, and the lock
+//! counts in every pid namespace that shares `/dev/shm`: a container may share it, and a pid says nothing there. A folder
+//! gets its name when it is locked, so that a job which is just starting has no folder of this name without a lock.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+/// What such a folder is called, before `_` and eight random characters. torch's own have these characters right behind
+/// `torchelastic_`.
+pub const NAME: &str = "torchelastic_rankrun";
+
+/// Locks the new folder `made` and gives it its name. Where either is refused the folder keeps the name that it has, and
+/// `rankrun gc` does not know it.
+pub(super) fn hold(made: PathBuf, end: &str) -> (PathBuf, Option<File>) {
+    let named = made.with_file_name(format!("{NAME}_{end}"));
+    let locked = open(&made).ok().filter(|lock| lock.try_lock().is_ok());
+    match locked {
+        Some(lock) if renameat_with(CWD, &made, CWD, &named, RenameFlags::NOREPLACE).is_ok() => {
+            (named, Some(lock))
+        }
+        Some(_) | None => (made, None),
+    }
+}
+
+/// The folder of a dead job of our user.
+#[derive(Debug)]
+pub struct DeadFolder {
+    /// Which.
+    pub path: PathBuf,
+    /// When an entry of it was made or removed last.
+    pub modified: SystemTime,
+    /// Keeps another `rankrun gc` away.
+    _lock: File,
+}
+
+impl DeadFolder {
+    /// Removes it with all that is in it. A link in it is removed, and not followed.
+    ///
+    /// # Errors
+    /// The kernel's first refusal.
+    pub fn remove(self) -> io::Result<()> {
+        fs::remove_dir_all(&self.path)
+    }
+}
+
+/// The folders of dead jobs directly below this one.
+#[must_use]
+pub fn find_dead(parent: &Path) -> Vec<DeadFolder> {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    entries.filter(|entry| has_name(&entry.file_name())).filter_map(|entry| dead(entry.path())).collect()
+}
+
+fn has_name(name: &OsStr) -> bool {
+    let end = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('_'));
+    let is_random =
+        |end: &str| end.len() == 8 && end.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    end.is_some_and(is_random)
+}
+
+/// Nothing where the folder is another user's, or locked, or cannot be locked.
+fn dead(path: PathBuf) -> Option<DeadFolder> {
+    let lock = open(&path).ok()?;
+    let found = lock.metadata().ok()?;
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    lock.try_lock().ok()?;
+    // Another `rankrun gc` may have removed it before the lock was ours.
+    let there = fs::symlink_metadata(&path).ok()?;
+    let is_the_same = (there.dev(), there.ino()) == (found.dev(), found.ino());
+    is_the_same.then_some(DeadFolder { path, modified: found.modified().ok()?, _lock: lock })
+}
+
+fn open(folder: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(folder)
+}
+
+#[cfg(test)]
+#[path = "error_folder_tests.rs"]
+mod tests;

@@ -1,0 +1,122 @@
+use super::*;
+use std::os::unix::fs::PermissionsExt;
+
+/// A folder that is gone at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        Self(make_unique(&std::env::temp_dir(), "rankrun-test").unwrap())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn made(dir: &LogDir, id: &str) -> LogTree {
+    match LogTree::make(dir, &run_id(id)).unwrap() {
+        TreeOutcome::Made(tree) => tree,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn run_id(text: &str) -> RunId {
+    RunId(text.to_owned())
+}
+
+fn two() -> LocalWorldSize {
+    LocalWorldSize::new(2).unwrap()
+}
+
+#[test]
+fn the_tree_is_torchs() {
+    let scratch = Scratch::new();
+    let base = scratch.0.join("a/b");
+    let mut tree = made(&LogDir::At(base.clone()), "x/y");
+    let attempt = tree.attempt(RestartCount(0), two()).unwrap();
+    let name = tree.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(name.starts_with("x_y_") && name.len() == 12, "{name}");
+    assert_eq!(tree.run_folder().parent(), Some(&*base));
+    assert_eq!(tree.run_folder().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(attempt.error_file(LocalRank(1)), tree.run_folder().join("attempt_0/1/error.json"));
+    assert!(attempt.worker(LocalRank(1)).is_dir());
+}
+
+#[test]
+fn an_attempt_is_made_anew() {
+    let scratch = Scratch::new();
+    let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
+    let first = tree.attempt(RestartCount(1), two()).unwrap();
+    std::fs::write(first.error_file(LocalRank(0)), "{}").unwrap();
+    let second = tree.attempt(RestartCount(1), two()).unwrap();
+    assert_eq!(first, second);
+    assert!(!second.error_file(LocalRank(0)).exists());
+}
+
+#[test]
+fn a_round_without_a_restart_leaves_the_logs_before_it() {
+    let scratch = Scratch::new();
+    let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
+    let name = |attempt: &Attempt| attempt.folder().file_name().unwrap().to_str().unwrap().to_owned();
+    let made = [(0, 0), (2, 0), (3, 1), (4, 1)]
+        .map(|(round, restarts)| tree.attempt_in(round, RestartCount(restarts), two()).unwrap());
+    let names = ["attempt_0", "attempt_0.round_2", "attempt_1", "attempt_1.round_4"];
+    assert_eq!(made.each_ref().map(name), names);
+    let [first, second, ..] = &made;
+    assert!(first.worker(LocalRank(1)).is_dir() && second.worker(LocalRank(1)).is_dir());
+    std::fs::write(second.error_file(LocalRank(0)), "{}").unwrap();
+    tree.remove_empty();
+    assert!(second.error_file(LocalRank(0)).exists() && !second.worker(LocalRank(1)).exists());
+    assert!(made.iter().all(|attempt| attempt == second || !attempt.folder().exists()));
+}
+
+#[test]
+fn empty_folders_are_removed_and_others_stay() {
+    let scratch = Scratch::new();
+    let dir = LogDir::Temporary(scratch.0.clone());
+    let mut tree = made(&dir, "j");
+    tree.attempt(RestartCount(0), two()).unwrap();
+    let kept = tree.attempt(RestartCount(1), two()).unwrap();
+    let run = tree.run_folder().to_owned();
+    std::fs::write(kept.error_file(LocalRank(1)), "{}").unwrap();
+    tree.remove_empty();
+    assert!(kept.error_file(LocalRank(1)).exists());
+    assert!(!kept.worker(LocalRank(0)).exists());
+    assert!(!run.join("attempt_0").exists());
+
+    let mut tree = made(&dir, "j");
+    for (restarts, workers) in [(0, 2), (1, 1)] {
+        tree.attempt(RestartCount(restarts), LocalWorldSize::new(workers).unwrap()).unwrap();
+    }
+    let base = tree.run_folder().parent().unwrap().to_owned();
+    assert!(base.file_name().unwrap().to_str().unwrap().starts_with("torchelastic_"));
+    tree.remove_empty();
+    assert!(!base.exists());
+}
+
+#[test]
+fn a_folder_that_the_user_named_must_be_writable() {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = LogTree::make(&LogDir::At(file.join("logs")), &run_id("j")).expect_err("a file is no folder");
+    assert!(matches!(&error, LogError::Folder { path, .. } if *path == file.join("logs")), "{error:?}");
+    assert!(error.to_string().contains("logs`"), "{error}");
+}
+
+#[test]
+fn without_a_temporary_folder_there_is_a_note() {
+    let scratch = Scratch::new();
+    let missing = scratch.0.join("missing");
+    let outcome = LogTree::make(&LogDir::Temporary(missing), &run_id("j")).unwrap();
+    assert!(matches!(outcome, TreeOutcome::Lost(LogNote::NoTree { .. })), "{outcome:?}");
+}
+
+#[test]
+fn a_long_run_id_is_cut_between_characters() {
+    assert_eq!(folder_name(&run_id(&"\u{e9}".repeat(300))).len(), NAME_LIMIT);
+    assert!(folder_name(&run_id(&format!("a{}", "\u{e9}".repeat(300)))).len() < NAME_LIMIT);
+}

@@ -1,0 +1,92 @@
+//! Files that a `rankrun shim` has left which was interrupted, as by SIGKILL.
+//!
+//! Each new file is made beside its place (`.NAME.rankrun-new`), and each old one stays beside it (`.NAME.rankrun-old`)
+//! until all are in place. A new file is a copy, and so is an old one whose place is taken. An old one whose place is empty
+//! may be the only copy: it is put back.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::disk::{NEW, OLD, beside, exists};
+use super::environment::choose_python;
+use super::layout::Layout;
+use crate::facts::Facts;
+
+/// The files, which no running `rankrun shim` uses as long as this lives.
+#[derive(Debug, Default)]
+pub struct Interrupted {
+    /// Of our user alone.
+    pub files: Vec<InterruptedFile>,
+    _lock: Option<File>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct InterruptedFile {
+    /// The file, or folder.
+    pub path: PathBuf,
+    /// When it was changed last.
+    pub modified: SystemTime,
+    /// What it was to become, or what it was.
+    place: PathBuf,
+    is_old: bool,
+}
+
+/// What was done about a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cleared {
+    /// It is gone.
+    Removed,
+    /// It is in its place again.
+    PutBack,
+}
+
+impl InterruptedFile {
+    /// Removes it, or puts it back into its place if that is empty.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn clear_away(&self) -> io::Result<Cleared> {
+        if self.is_old && !exists(&self.place) {
+            return fs::rename(&self.path, &self.place).map(|()| Cleared::PutBack);
+        }
+        let is_folder = fs::symlink_metadata(&self.path)?.is_dir();
+        let removed = if is_folder { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
+        removed.map(|()| Cleared::Removed)
+    }
+}
+
+/// Looks in the environment that a `rankrun shim` without `--python` would change. No Python is started, so that a place
+/// other than a venv's or conda's is not found.
+#[must_use]
+pub fn find_interrupted(argv0: &OsStr, facts: &Facts) -> Interrupted {
+    let python = choose_python(None, argv0, facts).ok();
+    let Some(scripts) = python.as_deref().and_then(Path::parent) else { return Interrupted::default() };
+    let lock = File::open(scripts).ok();
+    if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
+        return Interrupted::default();
+    }
+    let libraries = scripts.parent().map(|prefix| prefix.join("lib"));
+    let libraries = libraries.iter().flat_map(|lib| fs::read_dir(lib).into_iter().flatten().flatten());
+    let is_python = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with("python"));
+    let libraries = libraries.filter(|entry| is_python(&entry.file_name()));
+    let packages = libraries.map(|entry| entry.path().join("site-packages"));
+    let layouts = packages.map(|packages| Layout::at(scripts, &packages));
+    let mut places: Vec<PathBuf> = layouts.flat_map(Layout::places).collect();
+    places.sort();
+    places.dedup();
+    Interrupted { files: places.iter().flat_map(|place| beside_of(place)).collect(), _lock: lock }
+}
+
+fn beside_of(place: &Path) -> impl Iterator<Item = InterruptedFile> {
+    let me = rustix::process::geteuid().as_raw();
+    [(NEW, false), (OLD, true)].into_iter().filter_map(move |(what, is_old)| {
+        let path = beside(place, what);
+        let found = fs::symlink_metadata(&path).ok().filter(|found| found.uid() == me)?;
+        Some(InterruptedFile { path, modified: found.modified().ok()?, place: place.to_owned(), is_old })
+    })
+}
