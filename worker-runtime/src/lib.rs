@@ -20,6 +20,7 @@
 //! program, those of a [`DataParallel`] while it computes, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
 //! [`MemoryGroup`] makes one of threads, for tests.
 
+mod backtrace;
 pub mod checkpoint;
 mod clock;
 pub mod context;
@@ -27,6 +28,7 @@ pub mod context;
 pub mod cuda;
 pub mod data_parallel;
 pub mod ddp;
+pub mod diagnostic;
 pub mod elastic;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
@@ -40,6 +42,7 @@ pub mod trace;
 pub use context::WorkerContext;
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
+pub use diagnostic::ExitError;
 pub use elastic::{Life, run_elastic};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
 pub use rankrun_contract::rank::{Rank, WorldSize};

@@ -1,4 +1,4 @@
-//! How a worker ends: a panic or an error becomes the error file that the launcher reads, and exit status 1.
+//! How a worker ends: a panic or an error becomes the error file that the launcher reads, and an exit status that is not 0.
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the environment names the file and the rank")]
 
@@ -10,25 +10,24 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rankrun_contract::env::{ERROR_FILE, RANK};
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::{self, ErrorReport};
 
-use crate::checkpoint::CheckpointError;
-use crate::clock;
 use crate::context::WorkerContext;
-use crate::data_parallel::DeviceError;
-use crate::ddp::DdpError;
-use crate::process_group::{GroupError, SegmentError, parting};
-use crate::store::StoreError;
-use crate::trace;
+use crate::process_group::parting;
+use crate::{backtrace, clock, diagnostic, trace};
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
 
 /// The first rank whose loss a group of this process noticed.
 static LOST: OnceLock<Rank> = OnceLock::new();
+
+/// Whether the program runs in [`run`], which tells people what happens.
+static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Keeps for the error file that a group lost this rank: a program may wrap the error as it likes, or panic
 /// over it, and still the launcher finds the root cause.
@@ -37,17 +36,20 @@ pub(crate) fn note_loss(rank: Rank) {
     LOST.get_or_init(|| rank);
 }
 
-/// Runs a worker's program and turns its end into an exit status: 0, or 1 after an error or a panic, which is
-/// written to standard error and to the error file.
+/// Runs a worker's program and turns its end into an exit status: 0 after a success, 1 after a panic, and after an error its
+/// own code ([`ExitError`](crate::ExitError), [`Diagnostic::exit_code`](crate::diagnostic::Diagnostic::exit_code)), or 1 where
+/// it has none. Errors and panics are written to standard error and to the error file.
 ///
 /// The connections of groups that the program dropped stay open until it has ended well, or until the process
 /// is gone: other ranks fail of this one's failure only after it has been reported.
 pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Result<(), E>) -> ExitCode {
     install_panic_hook();
     parting::begin();
+    IS_RUNNING.store(true, Ordering::Relaxed);
     // Nothing of the program is looked at after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
-        Ok(context) => trace::worker(&context).in_scope(|| program(&context).map_err(Into::into)),
+        Ok(context) => trace::worker(&context)
+            .in_scope(|| __rust_begin_short_backtrace(program, &context).map_err(Into::into)),
         Err(error) => Err(error.into()),
     }));
     match ended {
@@ -57,11 +59,25 @@ pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Resu
         }
         Ok(Err(error)) => {
             report_error(error.as_ref());
-            ExitCode::FAILURE
+            exit_code(error.as_ref())
         }
         // The hook has said it.
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+/// The name is a mark in backtraces, as that of the standard library: frames before this call are not the program's.
+#[inline(never)]
+fn __rust_begin_short_backtrace<T>(program: impl FnOnce(&WorkerContext) -> T, context: &WorkerContext) -> T {
+    let result = program(context);
+    // Without it the compiler may replace this frame by that of the program.
+    std::hint::black_box(());
+    result
+}
+
+/// The exit code that the error or one of its causes asks for. An error is never a success.
+fn exit_code(error: &(dyn Error + 'static)) -> ExitCode {
+    diagnostic::exit_code(error).filter(|&code| code != 0).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Makes a panic write the error file, in any thread; its message goes to standard error with the rank in
@@ -81,25 +97,11 @@ pub fn report_error(error: &(dyn Error + 'static)) {
         cause = error.source();
     }
     text.push_str(&details);
-    if let Some(hint) = hint(error) {
+    if let Some(hint) = diagnostic::hint(error) {
         text.push_str(&format!("\nhint: {hint}"));
     }
     say(&text);
     write_file(&message, &text);
-}
-
-/// What to do about it, where something is known of it or of one of its causes: a program may wrap our errors.
-fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    std::iter::successors(Some(error), |&error| error.source()).find_map(|error| {
-        let of_group = error.downcast_ref().and_then(GroupError::hint);
-        let of_store = || error.downcast_ref().and_then(StoreError::hint);
-        let of_memory = || error.downcast_ref().and_then(SegmentError::hint);
-        let of_ddp = || error.downcast_ref().and_then(DdpError::hint);
-        let of_devices = || error.downcast_ref().map(DeviceError::hint);
-        let of_checkpoint = || error.downcast_ref().and_then(CheckpointError::hint);
-        let of_groups = of_group.or_else(of_store).or_else(of_memory);
-        of_groups.or_else(of_ddp).or_else(of_devices).or_else(of_checkpoint)
-    })
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {
@@ -107,11 +109,25 @@ fn report_panic(info: &PanicHookInfo<'_>) {
     let place = info.location().map(|place| format!("\nat {place}"));
     let text = message.clone() + &place.unwrap_or_default();
     // The reader of the file cannot ask for the backtrace afterwards; on the terminal RUST_BACKTRACE decides.
-    let backtrace = Backtrace::force_capture();
-    let full = format!("{text}\n{backtrace}");
+    let full = format!("{text}\n{}", program_backtrace());
     let is_wanted = Backtrace::capture().status() == BacktraceStatus::Captured;
-    say(if is_wanted { &full } else { &text });
-    write_file(&message, &full);
+    // The launcher shows the file: the same frames on standard error would be a second copy.
+    let is_in_file = write_file(&message, &full);
+    say(if is_wanted && !is_in_file { &full } else { &text });
+}
+
+/// The frames of the program up to this call; with `RUST_BACKTRACE=full` all frames.
+fn program_backtrace() -> String {
+    let whole = Backtrace::force_capture().to_string();
+    let is_full = std::env::var_os("RUST_BACKTRACE").is_some_and(|wanted| wanted == "full");
+    if is_full { whole } else { backtrace::of_program(&whole) }
+}
+
+/// Says on standard error what a person should know of a program in [`run`]. Elsewhere a library stays silent.
+pub(crate) fn warn(text: &str) {
+    if IS_RUNNING.load(Ordering::Relaxed) {
+        say(&format!("warning: {text}"));
+    }
 }
 
 /// One write, with the rank in front, so that lines of several ranks neither mix nor lose their origin.
@@ -122,16 +138,19 @@ fn say(text: &str) {
     drop(std::io::stderr().write_all(text.as_bytes()));
 }
 
-fn write_file(message: &str, call_stack: &str) {
+/// Whether the error file has it now: there is one, and this is the first failure.
+fn write_file(message: &str, call_stack: &str) -> bool {
     let path = std::env::var_os(ERROR_FILE).filter(|path: &OsString| !path.is_empty());
-    let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return };
+    let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return false };
     let report = ErrorReport {
         message: message.to_owned(),
         callstack: Some(call_stack.to_owned()),
         unix_seconds: Some(clock::unix_seconds()),
         lost_rank: LOST.get().copied(),
     };
-    if let Err(error) = std::fs::write(&path, report::render(&report)) {
+    let written = std::fs::write(&path, report::render(&report));
+    if let Err(error) = &written {
         say(&format!("error: cannot write the error file `{}`: {error}", Path::new(&path).display()));
     }
+    written.is_ok()
 }

@@ -2,6 +2,7 @@
 
 pub mod peers;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -133,14 +134,29 @@ pub fn render(card: &FailureCard) -> String {
         lines.push("  what it reported:".to_owned());
         lines.extend(peers::text_lines(report));
     }
-    if !card.tail.is_empty() {
+    let tail = tail_beside_report(card);
+    if !tail.is_empty() {
         lines.push("  its last lines:".to_owned());
-        lines.extend(card.tail.iter().map(|line| format!("    | {line}")));
+        lines.extend(tail.iter().map(|line| format!("    | {line}")));
     }
     lines.iter().fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{}", line.trim_end());
         text
     })
+}
+
+/// The worker's last lines without those that its report shows already. Nothing where only blank lines are left.
+fn tail_beside_report(card: &FailureCard) -> Vec<&str> {
+    let report = card.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
+    let reported: BTreeSet<&str> = report.flatten().flat_map(str::lines).map(str::trim).collect();
+    let prefix = format!("rank {}: ", card.rank);
+    let is_reported = |line: &str| reported.contains(line.trim_start_matches(&prefix).trim());
+    let is_blank = |line: &str| line.trim().is_empty();
+    let kept = card.tail.iter().map(String::as_str).filter(|line| is_blank(line) || !is_reported(line));
+    let mut kept: Vec<&str> = kept.skip_while(|line| is_blank(line)).collect();
+    let end = kept.iter().rposition(|line| !is_blank(line)).map_or(0, |last| last + 1);
+    kept.truncate(end);
+    kept
 }
 
 /// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2)`.
@@ -392,6 +408,23 @@ rank 1 failed first: killed by SIGKILL
         let text = render(&card);
         assert!(text.contains("what it reported:\n    | lost\n    | it\n"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn reported_lines_are_left_out_of_the_last_lines() {
+        let mut card = card();
+        card.report = Some(ErrorReport {
+            message: "panic: no data".to_owned(),
+            callstack: Some("panic: no data\nat src/main.rs:7:9\n   3: train::step".to_owned()),
+            unix_seconds: None,
+            lost_rank: None,
+        });
+        let tail =
+            ["step 9", "", "rank 1: panic: no data", "  at src/main.rs:7:9", "       3: train::step", ""];
+        card.tail = tail.map(str::to_owned).to_vec();
+        assert!(render(&card).ends_with("  its last lines:\n    | step 9\n"), "{}", render(&card));
+        card.tail = tail[1..].iter().map(|line| (*line).to_owned()).collect();
+        assert!(!render(&card).contains("its last lines"), "{}", render(&card));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use rankrun_contract::rank::Rank;
 
 use super::compare::Difference;
 use super::state::StateError;
+use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::GroupError;
 
 /// A checkpoint that was not used.
@@ -32,7 +33,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The folder of the checkpoints cannot be made, read or written.
-    #[error("cannot keep checkpoints in the folder `{}`", path.display())]
+    #[error("{}cannot keep checkpoints in the folder `{}`", Details(self), path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -41,7 +42,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file cannot be written. The checkpoints that were there are untouched.
-    #[error("cannot write `{}` for the checkpoint of step {step}", path.display())]
+    #[error("{}cannot write `{}` for the checkpoint of step {step}", Details(self), path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -61,7 +62,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The checkpoint is of another model.
-    #[error("the checkpoint `{}` is of another model: {difference}", path.display())]
+    #[error("{}the checkpoint `{}` is of another model: {difference}", Details(self), path.display())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
@@ -69,7 +70,7 @@ pub enum CheckpointError {
         difference: Difference,
     },
     /// There are checkpoints, and none is whole.
-    #[error("no checkpoint in `{}` can be used{}", folder.display(), listed(refused))]
+    #[error("{}no checkpoint in `{}` can be used{}", Details(self), folder.display(), listed(refused))]
     NoneUsable {
         /// The folder.
         folder: PathBuf,
@@ -135,6 +136,12 @@ impl CheckpointError {
             Self::NoneUsable { .. } => Some("remove these files to begin anew"),
             _ => None,
         }
+    }
+}
+
+impl Diagnostic for CheckpointError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::diagnostic::{Details, Diagnostic};
 use crate::library;
 
 /// Under these names the loader is asked for it: the driver's package brings the first, a toolkit's stub only the second.
@@ -34,10 +35,10 @@ impl fmt::Display for Tried {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaMissing {
     /// The driver's library cannot be opened.
-    #[error("there is no CUDA driver; looked for{}", Places(.0))]
+    #[error("{}there is no CUDA driver; looked for{}", Details(self), Places(.0))]
     NoLibrary(Vec<Tried>),
     /// It lacks a function: older than anything that is supported, or no CUDA driver.
-    #[error("the CUDA driver `{}` has no `{function}`: {words}", path.display())]
+    #[error("{}the CUDA driver `{}` has no `{function}`: {words}", Details(self), path.display())]
     NoFunction {
         /// Its name.
         function: &'static str,
@@ -47,7 +48,7 @@ pub enum CudaMissing {
         words: String,
     },
     /// It does not do what it is asked.
-    #[error("the CUDA driver `{}` refused `{function}`: {words} (error {code})", path.display())]
+    #[error("{}the CUDA driver `{}` refused `{function}`: {words} (error {code})", Details(self), path.display())]
     Refused {
         /// What was called.
         function: &'static str,
@@ -59,13 +60,13 @@ pub enum CudaMissing {
         path: PathBuf,
     },
     /// There is no device, or `CUDA_VISIBLE_DEVICES` hides all.
-    #[error("the CUDA driver `{}` shows no device", path.display())]
+    #[error("{}the CUDA driver `{}` shows no device", Details(self), path.display())]
     NoDevice {
         /// The library.
         path: PathBuf,
     },
     /// There are devices, but not this one.
-    #[error("there is no CUDA device {ordinal}: the driver shows {devices}")]
+    #[error("{}there is no CUDA device {ordinal}: the driver shows {devices}", Details(self))]
     NoSuchDevice {
         /// The one that was asked for.
         ordinal: usize,
@@ -73,10 +74,10 @@ pub enum CudaMissing {
         devices: usize,
     },
     /// No device is the current one of this thread.
-    #[error("this thread has no current CUDA device")]
+    #[error("{}this thread has no current CUDA device", Details(self))]
     NoContext,
     /// We have the library, cudarc does not find it under the names that it tries.
-    #[error("cudarc does not find the CUDA driver `{}`", path.display())]
+    #[error("{}cudarc does not find the CUDA driver `{}`", Details(self), path.display())]
     Unnamed {
         /// The library.
         path: PathBuf,
@@ -101,6 +102,12 @@ impl CudaMissing {
                 "look at CUDA_VISIBLE_DEVICES, which hides devices"
             }
         }
+    }
+}
+
+impl Diagnostic for CudaMissing {
+    fn hint(&self) -> Option<&str> {
+        Some(Self::hint(self))
     }
 }
 

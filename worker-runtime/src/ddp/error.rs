@@ -3,6 +3,7 @@
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::agreement::Difference;
+use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::{DataType, GroupError};
 
 /// A failed call of [`Ddp`](super::Ddp). Parameters go by their names.
@@ -25,7 +26,7 @@ pub enum DdpError {
         second: usize,
     },
     /// Integers have no gradients.
-    #[error("parameter `{parameter}` is of type {data_type}, which has no gradients")]
+    #[error("{}parameter `{parameter}` is of type {data_type}, which has no gradients", Details(self))]
     NotFloat {
         /// The parameter.
         parameter: String,
@@ -39,7 +40,7 @@ pub enum DdpError {
         parameter: String,
     },
     /// Ranks have different models or options. Every rank has the same error.
-    #[error("the ranks do not train the same model: {0}")]
+    #[error("{}the ranks do not train the same model: {}", Details(self), .0)]
     Differ(Box<Difference>),
     /// What a rank said of its model is none.
     #[error("rank {rank} says of its model what this version cannot read")]
@@ -87,8 +88,8 @@ pub enum DdpError {
     },
     /// Two groups of one training, of which each has other ranks.
     #[error(
-        "this is rank {} of {} between hosts and rank {} of {} between devices",
-        host.0, host.1, device.0, device.1
+        "{}this is rank {} of {} between hosts and rank {} of {} between devices",
+        Details(self), host.0, host.1, device.0, device.1
     )]
     OtherRanks {
         /// Its rank and the number of ranks in the group between hosts.
@@ -107,13 +108,13 @@ pub enum DdpError {
         given: usize,
     },
     /// A gradient was said to be ready twice in one pass, or written after it was ready.
-    #[error("the gradient of `{parameter}` is ready already in this pass")]
+    #[error("{}the gradient of `{parameter}` is ready already in this pass", Details(self))]
     Twice {
         /// The parameter.
         parameter: String,
     },
     /// The pass has left out a parameter. Nothing is lost: it can still be made ready.
-    #[error("there is no gradient of `{parameter}`{}", nor_of(*.others))]
+    #[error("{}there is no gradient of `{parameter}`{}", Details(self), nor_of(*.others))]
     Missing {
         /// The first parameter without one, in the order of the model.
         parameter: String,
@@ -121,13 +122,16 @@ pub enum DdpError {
         others: usize,
     },
     /// What passes before have added up would be written over.
-    #[error("the gradient of `{parameter}` holds that of the passes before, and would be written over")]
+    #[error(
+        "{}the gradient of `{parameter}` holds that of the passes before, and would be written over",
+        Details(self)
+    )]
     Kept {
         /// The parameter.
         parameter: String,
     },
     /// A pass of which gradients stay here has none to give.
-    #[error("`finish` was called within `no_sync`, where nothing is exchanged")]
+    #[error("{}`finish` was called within `no_sync`, where nothing is exchanged", Details(self))]
     NoSync,
     /// The memory of the gradients is in use.
     #[error(
@@ -137,6 +141,12 @@ pub enum DdpError {
     /// A call before this one failed, and took gradients with it.
     #[error("the exchange of gradients has ended with an earlier error")]
     Ended,
+}
+
+impl Diagnostic for DdpError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
+    }
 }
 
 fn of_type(data_type: Option<DataType>) -> String {

@@ -15,6 +15,7 @@ use super::plan::Conflict;
 use super::shm::SegmentError;
 #[cfg(feature = "nccl")]
 use crate::cuda::CudaMissing;
+use crate::diagnostic::{Details, Diagnostic};
 use crate::socket::is_own_shortage;
 use crate::store::StoreError;
 
@@ -29,7 +30,7 @@ const MAX_SHOWN: usize = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The group came to its end; so do all later calls, with the same error.
-    #[error("`{operation}` cannot finish: {}", ending.among(members))]
+    #[error("{}`{operation}` cannot finish: {}", Details(self), ending.among(members))]
     Ended {
         /// The call in which this rank noticed.
         operation: Operation,
@@ -78,7 +79,10 @@ pub enum GroupError {
         given: usize,
     },
     /// Memory of a kind that this backend does not carry. Nothing was sent.
-    #[error("`{operation}` was given {given}, but this group carries {} only ({backend})", .given.other())]
+    #[error(
+        "{}`{operation}` was given {given}, but this group carries {} only ({backend})",
+        Details(self), .given.other()
+    )]
     WrongMemory {
         /// The call.
         operation: Operation,
@@ -103,11 +107,12 @@ pub enum GroupError {
     #[error("the ranks cannot find each other through the store")]
     Store(#[from] StoreError),
     /// No listener for the other ranks, or no way to wait for them.
-    #[error("no socket for the other ranks")]
+    #[error("{}no socket for the other ranks", Details(self))]
     Socket(#[from] io::Error),
     /// This process may open so few files that it cannot be connected with every other rank.
     #[error(
-        "a group of {world_size} ranks over TCP takes a connection to each of them, and this process may open {limit} files"
+        "{}a group of {world_size} ranks over TCP takes a connection to each of them, and this process may open {limit} files",
+        Details(self)
     )]
     FewDescriptors {
         /// The size of the group.
@@ -116,10 +121,10 @@ pub enum GroupError {
         limit: u64,
     },
     /// This process cannot find out on which host it is, of which it may open no more files.
-    #[error("this rank cannot find out on which host it is")]
+    #[error("{}this rank cannot find out on which host it is", Details(self))]
     Host(#[source] io::Error),
     /// This process was forked from the one that joined the group.
-    #[error("this process was forked from rank {rank}, and is no rank of its groups")]
+    #[error("{}this process was forked from rank {rank}, and is no rank of its groups", Details(self))]
     Forked {
         /// The parent, as a rank of the group.
         rank: Rank,
@@ -197,6 +202,12 @@ impl GroupError {
     pub(crate) fn strange_entry(key: &str, value: &[u8]) -> Self {
         let shown = &value[..value.len().min(MAX_SHOWN)];
         Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
+    }
+}
+
+impl Diagnostic for GroupError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
     }
 }
 

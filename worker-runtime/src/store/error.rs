@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use rankrun_contract::store::protocol::{ProtocolError, Reply};
 
+use crate::diagnostic::{Details, Diagnostic};
+
 /// A failed request, or a store that cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -22,7 +24,7 @@ pub enum StoreError {
         source: ConnectFailure,
     },
     /// This process, or its machine, may open no more.
-    #[error("no socket for a connection to the store")]
+    #[error("{}no socket for a connection to the store", Details(self))]
     NoSocket(#[source] io::Error),
     /// There is a store only where a launcher hosts one.
     #[error("there is no store: this process was not started by a launcher")]
@@ -60,6 +62,12 @@ impl StoreError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         matches!(self, Self::NoSocket(_)).then_some("give the worker more descriptors: `ulimit -n`")
+    }
+}
+
+impl Diagnostic for StoreError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
     }
 }
 

@@ -39,6 +39,7 @@ fn main_of_a_started_rank() {
     let role = role.to_str().unwrap().to_owned();
     let code = match role.as_str() {
         "panic" | "panic in a thread" | "error" | "fine" => crate::report::main(&role),
+        role if role.starts_with("error: ") => crate::report::main(role),
         "split" => crate::split::main(),
         "splits" => crate::split::soak(),
         "meet" => crate::meet::main(),
@@ -56,7 +57,8 @@ fn main_of_a_started_rank() {
 
 #[expect(clippy::exit, reason = "the harness would make a status of its own")]
 fn exit(code: ExitCode) -> ! {
-    std::process::exit(i32::from(code != ExitCode::SUCCESS))
+    let code = (0..=u8::MAX).find(|&known| code == ExitCode::from(known));
+    std::process::exit(code.map_or(255, i32::from))
 }
 
 /// Makes the same call until it fails; says so once it has been made.

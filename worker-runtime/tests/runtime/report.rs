@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the test reads error files with Python")]
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output};
@@ -9,6 +10,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rankrun_contract::env::{ERROR_FILE, RANK};
 use rankrun_contract::report::{self, ErrorReport};
+#[cfg(any(feature = "cuda", feature = "nccl"))]
+use rankrun_worker::cuda::CudaMissing;
+use rankrun_worker::data_parallel::DeviceError;
+use rankrun_worker::ddp::DdpError;
+use rankrun_worker::diagnostic::{Details, Diagnostic};
+#[cfg(feature = "nccl")]
+use rankrun_worker::process_group::nccl::NcclMissing;
+use rankrun_worker::{ExitError, GroupError, StoreError};
 
 use crate::process::start;
 use crate::server::Server;
@@ -17,6 +26,49 @@ use crate::world::env;
 #[derive(Debug, thiserror::Error)]
 #[error("the batch `é` is bad")]
 struct BadBatch(#[source] std::io::Error);
+
+/// A program's own error, which hides the type of ours.
+#[derive(Debug, thiserror::Error)]
+enum ProgramError {
+    #[error(transparent)]
+    Library(Box<dyn Error>),
+    #[error("the first step failed")]
+    Step(#[source] Box<Self>),
+    #[error("{}the license server is away", Details(self))]
+    NoLicense,
+}
+
+impl Diagnostic for ProgramError {
+    fn exit_code(&self) -> Option<u8> {
+        matches!(self, Self::NoLicense).then_some(42)
+    }
+}
+
+/// An error of the library within one of the program, as its `?` makes it.
+fn wrapped(error: impl Error + 'static) -> ProgramError {
+    ProgramError::Step(Box::new(ProgramError::Library(Box::new(error))))
+}
+
+/// How a started rank fails.
+fn failure(which: &str) -> Box<dyn Error> {
+    match which {
+        "torn file" => Box::new(BadBatch(std::io::Error::other("torn file"))),
+        "license" => Box::new(ProgramError::Library(Box::new(ProgramError::NoLicense))),
+        "code 7" => Box::new(ExitError::new(7, wrapped(ProgramError::NoLicense))),
+        "code 0" => ExitError::new(0, "no data").into(),
+        #[cfg(feature = "nccl")]
+        "no nccl" => Box::new(wrapped(NcclMissing { tried: Vec::new() })),
+        #[cfg(any(feature = "cuda", feature = "nccl"))]
+        "no cuda" => Box::new(wrapped(CudaMissing::NoLibrary(Vec::new()))),
+        "no parameter" => Box::new(wrapped(DdpError::NoSync)),
+        "no device" => Box::new(wrapped(DeviceError::None)),
+        "no socket" => {
+            let cause = std::io::Error::from_raw_os_error(nix::libc::EMFILE);
+            Box::new(wrapped(DdpError::from(GroupError::from(StoreError::NoSocket(cause)))))
+        }
+        other => panic!("there is no failure `{other}`"),
+    }
+}
 
 /// What a started rank does.
 pub(crate) fn main(role: &str) -> ExitCode {
@@ -28,8 +80,8 @@ pub(crate) fn main(role: &str) -> ExitCode {
                 let helper = std::thread::spawn(|| panic!("a helper fell over"));
                 helper.join().map_err(|_| panic!("a helper is gone")).map(drop)
             }
-            "error" => Err(BadBatch(std::io::Error::other("torn file"))),
-            _ => Ok(()),
+            "error" => Err(failure("torn file")),
+            role => role.strip_prefix("error: ").map_or(Ok(()), |which| Err(failure(which))),
         }
     })
 }
@@ -86,11 +138,63 @@ fn a_panic_is_reported_with_its_backtrace() {
     let beginning = "panic: the weights are gone: 1\nat worker-runtime/tests/runtime/report.rs:";
     assert!(call_stack.starts_with(beginning), "{call_stack}");
     assert!(call_stack.contains("runtime::report::main"), "{call_stack}");
+    for machinery in ["report_panic", "rust_begin_unwind", "rankrun_worker::report", "_start"] {
+        assert!(!call_stack.contains(machinery), "{machinery}: {call_stack}");
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     assert!(report.unix_seconds.unwrap().abs_diff(now) < 600);
     let stderr = ended.stderr();
     assert!(stderr.contains("rank 1: panic: the weights are gone: 1\n  at worker-runtime/"), "{stderr}");
     assert!(!stderr.contains("runtime::report::main"), "{stderr}");
+}
+
+#[test]
+fn panic_backtrace_is_in_the_error_file_or_on_standard_error() {
+    let frame = "runtime::report::main";
+    let told = Ended::of("panic", &[("RUST_BACKTRACE", "1")]);
+    assert!(told.report().callstack.is_some_and(|text| text.contains(frame)));
+    assert!(!told.stderr().contains(frame), "the launcher shows the file: {}", told.stderr());
+    for no_file in ["", "/nowhere/at/all.json"] {
+        let alone = Ended::of("panic", &[("RUST_BACKTRACE", "1"), (ERROR_FILE, no_file)]);
+        assert!(alone.stderr().contains(frame), "`{no_file}`: {}", alone.stderr());
+    }
+}
+
+#[test]
+fn panic_backtrace_is_whole_where_the_user_asks_for_it() {
+    let ended = Ended::of("panic", &[("RUST_BACKTRACE", "full")]);
+    let call_stack = ended.report().callstack.unwrap();
+    assert!(call_stack.contains("report_panic") && call_stack.contains("rust_begin_unwind"), "{call_stack}");
+}
+
+#[test]
+fn error_ends_the_worker_with_its_exit_code() {
+    for (which, code) in [("license", 42), ("code 7", 7), ("code 0", 1), ("torn file", 1)] {
+        let ended = Ended::of(&format!("error: {which}"), &[]);
+        assert_eq!(ended.output.status.code(), Some(code), "{which}: {}", ended.stderr());
+    }
+    let stderr = Ended::of("error: code 7", &[]).stderr();
+    assert!(
+        stderr.contains("error: the first step failed\n  caused by: the license server is away\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn hint_survives_an_error_type_of_the_program() {
+    for (which, hint) in [
+        #[cfg(feature = "nccl")]
+        ("no nccl", "install NCCL"),
+        #[cfg(any(feature = "cuda", feature = "nccl"))]
+        ("no cuda", "install NVIDIA's driver"),
+        ("no parameter", "call it after the last pass"),
+        ("no device", "name at least one"),
+        ("no socket", "give the worker more descriptors"),
+    ] {
+        let stderr = Ended::of(&format!("error: {which}"), &[]).stderr();
+        assert_eq!(stderr.matches("\n  hint: ").count(), 1, "{which}: {stderr}");
+        assert!(stderr.contains(&format!("\n  hint: {hint}")), "{which}: {stderr}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::find::{Place, Surroundings};
 use super::symbols::{Code, Handle, ID_LEN, IN_PROGRESS, SUCCESS, Symbols, UniqueId};
 use crate::cuda::Tried;
+use crate::diagnostic::{Details, Diagnostic};
 use crate::library;
 
 /// The oldest release that we use: the first one with `ncclCommSplit`.
@@ -44,7 +45,7 @@ impl fmt::Display for NcclVersion {
 
 /// NCCL's library cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no usable NCCL; looked for{}", Places(.tried))]
+#[error("{}there is no usable NCCL; looked for{}", Details(self), Places(.tried))]
 pub struct NcclMissing {
     /// Every place in the order in which it was tried.
     pub tried: Vec<Tried>,
@@ -55,6 +56,12 @@ impl NcclMissing {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         "install NCCL (`pip install nvidia-nccl-cu13`), or name its file with `--nccl-lib` or RANKRUN_NCCL"
+    }
+}
+
+impl Diagnostic for NcclMissing {
+    fn hint(&self) -> Option<&str> {
+        Some(Self::hint(self))
     }
 }
 
@@ -70,7 +77,7 @@ impl fmt::Display for Places<'_> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
     /// NCCL says so.
-    #[error("`{function}` failed: {code}{}", Detail(.detail))]
+    #[error("{}`{function}` failed: {code}{}", Details(self), Detail(.detail))]
     Call {
         /// The C function.
         function: &'static str,
@@ -80,7 +87,7 @@ pub enum NcclError {
         detail: String,
     },
     /// It is not done in time, and the communicator was aborted.
-    #[error("`{function}` was not done within {timeout:?}")]
+    #[error("{}`{function}` was not done within {timeout:?}", Details(self))]
     Timeout {
         /// The C function.
         function: &'static str,
@@ -94,7 +101,7 @@ pub enum NcclError {
         function: &'static str,
     },
     /// The library is too old for it.
-    #[error("NCCL {version} has no `{function}`")]
+    #[error("{}NCCL {version} has no `{function}`", Details(self))]
     Unsupported {
         /// The C function.
         function: &'static str,
@@ -112,7 +119,7 @@ pub enum NcclError {
         given: usize,
     },
     /// A color that NCCL does not know; it was not called.
-    #[error("`ncclCommSplit` takes colors up to {}, not {color}", i32::MAX)]
+    #[error("{}`ncclCommSplit` takes colors up to {}, not {color}", Details(self), i32::MAX)]
     Color {
         /// The color.
         color: u32,
@@ -143,6 +150,12 @@ impl NcclError {
             Self::Color { .. } => Some("number the colors from 0"),
             Self::Aborted { .. } | Self::Length { .. } | Self::NoThread { .. } => None,
         }
+    }
+}
+
+impl Diagnostic for NcclError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
+use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::error::DESCRIPTORS;
 use crate::socket::is_own_shortage;
 
@@ -34,13 +35,13 @@ pub enum SegmentError {
         cause: io::Error,
     },
     /// The kernel makes no file in memory for this process.
-    #[error("the kernel refuses `memfd_create`, without which ranks share no memory")]
+    #[error("{}the kernel refuses `memfd_create`, without which ranks share no memory", Details(self))]
     NoFile(#[source] io::Error),
     /// Rank 0 could not make it.
     #[error("rank 0 could not make it, as its own error says")]
     NotMade,
     /// No socket through which the memory could be passed on.
-    #[error("no socket for passing shared memory between ranks")]
+    #[error("{}no socket for passing shared memory between ranks", Details(self))]
     Socket(#[from] io::Error),
     /// Another version of rankrun.
     #[error(
@@ -79,5 +80,11 @@ impl SegmentError {
             ),
             _ => None,
         }
+    }
+}
+
+impl Diagnostic for SegmentError {
+    fn hint(&self) -> Option<&str> {
+        Self::hint(self)
     }
 }
