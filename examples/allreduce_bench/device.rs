@@ -15,19 +15,10 @@ use crate::{BenchError, Operation, Options, ROOT};
 
 /// The device of this worker, made current for the group that it joins, and the stream on which the calls are put.
 pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchError> {
-    cuda_available().map_err(BenchError::Cuda)?;
-    let told = context.env().and_then(|env| env.rankrun.as_ref()?.device.as_deref());
-    let ordinal = ordinal(told, context.local_rank().0)
-        .ok_or_else(|| BenchError::NotCuda { device: context.device().to_owned() })?;
-    Ok(cuda_context(ordinal).map_err(BenchError::Cuda)?.new_stream()?)
-}
-
-/// Which of the devices that this process sees is meant: that which the launcher tells, or the one of the local rank where it tells
-/// none, as torchrun. Nothing where it tells a device of another kind. Pure.
-fn ordinal(told: Option<&str>, local_rank: u32) -> Option<usize> {
-    match told {
-        Some(device) => device.strip_prefix("cuda:")?.parse().ok(),
-        None => usize::try_from(local_rank).ok(),
+    cuda_available()?;
+    match (context.cuda_ordinal(), context.device()) {
+        (None, Some(device)) => Err(BenchError::NotCuda { device: device.clone() }),
+        (ordinal, _) => Ok(cuda_context(ordinal.unwrap_or(0))?.new_stream()?),
     }
 }
 
@@ -127,24 +118,5 @@ impl<T: Number> Call for OnDevice<T> {
         cast_slice_mut::<T, u8>(&mut output).copy_from_slice(&bytes[..taken]);
         let place = Place { rank: group.rank(), world: group.world_size().get() };
         Ok(value::count_wrong(&output, (self.operation, self.how), place))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_launcher_says_which_device() {
-        for (told, expected) in [
-            (Some("cuda:0"), Some(0)),
-            (Some("cuda:5"), Some(5)),
-            (None, Some(2)),
-            (Some("cpu:2"), None),
-            (Some("xpu:0"), None),
-            (Some("cuda:x"), None),
-        ] {
-            assert_eq!(ordinal(told, 2), expected, "{told:?}");
-        }
     }
 }

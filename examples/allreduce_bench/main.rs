@@ -20,8 +20,8 @@ use again::First;
 use clap::{Parser, ValueEnum};
 use rankrun_examples::console;
 use rankrun_worker::cuda::CudaMissing;
-use rankrun_worker::process_group::Backend;
-use rankrun_worker::{GroupError, Rank, Reduction, WorkerContext};
+use rankrun_worker::process_group::{Backend, Wish};
+use rankrun_worker::{Device, GroupError, Rank, Reduction, WorkerContext};
 use ranks::Ranks;
 use size::Size;
 use table::{Row, Style};
@@ -43,9 +43,10 @@ const ROOT: Rank = Rank(0);
   rankrun --nproc-per-node gpu allreduce_bench --backend nccl --compare
                                                                       what NVLink or PCIe peer-to-peer gains")]
 struct Options {
-    /// What carries the calls; `mixed` is shared memory on each of several hosts and TCP between them.
-    #[arg(long, value_enum, default_value_t = Carrier::Auto)]
-    backend: Carrier,
+    /// What carries the calls: RANKRUN_BACKEND or `auto` unless said; `mixed` is shared memory on each of several hosts and TCP
+    /// between them.
+    #[arg(long, value_enum)]
+    backend: Option<Carrier>,
     /// The least size in bytes; K, M and G count in steps of 1024. After 0 comes 8.
     #[arg(long, default_value = "8", value_name = "SIZE")]
     min: Size,
@@ -89,6 +90,17 @@ enum Carrier {
     Tcp,
     Mixed,
     Nccl,
+}
+
+impl From<Wish> for Carrier {
+    fn from(wish: Wish) -> Self {
+        match wish {
+            Wish::Auto => Self::Auto,
+            Wish::Shm => Self::Shm,
+            Wish::Tcp => Self::Tcp,
+            Wish::Nccl => Self::Nccl,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -155,14 +167,14 @@ impl From<Redop> for Reduction {
 enum BenchError {
     #[error(transparent)]
     Group(#[from] GroupError),
-    #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Cuda(CudaMissing),
+    #[error(transparent)]
+    Cuda(#[from] CudaMissing),
     #[error("the CUDA driver failed")]
     Driver(#[from] cudarc::driver::DriverError),
     #[error(
-        "`--backend nccl` needs a CUDA device, and this worker has `{device}`; start it with `--device-type cuda`"
+        "the backend `nccl` needs a CUDA device, and the launcher gives this worker `{device}`; start it with `--device-type cuda`"
     )]
-    NotCuda { device: String },
+    NotCuda { device: Device },
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
     #[error("`--min {min}` is more than `--max {max}`")]
@@ -253,6 +265,11 @@ fn run(options: &Options, ranks: &mut Ranks) -> Result<Vec<Row>, BenchError> {
 }
 
 impl Options {
+    /// What carries the calls: the option's word, else that of the environment.
+    fn carrier(&self, context: &WorkerContext) -> Carrier {
+        self.backend.or_else(|| context.backend().map(Carrier::from)).unwrap_or(Carrier::Auto)
+    }
+
     fn style(&self) -> Style {
         if self.json { Style::Json } else { Style::Text }
     }

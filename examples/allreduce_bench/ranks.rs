@@ -26,7 +26,8 @@ impl Ranks {
         context: &WorkerContext,
         is_second: bool,
     ) -> Result<Self, BenchError> {
-        let wish = match options.backend {
+        let carrier = options.carrier(context);
+        let wish = match carrier {
             Carrier::Nccl => return Self::join_on_device(context),
             _ if is_second => Wish::Tcp,
             Carrier::Auto | Carrier::Mixed => Wish::Auto,
@@ -35,7 +36,7 @@ impl Ranks {
         };
         let group =
             context.process_group(&GroupOptions { backend: Some(wish), ..GroupOptions::default() })?;
-        match (options.backend, group.backend()) {
+        match (carrier, group.backend()) {
             (Carrier::Mixed, backend) if backend != Backend::Mixed && !is_second => {
                 Err(BenchError::NotMixed { backend })
             }

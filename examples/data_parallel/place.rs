@@ -1,31 +1,37 @@
 //! Which devices this worker has.
 
-use rankrun_examples::gpu;
+use rankrun_examples::gpu::{self, GpuError};
 use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_device_count};
 use rankrun_worker::data_parallel::{Device, DeviceError, DeviceIds};
 
-/// Neither is a source, whose words would be told twice.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
-    #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Device(DeviceError),
-    #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Cuda(CudaMissing),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Cuda(#[from] CudaMissing),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
 }
 
 /// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
-/// no GPU.
+/// no GPU. A GPU that the launcher gave is never replaced by the CPU.
 pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
     let devices = match asked {
         [] => {
-            let gpus = if gpu::has_compiler() { cuda_device_count().unwrap_or(0) } else { 0 };
+            let gpus = match (gpu::is_given(context), gpu::has_compiler()) {
+                (true, false) => return Err(GpuError::NoCompiler.into()),
+                (true, true) => cuda_device_count()?,
+                (false, true) => cuda_device_count().unwrap_or(0),
+                (false, false) => 0,
+            };
             of_worker(context, gpus)
         }
         devices => devices.to_vec(),
     };
-    let available = devices.first().map_or(Ok(0), |first| available(&first.kind))?;
-    let ids = DeviceIds::new(devices, available).map_err(PlaceError::Device)?;
+    let available = devices.first().map_or(Ok(0), |first| available(first.kind()))?;
+    let ids = DeviceIds::new(devices, available)?;
     Ok(match gpu::sharing() {
         Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
         None => ids,
@@ -35,9 +41,9 @@ pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<Devic
 /// Where a worker computes that sees so many GPUs. Pure, but for the switch for tests.
 fn of_worker(context: &WorkerContext, gpus: usize) -> Vec<Device> {
     match (gpus, context.env(), gpu::ordinal(context)) {
-        (1.., None, _) => (0..gpus).map(Device::cuda).collect(),
-        (1.., Some(_), Some(own)) => vec![Device::cuda(own)],
-        _ => vec![Device::cpu(context.local_rank().index())],
+        (1.., None, _) => (0..gpus).map(Device::Cuda).collect(),
+        (1.., Some(_), Some(own)) => vec![Device::Cuda(own)],
+        _ => vec![Device::Cpu(context.local_rank().index())],
     }
 }
 
@@ -45,7 +51,7 @@ fn of_worker(context: &WorkerContext, gpus: usize) -> Vec<Device> {
 fn available(kind: &str) -> Result<usize, PlaceError> {
     match kind {
         "cpu" => Ok(usize::MAX),
-        "cuda" => cuda_device_count().map_err(PlaceError::Cuda),
+        "cuda" => Ok(cuda_device_count()?),
         _ => Ok(0),
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct Model {
 impl Model {
     /// The layer on a device, with parameters of zero.
     pub(crate) fn new(size: Size, device: &Device, rank: &str) -> Result<Self, ReplicaError> {
-        let layer: Box<dyn Layer> = match device.kind.as_str() {
-            "cuda" => Box::new(CudaLayer::new(size, device.index)?),
+        let layer: Box<dyn Layer> = match device {
+            Device::Cuda(ordinal) => Box::new(CudaLayer::new(size, *ordinal)?),
             _ => Box::new(CpuLayer::new(size)),
         };
         let place = format!("rank {rank}, device {device}, pid {}", std::process::id());

@@ -14,7 +14,8 @@ use crate::model::Mlp;
 /// What to compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Place {
-    /// The GPU that the launcher gives this worker, otherwise its CPU.
+    /// The GPU that the launcher gives this worker, or nothing. Where the launcher gives none, a GPU if there is one that can be
+    /// used, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
@@ -130,12 +131,13 @@ pub(crate) fn buckets() -> DdpOptions {
 
 /// The model on the worker's GPU, if that is where it is to be.
 fn on_gpu(place: Place, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
-    match (place, gpu::ordinal(context)) {
-        (Place::Cpu, _) | (Place::Auto, None) => Ok(None),
-        (Place::Cuda, ordinal) => CudaModel::open(ordinal.unwrap_or(0), rows).map(Some),
-        (Place::Auto, Some(ordinal)) => match CudaModel::open(ordinal, rows) {
-            Err(error) if error.is_absence() => Ok(None),
-            opened => opened.map(Some),
-        },
+    let ordinal = match (place, gpu::ordinal(context), context.device()) {
+        (Place::Cpu, ..) | (Place::Auto, None, _) => return Ok(None),
+        (Place::Cuda, None, Some(device)) => return Err(GpuError::NotGiven { device: device.clone() }),
+        (_, ordinal, _) => ordinal.unwrap_or(0),
+    };
+    match CudaModel::open(ordinal, rows) {
+        Err(error) if place == Place::Auto && !gpu::is_given(context) && error.is_absence() => Ok(None),
+        opened => opened.map(Some),
     }
 }

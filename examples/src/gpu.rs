@@ -9,8 +9,9 @@ use cudarc::driver::{
     LaunchConfig,
 };
 use cudarc::nvrtc::{self, CompileError};
-use rankrun_worker::WorkerContext;
 use rankrun_worker::cuda::{CudaMissing, cuda_context};
+use rankrun_worker::diagnostic::{Details, Diagnostic};
+use rankrun_worker::{Device, WorkerContext};
 
 /// How many workers or replicas share one device: for tests of the split on a machine that has one.
 const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
@@ -22,14 +23,20 @@ const BLOCK: u32 = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
     /// There is none, or no driver.
-    #[error("{0}\nhint: {hint}", hint = .0.hint())]
-    Missing(CudaMissing),
+    #[error(transparent)]
+    Missing(#[from] CudaMissing),
     /// No compiler for kernels.
-    #[error(
-        "there is no NVRTC, which compiles the kernels\nhint: install CUDA's toolkit, or name the folder of its `libnvrtc.so` in \
-         LD_LIBRARY_PATH"
-    )]
+    #[error("{}there is no NVRTC, which compiles the kernels for the GPU", Details(self))]
     NoCompiler,
+    /// The program is to compute on CUDA, and the launcher gives the worker another device.
+    #[error(
+        "{}this worker is to compute on a CUDA device, and the launcher gives it `{device}`",
+        Details(self)
+    )]
+    NotGiven {
+        /// The worker's device.
+        device: Device,
+    },
     /// The compiler refuses the kernels: its words.
     #[error("NVRTC cannot compile the kernels: {0}")]
     Compile(String),
@@ -38,10 +45,18 @@ pub enum GpuError {
     Device(#[from] DriverError),
 }
 
-/// Its own text is the error's, and not that of another error behind it.
-impl From<CudaMissing> for GpuError {
-    fn from(missing: CudaMissing) -> Self {
-        Self::Missing(missing)
+impl Diagnostic for GpuError {
+    fn hint(&self) -> Option<&str> {
+        match self {
+            Self::NoCompiler => Some(
+                "install CUDA's toolkit, or name the folder of its `libnvrtc.so` in LD_LIBRARY_PATH; `rankrun --device-type cpu` \
+                 takes the CPUs",
+            ),
+            Self::NotGiven { .. } => Some(
+                "start it with `rankrun --device-type cuda`, or let the program compute on the device that it has",
+            ),
+            _ => None,
+        }
     }
 }
 
@@ -55,7 +70,7 @@ impl From<CompileError> for GpuError {
 }
 
 impl GpuError {
-    /// Whether this machine just is not made for it, so that a program may take the CPU instead.
+    /// Whether this machine just is not made for it, so that a program to which no GPU was given may take the CPU instead.
     #[must_use]
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Missing(_) | Self::NoCompiler)
@@ -166,4 +181,10 @@ pub fn sharing() -> Option<NonZero<usize>> {
 #[must_use]
 pub fn ordinal(context: &WorkerContext) -> Option<usize> {
     if sharing().is_some() { Some(0) } else { context.cuda_ordinal() }
+}
+
+/// Whether the launcher gives this worker a CUDA device: then a program that cannot compute on it fails, and takes no other.
+#[must_use]
+pub fn is_given(context: &WorkerContext) -> bool {
+    matches!(context.device(), Some(Device::Cuda(_)))
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rankrun_contract::device as contract;
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
 use crate::device::{DeviceType, PciAddress};
@@ -65,6 +66,13 @@ impl Device {
     pub const fn cpu(replica: u32) -> Self {
         Self { kind: DeviceType::Cpu, ordinal: replica, card: None, known: true }
     }
+
+    /// As `RANKRUN_DEVICE` says it; `None` where the launcher did not look.
+    #[must_use]
+    pub fn contract_device(&self) -> Option<contract::Device> {
+        let index = usize::try_from(self.ordinal).ok().filter(|_| self.known)?;
+        contract::Device::new(self.kind.word(), index)
+    }
 }
 
 impl fmt::Display for Device {
@@ -120,6 +128,17 @@ mod tests {
     use super::*;
     use rankrun_contract::env::Master;
     use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, WorldSize};
+
+    #[test]
+    fn device_of_each_type_is_known_to_the_worker_runtime() {
+        for kind in DeviceType::ALL {
+            let device = Device { kind, ordinal: 3, card: None, known: true };
+            let told = device.contract_device().unwrap();
+            assert_eq!(told.to_string(), device.to_string());
+            assert!(!matches!(told, contract::Device::Other { .. }), "{told}");
+            assert_eq!(Device { known: false, ..device }.contract_device(), None);
+        }
+    }
 
     fn seats(workers: u32) -> Vec<Seat> {
         (0..workers).map(|rank| Seat::cpu(LocalRank(rank))).collect()

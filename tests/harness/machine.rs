@@ -259,7 +259,7 @@ impl Machine {
     pub fn install(&self, scratch: &Scratch) -> (String, String) {
         let folder = scratch.folder("vendor-libraries", 0o755);
         if self.computes {
-            for name in fake_gpu::NAMES {
+            for name in fake_gpu::NAMES.iter().filter(|name| self.has_library(name)) {
                 let link = Path::new(&folder).join(name);
                 if !link.exists() {
                     symlink(library("fake_gpu"), link).expect("the scratch folder takes a link");
@@ -269,7 +269,7 @@ impl Machine {
         let has = |vendor| self.fake.cards.iter().any(|card| card.vendor == vendor);
         for (built, vendor, names) in LIBRARIES {
             let built = library(built);
-            for name in names.iter().filter(|name| !self.missing.iter().any(|missing| missing == *name)) {
+            for name in names.iter().filter(|name| self.has_library(name)) {
                 let link = Path::new(&folder).join(name);
                 if has(vendor) && !link.exists() {
                     symlink(&built, link).expect("the scratch folder takes a link");
@@ -277,6 +277,10 @@ impl Machine {
             }
         }
         (folder, self.describe(&scratch.at("machine")))
+    }
+
+    fn has_library(&self, name: &str) -> bool {
+        !self.missing.iter().any(|missing| missing == name)
     }
 
     /// Writes the description; programs that open a library from now on find it.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rankrun_contract::device::Device;
 use rankrun_contract::env::{self, EnvError, WorkerEnv};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeRank, Rank, RestartCount, RunId, WorldSize};
 
@@ -16,7 +17,6 @@ use crate::store::{StoreError, TcpStore};
 pub struct WorkerContext {
     /// `None` outside any launcher.
     env: Option<WorkerEnv>,
-    device: String,
     run_id: RunId,
     /// `RANKRUN_BACKEND`.
     backend: Option<Wish>,
@@ -41,16 +41,14 @@ impl WorkerContext {
     /// The place that `env` describes.
     #[must_use]
     pub fn new(env: WorkerEnv) -> Self {
-        let told = env.rankrun.as_ref().and_then(|rankrun| rankrun.device.clone());
-        let device = told.unwrap_or_else(|| format!("cpu:{}", env.local_rank));
-        Self { device, run_id: env.run_id.clone(), env: Some(env), ..Self::alone() }
+        Self { run_id: env.run_id.clone(), env: Some(env), ..Self::alone() }
     }
 
-    /// A world of one: rank 0 on `cpu:0`, for which no store is needed.
+    /// A world of one, which needs no store: rank 0, on whatever device the program takes.
     #[must_use]
     pub fn alone() -> Self {
-        let (device, run_id) = ("cpu:0".to_owned(), RunId("none".to_owned()));
-        Self { env: None, device, run_id, backend: None, interface: None, host: None }
+        let run_id = RunId("none".to_owned());
+        Self { env: None, run_id, backend: None, interface: None, host: None }
     }
 
     /// The same place on a host of this name: ranks share memory with those that are on a host of the same name. It is for tests, in
@@ -109,22 +107,36 @@ impl WorkerContext {
         &self.run_id
     }
 
-    /// Which of the CUDA devices that this process sees is this worker's, if there are any: the one that the launcher tells, that of
-    /// its local rank where it tells none (as torchrun), the first outside any launcher. `None` if the launcher tells a device
-    /// of another kind.
+    /// The device that the launcher gives this worker; `None` where it has not looked for devices, as torchrun, and outside any
+    /// launcher. The program chooses then.
+    ///
+    /// ```
+    /// # use rankrun_worker::{Device, WorkerContext};
+    /// # fn choose(context: &WorkerContext) -> String {
+    /// match context.device() {
+    ///     Some(Device::Cuda(ordinal)) => format!("GPU {ordinal} of those that this process sees"),
+    ///     Some(Device::Cpu(_)) => "the processors".to_owned(),
+    ///     Some(other) => format!("{other}, for which this program is not made"),
+    ///     None => "the launcher has not looked".to_owned(),
+    /// }
+    /// # }
+    /// # assert_eq!(choose(&WorkerContext::alone()), "the launcher has not looked");
+    /// ```
     #[must_use]
-    pub fn cuda_ordinal(&self) -> Option<usize> {
-        let told = self.env.as_ref().and_then(|env| env.rankrun.as_ref()?.device.as_deref());
-        match told {
-            Some(device) => device.strip_prefix("cuda:")?.parse().ok(),
-            None => usize::try_from(self.local_rank().0).ok(),
-        }
+    pub fn device(&self) -> Option<&Device> {
+        self.env.as_ref()?.rankrun.as_ref()?.device.as_ref()
     }
 
-    /// The device of this worker, such as `cpu:0`; that of its local rank where no launcher said one.
+    /// Which of the CUDA devices that this process sees is this worker's, if there are any: that of [`device`](Self::device), and
+    /// `None` where that is of another kind. Where the launcher has not looked it is that of the local rank, as under torchrun,
+    /// and the first one outside any launcher.
     #[must_use]
-    pub fn device(&self) -> &str {
-        &self.device
+    pub fn cuda_ordinal(&self) -> Option<usize> {
+        match self.device() {
+            Some(Device::Cuda(ordinal)) => Some(*ordinal),
+            Some(_) => None,
+            None => Some(self.local_rank().index()),
+        }
     }
 
     /// Connects to the job's store, trying for `timeout`.
@@ -146,8 +158,9 @@ impl WorkerContext {
         Group::join(self, options)
     }
 
-    /// What the environment asks to carry the calls of process groups.
-    pub(crate) fn backend(&self) -> Option<Wish> {
+    /// What `RANKRUN_BACKEND` asks to carry the calls of process groups; `None` where it is not set.
+    #[must_use]
+    pub fn backend(&self) -> Option<Wish> {
         self.backend
     }
 
@@ -168,5 +181,48 @@ impl WorkerContext {
         let Some(rankrun) = &env.rankrun else { return env.restart_count.0 };
         let round = rankrun.round.map(|round| u32::try_from(round).unwrap_or(u32::MAX));
         round.unwrap_or(rankrun.generation.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// A worker of local rank 2 whose launcher gives it this device, if it looked.
+    fn context(device: Option<&str>) -> WorkerContext {
+        let torch = [
+            (env::RANK, "2"),
+            (env::WORLD_SIZE, "4"),
+            (env::LOCAL_RANK, "2"),
+            (env::MASTER_ADDR, "127.0.0.1"),
+            (env::MASTER_PORT, "29500"),
+        ];
+        let vars: HashMap<_, _> = torch.into_iter().collect();
+        let mut env = WorkerEnv::from_vars(|name| vars.get(name).map(Into::into)).unwrap().unwrap();
+        env.rankrun = device.map(|device| env::RankrunEnv {
+            job: rankrun_contract::rank::JobId("job".to_owned()),
+            generation: rankrun_contract::rank::Generation(0),
+            round: None,
+            device: Some(device.parse().unwrap()),
+        });
+        WorkerContext::new(env)
+    }
+
+    #[test]
+    fn cuda_ordinal_is_that_of_the_device() {
+        for (told, ordinal) in [("cuda:5", Some(5)), ("cpu:2", None), ("rocm:1", None), ("tpu:1", None)] {
+            let context = context(Some(told));
+            assert_eq!(context.device().map(ToString::to_string).as_deref(), Some(told));
+            assert_eq!(context.cuda_ordinal(), ordinal, "{told}");
+        }
+    }
+
+    #[test]
+    fn device_is_not_known_where_the_launcher_has_not_looked() {
+        let (launched, alone) = (context(None), WorkerContext::alone());
+        assert_eq!((launched.device(), launched.cuda_ordinal()), (None, Some(2)));
+        assert_eq!((alone.device(), alone.cuda_ordinal()), (None, Some(0)));
     }
 }

@@ -45,6 +45,7 @@ pub use ddp::{Ddp, DdpOptions};
 pub use diagnostic::ExitError;
 pub use elastic::{Life, run_elastic};
 pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
+pub use rankrun_contract::device::Device;
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;
 pub use store::{StoreError, TcpStore};

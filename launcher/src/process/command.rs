@@ -166,7 +166,7 @@ pub fn variables(
             job: life.job.clone(),
             generation: life.generation,
             round: has_rounds.then_some(round.number),
-            device: placement.device.known.then(|| placement.device.to_string()),
+            device: placement.device.contract_device(),
         }),
     };
     let mut vars = env.to_vars();

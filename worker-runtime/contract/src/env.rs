@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use crate::device::Device;
 use crate::rank::{
     Generation, JobId, LocalRank, LocalWorldSize, NodeCount, NodeRank, ParseIdError, Rank, RestartCount,
     RunId, WorldSize,
@@ -117,8 +118,8 @@ pub struct RankrunEnv {
     pub generation: Generation,
     /// Which round of the job; `None` in a job of one node.
     pub round: Option<u64>,
-    /// The worker's device, such as `cpu:0`; `None` where the launcher did not look.
-    pub device: Option<String>,
+    /// The worker's device; `None` where the launcher did not look.
+    pub device: Option<Device>,
 }
 
 /// Everything that a launcher tells one worker through its environment.
@@ -364,7 +365,7 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
             job: JobId(self.required_text(JOB)?),
             generation: self.required(GENERATION)?,
             round: self.round()?,
-            device: self.text(DEVICE)?,
+            device: self.text(DEVICE)?.map(|text| parse(DEVICE, &text)).transpose()?,
         }))
     }
 }

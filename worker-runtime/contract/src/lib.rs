@@ -4,6 +4,7 @@
 //! worker's error file. Everything here is pure: no file, socket, clock or environment is touched, so the
 //! launcher, the worker runtime and every test share one meaning of each byte.
 
+pub mod device;
 pub mod env;
 pub mod json;
 pub mod network;

@@ -13,7 +13,8 @@ use std::io;
 use std::thread;
 
 pub use self::batch::{Batch, Rows, UnevenRows, chunks};
-pub use self::device::{Device, DeviceError, DeviceIds};
+pub use self::device::{DeviceError, DeviceIds};
+pub use rankrun_contract::device::Device;
 
 /// A model on one device. All its calls are made by one thread at a time, but not always by the same one.
 pub trait Replica: Send {
@@ -140,7 +141,7 @@ pub enum DataParallelError<E: Error + 'static> {
 /// }
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let devices = DeviceIds::new(vec![Device::cpu(0), Device::cpu(1)], 2)?;
+/// let devices = DeviceIds::new(vec![Device::Cpu(0), Device::Cpu(1)], 2)?;
 /// let empty = Rows::new(2, vec![])?;
 /// let mut model = DataParallel::new(devices, |_| {
 ///     Ok(Scale { weights: vec![2.0, 3.0], gradients: vec![0.0; 2], input: empty.clone() })

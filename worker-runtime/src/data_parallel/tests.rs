@@ -35,7 +35,7 @@ impl Replica for Linear {
     }
 
     fn forward(&mut self, input: Rows<i64>) -> Result<Rows<i64>, OutOfOrder> {
-        self.seen.lock().unwrap().push((self.device.index, input.rows()));
+        self.seen.lock().unwrap().push((self.device.index(), input.rows()));
         if self.fails {
             return Err(OutOfOrder);
         }
@@ -65,15 +65,15 @@ type Seen = Arc<Mutex<Vec<(usize, usize)>>>;
 /// A model on these CPUs, of which each replica begins with weights of its own; the one on `failing` fails.
 fn model(devices: &[usize], failing: Option<usize>) -> (DataParallel<Linear>, Seen) {
     let seen = Seen::default();
-    let ids = DeviceIds::new(devices.iter().map(|&index| Device::cpu(index)).collect(), usize::MAX).unwrap();
+    let ids = DeviceIds::new(devices.iter().map(|&index| Device::Cpu(index)).collect(), usize::MAX).unwrap();
     let build = |device: &Device| {
         Ok(Linear {
             device: device.clone(),
-            weights: vec![device.index as i64 + 2, 3, 5],
+            weights: vec![device.index() as i64 + 2, 3, 5],
             gradients: vec![0; 3],
             input: None,
             seen: Arc::clone(&seen),
-            fails: failing == Some(device.index),
+            fails: failing == Some(device.index()),
         })
     };
     (DataParallel::new(ids, build).unwrap(), seen)
@@ -158,7 +158,7 @@ fn a_replica_that_fails_is_named_and_the_others_are_waited_for() {
     assert_eq!(error.to_string(), "the replica on `cpu:6` failed");
     assert_eq!(seen.lock().unwrap().len(), 3);
     assert!(matches!(model.backward(&Rows::new(1, vec![0; 9]).unwrap()), Err(DataParallelError::NoForward)));
-    let ids = DeviceIds::new(vec![Device::cpu(0)], 1).unwrap();
+    let ids = DeviceIds::new(vec![Device::Cpu(0)], 1).unwrap();
     let error = DataParallel::<Linear>::new(ids, |_| Err(OutOfOrder)).unwrap_err();
     assert_eq!(error.to_string(), "the replica on `cpu:0` failed");
 }
@@ -198,7 +198,7 @@ impl Replica for Meeting {
 #[test]
 fn replicas_run_at_the_same_time() {
     let meeting = Arc::new(Barrier::new(3));
-    let ids = DeviceIds::shared(&Device::cpu(0), std::num::NonZero::new(3).unwrap());
+    let ids = DeviceIds::shared(&Device::Cpu(0), std::num::NonZero::new(3).unwrap());
     let mut model = DataParallel::new(ids, |_| Ok(Meeting(Arc::clone(&meeting)))).unwrap();
     let output = model.forward(&batch(3)).unwrap();
     assert_eq!(output, batch(3));

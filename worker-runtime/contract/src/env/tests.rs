@@ -24,7 +24,7 @@ fn worker(rank: u32, world: u32) -> WorkerEnv {
             job: JobId("uuid".to_owned()),
             generation: Generation(2),
             round: Some(7),
-            device: Some("cpu:0".to_owned()),
+            device: Some(Device::Cuda(1)),
         }),
     }
 }
@@ -86,9 +86,14 @@ fn other_launchers_may_leave_out_what_has_a_default() {
 
 #[test]
 fn an_absurd_variable_is_named() {
-    for (name, value) in
-        [(RANK, "-1"), (WORLD_SIZE, "0"), (MASTER_PORT, "65536"), (LOCAL_RANK, "x"), (RANK, "2")]
-    {
+    for (name, value) in [
+        (RANK, "-1"),
+        (WORLD_SIZE, "0"),
+        (MASTER_PORT, "65536"),
+        (LOCAL_RANK, "x"),
+        (RANK, "2"),
+        (DEVICE, "gpu"),
+    ] {
         let mut vars: HashMap<_, _> = worker(0, 2).to_vars().into_iter().collect();
         vars.insert(name, value.into());
         let error = read(&vars).expect_err("an absurd value was accepted").to_string();
