@@ -1,7 +1,10 @@
 //! A failure on request, so that anyone can see a restart.
 
 use nix::sys::signal::{Signal, raise};
+use rankrun_worker::diagnostic::{Details, Diagnostic};
 use rankrun_worker::{Rank, WorkerContext, WorldSize};
+
+use crate::Options;
 
 /// How a rank fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -17,10 +20,12 @@ pub(crate) enum FaultKind {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FaultError {
     /// The failure that was asked for.
-    #[error("failed before step {step}, as asked")]
+    #[error("{}failed before step {step}, as asked", Details(self))]
     AsAsked {
         /// The step that is not taken.
         step: u64,
+        /// With what the worker ends.
+        exit_code: u8,
     },
     /// Nobody would fail.
     #[error("rank {rank} is to fail, but there are {world_size} workers")]
@@ -35,32 +40,44 @@ pub(crate) enum FaultError {
     Kill(#[from] nix::Error),
 }
 
+impl Diagnostic for FaultError {
+    fn exit_code(&self) -> Option<u8> {
+        match self {
+            Self::AsAsked { exit_code, .. } => Some(*exit_code),
+            Self::NoSuchRank { .. } | Self::Kill(_) => None,
+        }
+    }
+}
+
 /// What is to go wrong in this process.
 #[derive(Debug, Default)]
-pub(crate) struct Fault(Option<(u64, FaultKind)>);
+pub(crate) struct Fault(Option<Plan>);
+
+#[derive(Debug)]
+struct Plan {
+    step: u64,
+    kind: FaultKind,
+    exit_code: u8,
+}
 
 impl Fault {
     /// The failure of this rank: none on other ranks and after a restart.
-    pub(crate) fn plan(
-        step: Option<u64>,
-        rank: Rank,
-        kind: FaultKind,
-        context: &WorkerContext,
-    ) -> Result<Self, FaultError> {
-        let Some(step) = step else { return Ok(Self::default()) };
+    pub(crate) fn plan(options: &Options, context: &WorkerContext) -> Result<Self, FaultError> {
+        let Some(step) = options.fail_at else { return Ok(Self::default()) };
+        let (rank, kind, exit_code) = (options.fail_rank, options.fail_how, options.fail_code);
         let world_size = context.world_size();
         if rank.0 >= world_size.get() {
             return Err(FaultError::NoSuchRank { rank, world_size });
         }
         let is_ours = context.rank() == rank && context.restart_count().0 == 0;
-        Ok(Self(is_ours.then_some((step, kind))))
+        Ok(Self(is_ours.then_some(Plan { step, kind, exit_code })))
     }
 
     /// Fails if it is time to.
     pub(crate) fn strike(&self, step: u64) -> Result<(), FaultError> {
         match self.0 {
-            Some((planned, kind)) if planned == step => match kind {
-                FaultKind::Exit => Err(FaultError::AsAsked { step }),
+            Some(Plan { step: planned, kind, exit_code }) if planned == step => match kind {
+                FaultKind::Exit => Err(FaultError::AsAsked { step, exit_code }),
                 FaultKind::Kill => Ok(raise(Signal::SIGKILL)?),
                 FaultKind::Panic => panic!("panicked before step {step}, as asked"),
             },
@@ -72,16 +89,21 @@ impl Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     #[test]
     fn only_the_step_that_was_asked_for_fails() {
         let context = WorkerContext::alone();
-        let fault = Fault::plan(Some(3), Rank(0), FaultKind::Exit, &context).unwrap();
+        let plan = |flags: &str| {
+            let words = ["ddp_training"].into_iter().chain(flags.split_whitespace());
+            Fault::plan(&Options::parse_from(words), &context)
+        };
+        let fault = plan("--fail-at 3 --fail-code 42").unwrap();
         assert!(fault.strike(2).is_ok());
-        assert!(matches!(fault.strike(3), Err(FaultError::AsAsked { step: 3 })));
+        assert!(matches!(fault.strike(3), Err(FaultError::AsAsked { step: 3, exit_code: 42 })));
         assert!(fault.strike(4).is_ok());
-        assert!(Fault::plan(None, Rank(9), FaultKind::Kill, &context).unwrap().strike(1).is_ok());
-        let error = Fault::plan(Some(1), Rank(1), FaultKind::Kill, &context).unwrap_err();
+        assert!(plan("").unwrap().strike(1).is_ok());
+        let error = plan("--fail-at 1 --fail-rank 1 --fail-how kill").unwrap_err();
         assert_eq!(error.to_string(), "rank 1 is to fail, but there are 1 workers");
     }
 }

@@ -82,6 +82,9 @@ struct Options {
     /// How it fails.
     #[arg(long, default_value = "exit", value_name = "HOW", requires = "fail_at")]
     fail_how: FaultKind,
+    /// The exit code of a rank that fails with an error, for `rankrun --restart-rules`.
+    #[arg(long, default_value_t = 1, value_name = "CODE", requires = "fail_at", value_parser = clap::value_parser!(u8).range(1..))]
+    fail_code: u8,
     /// Make each step this much longer, so that there is time to interfere.
     #[arg(long, default_value_t = 0, value_name = "MILLISECONDS")]
     step_ms: u64,
@@ -138,7 +141,7 @@ impl<'a> Training<'a> {
         let context = &life.context;
         let (rank, world_size) = (context.rank(), context.world_size());
         let restart = context.restart_count();
-        let fault = Fault::plan(options.fail_at, options.fail_rank, options.fail_how, context)?;
+        let fault = Fault::plan(options, context)?;
         let data = Dataset::new(options.samples as usize, &mut Random::new(options.seed, 1));
         let order = SamplerOptions { seed: options.seed, ..SamplerOptions::default() };
         let sampler = DistributedSampler::new(data.len(), rank, world_size, order)?;
@@ -170,9 +173,6 @@ impl<'a> Training<'a> {
         }
         self.step = loaded.step;
         if self.learner.rank() == ROOT {
-            for refused in &loaded.refused {
-                console::line(&format!("refused {refused}"))?;
-            }
             console::line(&format!("resumed from step {} of {}", loaded.step, folder.display()))?;
         }
         Ok(())

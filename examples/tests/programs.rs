@@ -215,9 +215,13 @@ fn a_checkpoint_that_cannot_be_used_is_refused_by_its_name() {
     let file = |step: u64| format!("{checkpoint}/step-{step:010}.safetensors");
     fs::write(file(20), b"torn").expect("the folder can be written");
     let (code, stdout, stderr) = train(&[]);
-    assert_eq!((code, stderr.as_str()), (Some(0), ""));
-    let refused = format!("refused `{}`: torn: it has 4 bytes, and should have 8\n", file(20));
-    assert!(stdout.contains(&(refused + &format!("resumed from step 10 of {checkpoint}\n"))), "{stdout}");
+    let skipped = format!(
+        "warning: skipped the checkpoint `{}`: torn: it has 4 bytes, and should have 8\n  the training goes on from the \
+         checkpoint of step 10\n",
+        file(20)
+    );
+    assert_eq!((code, stderr), (Some(0), skipped));
+    assert!(stdout.contains(&format!("resumed from step 10 of {checkpoint}\n")), "{stdout}");
 
     for step in [10, 20] {
         fs::write(file(step), b"torn").expect("the folder can be written");
@@ -243,6 +247,23 @@ fn the_bench_prints_the_table_of_nccl_tests() {
         assert_eq!(row[8], "0", "{line}");
     }
     assert!(lines[6].starts_with("# Avg bus bandwidth    : "), "{stdout}");
+}
+
+#[test]
+fn bench_without_backend_follows_the_environment() {
+    let bench = |backend: &str, flags: &[&str]| {
+        let mut bench = Command::new(env!("CARGO_BIN_EXE_allreduce_bench"));
+        bench.args(["--max", "8"]).args(flags).env_clear().env("RANKRUN_BACKEND", backend);
+        said(bench.env("CUDA_VISIBLE_DEVICES", "-1"))
+    };
+    // There is no GPU to see, so that NCCL cannot be what it goes on with.
+    let (code, stdout, stderr) = bench("nccl", &[]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    assert!(stderr.contains("CUDA driver") && stderr.contains("hint: "), "{stderr}");
+    assert_eq!(bench("nccl", &["--backend", "auto"]).0, Some(0), "the option is above the variable");
+    let (code, _, stderr) = bench("gloo", &[]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("`RANKRUN_BACKEND`") && stderr.contains("`gloo`"), "{stderr}");
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod restart_policy;
 mod restarts;
 mod root_cause;
 mod rust_examples;
+mod rust_failures;
 mod rust_training;
 mod siblings;
 mod signals;

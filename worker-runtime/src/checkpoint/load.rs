@@ -14,7 +14,8 @@ use super::names;
 use super::save::{Rows, meet};
 use super::sharding::{Piece, Sharding};
 use super::state::{Held, State, Tensor};
-use super::{Checkpoint, Loaded};
+use super::{Checkpoint, Loaded, ROOT};
+use crate::report;
 
 /// Says that a rank has no checkpoint to offer.
 const NONE: i64 = -1;
@@ -35,7 +36,7 @@ impl Checkpoint {
     /// Fills the state from the newest checkpoint that is whole; `None` if there is none in the folder, and the state stays as it is.
     ///
     /// All ranks get the same one. A file that is torn, damaged or not ours is told in [`Loaded::refused`], and the one before is
-    /// taken. What was replicated is read by one rank, the first that has it, and sent to the others: after a membership change the
+    /// taken; under [`run`](crate::run) and [`run_elastic`](crate::run_elastic) rank 0 says so on standard error. What was replicated is read by one rank, the first that has it, and sent to the others: after a membership change the
     /// checkpoint is found wherever it lies. Sharded tensors need a folder that all ranks see.
     ///
     /// # Errors
@@ -76,6 +77,9 @@ impl Checkpoint {
         let step = found.step;
         self.fill(found, state, &rows)?;
         tracing::debug!(step, "loaded");
+        if self.group.rank() == ROOT && !refused.is_empty() {
+            report::warn(&skipped(&refused, step));
+        }
         Ok(Some(Loaded { step, metadata, world_size, refused }))
     }
 
@@ -213,6 +217,12 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// What a person should know of checkpoints that were not used.
+fn skipped(refused: &[Refused], step: u64) -> String {
+    let lines = refused.iter().map(|refused| format!("skipped the checkpoint {refused}\n"));
+    format!("{}the training goes on from the checkpoint of step {step}", lines.collect::<String>())
 }
 
 /// Why all ranks take the checkpoint before.

@@ -33,6 +33,11 @@ pub(crate) fn main(role: &str) -> ExitCode {
         if role == "elastic: fail" && life.rank().0 == 1 {
             return Err("the data are gone".into());
         }
+        if role == "elastic: load" {
+            let loaded = checkpoint.load_latest(&mut State::new().replicated("sum", &[1], &mut sum))?;
+            assert_eq!(loaded.map(|loaded| loaded.step), Some(7));
+            return Ok(());
+        }
         checkpoint.save(7, &State::new().replicated("sum", &[1], &mut sum))?;
         Ok(())
     })
@@ -40,7 +45,12 @@ pub(crate) fn main(role: &str) -> ExitCode {
 
 /// Both ranks of a world, with what their error files say.
 fn both(role: &str) -> [(Output, Option<ErrorReport>); 2] {
-    let (server, folder) = (Server::start(), Folder::new());
+    both_in(&Folder::new(), role)
+}
+
+/// Both ranks of a world that keeps its checkpoints in this folder.
+fn both_in(folder: &Folder, role: &str) -> [(Output, Option<ErrorReport>); 2] {
+    let server = Server::start();
     let started = [0, 1].map(|rank| {
         let file = folder.0.join(format!("error {rank}"));
         let mut vars = env(&server, rank, 2).to_vars();
@@ -70,6 +80,30 @@ fn a_life_has_its_group_and_every_line_says_whose_it_is() {
         let span = "checkpoint_save{rank=0 step=7}: ";
         assert!(saved.is_none_or(|line| line.contains(span)), "{stderr}");
     }
+}
+
+#[test]
+fn damaged_checkpoint_is_said_once_without_a_word_of_the_program() {
+    let folder = Folder::new();
+    let both = |role| both_in(&folder, role).map(|(output, _)| (output.status.code(), output.stderr));
+    assert!(both("elastic: fine").iter().all(|(code, _)| *code == Some(0)));
+    let damaged = folder.0.join("state/step-0000000009.safetensors");
+    std::fs::write(&damaged, b"torn").unwrap();
+    let [first, second] = both("elastic: load").map(|(code, stderr)| {
+        let stderr = String::from_utf8_lossy(&stderr).into_owned();
+        assert_eq!(code, Some(0), "{stderr}");
+        stderr
+    });
+    let expected = format!(
+        "rank 0: warning: skipped the checkpoint `{}`: torn: it has 4 bytes, and should have 8\n  the training goes on from \
+         the checkpoint of step 7\n",
+        damaged.display()
+    );
+    assert_eq!(
+        (first.matches(&expected).count(), second.contains("warning: ")),
+        (1, false),
+        "{first}{second}"
+    );
 }
 
 #[test]
