@@ -28,6 +28,17 @@ fn panic_backtrace_of_a_worker_is_shown_once() {
 }
 
 #[test]
+fn panic_backtrace_before_a_restart_is_on_the_stream_of_the_worker() {
+    for (backtrace, shown) in [("1", 1), ("0", 0)] {
+        let launch = failing_training(Name::Rankrun, &["--max-restarts", "1"]);
+        let launch = launch.args(["--fail-how", "panic", "--steps", "5"]).env("RUST_BACKTRACE", backtrace);
+        let outcome = launch.run();
+        outcome.exits(0).complains("panicked before step 3").complains("restart 1 of 1");
+        assert_eq!(outcome.err().matches("fault::Fault::strike").count(), shown, "{backtrace}\n{outcome}");
+    }
+}
+
+#[test]
 fn error_exit_code_of_a_worker_meets_its_rule() {
     let outcome = failing_training(Name::Rankrun, &[]).args(["--fail-code", "42"]).run();
     outcome.exits(42).complains("rank 1 failed first: exit code 42");

@@ -54,11 +54,16 @@ pub struct Details<'a>(pub &'a dyn Diagnostic);
 
 impl fmt::Display for Details<'_> {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if ANSWERS.with_borrow(Option::is_none) {
+            return Ok(());
+        }
+        // Before the answers are borrowed: an error may itself ask another one.
+        let (hint, exit_code) = (self.0.hint().map(str::to_owned), self.0.exit_code());
         ANSWERS.with_borrow_mut(|answers| {
             if let Some(answers) = answers {
                 // The outermost error is asked first, and knows best.
-                answers.hint = answers.hint.take().or_else(|| self.0.hint().map(str::to_owned));
-                answers.exit_code = answers.exit_code.or_else(|| self.0.exit_code());
+                answers.hint = answers.hint.take().or(hint);
+                answers.exit_code = answers.exit_code.or(exit_code);
             }
         });
         Ok(())
@@ -129,13 +134,13 @@ impl Write for Discard {
 #[derive(Debug)]
 pub struct ExitError {
     exit_code: u8,
-    error: Box<dyn Error>,
+    error: Box<dyn Error + Send + Sync>,
 }
 
 impl ExitError {
     /// The error, with this exit code; 0 counts as 1.
     #[must_use]
-    pub fn new(exit_code: u8, error: impl Into<Box<dyn Error>>) -> Self {
+    pub fn new(exit_code: u8, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { exit_code, error: error.into() }
     }
 }
@@ -182,7 +187,7 @@ mod tests {
         #[error(transparent)]
         Transparent(#[from] NoData),
         #[error(transparent)]
-        Boxed(Box<dyn Error>),
+        Boxed(Box<dyn Error + Send + Sync>),
         #[error("the first step failed")]
         Source(#[source] Box<Self>),
         #[error("the first step failed: {0}")]
@@ -205,6 +210,22 @@ mod tests {
             assert!(error.to_string().ends_with("no data") || error.source().is_some(), "{error}");
         }
         assert_eq!((hint(&Outer::Plain), exit_code(&Outer::Plain)), (None, None));
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{}the second step failed", Details(self))]
+    struct Asks(#[source] Outer);
+
+    impl Diagnostic for Asks {
+        fn exit_code(&self) -> Option<u8> {
+            exit_code(&self.0).map(|code| code + 1)
+        }
+    }
+
+    #[test]
+    fn error_that_asks_another_one_answers_for_itself() {
+        let error = Outer::Boxed(Box::new(Asks(Outer::Transparent(NoData))));
+        assert_eq!((hint(&error).as_deref(), exit_code(&error)), (Some("mount it"), Some(4)));
     }
 
     #[test]

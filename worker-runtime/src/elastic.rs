@@ -54,7 +54,8 @@ impl Life {
 /// nodes come or go (`--nnodes MIN:MAX`), it does the same with the new world. So `program` is the whole training, it is called once
 /// in each process, and nothing of the life before is left but what was saved. What it must do itself:
 ///
-/// - **Load the last [checkpoint](crate::checkpoint) first**, and go on from its step. What was done since is done again.
+/// - **Load the last [checkpoint](crate::checkpoint) first**, and go on from its step. What was done since is done again. A
+///   checkpoint that is skipped because it is damaged is said on standard error.
 /// - **Derive everything else from step, seed and rank**: which samples come next
 ///   ([`GlobalBatches`](crate::sampler::GlobalBatches)), random numbers, learning rates. Then a life that begins in the middle does
 ///   what an undisturbed one would have done.

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rankrun_contract::env::{ERROR_FILE, RANK};
+use rankrun_contract::env::{ERROR_FILE, MAX_RESTARTS, RANK, RESTART_COUNT};
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::{self, ErrorReport};
 
@@ -112,8 +112,14 @@ fn report_panic(info: &PanicHookInfo<'_>) {
     let full = format!("{text}\n{}", program_backtrace());
     let is_wanted = Backtrace::capture().status() == BacktraceStatus::Captured;
     // The launcher shows the file: the same frames on standard error would be a second copy.
-    let is_in_file = write_file(&message, &full);
-    say(if is_wanted && !is_in_file { &full } else { &text });
+    let is_shown = write_file(&message, &full) && !may_restart();
+    say(if is_wanted && !is_shown { &full } else { &text });
+}
+
+/// Whether the launcher has a restart left. It shows the error file of a failure only where that ends the job.
+fn may_restart() -> bool {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    number(RESTART_COUNT).unwrap_or(0) < number(MAX_RESTARTS).unwrap_or(0)
 }
 
 /// The frames of the program up to this call; with `RUST_BACKTRACE=full` all frames.

@@ -31,7 +31,7 @@ struct BadBatch(#[source] std::io::Error);
 #[derive(Debug, thiserror::Error)]
 enum ProgramError {
     #[error(transparent)]
-    Library(Box<dyn Error>),
+    Library(Box<dyn Error + Send + Sync>),
     #[error("the first step failed")]
     Step(#[source] Box<Self>),
     #[error("{}the license server is away", Details(self))]
@@ -45,7 +45,7 @@ impl Diagnostic for ProgramError {
 }
 
 /// An error of the library within one of the program, as its `?` makes it.
-fn wrapped(error: impl Error + 'static) -> ProgramError {
+fn wrapped(error: impl Error + Send + Sync + 'static) -> ProgramError {
     ProgramError::Step(Box::new(ProgramError::Library(Box::new(error))))
 }
 
