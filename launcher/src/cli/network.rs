@@ -7,6 +7,7 @@ use super::resolve::refused;
 use super::run::{IFACE, PORT_RANGE};
 use super::settings::{Setting, Settings};
 use crate::facts::Facts;
+use crate::spec::Persona;
 use crate::spec::rendezvous::{NetworkSpec, PortRange};
 
 /// Linux's own limit.
@@ -34,7 +35,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
             found => found,
         },
     };
-    Ok(NetworkSpec { iface, ports })
+    Ok(NetworkSpec { iface, ports, loopback_confines: settings.persona == Persona::Rankrun })
 }
 
 /// The variables that tell the workers' libraries the interface, where the user did not set them.
@@ -121,14 +122,16 @@ mod tests {
         };
         let both = [("GLOO_SOCKET_IFNAME", "eth0".to_owned()), ("NCCL_SOCKET_IFNAME", "=eth0".to_owned())];
         let ports = Some(PortRange { first: 5, last: 6 });
-        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports };
+        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true };
         assert_eq!(
             network(&["rankrun", "--iface", "eth0", "--port-range=5-6"], &[]),
             (spec.clone(), both.to_vec())
         );
         let variables = [("RANKRUN_IFACE", "eth0"), ("RANKRUN_PORT_RANGE", "5-6")];
-        assert_eq!(network(&["torchrun"], &variables), (spec, both.to_vec()));
-        assert_eq!(network(&["rankrun"], &[]), (NetworkSpec::default(), vec![]));
+        let torchrun = NetworkSpec { loopback_confines: false, ..spec };
+        assert_eq!(network(&["torchrun"], &variables), (torchrun, both.to_vec()));
+        let none = NetworkSpec { loopback_confines: true, ..NetworkSpec::default() };
+        assert_eq!(network(&["rankrun"], &[]), (none, vec![]));
         assert!(launch(&["torchrun", "--iface", "eth0"], &[]).is_err());
         // What the user says about a library stands.
         let own = [("NCCL_SOCKET_IFNAME", "=ib0"), ("GLOO_SOCKET_IFNAME", "")];

@@ -61,7 +61,7 @@ pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
         RendezvousSpec::Static { .. } | RendezvousSpec::Standalone { .. } => return None,
     };
     let RoundTimes { join, last_call, lease, .. } = times;
-    let NetworkSpec { iface, ports } = &spec.network;
+    let NetworkSpec { iface, ports, .. } = &spec.network;
     Some(Nodes {
         min: range.min.get(),
         max: range.max.get(),

@@ -5,8 +5,8 @@
 //! address of an interface: one that is up and no loopback, of the family that is wanted; those of hardware come before
 //! those of containers and virtual machines, and then in the kernel's order.
 //!
-//! An endpoint of `localhost` does not say that all nodes are on this machine: the node that hosts may call itself so,
-//! and the others call it by its name, as under torchrun. `--iface lo` says it.
+//! Under the name torchrun an endpoint of `localhost` does not say that all nodes are on this machine: the node that hosts
+//! may call itself so, and the others call it by its name. Under our own name it does.
 
 use std::fmt;
 use std::io;
@@ -51,6 +51,8 @@ pub struct Known<'a> {
     pub connection: IpAddr,
     /// Whether the job has one node: then only its own workers come.
     pub is_alone: bool,
+    /// Whether the endpoint says that all nodes are on this machine.
+    pub is_on_this_machine: bool,
 }
 
 /// The address, and why this one.
@@ -74,6 +76,8 @@ pub enum Why {
     },
     /// The job has one node.
     Alone,
+    /// The endpoint says that all nodes are on this machine.
+    OfLoopbackEndpoint,
     /// It is our end of the connection to the store.
     OfConnection,
     /// The store is here, and others need another address than the loopback's.
@@ -92,6 +96,9 @@ impl fmt::Display for Chosen {
             Why::Given => f.write_str("as `--local-addr` says"),
             Why::OfGivenInterface { name } => write!(f, "the address of `{name}`"),
             Why::Alone => f.write_str("since the job has one node"),
+            Why::OfLoopbackEndpoint => f.write_str(
+                "since the endpoint is this machine alone; `--local-addr` or `--iface` lets other machines in",
+            ),
             Why::OfConnection => f.write_str("our end of the connection to the rendezvous store"),
             Why::OfInterface { name } => {
                 write!(f, "the address of `{name}`; `--iface` or `--local-addr` name another one")
@@ -148,6 +155,9 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
     if known.is_alone {
         return Ok(Chosen { addr: loopback_of(connection).to_string(), why: Why::Alone });
     }
+    if known.is_on_this_machine {
+        return Ok(Chosen { addr: loopback_of(connection).to_string(), why: Why::OfLoopbackEndpoint });
+    }
     if let Some(name) = known.iface {
         let addr = of_interface(known.interfaces, name, connection.is_ipv6())?.to_string();
         return Ok(Chosen { addr, why: Why::OfGivenInterface { name: name.to_owned() } });
@@ -180,6 +190,35 @@ pub fn is_confined(
     Ok(local_addr.map_or(by_interface, |addr| loopback(addr).is_some()))
 }
 
+/// The one address on which the rendezvous store listens where `--iface` names an interface, and `meant` are the addresses
+/// of the endpoint's host; nothing where it has to listen on all. The endpoint counts before the interface: other nodes
+/// look for the store there.
+#[must_use]
+pub fn listen_at(
+    interfaces: &[Interface],
+    iface: &str,
+    meant: &[IpAddr],
+    needs_endpoint: bool,
+) -> Option<IpAddr> {
+    let of_iface = |address: &IpAddr| {
+        let mut mine = interfaces.iter().filter(|one| one.name == iface).filter_map(|one| one.address);
+        mine.any(|own| own == *address || (own.is_loopback() && address.is_loopback()))
+    };
+    if let Some(address) = meant.iter().find(|address| of_iface(address)) {
+        return Some(*address);
+    }
+    let is_own = |address: &&IpAddr| interfaces.iter().any(|one| one.address == Some(**address));
+    let elsewhere: Vec<&IpAddr> =
+        meant.iter().filter(|address| !address.is_loopback()).filter(is_own).collect();
+    let wants_ipv6 = meant.first().is_some_and(IpAddr::is_ipv6);
+    match elsewhere.as_slice() {
+        [one] => Some(**one),
+        // The name means this machine to itself alone, as Debian's 127.0.1.1: other nodes know another address.
+        [] if !needs_endpoint => of_interface(interfaces, iface, wants_ipv6).ok(),
+        _ => None,
+    }
+}
+
 /// The loopback address that this host is; nothing where others may reach it. No name but `localhost` is known.
 #[must_use]
 pub fn loopback(host: &str) -> Option<IpAddr> {
@@ -206,7 +245,11 @@ pub fn doubt(known: &Known<'_>) -> Option<String> {
     })
 }
 
-fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
+/// The address of one interface, of the wanted family where it has one.
+///
+/// # Errors
+/// The interface is not there, or has no address.
+pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
     if interfaces.iter().all(|interface| interface.name != name) {
         // The kernel lists an interface's addresses of one family apart from those of the other.
         let mut known: Vec<String> = Vec::new();
@@ -252,7 +295,8 @@ mod tests {
 
     fn known<'a>(interfaces: &'a [Interface], connection: &str) -> Known<'a> {
         let connection = connection.parse().unwrap();
-        Known { local_addr: None, iface: None, interfaces, connection, is_alone: false }
+        let is_on_this_machine = false;
+        Known { local_addr: None, iface: None, interfaces, connection, is_alone: false, is_on_this_machine }
     }
 
     fn addr(known: &Known<'_>) -> String {
@@ -338,6 +382,35 @@ mod tests {
         assert_eq!(addr(&known(&machine[..3], "127.0.0.1")), "172.17.0.1");
         let alone = choose(&known(&machine[..2], "127.0.0.1")).unwrap();
         assert_eq!((alone.addr.as_str(), &alone.why), ("127.0.0.1", &Why::OnlyLoopback));
+    }
+
+    #[test]
+    fn store_listens_on_the_endpoint_before_the_interface() {
+        let machine = machine();
+        let at = |iface: &str, meant: &[&str], needs_endpoint| {
+            let meant: Vec<IpAddr> = meant.iter().map(|address| address.parse().unwrap()).collect();
+            listen_at(&machine, iface, &meant, needs_endpoint).map(|address| address.to_string())
+        };
+        for is_static in [false, true] {
+            assert_eq!(at("eth0", &["10.0.0.2"], is_static).as_deref(), Some("10.0.0.2"));
+            assert_eq!(at("eth0", &["127.0.1.1", "fd00::2"], is_static).as_deref(), Some("fd00::2"));
+            assert_eq!(at("ib0", &["10.0.0.2"], is_static).as_deref(), Some("10.0.0.2"), "where others look");
+            assert_eq!(at("ib0", &["10.0.0.2", "172.17.0.1"], is_static), None, "others may look at either");
+            assert_eq!(at("lo", &["127.0.1.1"], is_static).as_deref(), Some("127.0.1.1"));
+        }
+        for unknown in [["127.0.1.1"].as_slice(), &[], &["203.0.113.7"]] {
+            assert_eq!(at("ib0", unknown, false).as_deref(), Some("10.1.0.2"), "{unknown:?}");
+            assert_eq!(at("ib0", unknown, true), None, "workers look at {unknown:?}");
+        }
+    }
+
+    #[test]
+    fn loopback_endpoint_is_published_as_loopback_unless_an_address_is_given() {
+        let machine = machine();
+        let at = |connection| Known { is_on_this_machine: true, ..known(&machine, connection) };
+        assert_eq!([addr(&at("127.0.0.1")), addr(&at("::1"))], ["127.0.0.1", "::1"]);
+        assert_eq!(choose(&at("::1")).unwrap().why, Why::OfLoopbackEndpoint);
+        assert_eq!(addr(&Known { local_addr: Some("127.0.0.9"), ..at("127.0.0.1") }), "127.0.0.9");
     }
 
     #[test]

@@ -114,12 +114,27 @@ fn guess(endpoint: &Endpoint) -> bool {
 pub enum Guests {
     /// Agents of this machine.
     ThisMachine,
+    /// Agents that know this address.
+    At(IpAddr),
     /// Agents of other machines too.
     Others,
 }
 
-/// Opens the store where it is this node's to open; nothing where another one hosts it. A free port is one of `ports`,
-/// where these are given.
+/// The addresses that the endpoint's host has on this machine; none where its name means nothing here.
+#[must_use]
+pub fn meant_by(endpoint: &Endpoint) -> Vec<IpAddr> {
+    let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
+    found.iter().map(|address| address.ip().to_canonical()).collect()
+}
+
+/// Whether the store is this node's to open, as it was told or guesses.
+#[must_use]
+pub fn may_host(endpoint: &Endpoint, is_host: Option<bool>) -> bool {
+    is_host.unwrap_or_else(|| guess(endpoint))
+}
+
+/// Opens the store on a node that may host it; nothing where another agent of this machine was first. A free port is one
+/// of `ports`, where these are given.
 ///
 /// # Errors
 /// The port cannot be had: in use by somebody else where this node was told to host, or not ours to open.
@@ -128,10 +143,7 @@ pub fn open(
     is_host: Option<bool>,
     (guests, ports): (Guests, Option<PortRange>),
 ) -> Result<Option<StoreServer>, LaunchError> {
-    if !is_host.unwrap_or_else(|| guess(endpoint)) {
-        return Ok(None);
-    }
-    match unless_answered(|| bind(endpoint, guests, ports), || is_answered(endpoint.port)) {
+    match unless_answered(|| bind(endpoint, guests, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine was first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
@@ -144,13 +156,13 @@ pub fn open(
 /// while: another launcher may be about to listen. A socket that holds the port longer is an error of its own.
 fn unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
-    answers: impl Fn() -> bool,
+    answers: impl Fn(SocketAddr) -> bool,
 ) -> Result<T, StoreError> {
     const SHORT_PAUSES: u32 = 10;
     const LONG_PAUSES: u32 = 20;
     for pause in 0..SHORT_PAUSES + LONG_PAUSES {
         match bind() {
-            Err(StoreError::Bind { source, .. }) if is_in_use(&source) && !answers() => {
+            Err(StoreError::Bind { addr, source }) if is_in_use(&source) && !answers(addr) => {
                 // Not as long as the other one waits.
                 let random = uuid::Uuid::new_v4().as_u64_pair().1;
                 let longest = if pause < SHORT_PAUSES { 2_000 } else { 50_000 };
@@ -159,45 +171,66 @@ fn unless_answered<T>(
             done => return done,
         }
     }
-    bind().map_err(|error| held_unless(answers, error))
+    bind().map_err(|error| held_unless(|addr| answers(addr) || is_listened_on(addr.port()), error))
 }
 
 /// The error of a port in use, with its cause where nothing listens on it.
 #[must_use]
 pub fn held_unless_answered(error: StoreError) -> StoreError {
-    let port = match &error {
-        StoreError::Bind { addr, .. } => addr.port(),
-        _ => return error,
-    };
-    held_unless(|| is_answered(port), error)
+    held_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error)
 }
 
-fn held_unless(answers: impl Fn() -> bool, error: StoreError) -> StoreError {
+fn held_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> StoreError {
     match error {
-        StoreError::Bind { addr, source } if is_in_use(&source) && !answers() => {
+        StoreError::Bind { addr, source } if is_in_use(&source) && !answers(addr) => {
             StoreError::Held { addr, source }
         }
         error => error,
     }
 }
 
-/// Whether a socket listens on the port of this machine, at any of its addresses.
-fn is_answered(port: u16) -> bool {
+/// Whether a socket of this machine answers at this address, or at the same port of another one.
+fn is_answered(addr: SocketAddr) -> bool {
     let answers = |address: &SocketAddr| match TcpStream::connect_timeout(address, TRY) {
         Ok(_) => true,
         // Too busy to answer.
         Err(error) => error.kind() == io::ErrorKind::TimedOut,
     };
     let own = || interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address);
-    loopback(port).iter().any(answers) || own().any(|address| answers(&SocketAddr::new(address, port)))
+    [addr].iter().filter(|addr| !addr.ip().is_unspecified()).any(answers)
+        || loopback(addr.port()).iter().any(answers)
+        || own().any(|address| answers(&SocketAddr::new(address, addr.port())))
+}
+
+/// Whether the kernel lists a listener on the port, at any address.
+fn is_listened_on(port: u16) -> bool {
+    let lists = |file: &str| std::fs::read_to_string(file).is_ok_and(|table| lists_listener(&table, port));
+    lists("/proc/net/tcp") || lists("/proc/net/tcp6")
+}
+
+/// Whether a table of the kernel (proc_net_tcp in its documentation) has a listener on the port. Pure.
+fn lists_listener(table: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let is_listener = |line: &str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (local, state) = (words.next()?, words.nth(1)?);
+        let found = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        Some(found == port && state == LISTEN)
+    };
+    table.lines().skip(1).any(|line| is_listener(line).unwrap_or(false))
 }
 
 fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
-    let wants_ipv6 = endpoint.address().is_some_and(|address| address.is_ipv6());
+    let address = endpoint.address();
+    let wants_ipv6 = address.is_some_and(|address| address.is_ipv6());
     let at = match guests {
         Guests::Others => Interfaces::All,
-        Guests::ThisMachine if wants_ipv6 => Interfaces::One(Ipv6Addr::LOCALHOST.into()),
-        Guests::ThisMachine => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
+        Guests::At(address) => Interfaces::One(address),
+        Guests::ThisMachine => match address.filter(IpAddr::is_loopback) {
+            Some(address) => Interfaces::One(address),
+            None if wants_ipv6 => Interfaces::One(Ipv6Addr::LOCALHOST.into()),
+            None => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
+        },
     };
     StoreServer::bind_in(at, endpoint.port, ports)
 }
@@ -269,17 +302,41 @@ mod tests {
             tries.set(tries.get() + 1);
             if tries.get() < 3 { refused() } else { Ok(tries.get()) }
         };
-        assert_eq!(unless_answered(third, || false).unwrap(), 3);
+        assert_eq!(unless_answered(third, |_| false).unwrap(), 3);
         tries.set(0);
-        unless_answered(third, || true).unwrap_err();
+        unless_answered(third, |_| true).unwrap_err();
         assert_eq!(tries.get(), 1);
-        let held = unless_answered(refused, || false).unwrap_err();
+        let held = unless_answered(refused, |_| false).unwrap_err();
         assert!(matches!(held, StoreError::Held { .. }), "{held}");
     }
 
     #[test]
+    fn listener_is_found_in_the_kernels_table() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
+                        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n\
+                        1: 0100007F:1F91 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 2\n\
+                        2: junk\n";
+        assert_eq!([8080, 8081, 40_000].map(|port| lists_listener(table, port)), [true, false, false]);
+        let listener = TcpListener::bind("127.0.0.53:0").unwrap();
+        assert!(is_listened_on(listener.local_addr().unwrap().port()));
+    }
+
+    #[test]
     fn whoever_is_told_not_to_host_does_not() {
-        assert!(open(&at("localhost", 0), Some(false), (Guests::Others, None)).unwrap().is_none());
+        assert!(!may_host(&at("localhost", 0), Some(false)) && may_host(&at("localhost", 0), None));
+    }
+
+    #[test]
+    fn store_listens_on_the_loopback_address_of_its_endpoint() {
+        for (host, expected) in
+            [("localhost", "127.0.0.1"), ("127.3.2.1", "127.3.2.1"), ("10.0.0.2", "127.0.0.1")]
+        {
+            let store = open(&at(host, 0), None, (Guests::ThisMachine, None)).unwrap().unwrap();
+            assert_eq!(store.local_addr().ip().to_string(), expected, "{host}");
+        }
+        let here = Ipv4Addr::LOCALHOST.into();
+        let store = open(&at("node7", 0), Some(true), (Guests::At(here), None)).unwrap().unwrap();
+        assert_eq!(store.local_addr().ip(), here);
     }
 
     #[test]

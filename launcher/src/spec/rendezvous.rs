@@ -88,6 +88,9 @@ pub struct NetworkSpec {
     pub iface: Option<String>,
     /// `--port-range A-B`: every listener of ours has a port in it.
     pub ports: Option<PortRange>,
+    /// A loopback endpoint says that all nodes are on this machine. Under the name torchrun it does not: there the node
+    /// that hosts may call itself `localhost`.
+    pub loopback_confines: bool,
 }
 
 /// Ports from the first to the last, both included.

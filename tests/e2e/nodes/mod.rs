@@ -10,6 +10,7 @@ mod far;
 mod faults;
 mod groups;
 mod launcher_errors;
+mod listening;
 mod membership;
 mod mixed;
 mod mixed_losses;

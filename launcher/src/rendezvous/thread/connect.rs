@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::rendezvous::address::{self, Known};
+use crate::rendezvous::address::{self, Known, Why};
 use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
@@ -292,7 +292,10 @@ impl Driver {
         } else if now >= self.bond.resolve_at {
             self.bond.resolve_at = now + RESOLVE;
             match self.plan.endpoint.resolve(RESOLVE) {
-                Ok(addresses) => self.bond.addresses = addresses,
+                Ok(mut addresses) => {
+                    addresses.extend(self.at_named_interface(&addresses));
+                    self.bond.addresses = addresses;
+                }
                 Err(error) if self.bond.addresses.is_empty() => return Err(Failure::Name(error)),
                 // It was known a moment ago.
                 Err(_) => {}
@@ -302,6 +305,15 @@ impl Driver {
             return Err(self.bond.failure.take().unwrap_or(Failure::Name(io::ErrorKind::NotFound.into())));
         }
         Ok(self.bond.addresses.clone())
+    }
+
+    /// Where another agent of this machine hosts the store that listens on the interface alone, and the endpoint is of the
+    /// loopback.
+    fn at_named_interface(&self, addresses: &[SocketAddr]) -> Option<SocketAddr> {
+        let first = addresses.first().filter(|_| self.plan.endpoint.is_loopback())?;
+        let name = self.plan.network.iface.as_deref()?;
+        let address = address::of_interface(&interfaces().ok()?, name, first.is_ipv6()).ok()?;
+        Some(SocketAddr::new(address, first.port()))
     }
 
     /// Sees to it that this is the store that we have joined.
@@ -330,6 +342,7 @@ impl Driver {
             interfaces: &interfaces,
             connection,
             is_alone: self.plan.is_alone(),
+            is_on_this_machine: self.plan.is_on_this_machine(),
         };
         let chosen = address::choose(&known)?;
         if let Some(doubt) = address::doubt(&known) {
@@ -344,7 +357,8 @@ impl Driver {
         }
         let addr = chosen.addr;
         if let Some(store) = &mut self.workers_store {
-            store.at(&addr);
+            let is_of_interface = matches!(chosen.why, Why::OfGivenInterface { .. });
+            store.at(&addr, is_of_interface.then(|| addr.parse().ok()).flatten());
         }
         let (pid, local_id) = (i64::from(std::process::id()), COUNT.fetch_add(1, Ordering::Relaxed));
         Ok(Me {

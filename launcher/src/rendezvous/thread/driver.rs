@@ -101,8 +101,11 @@ impl Driver {
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
         let (plan, is_host) = Plan::of(setup);
-        let guests = guests(&plan)?;
-        let store = host::open(&plan.endpoint, is_host, (guests, plan.network.ports))?.map(Arc::new);
+        let may_host = host::may_host(&plan.endpoint, is_host);
+        let guests = guests(&plan, may_host)?;
+        let store =
+            if may_host { host::open(&plan.endpoint, is_host, (guests, plan.network.ports))? } else { None };
+        let store = store.map(Arc::new);
         let greeted = Greeted::default();
         let ports = plan.network.ports;
         let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
@@ -388,14 +391,23 @@ impl Driver {
     }
 }
 
-/// Who may come to the rendezvous store, if it is ours: others too, unless the job has one node, or both the endpoint
-/// and what the user says about this node's address are of the loopback.
-fn guests(plan: &Plan) -> Result<Guests, RendezvousError> {
+/// Who may come to the rendezvous store, if it is ours. Agents of this machine alone: where the job has one node, or the
+/// endpoint and what the user says about this node's address are of the loopback. By one address alone: with `--iface`.
+fn guests(plan: &Plan, may_host: bool) -> Result<Guests, RendezvousError> {
     let iface = plan.network.iface.as_deref();
     let known = if iface.is_some() { interfaces()? } else { Vec::new() };
     let is_confined = is_confined(plan.local_addr.as_deref(), iface, &known)?;
-    let stays_here = plan.is_alone() || (is_confined && plan.endpoint.is_loopback());
-    Ok(if stays_here { Guests::ThisMachine } else { Guests::Others })
+    let stays_here =
+        plan.is_alone() || plan.is_on_this_machine() || (is_confined && plan.endpoint.is_loopback());
+    if stays_here {
+        return Ok(Guests::ThisMachine);
+    }
+    // Where another node hosts, no name is looked up.
+    let Some(name) = iface.filter(|_| may_host) else { return Ok(Guests::Others) };
+    let meant = host::meant_by(&plan.endpoint);
+    // The workers of a static job on this machine look for the store at the endpoint.
+    let needs_endpoint = plan.fixed.is_some();
+    Ok(address::listen_at(&known, name, &meant, needs_endpoint).map_or(Guests::Others, Guests::At))
 }
 
 /// This machine's.

@@ -6,6 +6,7 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
 
 use crate::facts::short_hostname;
+use crate::rendezvous::address::loopback;
 use crate::rendezvous::descriptor::{Descriptor, PROTOCOL};
 use crate::rendezvous::host::Endpoint;
 use crate::rendezvous::keys::Keys;
@@ -119,6 +120,15 @@ impl Plan {
     /// Whether the job has one node.
     pub(super) fn is_alone(&self) -> bool {
         !self.nodes.is_many()
+    }
+
+    /// Whether the endpoint says that all nodes are on this machine, and nothing names a way by which others come.
+    pub(super) fn is_on_this_machine(&self) -> bool {
+        let is_elsewhere = |addr: &str| loopback(addr).is_none();
+        self.network.loopback_confines
+            && self.endpoint.is_loopback()
+            && self.network.iface.is_none()
+            && !self.local_addr.as_deref().is_some_and(is_elsewhere)
     }
 
     /// Between two signs of life.

@@ -1,6 +1,7 @@
 //! The store where the workers meet, for the rounds in which this node has rank 0.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -77,7 +78,7 @@ pub(super) struct SharedStore {
 impl WorkersStore {
     /// Not open yet.
     pub(super) fn of_agent(greeted: Greeted, ports: Option<PortRange>) -> Self {
-        Self::Agent(AgentHosted { greeted, addr: String::new(), ports })
+        Self::Agent(AgentHosted { greeted, addr: String::new(), only: None, ports })
     }
 
     /// Not open yet.
@@ -101,10 +102,13 @@ impl WorkersStore {
         }
     }
 
-    /// What the workers are told as host.
-    pub(super) fn at(&mut self, addr: &str) {
+    /// What the workers are told as host, and the address that is listened on alone, where one was asked for.
+    pub(super) fn at(&mut self, addr: &str, only: Option<IpAddr>) {
         match self {
-            Self::Agent(store) => addr.clone_into(&mut store.addr),
+            Self::Agent(store) => {
+                addr.clone_into(&mut store.addr);
+                store.only = only;
+            }
             Self::Worker(store) => addr.clone_into(&mut store.addr),
             // Every node was told.
             Self::Shared(_) => {}
@@ -118,13 +122,16 @@ pub(super) struct AgentHosted {
     greeted: Greeted,
     /// What the workers are told as host.
     addr: String,
+    /// `--iface` has this address.
+    only: Option<IpAddr>,
     ports: Option<PortRange>,
 }
 
 impl AgentHosted {
-    /// Everywhere, unless nobody outside can know the address.
+    /// Everywhere, unless nobody outside can know the address, or one interface was asked for.
     fn bind(&self) -> Result<StoreServer, RendezvousError> {
-        let at = address::loopback(&self.addr).map_or(Interfaces::All, Interfaces::One);
+        let only = address::loopback(&self.addr).or(self.only);
+        let at = only.map_or(Interfaces::All, Interfaces::One);
         Ok(StoreServer::bind_in(at, 0, self.ports)?)
     }
 }
@@ -182,7 +189,7 @@ mod tests {
     fn who_is_told_the_loopback_comes_over_the_loopback() {
         let open = |addr: &str| {
             let mut store = WorkersStore::of_agent(Greeted::default(), None);
-            store.at(addr);
+            store.at(addr, None);
             let port = store.open().unwrap().port;
             TcpStream::connect(("127.0.0.1", port)).unwrap();
             // An address of the loopback too, but another one.
