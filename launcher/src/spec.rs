@@ -2,6 +2,7 @@
 
 pub mod rendezvous;
 pub mod restart;
+pub mod size;
 pub mod stop;
 
 use std::collections::BTreeSet;

@@ -1,6 +1,16 @@
-//! A store that refuses requests: a job still ends, and its error says why.
+//! A store at its limits: what it refuses is told, its memory is bounded, and a job still ends.
 
-use harness::{Job, Launch, Name, free_port, only_ours};
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+
+use harness::{Job, Launch, Name, Outcome, field, free_port, only_ours, soak, tell};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// `VALIDATE` with its magic number.
+const VALIDATE: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
+const MIB: usize = 1024 * 1024;
 
 /// An agent of a static job of two nodes with one worker each, on one machine: workers and agents share the store.
 fn node(name: Name, port: u16, node_rank: usize) -> Launch {
@@ -22,10 +32,20 @@ fn full_store_shared_with_agents_does_not_end_the_job() {
     }
     for name in Name::both() {
         let steps = ["rank0:store-fill", "rank0:store-counts=/rankrun/beat/,2", "print=finished"];
-        for job in both_nodes(*name, |launch| launch.worker(steps)) {
-            job.wait().exits(0).says("finished").never_says("panicked");
+        let jobs = both_nodes(*name, |launch| launch.env("RANKRUN_STORE_LIMIT", "24MiB").worker(steps));
+        let outcomes = jobs.map(Job::wait);
+        for outcome in &outcomes {
+            outcome.exits(0).says("finished").never_says("panicked");
         }
+        is_told_once(&outcomes[0], "the store is full: it holds ");
     }
+}
+
+#[track_caller]
+fn is_told_once(outcome: &Outcome, text: &str) {
+    let told: Vec<_> = outcome.err().lines().filter(|line| line.contains(text)).map(str::to_owned).collect();
+    assert_eq!(told.len(), 1, "{outcome}");
+    assert!(told[0].contains("`--store-limit SIZE` raises the limit"), "{}", told[0]);
 }
 
 #[test]
@@ -53,5 +73,72 @@ fn succeeded_job_with_refused_heartbeat_exits_0() {
     let steps = ["rank0:store-spoil=/rankrun/beat/,x", "sleep-ms=1500", "print=finished"];
     for job in both_nodes(Name::Rankrun, |launch| launch.args(["--lease", "20"]).worker(steps)) {
         job.wait().exits(0).says("finished").never_says("panicked");
+    }
+}
+
+/// A `SET` of a value, and a `GET` of it.
+fn replace_and_get(key: &[u8], value: &[u8]) -> Vec<u8> {
+    let element = |bytes: &[u8]| [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
+    [&[1], &element(key)[..], &element(value), &[3], &element(key)].concat()
+}
+
+/// Whether the socket takes more within a moment.
+fn takes_more(stream: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut fds, PollTimeout::from(100u16)).is_ok_and(|ready| ready > 0)
+}
+
+/// A client that asks for large values, each of which the next request replaces, and reads no answer.
+fn ask_without_reading(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("the store accepts");
+    stream.set_nonblocking(true).expect("a socket can be told not to block");
+    let mut bytes = VALIDATE.to_vec();
+    (0..12).for_each(|_| bytes.extend_from_slice(&replace_and_get(b"k", &vec![b'v'; 4 * MIB])));
+    let mut written = 0;
+    while written < bytes.len() && takes_more(&stream) {
+        match stream.write(&bytes[written..]) {
+            Ok(length) => written += length,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            // The store may close it at any time.
+            Err(_) => break,
+        }
+    }
+    stream
+}
+
+/// The most memory that a process has had, in bytes.
+fn peak(pid: i32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the agent lives");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+    peak.and_then(|peak| peak.trim().parse::<usize>().ok()).expect("the kernel tells the peak") * 1024
+}
+
+#[test]
+fn clients_that_do_not_read_take_no_more_memory_than_the_limit() {
+    if !only_ours() {
+        return;
+    }
+    let (limit, clients) = if soak() { (256, 300) } else { (32, 16) };
+    for name in Name::both() {
+        let launch =
+            Launch::standalone(*name, 1).stdin_open().env("RANKRUN_STORE_LIMIT", format!("{limit}MiB"));
+        let mut job = launch.worker(["seat", "read", "sum", "print=trained"]).start();
+        let seat = job.line("seat rank=");
+        let of = |key| field(&seat, key).expect("the worker says where the store is").to_owned();
+        let address = format!("{}:{}", of("addr"), of("port"));
+        let greedy: Vec<_> = (0..clients).map(|_| ask_without_reading(&address)).collect();
+        crate::store_abuse::serves(&address);
+        let peak = peak(job.only_child_of(job.pid())) / MIB;
+        if soak() {
+            tell(&format!(
+                "{clients} clients that do not read: the agent takes {peak} MiB of {limit} MiB and as many"
+            ));
+        }
+        assert!(peak <= 2 * limit + 24, "the agent took {peak} MiB");
+        job.type_text("\n");
+        let outcome = job.wait();
+        outcome.exits(0).says("trained").never_says("panicked");
+        is_told_once(&outcome, "the store's clients leave more than ");
+        drop(greedy);
     }
 }

@@ -11,6 +11,7 @@ use crate::rendezvous::exchange::AgentStore as _;
 use crate::rendezvous::host::held_unless_answered;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
+use crate::spec::size::ByteSize;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
@@ -48,6 +49,17 @@ impl Meeting {
             StoreHost::Agent => StoreOwner::agent_store(plan, ports)?,
         };
         Ok(Self { workers })
+    }
+
+    /// Bounds what a store of ours holds.
+    ///
+    /// # Errors
+    /// The store is gone.
+    pub(super) fn limited(self, limit: Option<ByteSize>) -> Result<Self, LaunchError> {
+        if let (StoreOwner::Agent { store, .. }, Some(limit)) = (&self.workers, limit) {
+            store.limit(limit)?;
+        }
+        Ok(self)
     }
 
     /// What the workers of the next generation are told; `first` spares a store that nobody has used yet.

@@ -94,8 +94,11 @@ impl Workers {
         let Setup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
         let is_alone = !spec.rendezvous.is_shared();
-        let meeting =
-            if is_alone { Some(Meeting::open(&spec.rendezvous, spec.network.ports)?) } else { None };
+        let meeting = if is_alone {
+            Some(Meeting::open(&spec.rendezvous, spec.network.ports)?.limited(spec.network.store_limit)?)
+        } else {
+            None
+        };
         let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
             TreeOutcome::Made(tree) => Some(tree),
             TreeOutcome::Off => None,

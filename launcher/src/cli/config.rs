@@ -21,7 +21,7 @@ use super::option::{Kind, OptionRow};
 use super::run::{
     self, CONFIG, GRACE, IFACE, JOIN_TIMEOUT, LAST_CALL, LEASE, LEFTOVER_GRACE, PORT_RANGE, PROGRESS_DIR,
     PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY, RESTART_RESET,
-    RESTART_RULES, RESTART_WINDOW, VERSION,
+    RESTART_RULES, RESTART_WINDOW, STORE_LIMIT, VERSION,
 };
 use super::settings::{Setting, Settings};
 use super::torchrun::{
@@ -49,7 +49,7 @@ const RESTART: [(&str, &OptionRow); 9] = [
     ("progress-restarts", &PROGRESS_RESTARTS),
 ];
 const STOP: [(&str, &OptionRow); 2] = [("grace", &GRACE), ("leftover", &LEFTOVER_GRACE)];
-const NODES: [(&str, &OptionRow); 11] = [
+const NODES: [(&str, &OptionRow); 12] = [
     ("nnodes", &NNODES),
     ("node-rank", &NODE_RANK),
     ("backend", &RDZV_BACKEND),
@@ -61,6 +61,7 @@ const NODES: [(&str, &OptionRow); 11] = [
     ("local-addr", &LOCAL_ADDR),
     ("iface", &IFACE),
     ("port-range", &PORT_RANGE),
+    ("store-limit", &STORE_LIMIT),
 ];
 const GRACE_FOR: &str = "grace-for";
 const TABLES: [&str; 4] = ["launch", "nodes", "restart", "stop"];
@@ -208,7 +209,7 @@ impl Reader<'_> {
         let written = key.get_ref().replace('_', "-");
         let nearest = nearest_of(&written, known.iter().copied()).map(str::to_owned);
         let known =
-            if known.len() < 12 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
+            if known.len() < 16 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
         let name =
             if table.is_empty() { key.get_ref().to_string() } else { format!("{table}.{}", key.get_ref()) };
         self.error(&name, key.span().start, ConfigProblem::UnknownKey { nearest, known })

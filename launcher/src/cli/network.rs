@@ -1,15 +1,18 @@
-//! Which interface and which ports the job uses: `--iface`, `--port-range`.
+//! Which interface and which ports the job uses, and what its store may hold: `--iface`, `--port-range`, `--store-limit`.
 
 use rankrun_contract::env;
 
 use super::error::{CliError, Expected};
 use super::resolve::refused;
-use super::run::{IFACE, PORT_RANGE};
+use super::run::{IFACE, PORT_RANGE, STORE_LIMIT};
 use super::settings::{Setting, Settings};
 use crate::facts::Facts;
 use crate::spec::Persona;
 use crate::spec::rendezvous::{NetworkSpec, PortRange};
+use crate::spec::size::ByteSize;
 
+/// What a job of a few thousand workers needs for its own keys.
+const SMALLEST_STORE: ByteSize = ByteSize(1 << 20);
 /// Linux's own limit.
 const LONGEST_INTERFACE: usize = 15;
 /// What the libraries of the workers read, and what stands before the name. To NCCL a bare name is a prefix, so that
@@ -20,7 +23,7 @@ const INTERFACE_VARIABLES: [(&str, &str); 2] = [(env::INTERFACE, ""), ("NCCL_SOC
 /// How this node is reached, and where it may listen.
 ///
 /// # Errors
-/// A text that is no name of an interface, or no range of ports.
+/// A text that is no name of an interface, no range of ports, or no size.
 pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, CliError> {
     let iface = match settings.text(&IFACE)? {
         Some(Setting { origin, value }) if !is_interface(&value) => {
@@ -35,7 +38,17 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
             found => found,
         },
     };
-    Ok(NetworkSpec { iface, ports, loopback_confines: settings.persona == Persona::Rankrun })
+    let store_limit = match settings.text(&STORE_LIMIT)? {
+        None => None,
+        Some(Setting { origin, value }) => {
+            match ByteSize::parse(&value).filter(|size| *size >= SMALLEST_STORE) {
+                None => return Err(refused(origin, value, Expected::StoreLimit)),
+                found => found,
+            }
+        }
+    };
+    let loopback_confines = settings.persona == Persona::Rankrun;
+    Ok(NetworkSpec { iface, ports, loopback_confines, store_limit })
 }
 
 /// The variables that tell the workers' libraries the interface, where the user did not set them.
@@ -122,12 +135,14 @@ mod tests {
         };
         let both = [("GLOO_SOCKET_IFNAME", "eth0".to_owned()), ("NCCL_SOCKET_IFNAME", "=eth0".to_owned())];
         let ports = Some(PortRange { first: 5, last: 6 });
-        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true };
+        let store_limit = Some(ByteSize(64 << 20));
+        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true, store_limit };
         assert_eq!(
-            network(&["rankrun", "--iface", "eth0", "--port-range=5-6"], &[]),
+            network(&["rankrun", "--iface", "eth0", "--port-range=5-6", "--store-limit", "64MiB"], &[]),
             (spec.clone(), both.to_vec())
         );
-        let variables = [("RANKRUN_IFACE", "eth0"), ("RANKRUN_PORT_RANGE", "5-6")];
+        let variables =
+            [("RANKRUN_IFACE", "eth0"), ("RANKRUN_PORT_RANGE", "5-6"), ("RANKRUN_STORE_LIMIT", "64 mib")];
         let torchrun = NetworkSpec { loopback_confines: false, ..spec };
         assert_eq!(network(&["torchrun"], &variables), (torchrun, both.to_vec()));
         let none = NetworkSpec { loopback_confines: true, ..NetworkSpec::default() };
@@ -145,6 +160,11 @@ mod tests {
             (["rankrun", "--iface="], "`--iface` is ``, which is not the name of a network interface"),
             (["rankrun", "--port-range=9-8"], "`--port-range` is `9-8`, which is not two ports"),
             (["rankrun", "--port-range=0-8"], "`--port-range` is `0-8`, which is not two ports"),
+            (
+                ["rankrun", "--store-limit=1GB"],
+                "`--store-limit` is `1GB`, which is not a size from `1MiB` up",
+            ),
+            (["rankrun", "--store-limit=1023KiB"], "`--store-limit` is `1023KiB`, which is not a size"),
         ] {
             let error = launch(&words, &[]).unwrap_err();
             assert!(error.to_string().starts_with(text), "{error}");

@@ -193,6 +193,13 @@ pub(super) static PORT_RANGE: OptionRow = OptionRow::text(
      stands [default: any free port]",
 )
 .family(Family::Rankrun);
+pub(super) static STORE_LIMIT: OptionRow = OptionRow::text(
+    "store-limit",
+    "SIZE",
+    "Most memory for the values in a store of this launcher, as in 512MiB or 4GiB, and as much again for requests and \
+     answers under way; what does not fit is refused, and a warning says so once [default: 1GiB]",
+)
+.family(Family::Rankrun);
 pub(super) static NCCL_LIB: OptionRow = OptionRow::text(
     "nccl-lib",
     "PATH",
@@ -216,6 +223,7 @@ pub(super) const TABLE: &[&OptionRow] = &[
     &LAST_CALL,
     &IFACE,
     &PORT_RANGE,
+    &STORE_LIMIT,
     &NCCL_LIB,
     &CONFIG,
     &VERBOSE,

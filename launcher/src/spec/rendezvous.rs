@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
 
+use crate::spec::size::ByteSize;
+
 /// `--nnodes MIN:MAX`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRange {
@@ -81,7 +83,7 @@ impl Default for RoundTimes {
     }
 }
 
-/// How this node is reached, and where it may listen.
+/// How this node is reached, where it may listen, and what a store of its own may hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetworkSpec {
     /// `--iface`: the interface that the job's traffic goes through.
@@ -91,6 +93,8 @@ pub struct NetworkSpec {
     /// A loopback endpoint says that all nodes are on this machine. Under the name torchrun it does not: there the node
     /// that hosts may call itself `localhost`.
     pub loopback_confines: bool,
+    /// `--store-limit SIZE`: bytes of values in a store of ours, and of requests and answers under way.
+    pub store_limit: Option<ByteSize>,
 }
 
 /// Ports from the first to the last, both included.

@@ -2,7 +2,7 @@
 //!
 //! Memory is bounded both ways. What comes in is at most one incomplete request and one piece read after it.
 //! What goes out is encoded piece by piece, and a client whose unsent answers are above [`MAX_UNSENT`] is
-//! served no request until it has read some of them.
+//! paused: it is served no request until it has read some of them. The server bounds all connections together.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use rankrun_contract::store::keyspace::{KeyspaceError, OVERHEAD};
-use rankrun_contract::store::protocol::{ProtocolError, Reply, ReplyWriter, Request, RequestDecoder};
+use rankrun_contract::store::protocol::{
+    Key, ProtocolError, Reply, ReplyWriter, Request, RequestDecoder, Value,
+};
 
 use super::socket;
 
@@ -31,7 +33,7 @@ const KEPT: usize = 4 * 1024;
 ///
 /// A reply shares its values with the keyspace, but not for long: a value that is replaced, appended to or
 /// popped lives on in the replies alone, where no limit of the keyspace reaches it.
-const MAX_UNSENT: u64 = 16 * 1024 * 1024;
+pub(super) const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 
 /// After so long without an acknowledgement by the other machine its connection is lost: as long as torch's agents take to
 /// give up a node.
@@ -50,8 +52,10 @@ pub(super) enum Closed {
     Keyspace(#[from] KeyspaceError),
     #[error("the client has asked for nothing since it connected")]
     Silent,
-    #[error("the client has begun more than the store can hold")]
+    #[error("the connections hold more than the store's limit, and this one the most")]
     TooMuch,
+    #[error("the client has read none of its answers for too long")]
+    Unread,
 }
 
 impl Closed {
@@ -63,7 +67,7 @@ impl Closed {
             Self::Io(error) => {
                 matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
             }
-            Self::Protocol(_) | Self::Keyspace(_) | Self::Silent | Self::TooMuch => false,
+            Self::Protocol(_) | Self::Keyspace(_) | Self::Silent | Self::TooMuch | Self::Unread => false,
         }
     }
 }
@@ -74,6 +78,8 @@ struct Unsent {
     writer: ReplyWriter,
     /// What it may hold, in bytes.
     weight: u64,
+    /// What it holds beside values, which it shares, in bytes.
+    own: u64,
 }
 
 #[derive(Debug)]
@@ -85,6 +91,14 @@ pub(super) struct Connection {
     replies: VecDeque<Unsent>,
     /// The weight of all `replies`.
     unsent: u64,
+    /// What all `replies` hold beside values.
+    own_unsent: u64,
+    /// Unsent bytes above which requests have to wait.
+    allowed: u64,
+    /// The client has taken bytes since the last tick.
+    has_read: bool,
+    /// Ticks for which bytes were there for the client, and it took none.
+    unread_ticks: u32,
     /// What was read may hold a request that waits for the client to read.
     held_up: bool,
     /// The encoded part of `replies`, sent up to `sent`.
@@ -111,6 +125,10 @@ impl Connection {
             incoming: Vec::new(),
             replies: VecDeque::new(),
             unsent: 0,
+            own_unsent: 0,
+            allowed: MAX_UNSENT,
+            has_read: false,
+            unread_ticks: 0,
             held_up: false,
             outgoing: Vec::new(),
             sent: 0,
@@ -137,9 +155,10 @@ impl Connection {
 
     /// Queues a reply; [`flush`](Self::flush) sends it.
     pub(super) fn reply(&mut self, reply: Reply) {
-        let weight = weight(&reply);
+        let (weight, own) = (weight(&reply), own_weight(&reply));
         self.unsent += weight;
-        self.replies.push_back(Unsent { writer: ReplyWriter::new(reply), weight });
+        self.own_unsent += own;
+        self.replies.push_back(Unsent { writer: ReplyWriter::new(reply), weight, own });
     }
 
     /// Sends what the socket takes.
@@ -155,7 +174,10 @@ impl Connection {
                 return Ok(());
             }
             match (&self.stream).write(&self.outgoing[self.sent..]) {
-                Ok(length) => self.sent += length,
+                Ok(length) => {
+                    self.sent += length;
+                    self.has_read = true;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
@@ -171,13 +193,42 @@ impl Connection {
                 return;
             }
             self.unsent -= reply.weight;
+            self.own_unsent -= reply.own;
             self.replies.pop_front();
         }
     }
 
-    /// Bytes of requests that are not complete yet, or wait for the client to read.
+    /// Bytes that this connection alone holds: requests that are not complete yet or wait for the client to read, and
+    /// answers without their values.
     pub(super) fn held(&self) -> u64 {
-        self.decoder.held() + self.incoming.len() as u64
+        self.decoder.held() + (self.incoming.len() + self.outgoing.len()) as u64 + self.own_unsent
+    }
+
+    /// Bytes that may be free when this connection is closed, at most.
+    pub(super) fn load(&self) -> u64 {
+        self.held() - self.own_unsent + self.unsent
+    }
+
+    /// Whether the answers that the client has not read may be as large as [`MAX_UNSENT`], or one alone may wait.
+    pub(super) fn allow(&mut self, unsent: u64) {
+        self.allowed = unsent;
+    }
+
+    /// Counts a tick; for how many the client has taken nothing although something was there.
+    pub(super) fn tick(&mut self) -> u32 {
+        let has_read = std::mem::take(&mut self.has_read) || !self.has_output();
+        self.unread_ticks = if has_read { 0 } else { self.unread_ticks.saturating_add(1) };
+        self.unread_ticks
+    }
+
+    /// For how many ticks the client has taken nothing.
+    pub(super) fn unread_ticks(&self) -> u32 {
+        self.unread_ticks
+    }
+
+    /// Whether requests wait for the client to read.
+    pub(super) fn is_paused(&self) -> bool {
+        self.held_up
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -195,7 +246,7 @@ impl Connection {
     }
 
     fn is_full(&self) -> bool {
-        self.unsent > MAX_UNSENT
+        self.unsent > self.allowed
     }
 
     /// What to wait for, if that changed.
@@ -241,8 +292,13 @@ impl Requests<'_> {
 
 impl Drop for Requests<'_> {
     fn drop(&mut self) {
-        self.connection.incoming.drain(..self.decoded);
-        give_back(&mut self.connection.incoming);
+        let incoming = &mut self.connection.incoming;
+        incoming.drain(..self.decoded);
+        give_back(incoming);
+        // The pages of a large request stay with the buffer, and no limit counts them.
+        if incoming.capacity() > 2 * PIECE && incoming.len() <= incoming.capacity() / 2 {
+            incoming.shrink_to_fit();
+        }
     }
 }
 
@@ -256,6 +312,16 @@ fn weight(reply: &Reply) -> u64 {
         _ => 0,
     };
     OVERHEAD + elements
+}
+
+/// What a reply holds beside the bytes of values, which it shares with the keyspace and other replies.
+fn own_weight(reply: &Reply) -> u64 {
+    let elements = match reply {
+        Reply::Values(values) => values.len() * size_of::<Value>(),
+        Reply::Keys(keys) => keys.iter().map(|key| size_of::<Key>() + key.len()).sum(),
+        _ => 0,
+    };
+    size_of::<Unsent>() as u64 + elements as u64
 }
 
 /// Frees an empty buffer that has grown large.

@@ -26,6 +26,7 @@ use std::thread::{self, JoinHandle};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::spec::rendezvous::PortRange;
+use crate::spec::size::ByteSize;
 
 use listen::Interfaces;
 use server::{Command, Ends, Kept, Limits, Server};
@@ -176,6 +177,14 @@ impl StoreServer {
         let prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
         let kept = Kept { prefixes, nonces: nonces.clone() };
         self.ask(|done| Command::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
+    }
+
+    /// Holds at most so many bytes of values from now on, and as many of requests and answers that are under way.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn limit(&self, size: ByteSize) -> Result<(), StoreError> {
+        self.send(Command::Limit(size.0))
     }
 
     /// Keeps some room, beyond the limit, for keys that begin with one of the prefixes.

@@ -1,11 +1,13 @@
 //! The store's thread: accepts, decodes, feeds the keyspace, replies.
 //!
 //! Strangers cost little: whoever connects and asks for nothing is closed after a while, or sooner where descriptors are
-//! scarce, and whoever begins more than fits is closed first.
+//! scarce. All connections together are bounded ([`memory`]).
 
 #![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
 
+mod memory;
 mod register;
+mod warnings;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -16,14 +18,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;
-use rankrun_contract::store::keyspace::{ClientId, Keyspace, MAX_BYTES};
-use rankrun_contract::store::protocol::Reply;
+use rankrun_contract::store::keyspace::{ClientId, Keyspace, KeyspaceError, MAX_BYTES};
+use rankrun_contract::store::protocol::{Reply, Request};
 
 use crate::process::reserve::sparingly;
 
 use super::connection::{Closed, Connection, PIECE, is_of_one_connection};
+use memory::Behind;
 pub(super) use register::Kept;
 use register::{Identity, Register};
+use warnings::Warnings;
 
 /// What the agent asks of the thread.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub(super) enum Command {
         /// Told when it is done.
         done: mpsc::Sender<io::Result<()>>,
     },
+    /// Hold at most so many bytes of values, and of connections.
+    Limit(u64),
     /// Keep some room for the keys that begin with one of these.
     Reserve(Vec<Vec<u8>>),
     /// Say who has greeted since the last reset.
@@ -71,14 +77,25 @@ pub(super) struct Limits {
     pub(super) few: usize,
     /// How many of them there may be.
     pub(super) strangers: usize,
-    /// Bytes of requests that are not whole, of all connections together.
+    /// Bytes of all connections together: requests that are not whole, and answers that are not read.
     pub(super) held: u64,
+    /// Between two looks at who reads.
+    pub(super) tick: Duration,
+    /// A paused client that has read nothing for so many ticks is closed.
+    pub(super) unread_ticks: u32,
 }
 
 impl Default for Limits {
     /// Far above what a job of thousands of workers does when all come at once; bytes as the keyspace itself.
     fn default() -> Self {
-        Self { stranger: Duration::from_secs(10), few: 64, strangers: 4096, held: MAX_BYTES }
+        Self {
+            stranger: Duration::from_secs(10),
+            few: 64,
+            strangers: 4096,
+            held: MAX_BYTES,
+            tick: Duration::from_secs(1),
+            unread_ticks: 60,
+        }
     }
 }
 
@@ -108,8 +125,10 @@ pub(super) struct Server {
     keyspace: Keyspace,
     guests: HashMap<ClientId, Guest>,
     register: Register,
-    /// Bytes of requests that are not whole, of all guests.
+    /// What the connections of all guests hold themselves, in bytes.
     held: u64,
+    behind: Behind,
+    warnings: Warnings,
     next_client: u64,
     piece: Box<[u8]>,
     replies: Vec<(ClientId, Reply)>,
@@ -133,6 +152,8 @@ impl Server {
             guests: HashMap::new(),
             register: Register::default(),
             held: 0,
+            behind: Behind::default(),
+            warnings: Warnings::default(),
             next_client: FIRST_CLIENT,
             piece: vec![0; PIECE].into_boxed_slice(),
             replies: Vec::new(),
@@ -164,6 +185,7 @@ impl Server {
                 self.accept();
             }
             self.dismiss_strangers();
+            self.tick_if_due();
         }
     }
 
@@ -173,8 +195,11 @@ impl Server {
             return ACCEPT_RETRY_MS.into();
         }
         let oldest = self.register.oldest_stranger().filter(|_| self.register.strangers() > self.limits.few);
-        let Some((_, since)) = oldest else { return EpollTimeout::NONE };
-        let left = (since + self.limits.stranger).saturating_duration_since(Instant::now());
+        let dismissal = oldest.map(|(_, since)| since + self.limits.stranger);
+        let Some(next) = dismissal.into_iter().chain(self.behind.next_tick()).min() else {
+            return EpollTimeout::NONE;
+        };
+        let left = next.saturating_duration_since(Instant::now());
         // Rounded up: a millisecond too late is better than a spin.
         u16::try_from(left.as_millis() + 1).unwrap_or(u16::MAX).into()
     }
@@ -206,6 +231,7 @@ impl Server {
             match command {
                 Command::Stop => return std::ops::ControlFlow::Break(()),
                 Command::Reset { kept, done } => drop(done.send(self.reset(&kept))),
+                Command::Limit(bytes) => self.set_limit(bytes),
                 Command::Reserve(prefixes) => self.keyspace.reserve(prefixes),
                 Command::Greeted(answer) => drop(answer.send(self.register.greeted())),
                 Command::Connected(answer) => drop(answer.send(self.register.connected())),
@@ -226,6 +252,7 @@ impl Server {
         }
         self.keyspace.retain(|key| kept.key(key));
         self.register.next_generation();
+        self.warnings = Warnings::default();
         loop {
             match self.listener.accept() {
                 Ok(old) => drop(old),
@@ -297,14 +324,17 @@ impl Server {
 
     /// Everything that one client's readiness makes possible, up to one piece of input.
     fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), Closed> {
+        let allowed = self.allowed_unsent();
         // A client that was closed by an event before this one is not there any more.
-        let Some(Guest { connection, identity, held }) = self.guests.get_mut(&client) else { return Ok(()) };
+        let Some(Guest { connection, identity, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+        connection.allow(allowed);
         connection.flush()?;
         let mut readable = ready != EpollFlags::EPOLLOUT;
         loop {
             let mut requests = connection.requests();
             while let Some(request) = requests.next()? {
                 self.register.note(client, identity, &request);
+                let (name, waits) = (request.name(), is_wait(&request));
                 let handled = self.keyspace.handle(client, request, &mut self.replies);
                 // Also after a failure: a request may wake others before the part of it that fails.
                 for (to, reply) in self.replies.drain(..) {
@@ -314,7 +344,19 @@ impl Server {
                         self.woken.push((to, reply));
                     }
                 }
-                handled?;
+                match handled {
+                    Ok(()) => {}
+                    Err(error) => {
+                        if let Some(text) = self.warnings.of_full(&error, name) {
+                            tracing::warn!("{text}");
+                        }
+                        if !(waits && matches!(error, KeyspaceError::Full { .. })) {
+                            return Err(error.into());
+                        }
+                        // The only refusal that the protocol has a word for.
+                        requests.reply(Reply::Cancelled);
+                    }
+                }
             }
             drop(requests);
             if !(readable && connection.takes_input()) {
@@ -327,24 +369,15 @@ impl Server {
         if connection.has_ended() {
             self.keyspace.disconnect(client);
         }
-        let before = std::mem::replace(held, connection.held());
-        self.held = self.held - before + *held;
+        self.account(client);
         self.settle(client)
-    }
-
-    /// Closes whoever has begun most, until what all have begun fits.
-    fn shed(&mut self) {
-        while self.held > self.limits.held
-            && let Some((client, _)) = self.guests.iter().max_by_key(|(_, guest)| guest.held)
-        {
-            self.close(*client, &Closed::TooMuch);
-        }
     }
 
     fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), Closed> {
         let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         connection.reply(reply);
         connection.flush()?;
+        self.account(client);
         self.settle(client)
     }
 
@@ -362,6 +395,9 @@ impl Server {
     }
 
     fn close(&mut self, client: ClientId, reason: &Closed) {
+        if let Some(text) = self.warnings.of_close(reason, self.limits.held) {
+            tracing::warn!("{text}");
+        }
         match reason {
             Closed::ByClient => tracing::trace!(client = client.0, "a client of the store has gone"),
             reason => tracing::debug!(
@@ -386,9 +422,15 @@ impl Server {
         self.keyspace.disconnect(client);
         let guest = self.guests.remove(&client)?;
         self.held -= guest.held;
+        self.behind.remove(client);
         // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
         // reports it.
         let _ = self.epoll.delete(&guest.connection);
         Some(guest)
     }
+}
+
+/// Whether the answer says that a wait is over, which it also can be without success.
+fn is_wait(request: &Request) -> bool {
+    matches!(request, Request::Wait { .. } | Request::Barrier { .. })
 }

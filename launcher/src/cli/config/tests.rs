@@ -8,6 +8,7 @@ use crate::cli::{Command, Launch, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::PortRange;
+use crate::spec::size::ByteSize;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 
 const FILE: &str = r#"
@@ -117,6 +118,7 @@ lease = 2.5
 local-addr = "10.0.0.7"
 iface = "ib0"
 port-range = "29500-29599"
+store-limit = "2GiB"
 "#;
 
 #[test]
@@ -135,6 +137,7 @@ fn a_file_says_how_nodes_meet() {
     assert_eq!(seconds, [1200.0, 5.0, 2.5]);
     let PortRange { first, last } = found.network.ports.unwrap();
     assert_eq!((found.network.iface.as_deref(), first, last), (Some("ib0"), 29_500, 29_599));
+    assert_eq!(found.network.store_limit, Some(ByteSize(2 << 30)));
     // What is typed and what a variable says come before it, and one node alone may be tried.
     let alone = spec("--standalone --nnodes 1", &[]).rendezvous;
     assert!(matches!(alone, RendezvousSpec::Standalone { .. }), "{alone:?}");
@@ -234,7 +237,7 @@ fn a_key_that_means_nothing_is_named_with_its_line() {
         (
             "[nodes]\nrules = 3\n",
             "`rankrun.toml`, line 2: `nodes.rules` is no known key",
-            "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, local-addr, iface, port-range",
+            "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, local-addr, iface, port-range, store-limit",
         ),
         ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is no known key", "`launch`?"),
         (

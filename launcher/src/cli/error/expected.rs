@@ -45,6 +45,8 @@ pub enum Expected {
     Interface,
     /// `--port-range`
     PortRange,
+    /// `--store-limit`
+    StoreLimit,
     /// `--nccl-lib`
     Library,
     /// A host name or address.
@@ -94,6 +96,7 @@ impl fmt::Display for Expected {
             Self::Lease => "a time of 2 s or more such as `5s`",
             Self::Interface => "the name of a network interface such as `eth0`",
             Self::PortRange => "two ports from 1 to 65535, the lower one first, as in `29500-29599`",
+            Self::StoreLimit => "a size from `1MiB` up, such as `512MiB` or `4GiB`",
             Self::Library => "a file; workers in Rust are to load it as NCCL's library",
             Self::OnlyNodeRank => "0, the only node rank of a job of one node",
             Self::Host => "a host name or an address",

@@ -100,8 +100,11 @@ impl Sources<'_> {
                 option("local-addr", nodes.local_addr),
             ]);
         }
-        let network =
-            [("iface", network.iface.clone()), ("port-range", network.ports.map(|ports| ports.to_string()))];
+        let network = [
+            ("iface", network.iface.clone()),
+            ("port-range", network.ports.map(|ports| ports.to_string())),
+            ("store-limit", network.store_limit.map(|size| size.to_string())),
+        ];
         let said = network.into_iter().filter(|(_, value)| value.is_some());
         settings.extend(said.map(|(name, value)| option(name, value)));
         settings

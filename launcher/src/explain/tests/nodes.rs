@@ -5,7 +5,7 @@ use super::*;
 const AGREED: Value = Value::AtLaunch(Pending::Agreed);
 const FIXED: &str = "rankrun explain --nnodes 3 --node-rank 1 --master-addr h --nproc-per-node 2 x.py";
 const DYNAMIC: &str = "rankrun explain --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-id 7 --lease 2 \
-                       --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 x.py";
+                       --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 --store-limit 2GiB x.py";
 
 /// The settings that have these names, in words.
 fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<Value>, Source)> {
@@ -60,8 +60,9 @@ fn what_the_nodes_agree_on_is_said_so() {
 
 #[test]
 fn each_setting_of_the_nodes_has_its_source() {
-    let names = ["nnodes", "node-rank", "join-timeout", "last-call", "lease", "iface", "port-range"];
-    let values = |values: [(Option<&str>, Source); 7]| {
+    let names =
+        ["nnodes", "node-rank", "join-timeout", "last-call", "lease", "iface", "port-range", "store-limit"];
+    let values = |values: [(Option<&str>, Source); 8]| {
         values.map(|(value, source)| (value.map(known), source)).to_vec()
     };
     let environment = [("RANKRUN_JOIN_TIMEOUT", "1m")];
@@ -75,6 +76,7 @@ fn each_setting_of_the_nodes_has_its_source() {
             (Some("2s"), option("--lease")),
             (Some("eth0"), option("--iface")),
             (Some("5-9"), option("--port-range")),
+            (Some("2GiB"), option("--store-limit")),
         ])
     );
     assert_eq!(
@@ -85,6 +87,7 @@ fn each_setting_of_the_nodes_has_its_source() {
             (Some("15m"), Source::Default),
             (None, Source::Default),
             (Some("5s"), Source::Default),
+            (None, Source::Default),
             (None, Source::Default),
             (None, Source::Default),
         ])[..5]

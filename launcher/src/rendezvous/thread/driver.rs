@@ -106,13 +106,16 @@ impl Driver {
         let store =
             if may_host { host::open(&plan.endpoint, is_host, (guests, plan.network.ports))? } else { None };
         let store = store.map(Arc::new);
+        if let (Some(store), Some(limit)) = (&store, plan.network.store_limit) {
+            store.limit(limit)?;
+        }
         let greeted = Greeted::default();
         let ports = plan.network.ports;
         let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
             greeted.is(store);
             WorkersStore::shared(Arc::clone(store), fixed)
         } else if plan.agent_store {
-            WorkersStore::of_agent(greeted.clone(), ports)
+            WorkersStore::of_agent(greeted.clone(), ports).limited(plan.network.store_limit)
         } else {
             WorkersStore::of_worker(ports)
         };

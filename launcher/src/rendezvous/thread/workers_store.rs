@@ -12,6 +12,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
+use crate::spec::size::ByteSize;
 use crate::store::StoreServer;
 use crate::store::listen::Interfaces;
 
@@ -78,7 +79,15 @@ pub(super) struct SharedStore {
 impl WorkersStore {
     /// Not open yet.
     pub(super) fn of_agent(greeted: Greeted, ports: Option<PortRange>) -> Self {
-        Self::Agent(AgentHosted { greeted, addr: String::new(), only: None, ports })
+        Self::Agent(AgentHosted { greeted, addr: String::new(), only: None, ports, limit: None })
+    }
+
+    /// With another limit of what it holds.
+    pub(super) fn limited(mut self, limit: Option<ByteSize>) -> Self {
+        if let Self::Agent(store) = &mut self {
+            store.limit = limit;
+        }
+        self
     }
 
     /// Not open yet.
@@ -125,6 +134,7 @@ pub(super) struct AgentHosted {
     /// `--iface` has this address.
     only: Option<IpAddr>,
     ports: Option<PortRange>,
+    limit: Option<ByteSize>,
 }
 
 impl AgentHosted {
@@ -142,6 +152,9 @@ impl AgentStore for AgentHosted {
             Some(server) => server,
             None => {
                 let server = self.bind()?;
+                if let Some(limit) = self.limit {
+                    server.limit(limit)?;
+                }
                 self.greeted.shared.server.get_or_init(|| Arc::new(server))
             }
         };

@@ -3,6 +3,7 @@
 mod abuse;
 mod conformance;
 mod life;
+mod memory;
 mod presence;
 mod strangers;
 

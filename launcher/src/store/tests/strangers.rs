@@ -5,7 +5,7 @@ use super::*;
 
 const NEVER: Duration = Duration::from_secs(3600);
 
-fn limited(limits: Limits) -> StoreServer {
+pub(super) fn limited(limits: Limits) -> StoreServer {
     let listener = super::super::listen::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     StoreServer::start(listener, limits).expect("a thread can be started")
 }

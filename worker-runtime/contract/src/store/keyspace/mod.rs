@@ -15,6 +15,7 @@
 //! This module owns the state. It knows neither sockets nor bytes, and never blocks: a reply that must wait is
 //! returned by the call that fulfils it.
 
+mod detached;
 mod number;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use detached::Detached;
 pub use number::NumberError;
 use waiters::Waiters;
 
@@ -88,6 +90,8 @@ pub struct Keyspace {
     limit: u64,
     /// Prefixes of the keys that may use [`RESERVE`].
     reserved: Vec<Vec<u8>>,
+    /// Values that answers alone hold.
+    detached: Detached,
 }
 
 impl Default for Keyspace {
@@ -123,7 +127,25 @@ impl Keyspace {
             used: 0,
             limit,
             reserved: Vec::new(),
+            detached: Detached::default(),
         }
+    }
+
+    /// Has it hold at most about `limit` bytes from now on; what it holds stays.
+    pub fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    /// Bytes of values that were replaced, removed or popped, and that answers still hold; perhaps more, until
+    /// [`sweep_detached`](Self::sweep_detached).
+    #[must_use]
+    pub fn detached_bytes(&self) -> u64 {
+        self.detached.bytes()
+    }
+
+    /// Looks which of these values still are held.
+    pub fn sweep_detached(&mut self) {
+        self.detached.sweep();
     }
 
     /// Keeps [`RESERVE`] for keys that begin with one of these: agents still meet in a store that workers have filled.
@@ -185,7 +207,14 @@ impl Keyspace {
 
     /// Removes every key and queue that is not to be kept. Nobody is woken, and who waits goes on to wait.
     pub fn retain(&mut self, mut keeps: impl FnMut(&[u8]) -> bool) {
-        self.values.retain(|key, _| keeps(key));
+        let detached = &mut self.detached;
+        self.values.retain(|key, value| {
+            let is_kept = keeps(key);
+            if !is_kept {
+                detached.let_go(value);
+            }
+            is_kept
+        });
         self.queues.retain(|key, _| keeps(key));
         let of = |length: usize| length as u64 + OVERHEAD;
         let values: u64 = self.values.iter().map(|(key, value)| of(key.len() + value.len())).sum();
@@ -244,6 +273,7 @@ impl Keyspace {
     fn replace(&mut self, key: &[u8], value: Value) {
         let Some(present) = self.values.get_mut(key) else { return };
         self.used = self.used - present.len() as u64 + value.len() as u64;
+        self.detached.let_go(present);
         *present = value;
     }
 
@@ -284,6 +314,7 @@ impl Keyspace {
         self.admit(key, value.len() as u64)?;
         self.used += value.len() as u64;
         if let Some(present) = self.values.get_mut(key) {
+            self.detached.let_go(present);
             Arc::make_mut(present).extend_from_slice(&value);
         }
         self.written(key, answers);
@@ -311,6 +342,7 @@ impl Keyspace {
     fn delete(&mut self, key: &[u8]) -> bool {
         let removed = self.values.remove(key);
         if let Some(value) = &removed {
+            self.detached.let_go(value);
             self.shrink(key.len() + value.len());
         }
         removed.is_some()
@@ -333,6 +365,7 @@ impl Keyspace {
             queue.remove();
         }
         self.shrink(key.len() + value.len());
+        self.detached.hand_over(&value);
         Some((length, value))
     }
 

@@ -465,6 +465,48 @@ fn what_is_retained_goes_on_and_the_rest_is_gone() {
     assert_eq!((store.keyspace.used, store.get("/job/a")), (0, String::new()));
 }
 
+#[test]
+fn detached_bytes_are_those_of_values_that_only_answers_hold() {
+    let mut store = Store::default();
+    let held = |store: &mut Store| {
+        store.keyspace.sweep_detached();
+        store.keyspace.detached_bytes()
+    };
+    let ask_get = |store: &mut Store| store.ask(A, Request::Get { key: b"k".to_vec() });
+    store.ask(A, set("k", "1234567890"));
+    let answers: Vec<_> = (0..3).map(|_| ask_get(&mut store)).collect();
+    assert_eq!(store.keyspace.detached_bytes(), 0, "the keyspace holds the value too");
+    store.ask(A, set("k", "abc"));
+    assert_eq!(held(&mut store), OVERHEAD + 10, "three answers share one value");
+    let second = ask_get(&mut store);
+    store.ask(A, append("k", "d"));
+    let third = ask_get(&mut store);
+    store.ask(A, delete("k"));
+    assert_eq!(held(&mut store), 3 * OVERHEAD + 10 + 3 + 4);
+    drop((answers, second));
+    assert_eq!(held(&mut store), OVERHEAD + 4);
+    store.ask(A, push("q", "12"));
+    let popped = store.ask(A, pop("q"));
+    assert_eq!(held(&mut store), 2 * OVERHEAD + 4 + 2);
+    drop((third, popped));
+    assert_eq!(held(&mut store), 0);
+    // Without an answer nothing is listed.
+    store.ask(A, set("k", "1"));
+    store.ask(A, set("k", "2"));
+    assert_eq!(store.keyspace.detached_bytes(), 0);
+}
+
+#[test]
+fn list_of_detached_values_stays_as_short_as_what_it_lists() {
+    let mut store = Store::default();
+    for round in 0..100_000 {
+        store.ask(A, set("k", &round.to_string()));
+        drop(store.ask(A, push("q", "1")));
+        drop(store.ask(A, pop("q")));
+    }
+    assert!(store.keyspace.detached_bytes() < 2000 * (OVERHEAD + 1), "{}", store.keyspace.detached_bytes());
+}
+
 fn requests() -> impl Strategy<Value = Request> {
     let key = || prop_oneof![Just("a"), Just("b"), Just("c")];
     prop_oneof![

@@ -1,0 +1,77 @@
+//! What the store says when a client meets a limit: each kind once in a generation, since a client may try for ever.
+
+use rankrun_contract::store::keyspace::KeyspaceError;
+
+use crate::spec::size::ByteSize;
+use crate::store::connection::Closed;
+
+/// Longest part of a key that is shown, in bytes.
+const MAX_SHOWN: usize = 64;
+
+/// Which warnings were said.
+#[derive(Debug, Default)]
+pub(super) struct Warnings {
+    full: bool,
+    too_much: bool,
+    unread: bool,
+}
+
+impl Warnings {
+    /// A request did not fit into the keyspace; its text, where it is the first one.
+    pub(super) fn of_full(&mut self, error: &KeyspaceError, request: &str) -> Option<String> {
+        let KeyspaceError::Full { key, used, more, limit } = error else { return None };
+        let key = key[..key.len().min(MAX_SHOWN)].escape_ascii();
+        (!std::mem::replace(&mut self.full, true)).then(|| {
+            format!(
+                "the store is full: it holds {} of {}, and `{request}` of key `{key}` with {} more is refused; \
+                 `--store-limit SIZE` raises the limit",
+                ByteSize(*used),
+                ByteSize(*limit),
+                ByteSize(*more)
+            )
+        })
+    }
+
+    /// A connection was closed for a limit; its text, where it is the first one.
+    pub(super) fn of_close(&mut self, reason: &Closed, limit: u64) -> Option<String> {
+        let limit = ByteSize(limit);
+        match reason {
+            Closed::TooMuch => (!std::mem::replace(&mut self.too_much, true)).then(|| {
+                format!(
+                    "the store's clients leave more than {limit} of requests and answers unfinished: the store closes \
+                     the connection with the most; `--store-limit SIZE` raises the limit"
+                )
+            }),
+            Closed::Unread => (!std::mem::replace(&mut self.unread, true)).then(|| {
+                "a client of the store has read none of its answers for a minute: the store closes its connection"
+                    .to_owned()
+            }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_is_told_once_with_its_values() {
+        let mut warnings = Warnings::default();
+        let key = [b"k\x1b".as_slice(), &[b'x'; 100]].concat();
+        let full = KeyspaceError::Full { key, used: 3 << 19, more: 1000, limit: 2 << 20 };
+        let text = warnings.of_full(&full, "SET").unwrap();
+        assert!(
+            text.starts_with("the store is full: it holds 1.5MiB of 2MiB, and `SET` of key `k\\x1bxx"),
+            "{text}"
+        );
+        assert!(text.contains("x` with 1000B more is refused; `--store-limit SIZE`"), "{text}");
+        assert_eq!(warnings.of_full(&full, "SET"), None);
+        assert_eq!(warnings.of_full(&KeyspaceError::AlreadyWaiting, "WAIT"), None);
+        for reason in [Closed::TooMuch, Closed::Unread] {
+            assert!(warnings.of_close(&reason, 1 << 30).is_some());
+            assert_eq!(warnings.of_close(&reason, 1 << 30), None);
+        }
+        assert_eq!(warnings.of_close(&Closed::Silent, 1 << 30), None);
+    }
+}
