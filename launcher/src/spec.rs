@@ -2,7 +2,6 @@
 
 pub mod rendezvous;
 pub mod restart;
-pub mod size;
 pub mod stop;
 
 use std::collections::BTreeSet;

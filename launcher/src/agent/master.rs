@@ -11,10 +11,10 @@ use crate::rendezvous::exchange::AgentStore as _;
 use crate::rendezvous::host::held_unless_answered;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
-use crate::spec::size::ByteSize;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
+use bytesize::ByteSize;
 
 /// The workers' store of a job of one node.
 #[derive(Debug)]

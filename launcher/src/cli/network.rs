@@ -9,7 +9,7 @@ use super::settings::{Setting, Settings};
 use crate::facts::Facts;
 use crate::spec::Persona;
 use crate::spec::rendezvous::{NetworkSpec, PortRange};
-use crate::spec::size::ByteSize;
+use bytesize::ByteSize;
 
 /// What a job of a few thousand workers needs for its own keys.
 const SMALLEST_STORE: ByteSize = ByteSize(1 << 20);
@@ -41,7 +41,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
     let store_limit = match settings.text(&STORE_LIMIT)? {
         None => None,
         Some(Setting { origin, value }) => {
-            match ByteSize::parse(&value).filter(|size| *size >= SMALLEST_STORE) {
+            match value.parse::<ByteSize>().ok().filter(|size| *size >= SMALLEST_STORE) {
                 None => return Err(refused(origin, value, Expected::StoreLimit)),
                 found => found,
             }
@@ -136,7 +136,8 @@ mod tests {
         let both = [("GLOO_SOCKET_IFNAME", "eth0".to_owned()), ("NCCL_SOCKET_IFNAME", "=eth0".to_owned())];
         let ports = Some(PortRange { first: 5, last: 6 });
         let store_limit = Some(ByteSize(64 << 20));
-        let spec = NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true, store_limit };
+        let spec =
+            NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true, store_limit };
         assert_eq!(
             network(&["rankrun", "--iface", "eth0", "--port-range=5-6", "--store-limit", "64MiB"], &[]),
             (spec.clone(), both.to_vec())
@@ -161,8 +162,8 @@ mod tests {
             (["rankrun", "--port-range=9-8"], "`--port-range` is `9-8`, which is not two ports"),
             (["rankrun", "--port-range=0-8"], "`--port-range` is `0-8`, which is not two ports"),
             (
-                ["rankrun", "--store-limit=1GB"],
-                "`--store-limit` is `1GB`, which is not a size from `1MiB` up",
+                ["rankrun", "--store-limit=1GX"],
+                "`--store-limit` is `1GX`, which is not a size from `1MiB` up",
             ),
             (["rankrun", "--store-limit=1023KiB"], "`--store-limit` is `1023KiB`, which is not a size"),
         ] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
 
-use crate::spec::size::ByteSize;
+use bytesize::ByteSize;
 
 /// `--nnodes MIN:MAX`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

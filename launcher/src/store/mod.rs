@@ -26,7 +26,7 @@ use std::thread::{self, JoinHandle};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::spec::rendezvous::PortRange;
-use crate::spec::size::ByteSize;
+use bytesize::ByteSize;
 
 use listen::Interfaces;
 use server::{Command, Ends, Kept, Limits, Server};

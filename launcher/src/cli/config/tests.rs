@@ -8,8 +8,8 @@ use crate::cli::{Command, Launch, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::PortRange;
-use crate::spec::size::ByteSize;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
+use bytesize::ByteSize;
 
 const FILE: &str = r#"
 # A job that runs for weeks.

@@ -76,7 +76,7 @@ fn each_setting_of_the_nodes_has_its_source() {
             (Some("2s"), option("--lease")),
             (Some("eth0"), option("--iface")),
             (Some("5-9"), option("--port-range")),
-            (Some("2GiB"), option("--store-limit")),
+            (Some("2.0 GiB"), option("--store-limit")),
         ])
     );
     assert_eq!(

@@ -12,9 +12,9 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
 use crate::rendezvous::worker_store::WorkerStore;
 use crate::spec::rendezvous::PortRange;
-use crate::spec::size::ByteSize;
 use crate::store::StoreServer;
 use crate::store::listen::Interfaces;
+use bytesize::ByteSize;
 
 use super::plan::Fixed;
 

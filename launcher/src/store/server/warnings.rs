@@ -2,8 +2,8 @@
 
 use rankrun_contract::store::keyspace::KeyspaceError;
 
-use crate::spec::size::ByteSize;
 use crate::store::connection::Closed;
+use bytesize::ByteSize;
 
 /// Longest part of a key that is shown, in bytes.
 const MAX_SHOWN: usize = 64;
@@ -62,10 +62,10 @@ mod tests {
         let full = KeyspaceError::Full { key, used: 3 << 19, more: 1000, limit: 2 << 20 };
         let text = warnings.of_full(&full, "SET").unwrap();
         assert!(
-            text.starts_with("the store is full: it holds 1.5MiB of 2MiB, and `SET` of key `k\\x1bxx"),
+            text.starts_with("the store is full: it holds 1.5 MiB of 2.0 MiB, and `SET` of key `k\\x1bxx"),
             "{text}"
         );
-        assert!(text.contains("x` with 1000B more is refused; `--store-limit SIZE`"), "{text}");
+        assert!(text.contains("x` with 1000 B more is refused; `--store-limit SIZE`"), "{text}");
         assert_eq!(warnings.of_full(&full, "SET"), None);
         assert_eq!(warnings.of_full(&KeyspaceError::AlreadyWaiting, "WAIT"), None);
         for reason in [Closed::TooMuch, Closed::Unread] {

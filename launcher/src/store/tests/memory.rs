@@ -3,7 +3,7 @@
 use super::super::server::Limits;
 use super::strangers::limited;
 use super::*;
-use crate::spec::size::ByteSize;
+use bytesize::ByteSize;
 
 const MIB: usize = 1024 * 1024;
 
