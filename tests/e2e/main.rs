@@ -45,6 +45,7 @@ mod rust_examples;
 mod rust_failures;
 mod rust_training;
 mod siblings;
+mod schedulers;
 mod signals;
 mod stdin;
 mod stop_times;

@@ -7,7 +7,6 @@
 //! | `count` | how many workers |
 //! | `cpus` | workers on the CPUs, and why |
 //! | `seats` | which worker has which device |
-//! | `scheduler` | whether each task of a scheduler is a launcher |
 //! | `advice` | hints that fit what was said, and the name under which it was said |
 //! | `told` | the lines that say who sits where |
 //!
@@ -18,7 +17,6 @@ mod advice;
 mod chosen;
 mod count;
 mod cpus;
-mod scheduler;
 mod seats;
 mod told;
 mod wishes;

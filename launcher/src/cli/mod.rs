@@ -33,6 +33,8 @@ mod rendezvous;
 mod resolve;
 mod restart;
 mod run;
+mod scheduler;
+mod separate_jobs;
 mod settings;
 mod shebang;
 mod signals;
@@ -50,6 +52,7 @@ pub use explain::{Explain, Form, Origins, RunIdLife};
 pub use inspect::{Inspect, Manner, Subject};
 pub use logs::parents_of_error_files;
 pub use notice::Notice;
+pub use separate_jobs::SeparateJobs;
 
 use crate::facts::Facts;
 use crate::gc::Request;

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::NESTING;
+use rankrun_contract::env::{NESTING, RUN_ID};
 
 use super::error::SettingError;
 use crate::facts::Facts;
@@ -37,6 +37,15 @@ pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<
     }
     nesting.launcher = facts.world().process_id();
     Ok(nesting.render())
+}
+
+/// Whether a worker started this launcher. The variables alone do not say it: `srun` hands those of a worker on.
+pub(super) fn is_inside_worker(facts: &Facts) -> bool {
+    match facts.variable(NESTING).and_then(OsStr::to_str).and_then(Nesting::parse) {
+        Some(nesting) => facts.world().descends_from(nesting.launcher),
+        // torchrun leaves no such trace.
+        None => facts.variable(RUN_ID).is_some(),
+    }
 }
 
 /// What tells entrypoints apart, and the entrypoint as it was typed.
@@ -147,6 +156,15 @@ mod tests {
     fn counts_of_a_launcher_that_is_not_above_start_anew() {
         let three = inside(3, SCRIPT).unwrap();
         assert!(nesting(FakeWorld::new().elsewhere(), &three, SCRIPT).unwrap().ends_with("=1"));
+    }
+
+    #[test]
+    fn worker_is_known_by_its_launcher_above() {
+        let is_inside = |world: FakeWorld, environment: &[_]| is_inside_worker(&world.facts(environment));
+        assert!(is_inside(FakeWorld::new(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
+        assert!(!is_inside(FakeWorld::new().elsewhere(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
+        assert!(is_inside(FakeWorld::new().elsewhere(), &[(RUN_ID, "none")]));
+        assert!(!is_inside(FakeWorld::new(), &[]));
     }
 
     #[test]

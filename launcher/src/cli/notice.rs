@@ -8,6 +8,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use super::error::Origin;
 use super::python::PythonSource;
+use super::separate_jobs::SeparateJobs;
 
 /// One thing to say once at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub enum Notice {
         /// As it was written.
         value: String,
     },
+    /// The job runs on a part of its nodes.
+    SeparateJobs(SeparateJobs),
     /// Nobody said where the nodes meet.
     OnThisMachine {
         /// On which port of each machine.
@@ -197,6 +200,7 @@ impl fmt::Display for Notice {
             Self::Alone { origin, value } => {
                 write!(f, "{origin} is `{value}`, and no other node can find a store on a free port")
             }
+            Self::SeparateJobs(jobs) => jobs.fmt(f),
             Self::OnThisMachine { port } => write!(
                 f,
                 "no `--rdzv-endpoint` is given: this node meets others at `localhost:{port}`; on other machines it \

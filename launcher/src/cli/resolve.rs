@@ -25,6 +25,7 @@ use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::{resolve_restart, tell_missing_folder};
 use super::run::{STDIN, VERBOSE};
+use super::separate_jobs::refuse_separate_jobs;
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
@@ -61,6 +62,7 @@ pub(super) fn resolve(
     check_monitor_interval(&settings)?;
     refuse_clashes(&settings)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
+    refuse_separate_jobs(&settings, argv0, &request, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
     let network = resolve_network(&settings)?;
     let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;

@@ -116,7 +116,7 @@ fn several_launchers_on_one_node() {
     }
     let machine = Machine::gpus(8);
     for (variables, fix) in [
-        ("SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=8(x2)", "srun --ntasks-per-node=1"),
+        ("SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=8(x2)", "--ntasks-per-node=1 rankrun"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=3", "mpirun"),
     ] {
         refused(&format!("{variables} rankrun"), &machine, &["8 tasks", fix, "--nproc-per-node"]);

@@ -1,14 +1,13 @@
 //! How many workers there are, and whether that many may share the devices.
 
-use std::ffi::OsStr;
-
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::wishes::Count;
-use super::{Devices, Resolver, scheduler};
+use super::{Devices, Resolver};
 use crate::cli::Verbosity;
 use crate::cli::error::{CliError, DeviceError};
 use crate::cli::notice::Notice;
+use crate::cli::scheduler::find_step;
 use crate::cli::torchrun::NPROC_PER_NODE;
 use crate::device::DeviceType;
 use crate::device::choice::{Choice, label};
@@ -57,17 +56,17 @@ impl Resolver<'_> {
 
     /// Eight tasks on a node with eight devices would be 64 workers.
     fn refuse_second_launcher(&self, workers: LocalWorldSize) -> Result<(), DeviceError> {
-        let facts = self.settings.facts;
-        let variable = |name: &str| facts.variable(name).and_then(OsStr::to_str);
-        match scheduler::several_tasks(variable) {
-            Some(tasks) if workers > LocalWorldSize::ONE => Err(DeviceError::SeveralLaunchers {
+        let Some(step) = find_step(self.settings.facts).filter(|_| workers > LocalWorldSize::ONE) else {
+            return Ok(());
+        };
+        step.here.map_or(Ok(()), |tasks| {
+            Err(DeviceError::SeveralLaunchers {
                 variable: tasks.variable,
                 tasks: tasks.count,
                 workers: workers.get(),
-                fix: tasks.fix,
-            }),
-            _ => Ok(()),
-        }
+                fix: format!("{} rankrun …", step.one_per_node()),
+            })
+        })
     }
 
     pub(super) fn refuse_sharing(

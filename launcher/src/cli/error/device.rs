@@ -83,7 +83,7 @@ pub enum DeviceError {
         /// What each would start.
         workers: u32,
         /// The command that starts one launcher on each node.
-        fix: &'static str,
+        fix: String,
     },
     /// `--numa-binding`
     #[error("{origin} is `{value}`, and local rank {local_rank} cannot be bound: {error}")]

@@ -202,6 +202,19 @@ pub enum SettingError {
         /// Where it came from.
         origin: Origin,
     },
+    /// Each of several tasks would run a job of its own.
+    #[error(
+        "`{variable}` says that this is one of {tasks} tasks, and nothing says how many nodes the job has: each task \
+         would run a separate job"
+    )]
+    SeparateJobs {
+        /// What says so.
+        variable: &'static str,
+        /// Tasks on all nodes.
+        tasks: u32,
+        /// The command line that makes one job of them.
+        line: String,
+    },
     /// `--module` with `--no-python`.
     #[error("`--no-python` and `--module` exclude each other")]
     ModuleWithoutPython,
@@ -330,6 +343,9 @@ impl SettingError {
             Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
             Self::JoinsUnseen { .. } => {
                 Some("unset `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, or leave out the limit".to_owned())
+            }
+            Self::SeparateJobs { line, .. } => {
+                Some(format!("one job is started by `{line}`; for separate jobs add `--nnodes 1`"))
             }
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),

@@ -217,17 +217,18 @@ fn a_dead_device_is_refused_or_left_out_where_somebody_looks() {
 #[test]
 fn several_launchers_on_one_node_are_refused_with_both_fixes() {
     let step = [("SLURM_PROCID", "3"), ("SLURM_STEP_TASKS_PER_NODE", "8(x2)")];
-    let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun", &step);
+    let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun --nnodes 1", &step);
     assert_eq!(code, 1);
     assert_eq!(
         text,
         "`SLURM_STEP_TASKS_PER_NODE` says that 8 tasks run on this node, and each would start 2 workers, one for each \
          device"
     );
-    assert!(hint.contains("`srun --ntasks-per-node=1 rankrun …`"), "{hint}");
+    assert!(hint.contains("`srun -N1 -n1 --ntasks-per-node=1 rankrun …`"), "{hint}");
     assert!(hint.contains("`--nproc-per-node 1`"), "{hint}");
     for line in ["rankrun --nproc-per-node 1", "rankrun --devices 0", "torchrun", "rankrun --device-type cpu"]
     {
+        let line = &format!("{line} --nnodes 1");
         assert_eq!(launch(with_sign(gpus(2)), line, &step).spec.workers.get(), 1, "{line}");
     }
     assert_eq!(launch(with_sign(gpus(2)), "rankrun", &[("SLURM_PROCID", "0")]).spec.workers.get(), 2);

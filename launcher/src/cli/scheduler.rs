@@ -1,0 +1,260 @@
+//! Whether a scheduler or an MPI launcher started this launcher once for each of its tasks. Pure: a lookup in the
+//! environment.
+//!
+//! Slurm sets `SLURM_PROCID` in a batch script too, which is not a task of a step: there `SLURM_STEP_ID` is missing or
+//! one of the large numbers that mean the script itself, and `SLURM_TASKS_PER_NODE` counts tasks that are still to be
+//! started. `srun` alone sets `SLURM_STEP_NUM_TASKS` and `SLURM_STEP_TASKS_PER_NODE`.
+
+use std::ffi::OsStr;
+
+use super::nesting::is_inside_worker;
+use crate::facts::Facts;
+
+/// What started the tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Starter {
+    /// `srun`
+    Slurm,
+    /// An MPI launcher: its name, and its options for one task on each node.
+    Mpi {
+        /// The command.
+        command: &'static str,
+        /// Before the number of nodes; empty where the command has hosts of its own.
+        count: &'static str,
+        /// One task on each node.
+        one_per_node: &'static str,
+    },
+}
+
+/// A number of tasks, and the variable that says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tasks {
+    pub(super) variable: &'static str,
+    pub(super) count: u32,
+}
+
+/// The step of which this launcher is one task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) starter: Starter,
+    /// On all nodes, where there are several.
+    pub(super) all: Option<Tasks>,
+    /// On this node, where there are several.
+    pub(super) here: Option<Tasks>,
+    /// How many nodes have such tasks.
+    pub(super) nodes: u32,
+}
+
+/// The names under which one MPI launcher tells its tasks how many they are.
+struct MpiNames {
+    all: &'static str,
+    here: &'static str,
+    starter: Starter,
+}
+
+const fn mpi([all, here]: [&'static str; 2], [command, count, one_per_node]: [&'static str; 3]) -> MpiNames {
+    MpiNames { all, here, starter: Starter::Mpi { command, count, one_per_node } }
+}
+
+const HYDRA: [&str; 3] = ["mpiexec", "-n", "-ppn 1"];
+const MPI: [MpiNames; 6] = [
+    mpi(["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"], ["mpirun", "", "--map-by ppr:1:node"]),
+    mpi(["PMI_SIZE", "MPI_LOCALNRANKS"], HYDRA),
+    mpi(["MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"], HYDRA),
+    mpi(["PMI_SIZE", "PALS_LOCAL_SIZE"], ["mpiexec", "-n", "--ppn 1"]),
+    mpi(
+        ["JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"],
+        ["jsrun", "--nrs", "--tasks_per_rs 1 --rs_per_host 1"],
+    ),
+    mpi(["PMI_SIZE", "PMI_LOCAL_SIZE"], HYDRA),
+];
+/// Open MPI up to version 4 says it; otherwise the sizes do.
+const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
+/// Slurm's numbers from here on are not steps: 4294967291 is the batch script, 4294967290 the shell of `salloc`.
+const NO_STEP: u32 = 0xffff_fff0;
+
+/// The step, if this launcher is a task of one. A worker is not: its launcher was the task.
+pub(super) fn find_step(facts: &Facts) -> Option<Step> {
+    if is_inside_worker(facts) {
+        return None;
+    }
+    step_of(|name| facts.variable(name).and_then(OsStr::to_str))
+}
+
+/// How many nodes the Slurm allocation has, where several.
+pub(super) fn nodes_of_allocation(facts: &Facts) -> Option<u32> {
+    let variable = |name: &str| facts.variable(name).and_then(OsStr::to_str);
+    variable("SLURM_JOB_ID").filter(|_| !is_inside_worker(facts))?;
+    let nodes = number(&variable, "SLURM_JOB_NUM_NODES").or_else(|| number(&variable, "SLURM_NNODES"));
+    nodes.filter(|nodes| *nodes > 1)
+}
+
+fn step_of<'a>(variable: impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
+    let mpi = |is_it: fn(&MpiNames) -> &'static str| {
+        let names = MPI.iter().find(|names| number(&variable, is_it(names)).is_some())?;
+        Some(step_of_mpi(names, &variable))
+    };
+    // `mpirun` may start its own daemons as a step of one task on each node. But `srun --mpi=pmi2` sets `PMI_SIZE` too,
+    // though no local size.
+    mpi(|names| names.here).or_else(|| step_of_slurm(&variable)).or_else(|| mpi(|names| names.all))
+}
+
+fn number<'a>(variable: &impl Fn(&str) -> Option<&'a str>, name: &str) -> Option<u32> {
+    variable(name)?.trim().parse().ok()
+}
+
+fn several(tasks: Tasks) -> Option<Tasks> {
+    Some(tasks).filter(|tasks| tasks.count > 1)
+}
+
+fn step_of_mpi<'a>(names: &MpiNames, variable: &impl Fn(&str) -> Option<&'a str>) -> Step {
+    let tasks = |name| number(variable, name).and_then(|count| several(Tasks { variable: name, count }));
+    let here = tasks(names.here);
+    let all = tasks(names.all).or(here);
+    let nodes = number(variable, OPEN_MPI_NODES);
+    Step { starter: names.starter, all, here, nodes: nodes.unwrap_or_else(|| count_nodes(all, here)) }
+}
+
+fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
+    let task = number(variable, "SLURM_PROCID")?;
+    let node = number(variable, "SLURM_NODEID").unwrap_or(0);
+    let id = variable("SLURM_STEP_ID").or_else(|| variable("SLURM_STEPID"));
+    let has_number = id.is_some_and(|id| id.trim().parse().is_ok_and(|id: u32| id < NO_STEP));
+    if id.is_some() && !has_number {
+        return None;
+    }
+    let of = |name: &'static str| {
+        let count = tasks_on(variable(name)?, node)?;
+        Some(Tasks { variable: name, count })
+    };
+    let of_the_job = || of("SLURM_TASKS_PER_NODE").or_else(|| of("SLURM_NTASKS_PER_NODE"));
+    let in_a_step = has_number || task > 0;
+    let here = of("SLURM_STEP_TASKS_PER_NODE").or_else(|| in_a_step.then(of_the_job).flatten());
+    const ALL: &str = "SLURM_STEP_NUM_TASKS";
+    let all = number(variable, ALL).map(|count| Tasks { variable: ALL, count });
+    if here.is_none() && all.is_none() {
+        return None;
+    }
+    let here = here.and_then(several);
+    let all = all.and_then(several).or(here);
+    let nodes = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"].iter().find_map(|name| number(variable, name));
+    let nodes = nodes.unwrap_or_else(|| count_nodes(all, here));
+    Some(Step { starter: Starter::Slurm, all, here, nodes })
+}
+
+/// Where each node has as many tasks as this one.
+fn count_nodes(all: Option<Tasks>, here: Option<Tasks>) -> u32 {
+    let here = here.map_or(1, |here| here.count);
+    all.map_or(1, |all| all.count.div_ceil(here))
+}
+
+/// The number for node `node` in a list such as `8(x2),4`; for a list that is shorter, the last one.
+fn tasks_on(list: &str, node: u32) -> Option<u32> {
+    let mut last = None;
+    let mut passed: u64 = 0;
+    for item in list.split(',') {
+        let (count, nodes) = match item.trim().split_once("(x") {
+            Some((count, nodes)) => (count, nodes.strip_suffix(')')?.parse::<u32>().ok()?),
+            None => (item.trim(), 1),
+        };
+        last = Some(count.parse().ok()?);
+        passed += u64::from(nodes);
+        if u64::from(node) < passed {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Environment = Vec<(&'static str, &'static str)>;
+
+    fn step(environment: &Environment) -> Option<Step> {
+        step_of(|name| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| *value))
+    }
+
+    #[test]
+    fn step_with_several_tasks_on_this_node_is_seen() {
+        const STEP: &str = "SLURM_STEP_TASKS_PER_NODE";
+        for (environment, expected) in [
+            (vec![], None),
+            // A batch script: the tasks are still to come.
+            (vec![("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "8(x2)")], None),
+            (vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "batch"), ("SLURM_NTASKS_PER_NODE", "8")], None),
+            (
+                vec![("SLURM_PROCID", "0"), ("SLURM_STEPID", "4294967291"), ("SLURM_NTASKS_PER_NODE", "8")],
+                None,
+            ),
+            // The allocation's shell.
+            (vec![("SLURM_TASKS_PER_NODE", "8")], None),
+            (vec![("SLURM_PROCID", "0"), (STEP, "8(x2)")], Some((STEP, 8))),
+            (vec![("SLURM_PROCID", "9"), ("SLURM_NODEID", "1"), (STEP, "8,4")], Some((STEP, 4))),
+            (vec![("SLURM_PROCID", "9"), ("SLURM_NODEID", "2"), (STEP, "8(x2),1")], None),
+            // `srun --ntasks-per-node=1` inside a script that asked for 8.
+            (vec![("SLURM_PROCID", "0"), (STEP, "1(x2)"), ("SLURM_NTASKS_PER_NODE", "8")], None),
+            (vec![("SLURM_PROCID", "3"), ("SLURM_NTASKS_PER_NODE", "8")], Some(("SLURM_NTASKS_PER_NODE", 8))),
+            (
+                vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0"), ("SLURM_TASKS_PER_NODE", "2(x3)")],
+                Some(("SLURM_TASKS_PER_NODE", 2)),
+            ),
+            (vec![("OMPI_COMM_WORLD_LOCAL_SIZE", "8")], Some(("OMPI_COMM_WORLD_LOCAL_SIZE", 8))),
+            (vec![("OMPI_COMM_WORLD_LOCAL_SIZE", "1")], None),
+            (vec![("MPI_LOCALNRANKS", " 2")], Some(("MPI_LOCALNRANKS", 2))),
+            (vec![("PMI_LOCAL_SIZE", "many")], None),
+            (
+                vec![("SLURM_PROCID", "0"), (STEP, "1(x2)"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")],
+                Some(("OMPI_COMM_WORLD_LOCAL_SIZE", 4)),
+            ),
+            (
+                vec![("SLURM_PROCID", "0"), (STEP, "8(x"), ("MPI_LOCALNRANKS", "2")],
+                Some(("MPI_LOCALNRANKS", 2)),
+            ),
+        ] {
+            let here = step(&environment).and_then(|step| step.here);
+            assert_eq!(here.map(|tasks| (tasks.variable, tasks.count)), expected, "{environment:?}");
+        }
+    }
+
+    #[test]
+    fn step_of_several_tasks_has_their_number_and_its_nodes() {
+        const ALL: &str = "SLURM_STEP_NUM_TASKS";
+        const OMPI: &str = "OMPI_COMM_WORLD_SIZE";
+        let slurm =
+            |all| vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0"), (ALL, all), ("SLURM_NNODES", "2")];
+        let with = |more: Environment| [slurm("2"), more].concat();
+        for (environment, expected) in [
+            (slurm("2"), Some((ALL, 2, 2))),
+            (vec![("SLURM_PROCID", "0"), (ALL, "3")], Some((ALL, 3, 3))),
+            (slurm("1"), None),
+            (slurm(""), None),
+            (vec![(ALL, "2")], None),
+            (with(vec![("SLURM_STEP_NUM_NODES", "1")]), Some((ALL, 2, 1))),
+            // The shell of `salloc`, where it is a step.
+            (vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967290"), (ALL, "2")], None),
+            // The daemons of `mpirun` are a step of two, and it starts one task.
+            (with(vec![(OMPI, "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), None),
+            (with(vec![("PMI_SIZE", "2")]), Some((ALL, 2, 2))),
+            (vec![(OMPI, "6"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")], Some((OMPI, 6, 3))),
+            (
+                vec![(OMPI, "5"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"), ("OMPI_MCA_orte_num_nodes", "2")],
+                Some((OMPI, 5, 2)),
+            ),
+            (vec![("PMI_SIZE", "4")], Some(("PMI_SIZE", 4, 4))),
+            (vec![("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "4")], Some(("PMI_SIZE", 4, 1))),
+        ] {
+            let step = step(&environment);
+            let said = step.and_then(|step| Some((step.all?.variable, step.all?.count, step.nodes)));
+            assert_eq!(said, expected, "{environment:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_list_panics(list in "[0-9(x),]{0,24}", node in 0u32..) {
+            let _ = tasks_on(&list, node);
+        }
+    }
+}

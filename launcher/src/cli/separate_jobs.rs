@@ -1,0 +1,177 @@
+//! A launcher that a scheduler starts once for each task, or on one node of several, and that is not told how many nodes
+//! the job has: each task would run a job of its own.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+use super::error::{CliError, SettingError};
+use super::grammar::{Given, Request};
+use super::notice::Notice;
+use super::option::{Kind, OptionRow};
+use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
+use super::settings::Settings;
+use super::torchrun::{
+    MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, NPROC_PER_NODE, RDZV_BACKEND, RDZV_ENDPOINT, RDZV_ID,
+    STANDALONE,
+};
+use crate::explain::quote::{for_people, for_shell};
+use crate::spec::Persona;
+
+/// What the line for one job says anew.
+const OF_NODES: [&OptionRow; 8] =
+    [&NNODES, &NODE_RANK, &RDZV_BACKEND, &RDZV_ENDPOINT, &RDZV_ID, &MASTER_ADDR, &MASTER_PORT, &STANDALONE];
+
+/// What says that a job does not run on all of its nodes, and the command line with which it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeparateJobs {
+    /// Each of several tasks runs a job of its own.
+    Tasks {
+        /// What says that there are several.
+        variable: &'static str,
+        /// How many.
+        tasks: u32,
+        /// The command line that makes one job of them.
+        line: String,
+    },
+    /// The launcher was started by hand or by a batch script, and the Slurm allocation has more nodes.
+    Allocation {
+        /// How many.
+        nodes: u32,
+        /// The command line that makes one job on all of them.
+        line: String,
+    },
+}
+
+impl fmt::Display for SeparateJobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tasks { variable, tasks, line } => write!(
+                f,
+                "`{variable}` says that this is one of {tasks} tasks, and each runs a separate job; one job is started by \
+                 `{line}`"
+            ),
+            Self::Allocation { nodes, line } => write!(
+                f,
+                "the job runs on this machine alone, and the Slurm allocation has {nodes} nodes; one job on all of them is \
+                 started by `{line}`"
+            ),
+        }
+    }
+}
+
+/// Refuses a task of several that would run a separate job; says one line where only that is expected.
+///
+/// # Errors
+/// Under our own name, in a step of several tasks.
+pub(super) fn refuse_separate_jobs(
+    settings: &Settings<'_>,
+    argv0: &OsStr,
+    request: &Request,
+    notices: &mut Vec<Notice>,
+) -> Result<(), CliError> {
+    if settings.find(&NNODES).is_some() || settings.flag(&STANDALONE)? {
+        return Ok(());
+    }
+    let line = Line { settings, argv0, request };
+    let Some(step) = find_step(settings.facts) else {
+        let of_allocation = nodes_of_allocation(settings.facts)
+            .map(|nodes| SeparateJobs::Allocation { nodes, line: line.of_slurm(nodes, None) });
+        notices.extend(of_allocation.map(Notice::SeparateJobs));
+        return Ok(());
+    };
+    let Some(tasks) = step.all else { return Ok(()) };
+    let (variable, tasks, line) = (tasks.variable, tasks.count, line.of_step(&step));
+    match settings.persona {
+        Persona::Rankrun => Err(SettingError::SeparateJobs { variable, tasks, line }.into()),
+        Persona::Torchrun => {
+            notices.push(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }));
+            Ok(())
+        }
+    }
+}
+
+/// The command line that makes one job of all tasks.
+struct Line<'a> {
+    settings: &'a Settings<'a>,
+    argv0: &'a OsStr,
+    request: &'a Request,
+}
+
+impl Line<'_> {
+    fn of_step(&self, step: &Step) -> String {
+        let here = step.here.map(|tasks| tasks.count);
+        match step.starter {
+            Starter::Slurm => self.of_slurm(step.nodes, here),
+            Starter::Mpi { command, .. } if step.nodes < 2 => {
+                format!("{}`, without `{command}", self.launcher(here, ""))
+            }
+            Starter::Mpi { .. } => {
+                let meeting =
+                    format!("--nnodes {} --rdzv-backend c10d --rdzv-endpoint \"$(hostname)\"", step.nodes);
+                format!("{} {}", step.one_per_node(), self.launcher(here, &meeting))
+            }
+        }
+    }
+
+    /// The shell runs inside the task: only there `SLURM_STEP_NODELIST` is set.
+    fn of_slurm(&self, nodes: u32, here: Option<u32>) -> String {
+        let srun = srun(nodes);
+        // `srun` gives a task one CPU, unless it is told how many.
+        let cpus = self.settings.facts.variable("SLURM_CPUS_ON_NODE").and_then(OsStr::to_str);
+        let cpus = cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &u32| *cpus > 1);
+        let cpus = cpus.map_or_else(String::new, |cpus| format!(" -c{cpus}"));
+        if nodes < 2 {
+            return format!("{srun}{cpus} {}", self.launcher(here, ""));
+        }
+        let meeting = format!(
+            "--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint \
+             \"$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)\" --rdzv-id \"$SLURM_JOB_ID\""
+        );
+        let inner = self.launcher(here, &meeting);
+        let inner = String::from_utf8_lossy(&for_shell(OsStr::new(&inner))).into_owned();
+        format!("{srun}{cpus} bash -c {inner}")
+    }
+
+    /// What was typed, with other words about the nodes. As many workers as there were tasks, where no number was said.
+    fn launcher(&self, here: Option<u32>, meeting: &str) -> String {
+        let mut words = vec![for_people(self.argv0)];
+        words.extend(Some(meeting).filter(|meeting| !meeting.is_empty()).map(str::to_owned));
+        if let Some(here) = here.filter(|_| self.settings.find(&NPROC_PER_NODE).is_none()) {
+            words.push(format!("--{} {here}", NPROC_PER_NODE.long));
+        }
+        let options = self.request.given.iter().filter(|given| !OF_NODES.contains(&given.row));
+        words.extend(options.map(typed));
+        words.push(for_people(&self.request.entrypoint));
+        words.extend(self.request.args.iter().map(|word| for_people(word)));
+        words.join(" ")
+    }
+}
+
+impl Step {
+    /// What starts one launcher on each node.
+    pub(super) fn one_per_node(&self) -> String {
+        match self.starter {
+            Starter::Slurm => srun(self.nodes),
+            Starter::Mpi { command, count: "", one_per_node } => format!("{command} {one_per_node}"),
+            Starter::Mpi { command, count, one_per_node } => {
+                format!("{command} {count} {} {one_per_node}", self.nodes)
+            }
+        }
+    }
+}
+
+/// Both numbers are given: `srun` reads a missing one from the variables of the batch script.
+fn srun(nodes: u32) -> String {
+    format!("srun -N{nodes} -n{nodes} --ntasks-per-node=1")
+}
+
+/// An option as it may stand on a command line.
+fn typed(given: &Given) -> String {
+    let Given { row, value } = given;
+    if row.kind == Kind::Flag {
+        return format!("--{}", row.long);
+    }
+    let separator = if value.is_empty() || value.as_bytes().starts_with(b"-") { "=" } else { " " };
+    format!("--{}{separator}{}", row.long, for_people(value))
+}
