@@ -10,7 +10,6 @@ mod affinity;
 
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +20,7 @@ use nix::unistd::{AccessFlags, access};
 use crate::device::{Ask, CudaDevice, Machine};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc;
+use crate::regular_file;
 
 /// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
@@ -144,24 +144,16 @@ impl World for System {
 
     fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
-        match File::open(path).and_then(|file| file.take(most as u64).read_to_end(&mut bytes)) {
+        match regular_file::open_to_read(path).and_then(|file| file.take(most as u64).read_to_end(&mut bytes))
+        {
             Ok(_) => bytes,
             Err(_) => Vec::new(),
         }
     }
 
     fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
-        // A pipe without a writer would keep us waiting.
-        let kind = std::fs::metadata(path)?.file_type();
-        if !kind.is_file() {
-            return Err(io::Error::other(if kind.is_dir() {
-                "it is a folder"
-            } else {
-                "it is no regular file"
-            }));
-        }
         let mut bytes = Vec::new();
-        File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+        regular_file::open_to_read(path)?.take(most + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > most {
             return Err(io::Error::other(format!("it has more than {most} bytes")));
         }

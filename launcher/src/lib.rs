@@ -15,6 +15,7 @@
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | everything told to people |
+//! | [`regular_file`] | opens files, and nothing that is not one |
 //! | [`shim`] | makes the torchrun of a Python environment ours, and back |
 
 pub mod agent;
@@ -30,6 +31,7 @@ mod litter;
 pub mod logs;
 pub mod placement;
 pub mod process;
+pub mod regular_file;
 pub mod rendezvous;
 pub mod reporter;
 pub mod shim;

@@ -335,15 +335,16 @@ fn what_is_no_such_file_is_said() {
         mkfifo(Path::new(&at("fifo")), Mode::S_IRWXU).expect("the folder is ours");
         let huge = [b"# ".as_slice(), &vec![b'x'; 2 << 20]].concat();
         fs::write(at("huge"), huge).expect("the folder is ours");
-        for (path, why) in [
-            (scratch.folder("folder", 0o777), "it is a folder"),
-            (at("fifo"), "it is no regular file"),
-            (at("missing"), "No such file or directory"),
-            (at("huge"), "it has more than 1048576 bytes"),
-            ("/dev/zero".to_owned(), "it is no regular file"),
+        let (read, write) = ("hint: name a file that can be read", "hint: write it into a file");
+        for (path, why, hint) in [
+            (scratch.folder("folder", 0o777), "a folder is not a regular file", write),
+            (at("fifo"), "a FIFO (a pipe) is not a regular file", write),
+            (at("missing"), "No such file or directory", read),
+            (at("huge"), "it has more than 1048576 bytes", read),
+            ("/dev/zero".to_owned(), "a device is not a regular file", write),
         ] {
             let said = format!("error: the configuration file `{path}` cannot be read: {why}");
-            refused(&run(named(*name, &path)), &[&said, "hint: name a file that can be read"]);
+            refused(&run(named(*name, &path)), &[&said, hint]);
         }
         let outcome = run(configured(*name, &scratch, b"[launch]\n# caf\xe9\nrole = \"x\"\n"));
         let said = format!("error: `{}`, line 2: this is not valid UTF-8", at("rankrun.toml"));

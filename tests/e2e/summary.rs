@@ -56,6 +56,6 @@ fn whatever_stands_in_place_of_the_error_file_holds_up_nothing() {
     let line = "rm -f \"$TORCHELASTIC_ERROR_FILE\"; mkfifo \"$TORCHELASTIC_ERROR_FILE\"; exit 3";
     for name in Name::both().iter().filter(|_| only_ours()) {
         let launch = Launch::standalone(*name, 1).args(["--no-python", "sh", "-c", line]);
-        launch.run().exits(name.code(3)).complains("it is no plain file");
+        launch.run().exits(name.code(3)).complains("a FIFO (a pipe) is not a regular file");
     }
 }

@@ -33,6 +33,7 @@ pub mod elastic;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;
+mod regular_file;
 pub mod report;
 pub mod sampler;
 mod socket;

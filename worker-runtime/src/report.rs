@@ -5,7 +5,8 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use rankrun_contract::report::{self, ErrorReport};
 
 use crate::context::WorkerContext;
 use crate::process_group::parting;
-use crate::{backtrace, clock, diagnostic, trace};
+use crate::{backtrace, clock, diagnostic, regular_file, trace};
 
 /// The first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
@@ -154,9 +155,19 @@ fn write_file(message: &str, call_stack: &str) -> bool {
         unix_seconds: Some(clock::unix_seconds()),
         lost_rank: LOST.get().copied(),
     };
-    let written = std::fs::write(&path, report::render(&report));
+    let path = Path::new(&path);
+    if regular_file::is_null(path) {
+        return false;
+    }
+    let written = replace(path, &report::render(&report));
     if let Err(error) = &written {
-        say(&format!("error: cannot write the error file `{}`: {error}", Path::new(&path).display()));
+        say(&format!("error: cannot write the error file `{}`: {error}", path.display()));
     }
     written.is_ok()
+}
+
+/// Nothing waits for the reader of a FIFO: the rank has to end.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = regular_file::open(path, OpenOptions::new().write(true).create(true).truncate(true))?;
+    file.write_all(text.as_bytes())
 }

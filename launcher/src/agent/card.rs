@@ -17,6 +17,7 @@ use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
+use crate::regular_file::{self, NotRegular};
 use crate::rendezvous::Round;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
@@ -190,8 +191,8 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 enum Unread {
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
-    #[error("it is no plain file")]
-    NoFile,
+    #[error(transparent)]
+    NotRegular(#[from] NotRegular),
     #[error(transparent)]
     NoReport(#[from] ReportError),
 }
@@ -215,11 +216,10 @@ pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
 
 /// Whatever a worker has put there, nothing waits for it: a FIFO or a device is no report.
 fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(Unread::NoFile);
-    }
+    regular_file::check(&metadata)?;
     let mut bytes = Vec::new();
     let limit = u64::try_from(report::MAX_LEN).unwrap_or(u64::MAX).saturating_add(1);
     if metadata.len() < limit {

@@ -75,7 +75,7 @@ impl LastWords {
         voice.failure(&summary::render(&card), hint.as_deref());
         if self.persona == Persona::Torchrun {
             let report = evidence.torch_report(failure, self.title.clone());
-            voice.print(&torch_report::render(&report));
+            voice.torch_report(&torch_report::render(&report));
         }
         shown
     }

@@ -29,6 +29,7 @@ use super::torchrun::{
     RDZV_ID, SHUTDOWN_TIMEOUT,
 };
 use crate::facts::Facts;
+use crate::regular_file;
 use crate::spec::stop::GraceCause;
 
 /// More than any such file has.
@@ -109,10 +110,13 @@ pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, Cli
     let Some(Setting { value, .. }) = settings.find(&CONFIG) else { return Ok(Config::default()) };
     let fail = |problem| ConfigError { path: value.to_string_lossy().into_owned(), at: None, problem };
     let path = facts.absolute(Path::new(&value));
-    let bytes = facts
-        .world()
-        .whole_file(&path, MOST_BYTES)
-        .map_err(|problem| fail(ConfigProblem::Unreadable(problem.to_string())))?;
+    let bytes = facts.world().whole_file(&path, MOST_BYTES).map_err(|error| {
+        let words = error.to_string();
+        fail(match regular_file::not_regular(&error) {
+            Some(_) => ConfigProblem::NotRegular(words),
+            None => ConfigProblem::Unreadable(words),
+        })
+    })?;
     match std::str::from_utf8(&bytes) {
         Ok(text) => Ok(parse(&value, text)?),
         Err(error) => {

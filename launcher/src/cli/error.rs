@@ -18,6 +18,7 @@ use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};
 use super::torchrun;
 use crate::exit_code;
+use crate::reporter::plain::is_bidi_control;
 use crate::spec::Persona;
 
 mod clash;
@@ -156,7 +157,7 @@ impl CliError {
         // What was typed is repeated, and may hold commands for a terminal.
         let harmless = |letter: char| match letter {
             '\n' | '\t' => letter.to_string(),
-            letter if letter.is_control() => letter.escape_default().to_string(),
+            letter if letter.is_control() || is_bidi_control(letter) => letter.escape_default().to_string(),
             letter => letter.to_string(),
         };
         text.chars().map(harmless).collect()

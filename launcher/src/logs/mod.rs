@@ -2,7 +2,7 @@
 //! threads that copy what is captured. The agent owns [`Logs`]; log bytes never pass through it.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use rankrun_contract::rank::Generation;
 
 use crate::placement::WorkerId;
+use crate::regular_file;
 use crate::reporter::console::{Console, Output, Stream};
 use crate::spec::{Duplicates, Persona};
 use channel::{Channel, PipeSize};
@@ -376,14 +377,16 @@ impl Drop for Logs {
     }
 }
 
-/// A log file, empty.
+/// A log file, empty. A worker of an earlier life may have put anything in its place.
 fn create(path: &Path) -> Result<File, LogError> {
-    File::create(path).map_err(|source| LogError::File { path: path.to_owned(), source })
+    let mut options = OpenOptions::new();
+    let file = regular_file::open_without_wait(path, options.write(true).create(true).truncate(true));
+    file.map_err(|source| LogError::File { path: path.to_owned(), source })
 }
 
-/// The last bytes of a file.
+/// The last bytes of a file. The worker may have put anything in its place.
 fn end_of(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let mut file = regular_file::open_to_read(path)?;
     if file.seek(SeekFrom::End(-FILE_TAIL)).is_err() {
         file.rewind()?;
     }

@@ -2,18 +2,20 @@
 //! launcher, reads there what the job died of.
 
 use std::error::Error;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
+use nix::sys::stat::{FileStat, fstat};
 use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport};
 
 use crate::error::in_one_line;
+use crate::regular_file;
 
 /// So much of a file that was there before is told.
 const OLD_CONTENTS: u64 = 64 * 1024;
@@ -68,10 +70,14 @@ pub fn record(path: &Path, report: &ErrorReport) -> Result<(), Unwritten> {
 /// Writes the text in place of whatever was there, and gives the start of that.
 ///
 /// # Errors
-/// As [`record`]. Nothing waits for a reader: a FIFO takes the text only if somebody has it open.
+/// As [`record`]. A FIFO or a device is refused, but for `/dev/null` and the launcher's own output.
 pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
     let unwritten = |source| Unwritten { path: path.to_owned(), source };
-    let is_plain = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    let found = fs::metadata(path).ok();
+    let is_plain = found.as_ref().is_some_and(Metadata::is_file);
+    if let Some(found) = found.filter(|found| !is_null(found) && !is_own_output(found)) {
+        regular_file::check(&found).map_err(|error| unwritten(error.into()))?;
+    }
     let old = is_plain.then(|| start_of(path)).flatten();
     // A link, such as `/dev/stdout`, is not ours to remove: what it names is written.
     if is_plain && !path.is_symlink() {
@@ -89,9 +95,21 @@ pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
     Ok(old)
 }
 
+/// The device that swallows everything.
+fn is_null(found: &Metadata) -> bool {
+    let is_it = |null: Metadata| found.file_type().is_char_device() && found.rdev() == null.rdev();
+    fs::metadata("/dev/null").is_ok_and(is_it)
+}
+
+/// Whether it is our standard output or error, as `/dev/stdout` is.
+fn is_own_output(found: &Metadata) -> bool {
+    let is_it = |own: FileStat| (own.st_dev, own.st_ino) == (found.dev(), found.ino());
+    fstat(io::stdout()).is_ok_and(is_it) || fstat(io::stderr()).is_ok_and(is_it)
+}
+
 fn start_of(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    fs::File::open(path).ok()?.take(OLD_CONTENTS).read_to_end(&mut bytes).ok()?;
+    regular_file::open_to_read(path).ok()?.take(OLD_CONTENTS).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 

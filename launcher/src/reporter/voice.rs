@@ -1,6 +1,7 @@
 //! The launcher's own voice: what it says to people on standard error, and how errors look.
 #![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::panic::Location;
 use std::time::SystemTime;
@@ -12,6 +13,7 @@ use crate::cli::{Notice, Verbosity};
 use crate::reporter::console::{Console, Stream};
 use crate::reporter::happening;
 use crate::reporter::local_time::LocalTime;
+use crate::reporter::plain::{plain, with_bidi_escaped};
 use crate::reporter::torch_log::{self, Group, Level, LogLine};
 use crate::spec::Persona;
 
@@ -103,9 +105,11 @@ impl Voice {
     pub fn replaced(&self, path: &str, contents: &str) {
         match self.manner {
             Manner::Ours => {
+                let contents: Vec<String> = contents.lines().map(plain).collect();
+                let contents = contents.join("\n");
                 self.say(&format!("`{path}` was there already and is replaced; it said: {contents}"))
             }
-            Manner::Torch { .. } => self.log(&[torch_log::replaced(path, contents)]),
+            Manner::Torch { .. } => self.log(&[torch_log::replaced(path, &self.for_terminal(contents))]),
         }
     }
 
@@ -134,6 +138,20 @@ impl Voice {
     /// A whole report whose first line is the fact, and one hint.
     pub fn failure(&self, report: &str, hint: Option<&str>) {
         self.with_hint(self.heading(report.trim_end()), hint);
+    }
+
+    /// torchrun's report of a failure, which has texts of the workers: to the byte, but for what a terminal would obey.
+    pub fn torch_report(&self, report: &str) {
+        self.write(&self.for_terminal(report));
+    }
+
+    /// Bidirectional controls as escapes where a terminal shows the text.
+    fn for_terminal<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.console.output(Stream::Stderr).is_terminal() {
+            Cow::Owned(with_bidi_escaped(text))
+        } else {
+            Cow::Borrowed(text)
+        }
     }
 
     /// What is written in a form of its own, in whole lines.

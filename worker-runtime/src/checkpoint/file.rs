@@ -10,6 +10,7 @@ use twox_hash::XxHash3_64;
 
 use super::header::{self, Header, HeaderError, LENGTH, MAX_LENGTH};
 use super::names;
+use crate::regular_file;
 
 /// How much is read at once.
 const CHUNK: usize = 1 << 20;
@@ -51,7 +52,7 @@ pub(super) type Identity = [i64; 2];
 impl Opened {
     /// Opens a file and believes nothing of it but its head, which fits the file's length.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
-        let mut file = File::open(path)?;
+        let mut file = regular_file::open(path, OpenOptions::new().read(true))?;
         let actual = file.metadata()?.len();
         let mut length = [0; LENGTH];
         match file.read_exact(&mut length) {

@@ -20,6 +20,7 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -140,7 +141,10 @@ impl Checkpoint {
 /// Makes the folder, and looks whether files can be made in it.
 fn make_ready(folder: &Path) -> Result<(), CheckpointError> {
     let ready = || {
-        fs::create_dir_all(folder)?;
+        fs::create_dir_all(folder).map_err(|error| match fs::metadata(folder) {
+            Ok(found) if !found.is_dir() => io::Error::from(ErrorKind::NotADirectory),
+            _ => error,
+        })?;
         // Also of a file system that is mounted read-only.
         access(folder, AccessFlags::W_OK | AccessFlags::X_OK)?;
         // Its own name should last, too; who may not read the folder above it has none that is new.

@@ -148,6 +148,28 @@ fn a_panic_is_reported_with_its_backtrace() {
     assert!(!stderr.contains("runtime::report::main"), "{stderr}");
 }
 
+/// The rank ends, whatever stands in the place of its error file.
+#[test]
+fn fifo_or_device_as_error_file_is_refused_at_once() {
+    let folder = Folder::new();
+    let fifo = folder.0.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let fifo = fifo.to_str().unwrap();
+    for (path, said) in [
+        (fifo, "a FIFO (a pipe) is not a regular file"),
+        ("/dev/zero", "a device is not a regular file"),
+        ("/dev", "a folder is not a regular file"),
+    ] {
+        for role in ["error", "panic"] {
+            let ended = Ended::of(role, &[(ERROR_FILE, path)]);
+            assert_eq!(ended.output.status.code(), Some(1), "{}", ended.stderr());
+            let told = format!("rank 1: error: cannot write the error file `{path}`: {said}");
+            assert!(ended.stderr().contains(&told), "{}", ended.stderr());
+        }
+    }
+    assert!(!Ended::of("error", &[(ERROR_FILE, "/dev/null")]).stderr().contains("error file"));
+}
+
 #[test]
 fn panic_backtrace_is_in_the_error_file_or_on_standard_error() {
     let frame = "runtime::report::main";

@@ -27,6 +27,8 @@ fn place(path: &str, at: Option<&(usize, String)>) -> String {
 pub enum ConfigProblem {
     /// It cannot be read, in words.
     Unreadable(String),
+    /// A FIFO, a device, a socket or a folder, in words.
+    NotRegular(String),
     /// It is not UTF-8.
     NotUnicode,
     /// It is no TOML.
@@ -69,7 +71,7 @@ pub enum ConfigProblem {
 impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
+            Self::Unreadable(why) | Self::NotRegular(why) => write!(f, "cannot be read: {why}"),
             Self::NotUnicode => f.write_str("this is not valid UTF-8"),
             Self::Syntax { key: None, what } => f.write_str(what),
             Self::Syntax { key: Some(key), what } => write!(f, "`{key}`: {what}"),
@@ -85,6 +87,9 @@ impl ConfigProblem {
     pub(super) fn hint(&self) -> String {
         match self {
             Self::Unreadable(_) => "name a file that can be read, or leave `--config` out".to_owned(),
+            Self::NotRegular(_) => {
+                "write it into a file: the launcher reads it again after a failure".to_owned()
+            }
             Self::NotUnicode => "save it as UTF-8".to_owned(),
             Self::Syntax { what, .. } if what.contains("duplicate key") => "drop one of them".to_owned(),
             Self::Syntax { .. } => {

@@ -4,6 +4,7 @@ use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
 
+use super::sharded::{load_parts, save_parts};
 use super::*;
 
 #[test]
@@ -98,6 +99,69 @@ fn where_none_can_be_used_every_rank_says_why() {
         );
         assert!(told.contains("step-0000000040.safetensors`: it cannot be read: "), "{told}");
         assert_eq!(error.hint(), Some("remove these files to begin anew"));
+    }
+}
+
+/// Nothing waits for a writer, and nothing reads a device without end.
+#[test]
+fn fifo_or_device_as_checkpoint_is_refused_at_once() {
+    let folder = Folder::new();
+    save(&folder, 1, &[20]);
+    let fifo = folder.0.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let place = folder.main(40);
+    let link = |target: &str| std::os::unix::fs::symlink(target, &place).unwrap();
+    let kinds: [(&dyn Fn(), &str); 5] = [
+        (&|| nix::unistd::mkfifo(&place, nix::sys::stat::Mode::S_IRWXU).unwrap(), "a FIFO (a pipe)"),
+        (&|| link(fifo.to_str().unwrap()), "a FIFO (a pipe)"),
+        (&|| link("/dev/zero"), "a device"),
+        (&|| link("/dev/tty"), "a device"),
+        (&|| drop(std::os::unix::net::UnixListener::bind(&place).unwrap()), "a socket"),
+    ];
+    for (make, kind) in kinds {
+        make();
+        let loaded = load(&folder, 2).unwrap();
+        assert_eq!(loaded.step, 20);
+        let [refused] = &loaded.refused[..] else { panic!("{loaded:?}") };
+        assert_eq!(refused.reason, format!("it cannot be read: {kind} is not a regular file"));
+        fs::remove_file(&place).unwrap();
+    }
+}
+
+#[test]
+fn fifo_as_part_of_a_checkpoint_is_refused_at_once() {
+    let folder = Folder::new();
+    save_parts(&folder, 2, 20);
+    save_parts(&folder, 2, 40);
+    let names = folder.names();
+    let part =
+        names.iter().find(|name| name.starts_with("step-0000000040.") && name.contains("part-1")).unwrap();
+    fs::remove_file(folder.0.join(part)).unwrap();
+    nix::unistd::mkfifo(&folder.0.join(part), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let loaded = load_parts(&folder, 2);
+    assert_eq!(loaded.step, 20);
+    assert!(loaded.refused[0].reason.contains("a FIFO (a pipe) is not a regular file"), "{loaded:?}");
+}
+
+/// A save puts its own file there.
+#[test]
+fn save_replaces_fifo_at_its_place() {
+    let folder = Folder::new();
+    nix::unistd::mkfifo(&folder.main(40), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    save(&folder, 1, &[40]);
+    assert_eq!(load(&folder, 1).unwrap().step, 40);
+}
+
+#[test]
+fn fifo_or_device_as_checkpoint_folder_is_refused_at_once() {
+    let folder = Folder::new();
+    let fifo = folder.0.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for path in [&*fifo, Path::new("/dev/zero")] {
+        for result in ranks_in(&[path; 2], |_| Ok(())) {
+            let told = result.unwrap_err().to_string();
+            assert!(told.contains(&format!("in the folder `{}`", path.display())), "{told}");
+        }
     }
 }
 

@@ -1,0 +1,156 @@
+//! Opens regular files. A FIFO, a device, a socket or a folder at the path is refused, and nothing waits for it.
+
+use std::fmt;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// An `open` with these returns at once, and a terminal does not become ours by it.
+const FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
+
+/// A path where something else stands than a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} is not a regular file")]
+pub struct NotRegular {
+    /// What stands there.
+    pub kind: OtherKind,
+}
+
+/// What stands at a path instead of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtherKind {
+    /// A named pipe, or a pipe under a name in `/proc` or `/dev`.
+    Fifo,
+    /// A character or block device.
+    Device,
+    /// A socket.
+    Socket,
+    /// A folder.
+    Folder,
+}
+
+impl fmt::Display for OtherKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fifo => "a FIFO (a pipe)",
+            Self::Device => "a device",
+            Self::Socket => "a socket",
+            Self::Folder => "a folder",
+        })
+    }
+}
+
+impl From<NotRegular> for io::Error {
+    fn from(error: NotRegular) -> Self {
+        Self::other(error)
+    }
+}
+
+/// What kept [`open`] from a file, where it was not the kernel.
+#[must_use]
+pub fn not_regular(error: &io::Error) -> Option<NotRegular> {
+    error.get_ref()?.downcast_ref().copied()
+}
+
+/// Whether it is a regular file.
+///
+/// # Errors
+/// It is something else.
+pub fn check(metadata: &Metadata) -> Result<(), NotRegular> {
+    let file_type = metadata.file_type();
+    let kind = match file_type {
+        _ if file_type.is_file() => return Ok(()),
+        _ if file_type.is_dir() => OtherKind::Folder,
+        _ if file_type.is_fifo() => OtherKind::Fifo,
+        _ if file_type.is_socket() => OtherKind::Socket,
+        _ => OtherKind::Device,
+    };
+    Err(NotRegular { kind })
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_to_read(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().read(true))
+}
+
+/// Opens a regular file, links followed. What stands at the path is looked at first, since opening a device may do
+/// something by itself, and again once it is open.
+///
+/// # Errors
+/// It is something else ([`not_regular`]), or the kernel refuses it.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    // A missing file may be made; of any other error the kernel's own words tell.
+    if let Ok(metadata) = fs::metadata(path) {
+        check(&metadata)?;
+    }
+    let file = open_without_wait(path, options)?;
+    check(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Opens whatever stands at the path: a FIFO that no process reads is an error at once.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn open_without_wait(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let file = options.custom_flags(FLAGS).open(path)?;
+    // A worker may inherit it and look at its flags.
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_waits() {
+        let folder = std::env::temp_dir().join(format!("rankrun-regular-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name);
+        nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        for (link, target) in
+            [("to-fifo", at("fifo")), ("to-zero", "/dev/zero".into()), ("to-file", at("file"))]
+        {
+            std::os::unix::fs::symlink(target, at(link)).unwrap();
+        }
+        for (path, kind) in [
+            (at("fifo"), OtherKind::Fifo),
+            (at("to-fifo"), OtherKind::Fifo),
+            (at("socket"), OtherKind::Socket),
+            ("/dev/zero".into(), OtherKind::Device),
+            (at("to-zero"), OtherKind::Device),
+            (folder.clone(), OtherKind::Folder),
+        ] {
+            let write = open(&path, OpenOptions::new().write(true).create(true).truncate(true));
+            for result in [open_to_read(&path), write] {
+                assert_eq!(
+                    not_regular(&result.unwrap_err()),
+                    Some(NotRegular { kind }),
+                    "{}",
+                    path.display()
+                );
+            }
+        }
+        assert_eq!(open_to_read(&at("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        open(&at("to-file"), OpenOptions::new().write(true).create(true))
+            .unwrap()
+            .write_all(b"text")
+            .unwrap();
+        let mut text = String::new();
+        open_to_read(&at("to-file")).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
