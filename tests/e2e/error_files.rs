@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use harness::{Launch, Name, Outcome, Scratch, namespaces, only_ours, soak, tell};
+use harness::{Launch, Name, Outcome, Scratch, free_port, namespaces, only_ours, soak, tell};
 use nix::sys::signal::Signal;
 
 /// As torch's `record` writes it.
@@ -108,6 +108,33 @@ fn error_files_of_earlier_lives_go_if_the_report_shows_their_text() {
     assert_eq!(files_below(&outcome.temporary()).len(), 2, "{outcome}");
 }
 
+/// Rank 0 writes its error file when it is stopped for the failure on the other node.
+#[test]
+fn error_files_of_a_node_that_did_not_fail_first_are_shown_and_removed() {
+    if !only_ours() {
+        return;
+    }
+    let endpoint = format!("localhost:{}", free_port());
+    let steps =
+        ["catch", "alive", "rank0:signal", "rank0:error-file={\"message\": \"lost 1\"}", "rank0:exit=1"];
+    let steps = steps.iter().chain(&["rank1:read", "rank1:error-file={\"message\": \"cause\"}", "exit=3"]);
+    let node = || {
+        let launch =
+            Launch::new(Name::Rankrun).args(["--nnodes", "2", "--nproc-per-node", "1", "--stdin", "all"]);
+        let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-id", "x", "--iface", "lo"]);
+        launch.args(["--rdzv-endpoint", &endpoint]).stdin_open().worker(steps.clone().copied()).start()
+    };
+    let mut jobs = [node(), node()];
+    jobs.iter().for_each(|job| drop(job.line("alive rank=")));
+    jobs.iter_mut().for_each(|job| job.type_text("\n"));
+    let outcomes = jobs.map(harness::Job::wait);
+    let peer = outcomes.iter().find(|outcome| outcome.out().contains("alive rank=0")).expect("rank 0 ran");
+    peer.complains("reports of this node's workers:\n  what rank 0 reported:\n    | lost 1\n");
+    for outcome in &outcomes {
+        assert_eq!(files_below(&outcome.temporary()), [] as [PathBuf; 0], "{outcome}");
+    }
+}
+
 /// The reader of the report has gone: the files are all that is left of it.
 #[test]
 fn error_files_stay_where_no_process_reads_the_report() {
@@ -135,8 +162,16 @@ fn killed_job(launch: Launch) -> Outcome {
     job.wait()
 }
 
+/// `gc` looks at every process of the user and at `/dev/shm`: it must not meet what other tests leave there.
+fn apart(launch: Launch, script: &str) -> Launch {
+    let script = format!("mount -t tmpfs tmpfs /dev/shm || exit 97; {script}");
+    let spaces = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"];
+    launch.under(spaces.into_iter().chain(["sh", "-c", &script, "sh"]))
+}
+
 fn gc(temporary: &Path, words: &[&str]) -> Outcome {
-    Launch::new(Name::Rankrun).env("TMPDIR", temporary).args(["gc"]).args(words.iter().copied()).run()
+    let launch = Launch::new(Name::Rankrun).env("TMPDIR", temporary).args(["gc"]).args(words.iter().copied());
+    apart(launch, "exec \"$@\"").run()
 }
 
 /// A place for the folders of one test, which other tests do not share.
@@ -204,8 +239,7 @@ fn folder_of_a_job_that_starts_beside_gc_stays() {
     let place = PathBuf::from(scratch.folder(PLACE, 0o777));
     let collector = "while [ -d \"$TMPDIR/go-on\" ]; do \"$@\" gc --json; done";
     fs::create_dir(place.join("go-on")).expect("the place is ours");
-    let collecting =
-        Launch::new(Name::Rankrun).env("TMPDIR", &place).under(["sh", "-c", collector, "sh"]).start();
+    let collecting = apart(Launch::new(Name::Rankrun).env("TMPDIR", &place), collector).start();
     collecting.line("processes");
     for round in 0..rounds {
         let launch = Launch::standalone(Name::Rankrun, 2).env("TMPDIR", &place);

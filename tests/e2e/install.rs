@@ -278,7 +278,15 @@ fn pytorch_trains_under_the_shim_of_the_installed_wheel() {
 /// As `rankrun shim on` leaves them when it is killed: before a rename, between two renames, and before it has cleared away.
 #[test]
 fn files_of_an_interrupted_shim_are_put_back_or_removed_by_gc() {
+    if !harness::namespaces() {
+        return;
+    }
     let environment = Environment::with_fake_torch();
+    // In a container: `gc` looks at every process of the user and at `/dev/shm`.
+    let gc = |words: &str| {
+        let line = format!("mount -t tmpfs tmpfs /dev/shm && exec rankrun gc {words}");
+        environment.out(&format!("unshare --pid --mount --fork --mount-proc sh -c '{line}'"))
+    };
     let before = environment.files();
     let (bin, packages) = (environment.bin(""), environment.packages());
     fs::write(bin.join(".torchrun.rankrun-new"), "new").expect("the environment is ours");
@@ -287,16 +295,16 @@ fn files_of_an_interrupted_shim_are_put_back_or_removed_by_gc() {
         .expect("the environment is ours");
     fs::hard_link(environment.bin("torchrun"), bin.join(".torchrun.rankrun-old"))
         .expect("the environment is ours");
-    let out = environment.out("rankrun gc --dry-run");
+    let out = gc("--dry-run");
     assert!(out.contains("3 paths left") && out.contains("/bin/.torchrun.rankrun-old\n"), "{out}");
-    let out = environment.out("rankrun gc --json");
+    let out = gc("--json");
     assert_eq!(out.matches("\"fate\": \"removed\"").count(), 3, "{out}");
     assert_eq!(environment.files(), before);
     assert!(!packages.join("._rankrun_shim.rankrun-new").exists());
     // The only copy.
     fs::rename(environment.bin("torchrun"), bin.join(".torchrun.rankrun-old"))
         .expect("the environment is ours");
-    let out = environment.out("rankrun gc");
+    let out = gc("");
     assert!(out.contains("0 paths removed, 1 put back\n"), "{out}");
     assert_eq!(environment.files(), before);
     every_call_is_torchs(&environment, "");

@@ -17,7 +17,7 @@ use crate::facts::short_hostname;
 use crate::process::Exit;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
-use crate::reporter::summary::peers::ShownTexts;
+use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::voice::Voice;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{LaunchSpec, Persona};
@@ -61,6 +61,12 @@ impl LastWords {
             (None, ..) => {}
         }
         report_others(end, voice);
+        if end.failure.is_none() {
+            let reports = workers.reports(&mut shown);
+            if !reports.is_empty() {
+                voice.say(&peers::render(&reports));
+            }
+        }
         shown
     }
 

@@ -1,6 +1,6 @@
 //! Files and folders that are left, and how they are told. Pure.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -47,7 +47,7 @@ pub struct LeftPath {
     pub fate: PathFate,
 }
 
-fn as_shown<S: serde::Serializer>(path: &PathBuf, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
 }
 

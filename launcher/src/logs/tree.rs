@@ -241,12 +241,10 @@ impl LogTree {
         &self.run
     }
 
-    /// The error files that workers of any generation have left, at most so many.
+    /// The error files that workers of any generation have left, at most so many. Links that a worker made are not followed.
     #[must_use]
     pub fn error_files(&self, at_most: usize) -> Vec<PathBuf> {
-        let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let attempts = entries(&self.run).map(|entry| entry.path());
-        let workers = attempts.flat_map(|attempt| entries(&attempt).map(|entry| entry.path()));
+        let workers = folders_in(&self.run).flat_map(|attempt| folders_in(&attempt));
         let files = workers.map(|worker| worker.join(ERROR_FILE));
         files.filter(|file| file.symlink_metadata().is_ok()).take(at_most).collect()
     }
@@ -259,6 +257,11 @@ impl LogTree {
         // The first that stays keeps the ones above it.
         let _ = folders.iter().flatten().try_for_each(std::fs::remove_dir);
     }
+}
+
+fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
 /// The run id as a folder's name: torch fails on a `/` in it (contract 8.22).

@@ -98,6 +98,23 @@ fn empty_folders_are_removed_and_others_stay() {
 }
 
 #[test]
+fn error_files_are_found_in_every_generation_and_not_behind_links() {
+    let scratch = Scratch::new();
+    let mut tree = made(&LogDir::ErrorFiles(scratch.0.clone()), "j");
+    let attempts = [0, 1].map(|restarts| tree.attempt(RestartCount(restarts), two()).unwrap());
+    let files = [attempts[0].error_file(LocalRank(1)), attempts[1].error_file(LocalRank(0))];
+    files.iter().for_each(|file| std::fs::write(file, "{}").unwrap());
+    let elsewhere = scratch.0.join("elsewhere/0");
+    std::fs::create_dir_all(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join(ERROR_FILE), "{}").unwrap();
+    std::os::unix::fs::symlink(elsewhere.parent().unwrap(), tree.run_folder().join("attempt_9")).unwrap();
+    let mut found = tree.error_files(9);
+    found.sort();
+    assert_eq!(found, files);
+    assert_eq!(tree.error_files(1).len(), 1);
+}
+
+#[test]
 fn a_folder_that_the_user_named_must_be_writable() {
     let scratch = Scratch::new();
     let file = scratch.0.join("file");

@@ -224,7 +224,12 @@ fn marked(pid: Pid, environment: &Environment) -> Result<Option<Standing>, Canno
     let Some(job) = environment.value(JOB).and_then(|mark| Uuid::try_parse_ascii(mark).ok()) else {
         return Ok(None);
     };
-    let evidence = if job_limit::has(pid, job)? { Evidence::Inherited } else { Evidence::Environment };
+    let inherits = job_limit::has(pid, job)?;
+    // The limits of a process that is just ending are empty.
+    if !inherits && Stat::of(pid)?.is_none_or(|stat| stat.has_ended()) {
+        return Ok(None);
+    }
+    let evidence = if inherits { Evidence::Inherited } else { Evidence::Environment };
     Ok(Some(Standing::Marked { job, evidence, kept: environment.value(KEEP) == Some(b"1") }))
 }
 

@@ -1,5 +1,7 @@
 //! A kill by name ends one of the launcher's two processes, and the other one sweeps.
 
+use std::time::Duration;
+
 use harness::{Launch, Name, namespaces, only_ours, soak, tell};
 
 /// A loop of `$rounds` jobs, each killed by `$kill`. Each has a grandchild in a session of its own. Counts the rounds in
@@ -43,4 +45,42 @@ fn pkill_of_our_name_leaves_no_grandchild() {
 #[test]
 fn killall_of_our_name_leaves_no_grandchild() {
     nothing_is_left_by("killall -9 rankrun");
+}
+
+/// A loop of `$rounds` jobs whose two processes are killed together, each a little later than the one before. `$1` is the
+/// launcher's program.
+const BOTH: &str = r#"
+    said="$TMPDIR/said" round=0 left=0 doubtful=0 ended=0
+    while [ $round -lt $rounds ]; do
+        round=$((round + 1)); : > "$said"
+        "$@" > "$said" 2>&1 & guard=$!
+        until agent=$(pgrep -x rr-agent -P $guard); do :; done
+        sleep 0.00$((round * 7 % 10)); [ $((round % 2)) -eq 0 ] || until grep -q ready "$said"; do :; done
+        kill -STOP $guard $agent; kill -9 $agent $guard
+        wait $guard 2> "$TMPDIR/wait"
+        while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done
+        "$1" gc --json > "$TMPDIR/collected" || left=$((left + 1))
+        if grep -q '"environment"' "$TMPDIR/collected"; then doubtful=$((doubtful + 1)); fi
+        ended=$((ended + $(grep -c '"inherited"' "$TMPDIR/collected")))
+        if ps -o stat=,args= -C sleep | grep -v ^Z; then left=$((left + 1)); pkill -9 -x sleep; fi
+    done
+    echo "rounds=$round left=$left doubtful=$doubtful"; [ $ended -gt 0 ] && echo "some ended""#;
+
+/// Only the workers die with both processes; what they have started at any moment, gc ends without a doubt.
+#[test]
+fn both_killed_at_any_moment_leave_what_gc_ends() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let rounds = if soak() { 400 } else { 20 };
+    let script = format!("mount -t tmpfs tmpfs /dev/shm || exit 97; rounds={rounds}; {BOTH}");
+    let spaces = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"];
+    let container = spaces.into_iter().chain(["sh", "-c", &script, "sh"]);
+    let launch = Launch::standalone(Name::Rankrun, 2).under(container);
+    let line = "sleep 1111 & setsid --fork sleep 1112; setsid --fork setsid --fork sleep 1113; echo ready; exec sleep 2222";
+    let outcome = launch.limit(Duration::from_secs(600)).shell(line).run();
+    outcome.exits(0).says(&format!("rounds={rounds} left=0 doubtful=0\n")).says("some ended\n");
+    if soak() {
+        tell(&format!("both killed: {rounds} of {rounds} kills left nothing behind `gc`"));
+    }
 }

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
+use rankrun_contract::rank::{LocalRank, Rank};
+
 use super::Workers;
 use crate::agent::card;
 use crate::logs::tree::LogTree;
-use crate::reporter::summary::peers::ShownTexts;
+use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::voice::Voice;
 use crate::spec::LogDir;
 
@@ -14,6 +16,21 @@ use crate::spec::LogDir;
 const MOST_FILES: usize = 4096;
 
 impl Workers {
+    /// What the workers of the last generation reported, on a node where none of them failed first; adds what is shown of
+    /// it. Empty where the files stay.
+    pub(in crate::agent) fn reports(&self, shown: &mut ShownTexts) -> Vec<PeerReport> {
+        if !matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
+            return Vec::new();
+        }
+        let rank = |local_rank: LocalRank| {
+            self.placements.get(local_rank.index()).map_or(Rank(local_rank.0), |seat| seat.rank)
+        };
+        peers::group(
+            self.error_files.iter().map(|(local_rank, file)| (rank(*local_rank), &file.report)),
+            shown,
+        )
+    }
+
     /// The error files whose text the report shows. Says where there are others. Empty where the files stay, as in a folder
     /// that the user named.
     pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &Voice) -> Vec<PathBuf> {

@@ -66,6 +66,12 @@ pub fn group<'a>(
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
+/// What a node says whose workers did not fail first.
+#[must_use]
+pub fn render(peers: &[PeerReport]) -> String {
+    format!("reports of this node's workers:\n{}", lines(peers).join("\n"))
+}
+
 /// The lines about them.
 pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
     let mut lines = Vec::new();
