@@ -141,27 +141,31 @@ fn cards_hidden_on_purpose_leave_the_cpus_without_a_word() {
 
 #[test]
 fn devices_asked_for_by_option_are_refused_without_a_card() {
-    for asking in [
-        "--devices 0",
-        "--devices 0,1 --nproc-per-node 2",
-        "--devices all",
-        "--devices idle",
-        "--device-type cuda",
-        "--device-type cuda --nproc-per-node 2",
-        "--device-type rocm",
-        "--device-type xpu",
-        "--device-type hpu",
-        "--device-type npu",
-        "--nproc-per-node gpu",
-        "--nproc-per-node xpu",
+    for (asking, said) in [
+        ("--devices 0", "`--devices` is `0`: there is no "),
+        ("--devices 0,1 --nproc-per-node 2", "`--devices` is `0,1`: there is no "),
+        ("--devices all", "`--devices` is `all`: there is no "),
+        ("--devices idle", "`--devices` is `idle`: there is no "),
+        ("--device-type cuda", "`--device-type` is `cuda`: there is no cuda device"),
+        ("--device-type cuda --nproc-per-node 2", "`--device-type` is `cuda`: there is no cuda device"),
+        ("--device-type rocm", "`--device-type` is `rocm`: there is no rocm device"),
+        ("--device-type xpu", "`--device-type` is `xpu`: there is no xpu device"),
+        ("--device-type hpu", "`--device-type` is `hpu`: there is no hpu device"),
+        ("--device-type npu", "`--device-type` is `npu`: there is no npu device"),
+        ("--nproc-per-node gpu", "`--nproc-per-node` is `gpu`: there is no cuda device"),
+        ("--nproc-per-node xpu", "`--nproc-per-node` is `xpu`: there is no xpu device"),
     ] {
-        refused(&format!("rankrun {asking}"), &Machine::empty(), &["error: ", "hint: "]);
+        let said = format!("error: {said}");
+        refused(&format!("rankrun {asking}"), &Machine::empty(), &[&said, "hint: "]);
         let with_variable = format!("CUDA_VISIBLE_DEVICES=0,1 rankrun {asking}");
-        refused(&with_variable, &Machine::empty(), &["error: ", "hint: "]);
+        refused(&with_variable, &Machine::empty(), &[&said, "hint: "]);
     }
-    for variable in ["RANKRUN_DEVICES=0", "RANKRUN_DEVICE_TYPE=cuda"] {
+    for (variable, said) in [
+        ("RANKRUN_DEVICES=0", "error: `RANKRUN_DEVICES` is `0`: there is no "),
+        ("RANKRUN_DEVICE_TYPE=cuda", "error: `RANKRUN_DEVICE_TYPE` is `cuda`: there is no cuda device"),
+    ] {
         for name in ["rankrun", "torchrun"] {
-            refused(&format!("{variable} {name}"), &Machine::empty(), &["error: ", "hint: "]);
+            refused(&format!("{variable} {name}"), &Machine::empty(), &[said, "hint: "]);
         }
     }
 }

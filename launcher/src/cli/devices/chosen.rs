@@ -80,15 +80,27 @@ impl Resolver<'_> {
 
     /// Who counts what is not there is told so.
     fn no_choice(&self, error: ChoiceError) -> DeviceError {
-        match (&self.wishes.count, &error) {
+        let wishes = &self.wishes;
+        let listed = wishes.devices.as_ref().map(|listed| (&listed.origin, listed.value.0.clone()));
+        let typed = || wishes.kind.as_ref().map(|kind| (&kind.origin, kind.value.to_string()));
+        match (&wishes.count, &error) {
             (
                 Count::Of { origin, word, .. },
                 ChoiceError::NoDevices { .. } | ChoiceError::AllHidden { .. },
-            ) if self.wishes.devices.is_none() => DeviceError::NoAccelerator {
+            ) if wishes.devices.is_none() => DeviceError::NoAccelerator {
                 origin: origin.clone(),
                 value: word.clone(),
                 torch: self.torchs_words(word),
                 error: Box::new(error),
+            },
+            (_, ChoiceError::NoDevices { .. }) => match listed.or_else(typed) {
+                Some((origin, value)) => DeviceError::NoAccelerator {
+                    origin: origin.clone(),
+                    value,
+                    torch: None,
+                    error: Box::new(error),
+                },
+                None => DeviceError::Choice(error),
             },
             _ => DeviceError::Choice(error),
         }
