@@ -44,6 +44,7 @@ mod shm;
 mod split;
 mod tcp;
 mod transport;
+mod unidentified;
 mod verdict;
 
 use std::fmt::{self, Debug};

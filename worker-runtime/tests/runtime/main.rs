@@ -6,6 +6,7 @@
 mod calls;
 mod ddp;
 mod elastic;
+mod flood;
 mod group;
 mod join;
 mod loss;

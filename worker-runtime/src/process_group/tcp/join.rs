@@ -3,7 +3,7 @@
 //! Every rank listens and publishes its address; a rank connects to all lower ranks and is connected to by
 //! all higher ones. Whoever connects must say the token that rank 0 put into the store, and for which run,
 //! life and rank it comes: anything else is closed at its first wrong byte and has no effect. A connection
-//! that says nothing holds up nobody.
+//! that says nothing holds up nobody, and a flood of connections keeps no rank out ([`Unidentified`]).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -21,13 +21,10 @@ use crate::process_group::host;
 use crate::process_group::meet::{self, Seat, lost};
 use crate::process_group::plan::PROTOCOL;
 use crate::process_group::poll::poll;
+use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Retry, Unidentified};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
-/// How long a connection may take to introduce itself.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections that have not introduced themselves, beyond one for each rank.
-const MAX_STRANGERS: usize = 64;
 /// Most bytes of the run id in a greeting.
 const MAX_RUN_ID: usize = 1024;
 /// Where rank 0's secret lies.
@@ -78,6 +75,7 @@ fn listen(store: &TcpStore, seat: &Seat) -> Result<TcpListener, GroupError> {
         TcpListener::bind(&loopback.map(|ip| SocketAddr::new(ip, 0))[..])?
     };
     listener.set_nonblocking(true)?;
+    rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from)?;
     Ok(listener)
 }
 
@@ -119,6 +117,11 @@ fn greeting(seat: &Seat, token: &[u8], to: Rank) -> Vec<u8> {
     bytes
 }
 
+/// How much of a greeting there is once the token was said.
+fn token_end(token: &[u8]) -> usize {
+    format!("rankrun group {PROTOCOL}\n").len() + size_of::<u64>() + token.len()
+}
+
 /// What the listener answers.
 fn welcome(token: &[u8]) -> Vec<u8> {
     [b"rankrun welcome\n", token].concat()
@@ -131,7 +134,7 @@ struct Joining<'a> {
     token: Vec<u8>,
     listener: TcpListener,
     chairs: Vec<Chair>,
-    strangers: Vec<Stranger>,
+    unidentified: Unidentified<Conversation, IpAddr>,
 }
 
 /// The connection to one rank.
@@ -139,7 +142,9 @@ enum Chair {
     Own,
     Empty,
     /// We connected; its welcome is under way.
-    Greeted(Conversation),
+    Greeted(Conversation, Attempt),
+    /// It closed our connection before it said anything: we connect again then.
+    Again(Instant, Attempt),
     /// `watched` until the first message of the rank is there.
     Taken {
         stream: TcpStream,
@@ -147,10 +152,13 @@ enum Chair {
     },
 }
 
-/// A connection that has not said who it is.
-struct Stranger {
-    conversation: Conversation,
-    deadline: Instant,
+/// A try to reach a lower rank.
+#[derive(Clone, Copy)]
+struct Attempt {
+    address: SocketAddr,
+    retry: Retry,
+    /// Why the connection before this one ended.
+    closed: Option<ErrorKind>,
 }
 
 /// A connection on which known bytes are expected.
@@ -182,7 +190,9 @@ impl<'a> Joining<'a> {
     fn new(seat: &'a Seat, listener: TcpListener) -> Self {
         let chair = |rank| if rank == seat.rank.0 { Chair::Own } else { Chair::Empty };
         let chairs = (0..seat.world_size.get()).map(chair).collect();
-        Self { seat, token: Vec::new(), listener, chairs, strangers: Vec::new() }
+        let unidentified =
+            Unidentified::new(seat.world_size.get() as usize, getrlimit(Resource::Nofile).current);
+        Self { seat, token: Vec::new(), listener, chairs, unidentified }
     }
 
     fn meet(&mut self, store: &TcpStore) -> Result<(), GroupError> {
@@ -195,7 +205,8 @@ impl<'a> Joining<'a> {
         let addresses = await_lower_ranks(store, self.seat)?;
         self.token = store.get(TOKEN_KEY)?;
         for (address, lower) in addresses.into_iter().zip(0..) {
-            self.greet(Rank(lower), address)?;
+            let attempt = Attempt { address, retry: Retry::new(clock::now()), closed: None };
+            self.greet(Rank(lower), attempt)?;
         }
         self.complete()?;
         if rank == Rank(0) {
@@ -208,38 +219,67 @@ impl<'a> Joining<'a> {
     }
 
     /// Connects to a lower rank.
-    fn greet(&mut self, rank: Rank, address: SocketAddr) -> Result<(), GroupError> {
+    fn greet(&mut self, rank: Rank, attempt: Attempt) -> Result<(), GroupError> {
         let connect = || {
             let remaining = clock::until(self.seat.join_by).max(Duration::from_millis(1));
-            let mut stream = TcpStream::connect_timeout(&address, remaining)?;
+            let stream = TcpStream::connect_timeout(&attempt.address, remaining)?;
             // A rank may be busy for long and read nothing.
             socket::watch(&stream, None)?;
-            let mut bytes = greeting(self.seat, &self.token, rank);
-            bytes.extend_from_slice(&self.seat.rank.0.to_le_bytes());
-            stream.write_all(&bytes)?;
-            stream.set_nonblocking(true)?;
             Ok(stream)
         };
-        let stream = connect().map_err(|error| match socket::is_own_shortage(&error) {
+        let mut stream = connect().map_err(|error: io::Error| match socket::is_own_shortage(&error) {
             true => error.into(),
-            false => failed(self.seat, rank, &error),
+            // Where the rank is gone, the end of the first connection says how.
+            false => failed(self.seat, rank, &attempt.closed.map_or(error, io::Error::from)),
         })?;
-        self.chairs[rank.index()] = Chair::Greeted(Conversation { stream, received: Vec::new() });
+        let mut bytes = greeting(self.seat, &self.token, rank);
+        bytes.extend_from_slice(&self.seat.rank.0.to_le_bytes());
+        if let Err(error) = stream.write_all(&bytes).and_then(|()| stream.set_nonblocking(true)) {
+            return self.try_again(rank, attempt, &error);
+        }
+        self.chairs[rank.index()] = Chair::Greeted(Conversation { stream, received: Vec::new() }, attempt);
+        Ok(())
+    }
+
+    /// A lower rank has closed our connection before it said anything.
+    fn try_again(&mut self, rank: Rank, mut attempt: Attempt, error: &io::Error) -> Result<(), GroupError> {
+        let is_closed = matches!(
+            error.kind(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+        );
+        let next = if is_closed { attempt.retry.next(clock::now()) } else { None };
+        let Some(next) = next else { return Err(failed(self.seat, rank, error)) };
+        attempt.closed.get_or_insert(error.kind());
+        self.chairs[rank.index()] = Chair::Again(next, attempt);
+        Ok(())
+    }
+
+    /// Connects again to ranks whose time for it has come.
+    fn greet_again(&mut self) -> Result<(), GroupError> {
+        let now = clock::now();
+        for rank in 0..self.seat.rank.0 {
+            match self.chairs[Rank(rank).index()] {
+                Chair::Again(at, attempt) if now >= at => self.greet(Rank(rank), attempt)?,
+                _ => {}
+            }
+        }
         Ok(())
     }
 
     /// Waits until every chair is taken.
     fn complete(&mut self) -> Result<(), GroupError> {
         loop {
+            self.greet_again()?;
             self.hear_welcomes()?;
             self.watch_taken()?;
             self.accept()?;
-            self.hear_strangers();
+            self.hear_unidentified();
             let Some(missing) = self.chairs.iter().position(Chair::is_open) else { return Ok(()) };
             if clock::until(self.seat.join_by).is_zero() {
                 return Err(lost(self.seat, rank_at(missing), LossCause::Timeout(self.seat.timeout)));
             }
-            let next = self.strangers.iter().map(|it| it.deadline).fold(self.seat.join_by, Instant::min);
+            let again = self.chairs.iter().filter_map(Chair::again_at);
+            let next = again.chain(self.unidentified.deadline()).fold(self.seat.join_by, Instant::min);
             self.wait(next)?;
         }
     }
@@ -251,23 +291,35 @@ impl<'a> Joining<'a> {
     }
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
-        let streams = self.strangers.iter().map(|it| &it.conversation.stream);
+        let streams = self.unidentified.connections().map(|it| &it.stream);
         let streams = streams.chain(self.chairs.iter().filter_map(Chair::watched));
         let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
-        fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
+        let (now, mut deadline) = (clock::now(), deadline);
+        match self.unidentified.admits_at(now) {
+            at if at > now => deadline = deadline.min(at),
+            _ => fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)),
+        }
         poll(&mut fds, deadline).map(drop)
     }
 
     fn hear_welcomes(&mut self) -> Result<(), GroupError> {
         let expected = welcome(&self.token);
-        for (chair, rank) in self.chairs.iter_mut().zip(0..) {
-            let Chair::Greeted(conversation) = chair else { continue };
-            let complete =
-                conversation.read(expected.len()).map_err(|error| failed(self.seat, Rank(rank), &error))?;
+        for rank in 0..self.seat.rank.0 {
+            let chair = &mut self.chairs[Rank(rank).index()];
+            let Chair::Greeted(conversation, attempt) = chair else { continue };
+            let complete = match conversation.read(expected.len()) {
+                Ok(complete) => complete,
+                Err(error) if conversation.received.is_empty() => {
+                    let attempt = *attempt;
+                    self.try_again(Rank(rank), attempt, &error)?;
+                    continue;
+                }
+                Err(error) => return Err(failed(self.seat, Rank(rank), &error)),
+            };
             if !expected.starts_with(&conversation.received) {
                 return Err(failed(self.seat, Rank(rank), &ErrorKind::InvalidData.into()));
             }
-            if complete && let Chair::Greeted(conversation) = std::mem::replace(chair, Chair::Empty) {
+            if complete && let Chair::Greeted(conversation, _) = std::mem::replace(chair, Chair::Empty) {
                 *chair = Chair::Taken { stream: conversation.stream, watched: true };
             }
         }
@@ -289,37 +341,59 @@ impl<'a> Joining<'a> {
     }
 
     fn accept(&mut self) -> Result<(), GroupError> {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if socket::is_own_shortage(&error) => return Err(error.into()),
+        for _ in 0..ACCEPT_BATCH {
+            let now = clock::now();
+            if self.unidentified.admits_at(now) > now {
+                break;
+            }
+            let dropped = match self.listener.accept() {
+                Ok((stream, from)) => {
+                    if stream.set_nonblocking(true).is_err() || socket::watch(&stream, None).is_err() {
+                        continue;
+                    }
+                    let conversation = Conversation { stream, received: Vec::new() };
+                    self.unidentified.add(Entry::new(conversation, from.ip().to_canonical(), now))
+                }
+                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.make_room() {
+                    Some(dropped) => Some(dropped),
+                    None => return Err(error.into()),
+                },
                 // That of one connection, which is gone again, or passes: the others are not worse off.
                 Err(_) => break,
             };
-            if stream.set_nonblocking(true).is_ok() && socket::watch(&stream, None).is_ok() {
-                let conversation = Conversation { stream, received: Vec::new() };
-                self.strangers.push(Stranger { conversation, deadline: clock::after(GREETING_TIMEOUT) });
+            if let Some(dropped) = dropped {
+                // It may have identified itself a moment ago.
+                drop(self.hear(dropped));
             }
         }
-        let excess = self.strangers.len().saturating_sub(MAX_STRANGERS + self.chairs.len());
-        self.strangers.drain(..excess);
         Ok(())
     }
 
-    fn hear_strangers(&mut self) {
+    fn hear_unidentified(&mut self) {
+        for entry in self.unidentified.take_all() {
+            if let Some(entry) = self.hear(entry) {
+                self.unidentified.put_back(entry);
+            }
+        }
+    }
+
+    /// Hears a connection, and seats it where its greeting is complete; the connection where it has to be heard again.
+    fn hear(&mut self, mut entry: Entry<Conversation, IpAddr>) -> Option<Entry<Conversation, IpAddr>> {
         let expected = greeting(self.seat, &self.token, self.seat.rank);
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            let heard = stranger.conversation.read(expected.len() + size_of::<u32>());
-            let received = &stranger.conversation.received;
-            let common = received.len().min(expected.len());
-            if received[..common] != expected[..common] {
-                continue;
+        let heard = entry.connection.read(expected.len() + size_of::<u32>());
+        let received = &entry.connection.received;
+        let common = received.len().min(expected.len());
+        if received[..common] != expected[..common] {
+            return None;
+        }
+        entry.knows_token = received.len() >= token_end(&self.token);
+        match heard {
+            Ok(true) => {
+                self.seat_stranger(entry.connection, expected.len());
+                None
             }
-            match heard {
-                Ok(true) => self.seat_stranger(stranger.conversation, expected.len()),
-                Ok(false) if !clock::until(stranger.deadline).is_zero() => self.strangers.push(stranger),
-                _ => {}
-            }
+            Ok(false) if !clock::until(entry.deadline()).is_zero() => Some(entry),
+            _ => None,
         }
     }
 
@@ -339,12 +413,16 @@ impl<'a> Joining<'a> {
 
 impl Chair {
     fn is_open(&self) -> bool {
-        matches!(self, Self::Empty | Self::Greeted(_))
+        matches!(self, Self::Empty | Self::Greeted(..) | Self::Again(..))
+    }
+
+    fn again_at(&self) -> Option<Instant> {
+        if let Self::Again(at, _) = self { Some(*at) } else { None }
     }
 
     fn watched(&self) -> Option<&TcpStream> {
         match self {
-            Self::Greeted(conversation) => Some(&conversation.stream),
+            Self::Greeted(conversation, _) => Some(&conversation.stream),
             Self::Taken { stream, watched: true } => Some(stream),
             _ => None,
         }

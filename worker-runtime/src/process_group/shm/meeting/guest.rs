@@ -19,6 +19,7 @@ use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::map::Map;
 use crate::process_group::shm::segment::{Segment, VERSION};
 use crate::process_group::transport::Step;
+use crate::process_group::unidentified::Retry;
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, socket};
 
@@ -49,15 +50,36 @@ impl Guest {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
             kind => lost(seat, Rank(0), kind.into()),
         };
-        let stream = connect(name, step.deadline).map_err(failed)?;
-        if !is_same_user(&stream) {
-            return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
+        let (mut retry, mut closed) = (Retry::new(clock::now()), None);
+        loop {
+            // Where rank 0 is gone, the end of the first connection says how.
+            let connected = connect(name, step.deadline);
+            let stream = connected.map_err(|error| failed(closed.map_or(error, io::Error::from)))?;
+            if !is_same_user(&stream) {
+                return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
+            }
+            let sent = send(&stream, &greeting(token.as_bytes(), seat));
+            match sent.and_then(|()| receive(&stream, step.deadline)) {
+                Ok((answer, file)) => {
+                    let segment = open(&answer, file, seat)?;
+                    return Ok(Self { stream, segment });
+                }
+                Err(error) if is_closed(&error) => match retry.next(clock::now()) {
+                    Some(next) if next < step.deadline => {
+                        closed.get_or_insert(error.kind());
+                        std::thread::sleep(clock::until(next));
+                    }
+                    _ => return Err(failed(error)),
+                },
+                Err(error) => return Err(failed(error)),
+            }
         }
-        send(&stream, &greeting(token.as_bytes(), seat)).map_err(failed)?;
-        let (answer, file) = receive(&stream, step.deadline).map_err(failed)?;
-        let segment = open(&answer, file, seat)?;
-        Ok(Self { stream, segment })
     }
+}
+
+/// Whether rank 0 has closed the connection: it may have dropped it among others, without having heard it.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 /// Connects to the socket with this name. What is done on it ends at the deadline.

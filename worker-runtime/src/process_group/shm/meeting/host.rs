@@ -8,11 +8,15 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rankrun_contract::rank::Rank;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::{
-    ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, WELCOME, ended, is_same_user, number,
+    ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, ended, is_same_user,
+    number,
 };
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::meet::Seat;
@@ -22,13 +26,10 @@ use crate::process_group::shm::member::Member;
 use crate::process_group::shm::segment::VERSION;
 use crate::process_group::shm::watch::Word;
 use crate::process_group::transport::Step;
+use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Unidentified};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
-/// How long a connection may take to introduce itself.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections that have not introduced themselves, beyond one for each rank.
-const MAX_STRANGERS: usize = 64;
 /// How long rank 0 waits for connections before it looks what is in the memory.
 const SLICE: Duration = Duration::from_millis(20);
 
@@ -38,16 +39,18 @@ pub(super) struct Host<'a> {
     member: &'a Member,
     token: Vec<u8>,
     listener: UnixListener,
-    strangers: Vec<Stranger>,
+    unidentified: Unidentified<Stranger, Source>,
     /// Connections of ranks that have been let in.
     guests: Vec<(usize, UnixStream)>,
 }
+
+/// The user and process at the other end of a connection, as far as they are known.
+type Source = Option<(u32, i32)>;
 
 /// A connection that has not said who it is.
 struct Stranger {
     stream: UnixStream,
     heard: Vec<u8>,
-    deadline: Instant,
 }
 
 impl<'a> Host<'a> {
@@ -58,9 +61,11 @@ impl<'a> Host<'a> {
             SocketAddr::from_abstract_name(format!("rankrun {name}")).map_err(SegmentError::from)?;
         let listener = UnixListener::bind_addr(&address).map_err(SegmentError::from)?;
         listener.set_nonblocking(true).map_err(SegmentError::from)?;
+        rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from).map_err(SegmentError::from)?;
         store.set(KEY, format!("{name} {token}").as_bytes())?;
         let token = token.into_bytes();
-        Ok(Self { seat, member, token, listener, strangers: Vec::new(), guests: Vec::new() })
+        let unidentified = Unidentified::new(member.world, getrlimit(Resource::Nofile).current);
+        Ok(Self { seat, member, token, listener, unidentified, guests: Vec::new() })
     }
 
     /// Lets all ranks in.
@@ -71,7 +76,7 @@ impl<'a> Host<'a> {
         while (0..self.member.world).any(is_missing) {
             self.member.look_for(step, None, is_missing).map_err(ended)?;
             self.accept()?;
-            self.hear_strangers()?;
+            self.hear_unidentified()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {
                 return Err(ended(self.member.end(step, Word::Lost { rank, cause: LossCause::Closed })));
             }
@@ -81,43 +86,69 @@ impl<'a> Host<'a> {
     }
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
-        let streams = self.strangers.iter().map(|it| &it.stream).chain(self.guests.iter().map(|(_, it)| it));
+        let streams =
+            self.unidentified.connections().map(|it| &it.stream).chain(self.guests.iter().map(|(_, it)| it));
         let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
-        fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
+        let now = clock::now();
+        if self.unidentified.admits_at(now) <= now {
+            fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
+        }
         poll(&mut fds, deadline.min(clock::after(SLICE))).map(drop)
     }
 
-    fn accept(&mut self) -> Result<(), SegmentError> {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if socket::is_own_shortage(&error) => return Err(error.into()),
+    fn accept(&mut self) -> Result<(), GroupError> {
+        for _ in 0..ACCEPT_BATCH {
+            let now = clock::now();
+            if self.unidentified.admits_at(now) > now {
+                break;
+            }
+            let dropped = match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if stream.set_nonblocking(true).is_err() {
+                        continue;
+                    }
+                    let source = source(&stream);
+                    self.unidentified.add(Entry::new(Stranger { stream, heard: Vec::new() }, source, now))
+                }
+                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.make_room() {
+                    Some(dropped) => Some(dropped),
+                    None => return Err(SegmentError::from(error).into()),
+                },
                 // That of one connection, which is gone again, or passes: the others are not worse off.
                 Err(_) => break,
             };
-            if stream.set_nonblocking(true).is_ok() {
-                let deadline = clock::after(GREETING_TIMEOUT);
-                self.strangers.push(Stranger { stream, heard: Vec::new(), deadline });
+            if let Some(dropped) = dropped {
+                // It may have identified itself a moment ago.
+                drop(self.hear(dropped)?);
             }
         }
-        let excess = self.strangers.len().saturating_sub(MAX_STRANGERS + self.member.world);
-        self.strangers.drain(..excess);
         Ok(())
     }
 
-    fn hear_strangers(&mut self) -> Result<(), GroupError> {
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            let is_complete = stranger.hear();
-            if !self.may_be_member(&stranger.heard) {
-                continue;
-            }
-            match is_complete {
-                Ok(true) => self.answer(stranger)?,
-                Ok(false) if !clock::until(stranger.deadline).is_zero() => self.strangers.push(stranger),
-                _ => {}
+    fn hear_unidentified(&mut self) -> Result<(), GroupError> {
+        for entry in self.unidentified.take_all() {
+            if let Some(entry) = self.hear(entry)? {
+                self.unidentified.put_back(entry);
             }
         }
         Ok(())
+    }
+
+    /// Hears a connection, and answers it where its greeting is complete; the connection where it has to be heard again.
+    fn hear(
+        &mut self,
+        mut entry: Entry<Stranger, Source>,
+    ) -> Result<Option<Entry<Stranger, Source>>, GroupError> {
+        let is_complete = entry.connection.hear();
+        if !self.may_be_member(&entry.connection.heard) {
+            return Ok(None);
+        }
+        entry.knows_token = entry.connection.heard.len() >= GREETING.len() + 4 + TOKEN_LEN;
+        match is_complete {
+            Ok(true) => self.answer(entry.connection).map(|()| None),
+            Ok(false) if !clock::until(entry.deadline()).is_zero() => Ok(Some(entry)),
+            _ => Ok(None),
+        }
     }
 
     /// Whether nothing of what was heard is wrong; the version may be another one.
@@ -204,4 +235,8 @@ impl Stranger {
         }
         Ok(true)
     }
+}
+
+fn source(stream: &UnixStream) -> Source {
+    getsockopt(stream, PeerCredentials).ok().map(|peer| (peer.uid(), peer.pid()))
 }

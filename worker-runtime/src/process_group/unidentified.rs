@@ -1,0 +1,205 @@
+//! Connections at the listener of a group that forms, before they have identified themselves. Pure: time is an argument.
+//!
+//! A connection gets [`YOUNG`] to present the token. Above the room for all, the source with the most connections loses its
+//! oldest one. A connection that has presented the token is never the one dropped.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// Connections that are accepted before others are heard.
+pub(crate) const ACCEPT_BATCH: usize = 64;
+/// Connections that wait at the listener until they are accepted. The standard library asks for far fewer.
+pub(crate) const BACKLOG: i32 = 4096;
+/// How long a connection may take to identify itself.
+pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most unidentified connections, beyond one for each rank; a quarter of the descriptors at most.
+const ROOM: usize = 512;
+/// A connection is not dropped for others sooner.
+const YOUNG: Duration = Duration::from_millis(100);
+/// The pauses of a rank whose connection was closed before it was answered: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
+/// A connection, where it comes from, and since when it is here.
+#[derive(Debug)]
+pub(crate) struct Entry<C, S> {
+    pub(crate) connection: C,
+    pub(crate) source: S,
+    pub(crate) since: Instant,
+    /// It has presented the token; the rest of its greeting is under way.
+    pub(crate) knows_token: bool,
+}
+
+impl<C, S> Entry<C, S> {
+    pub(crate) fn new(connection: C, source: S, now: Instant) -> Self {
+        Self { connection, source, since: now, knows_token: false }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.since + GREETING_TIMEOUT
+    }
+}
+
+/// All of them, the oldest first.
+#[derive(Debug)]
+pub(crate) struct Unidentified<C, S> {
+    entries: Vec<Entry<C, S>>,
+    room: usize,
+}
+
+impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
+    /// Room for a world of so many ranks, in a process that may have so many descriptors.
+    pub(crate) fn new(world: usize, descriptors: Option<u64>) -> Self {
+        let quarter = descriptors.map_or(ROOM, |limit| usize::try_from(limit / 4).unwrap_or(ROOM));
+        Self { entries: Vec::new(), room: ROOM.min(quarter) + world }
+    }
+
+    pub(crate) fn connections(&self) -> impl Iterator<Item = &C> {
+        self.entries.iter().map(|entry| &entry.connection)
+    }
+
+    /// When the next one has had its time.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.entries.iter().map(Entry::deadline).min()
+    }
+
+    /// From when on one more may be accepted; `now` where it may at once.
+    pub(crate) fn admits_at(&self, now: Instant) -> Instant {
+        if self.entries.len() < self.room {
+            return now;
+        }
+        let droppable = self.entries.iter().filter(|entry| !entry.knows_token);
+        droppable.map(|entry| entry.since + YOUNG).min().map_or(now + YOUNG, |at| at.max(now))
+    }
+
+    /// Takes one more, and gives back the one for which there is no room now: what it has said since it was last heard still
+    /// counts.
+    pub(crate) fn add(&mut self, entry: Entry<C, S>) -> Option<Entry<C, S>> {
+        let now = entry.since;
+        self.entries.push(entry);
+        if self.entries.len() > self.room {
+            self.take_droppable(|entry| now >= entry.since + YOUNG)
+        } else {
+            None
+        }
+    }
+
+    /// The one that makes room where this process may open nothing more.
+    pub(crate) fn make_room(&mut self) -> Option<Entry<C, S>> {
+        self.take_droppable(|_| true)
+    }
+
+    /// The oldest of the source that has the most, of those that may go.
+    fn take_droppable(&mut self, may_go: impl Fn(&Entry<C, S>) -> bool) -> Option<Entry<C, S>> {
+        let mut counts: HashMap<S, usize> = HashMap::new();
+        for entry in self.entries.iter().filter(|entry| !entry.knows_token) {
+            *counts.entry(entry.source).or_default() += 1;
+        }
+        let droppable =
+            self.entries.iter().enumerate().filter(|(_, entry)| !entry.knows_token && may_go(entry));
+        let count = |entry: &Entry<C, S>| counts.get(&entry.source).copied().unwrap_or(0);
+        let index = droppable
+            .max_by_key(|(index, entry)| (count(entry), usize::MAX - index))
+            .map(|(index, _)| index)?;
+        Some(self.entries.remove(index))
+    }
+
+    /// All, to be heard; those that go on come back by [`put_back`](Self::put_back).
+    pub(crate) fn take_all(&mut self) -> Vec<Entry<C, S>> {
+        std::mem::take(&mut self.entries)
+    }
+
+    pub(crate) fn put_back(&mut self, entry: Entry<C, S>) {
+        self.entries.push(entry);
+    }
+}
+
+/// A rank whose connection was closed before it was answered tries again: the listener may have dropped it among others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Retry {
+    first: Instant,
+    tries: u32,
+}
+
+impl Retry {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { first: now, tries: 0 }
+    }
+
+    /// When to connect again; `None` where it was tried for long enough.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Instant> {
+        let pause = PAUSES.1.min(PAUSES.0 * (1 << self.tries.min(8)));
+        self.tries += 1;
+        (now < self.first + GREETING_TIMEOUT).then_some(now + pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    fn entry(connection: u32, source: char, since: Instant) -> Entry<u32, char> {
+        Entry::new(connection, source, since)
+    }
+
+    fn connections(waiting: &Unidentified<u32, char>) -> Vec<u32> {
+        waiting.connections().copied().collect()
+    }
+
+    #[test]
+    fn flooding_source_loses_its_own_oldest_connection() {
+        let start = clock::now();
+        let mut waiting = Unidentified::new(1, Some(12));
+        let later = start + YOUNG;
+        for (connection, source) in [(1, 'a'), (2, 'b'), (3, 'b'), (4, 'b')] {
+            assert!(waiting.add(entry(connection, source, start)).is_none());
+        }
+        assert_eq!(waiting.add(entry(5, 'b', later)).map(|it| it.connection), Some(2));
+        assert_eq!(waiting.add(entry(6, 'b', later)).map(|it| it.connection), Some(3));
+        assert_eq!(connections(&waiting), [1, 4, 5, 6]);
+    }
+
+    #[test]
+    fn connection_with_the_token_is_never_dropped() {
+        let start = clock::now();
+        let mut waiting = Unidentified::new(0, Some(8));
+        for connection in [1, 2] {
+            assert!(waiting.add(Entry { knows_token: true, ..entry(connection, 'a', start) }).is_none());
+        }
+        let later = start + GREETING_TIMEOUT;
+        assert!(
+            waiting.add(entry(3, 'a', later)).is_none(),
+            "both others have the token, and this one is young"
+        );
+        assert_eq!(waiting.make_room().map(|it| it.connection), Some(3));
+        assert!(waiting.make_room().is_none());
+        assert_eq!(connections(&waiting), [1, 2]);
+    }
+
+    #[test]
+    fn full_room_admits_nothing_before_the_oldest_had_its_time() {
+        let start = clock::now();
+        let mut waiting = Unidentified::new(0, Some(8));
+        let millis = Duration::from_millis;
+        for (connection, since) in [(1, start + millis(30)), (2, start)] {
+            assert_eq!(waiting.admits_at(start), start);
+            assert!(waiting.add(entry(connection, 'a', since)).is_none());
+        }
+        assert_eq!(waiting.admits_at(start + millis(50)), start + YOUNG);
+        assert_eq!(waiting.admits_at(start + millis(150)), start + millis(150));
+        assert_eq!(waiting.add(entry(3, 'a', start + YOUNG)).map(|it| it.connection), Some(2));
+    }
+
+    #[test]
+    fn closed_connection_is_tried_again_with_growing_pauses_for_a_while() {
+        let start = clock::now();
+        let (mut retry, mut now, mut tries) = (Retry::new(start), start, 0);
+        while let Some(next) = retry.next(now) {
+            assert!(next > now && next - now <= PAUSES.1);
+            (now, tries) = (next, tries + 1);
+        }
+        assert!((10..40).contains(&tries), "{tries}");
+        assert!(now >= start + GREETING_TIMEOUT && now < start + GREETING_TIMEOUT + PAUSES.1 * 2);
+    }
+}
