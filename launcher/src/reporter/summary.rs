@@ -2,7 +2,6 @@
 
 pub mod peers;
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -148,15 +147,25 @@ pub fn render(card: &FailureCard) -> String {
 /// The worker's last lines without those that its report shows already. Nothing where only blank lines are left.
 fn tail_beside_report(card: &FailureCard) -> Vec<&str> {
     let report = card.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
-    let reported: BTreeSet<&str> = report.flatten().flat_map(str::lines).map(str::trim).collect();
+    let reported: Vec<&str> =
+        report.flatten().flat_map(str::lines).map(str::trim).filter(|line| !line.is_empty()).collect();
     let prefix = format!("rank {}: ", card.rank);
-    let is_reported = |line: &str| reported.contains(line.trim_start_matches(&prefix).trim());
-    let is_blank = |line: &str| line.trim().is_empty();
-    let kept = card.tail.iter().map(String::as_str).filter(|line| is_blank(line) || !is_reported(line));
-    let mut kept: Vec<&str> = kept.skip_while(|line| is_blank(line)).collect();
-    let end = kept.iter().rposition(|line| !is_blank(line)).map_or(0, |last| last + 1);
-    kept.truncate(end);
-    kept
+    let text = |line: &str| line.trim_start_matches(&prefix).trim().to_owned();
+    let mut tail: Vec<&str> = card.tail.iter().map(String::as_str).collect();
+    // A traceback that was printed has a few lines more than the same one in a report.
+    let callstack = card.report.as_ref().and_then(|report| report.callstack.as_deref()).unwrap_or_default();
+    let ends = [callstack.lines().next(), callstack.trim_end().lines().last()];
+    let ends = ends.map(|end| tail.iter().rposition(|line| end.is_some_and(|end| text(line) == end.trim())));
+    if let [Some(first), Some(last)] = ends
+        && first < last
+    {
+        tail.drain(first..=last);
+    }
+    tail.retain(|line| !reported.contains(&text(line).as_str()));
+    let is_blank = |line: &&str| line.trim().is_empty();
+    let from = tail.iter().take_while(|line| is_blank(line)).count();
+    let end = tail.iter().rposition(|line| !is_blank(line)).map_or(from, |last| last + 1);
+    tail[from..end].to_vec()
 }
 
 /// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2)`.
@@ -425,6 +434,20 @@ rank 1 failed first: killed by SIGKILL
         assert!(render(&card).ends_with("  its last lines:\n    | step 9\n"), "{}", render(&card));
         card.tail = tail[1..].iter().map(|line| (*line).to_owned()).collect();
         assert!(!render(&card).contains("its last lines"), "{}", render(&card));
+    }
+
+    #[test]
+    fn printed_traceback_is_left_out_with_the_lines_that_only_it_has() {
+        let mut card = card();
+        card.report = Some(ErrorReport {
+            message: "ValueError: x".to_owned(),
+            callstack: Some("Traceback:\n  line 6\nValueError: x\n".to_owned()),
+            unix_seconds: None,
+            lost_rank: None,
+        });
+        let tail = ["line 6", "Traceback:", "  line 7", "  line 6", "ValueError: x", "cleaning up"];
+        card.tail = tail.map(str::to_owned).to_vec();
+        assert!(render(&card).ends_with("  its last lines:\n    | cleaning up\n"), "{}", render(&card));
     }
 
     #[test]
