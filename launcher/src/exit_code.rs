@@ -11,7 +11,7 @@
 //! | 0 | the job of other nodes succeeded, and this one was a spare that was not needed | 0 |
 //! | 1 | another node ended the job, or the rendezvous failed (too few nodes came, its store is lost) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
-//! | 1 | `gc` cannot look at processes, one of those it found survived SIGKILL, or a file cannot be removed | – |
+//! | 1 | `gc` cannot look at processes, a process survived SIGKILL, or a file cannot be removed | – |
 //! | 2 | usage: the command line could not be read | 2 |
 //! | 124 | the time limit was over (`--time-limit`), as timeout(1) ends then | 1 |
 //! | the worker's own | a worker failed and no restart was left, or a rule said `fail` | 1 |

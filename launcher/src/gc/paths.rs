@@ -69,7 +69,10 @@ pub(super) fn text(paths: &[LeftPath], deed: Deed) -> String {
     text.push_str(&match (deed, count(&PathFate::PutBack)) {
         (Deed::List, _) => format!("{} left; `rankrun gc` clears them away\n", counted(paths.len())),
         (_, 0) => format!("{} removed\n", counted(count(&PathFate::Removed))),
-        (_, back) => format!("{} removed, {back} put back\n", counted(count(&PathFate::Removed))),
+        (_, back) => format!(
+            "{} removed, {back} put back\n`rankrun shim on` or `rankrun shim off` does what was interrupted\n",
+            counted(count(&PathFate::Removed))
+        ),
     });
     for LeftPath { path, fate, .. } in paths {
         if let PathFate::Failed(why) = fate {

@@ -168,7 +168,7 @@ fn paths_have_a_table_and_a_sentence_of_their_own() {
          1 path left; `rankrun gc` clears them away\n"
     );
     let text = told(&[PathFate::Removed, PathFate::PutBack, PathFate::Failed("busy".to_owned())], Deed::End);
-    assert!(text.ends_with("1 path removed, 1 put back\ncannot remove `/dev/shm/t`: busy\n"), "{text}");
+    assert!(text.ends_with("1 path removed, 1 put back\n`rankrun shim on` or `rankrun shim off` does what was interrupted\ncannot remove `/dev/shm/t`: busy\n"), "{text}");
     let failed =
         Collected { processes: Vec::new(), paths: vec![folder(PathFate::Failed("busy".to_owned()))] };
     assert!(!failed.is_clean());
