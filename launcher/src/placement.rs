@@ -164,6 +164,7 @@ mod tests {
             role_world_size: WorldSize::new(workers(nodes, Some(*role))).unwrap(),
             master: master(),
             members: Vec::new(),
+            interface: None,
         };
         nodes.iter().enumerate().map(round).collect()
     }

@@ -408,8 +408,12 @@ pub struct WorkerDefaults {
     pub omp_threads: Option<u32>,
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
     pub nccl_async_error_handling: bool,
-    /// `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of `--iface`.
+    /// `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of
+    /// `--iface`.
     pub interfaces: Vec<(&'static str, String)>,
+    /// `GLOO_SOCKET_IFNAME` and `TP_SOCKET_IFNAME` where the user did not set them, in a job of several hosts without
+    /// `--iface`: they get the interface of the connection to the rendezvous store.
+    pub connection_interfaces: Vec<&'static str>,
     /// `RANKRUN_NCCL`: the file of `--nccl-lib`.
     pub nccl_library: Option<PathBuf>,
 }
@@ -451,6 +455,7 @@ pub(crate) fn example() -> LaunchSpec {
             omp_threads: None,
             nccl_async_error_handling: false,
             interfaces: Vec::new(),
+            connection_interfaces: Vec::new(),
             nccl_library: None,
         },
         seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),

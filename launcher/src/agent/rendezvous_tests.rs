@@ -23,6 +23,7 @@ fn round(number: u64) -> Box<Round> {
         role_world_size: WorldSize::new(4).unwrap(),
         master: Master { addr: "th1".to_owned(), port: 29_500, agent_store: true },
         members: Vec::new(),
+        interface: None,
     })
 }
 

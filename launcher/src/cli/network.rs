@@ -6,9 +6,11 @@ use super::error::{CliError, Expected};
 use super::resolve::refused;
 use super::run::{IFACE, PORT_RANGE, STORE_LIMIT};
 use super::settings::{Setting, Settings};
+use crate::device::DeviceType;
 use crate::facts::Facts;
 use crate::spec::Persona;
-use crate::spec::rendezvous::{NetworkSpec, PortRange};
+use crate::spec::Seat;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
 use bytesize::ByteSize;
 
 /// What a job of a few thousand workers needs for its own keys.
@@ -18,7 +20,12 @@ const LONGEST_INTERFACE: usize = 15;
 /// What the libraries of the workers read, and what stands before the name. To NCCL a bare name is a prefix, so that
 /// `eth1` is `eth10` too; after `=` it is the whole name (NCCL's documentation of its variables). gloo knows whole names
 /// only, and no `=`.
-const INTERFACE_VARIABLES: [(&str, &str); 2] = [(env::INTERFACE, ""), ("NCCL_SOCKET_IFNAME", "=")];
+const INTERFACE_VARIABLES: [(&str, &str); 3] =
+    [(env::INTERFACE, ""), (env::TENSORPIPE_INTERFACE, ""), (NCCL_INTERFACE, "=")];
+/// Those of libraries that otherwise look up the host's own name, which may mean 127.0.0.1. NCCL does not, and a host with
+/// several fabrics would be kept to the slowest.
+const NAME_LOOKING: [&str; 2] = [env::INTERFACE, env::TENSORPIPE_INTERFACE];
+const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 
 /// How this node is reached, and where it may listen.
 ///
@@ -48,7 +55,8 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
         }
     };
     let loopback_confines = settings.persona == Persona::Rankrun;
-    Ok(NetworkSpec { iface, ports, loopback_confines, store_limit })
+    // What the workers use is not known yet.
+    Ok(NetworkSpec { iface, ports, loopback_confines, store_limit, nccl_chooses: false })
 }
 
 /// The variables that tell the workers' libraries the interface, where the user did not set them.
@@ -56,6 +64,28 @@ pub(super) fn interfaces(network: &NetworkSpec, facts: &Facts) -> Vec<(&'static 
     let Some(iface) = &network.iface else { return Vec::new() };
     let unset = INTERFACE_VARIABLES.into_iter().filter(|(name, _)| facts.filled_variable(name).is_none());
     unset.map(|(name, sign)| (name, format!("{sign}{iface}"))).collect()
+}
+
+/// The variables that get the interface of the connection to the rendezvous store: none under the name torchrun.
+pub(super) fn connection_interfaces(
+    settings: &Settings<'_>,
+    nodes: NodeRange,
+    network: &NetworkSpec,
+) -> Vec<&'static str> {
+    if settings.persona != Persona::Rankrun || !nodes.is_many() || network.iface.is_some() {
+        return Vec::new();
+    }
+    let is_unset = |name: &&str| settings.facts.filled_variable(name).is_none();
+    NAME_LOOKING.into_iter().filter(is_unset).collect()
+}
+
+/// Whether NCCL chooses among this host's networks by itself.
+pub(super) fn nccl_chooses(settings: &Settings<'_>, network: &NetworkSpec, seats: &[Seat]) -> bool {
+    let uses_nccl = |seat: &Seat| matches!(seat.device.kind, DeviceType::Cuda | DeviceType::Rocm);
+    settings.persona == Persona::Rankrun
+        && network.iface.is_none()
+        && seats.first().is_some_and(uses_nccl)
+        && settings.facts.filled_variable(NCCL_INTERFACE).is_none()
 }
 
 fn is_interface(name: &str) -> bool {
@@ -133,11 +163,13 @@ mod tests {
             let spec = launch(words, environment).unwrap().spec;
             (spec.network, spec.defaults.interfaces)
         };
-        let both = [("GLOO_SOCKET_IFNAME", "eth0".to_owned()), ("NCCL_SOCKET_IFNAME", "=eth0".to_owned())];
+        let both =
+            [("GLOO_SOCKET_IFNAME", "eth0"), ("TP_SOCKET_IFNAME", "eth0"), ("NCCL_SOCKET_IFNAME", "=eth0")];
+        let both = both.map(|(name, value)| (name, value.to_owned()));
         let ports = Some(PortRange { first: 5, last: 6 });
+        let iface = Some("eth0".to_owned());
         let store_limit = Some(ByteSize(64 << 20));
-        let spec =
-            NetworkSpec { iface: Some("eth0".to_owned()), ports, loopback_confines: true, store_limit };
+        let spec = NetworkSpec { iface, ports, loopback_confines: true, store_limit, nccl_chooses: false };
         assert_eq!(
             network(&["rankrun", "--iface", "eth0", "--port-range=5-6", "--store-limit", "64MiB"], &[]),
             (spec.clone(), both.to_vec())
@@ -151,7 +183,23 @@ mod tests {
         assert!(launch(&["torchrun", "--iface", "eth0"], &[]).is_err());
         // What the user says about a library stands.
         let own = [("NCCL_SOCKET_IFNAME", "=ib0"), ("GLOO_SOCKET_IFNAME", "")];
-        assert_eq!(network(&["rankrun", "--iface=eth0"], &own).1, both[..1]);
+        assert_eq!(network(&["rankrun", "--iface=eth0"], &own).1, both[..2]);
+    }
+
+    #[test]
+    fn several_hosts_get_the_interface_of_the_connection_for_what_looks_up_names() {
+        let variables = |words: &[&str], environment: &[(&str, &str)]| {
+            launch(words, environment).unwrap().spec.defaults.connection_interfaces
+        };
+        let two = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:7"];
+        let own = |more: &[&'static str]| [["rankrun"].as_slice(), &two, more].concat();
+        assert_eq!(variables(&own(&[]), &[]), ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]);
+        // What the user says stands; an empty value says nothing.
+        let said = [("GLOO_SOCKET_IFNAME", "ib0"), ("TP_SOCKET_IFNAME", "")];
+        assert_eq!(variables(&own(&[]), &said), ["TP_SOCKET_IFNAME"]);
+        for none in [own(&["--iface", "eth0"]), vec!["rankrun"], [["torchrun"].as_slice(), &two].concat()] {
+            assert!(variables(&none, &[]).is_empty(), "{none:?}");
+        }
     }
 
     #[test]

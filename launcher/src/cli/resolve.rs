@@ -18,7 +18,7 @@ use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
 use super::nesting::resolve_nesting;
-use super::network::{interfaces, resolve_network};
+use super::network::{connection_interfaces, interfaces, nccl_chooses, resolve_network};
 use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
@@ -32,7 +32,7 @@ use super::stop::{resolve_leftovers, resolve_stop};
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
-use crate::spec::rendezvous::NetworkSpec;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange};
 use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
@@ -64,7 +64,7 @@ pub(super) fn resolve(
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
     refuse_separate_jobs(&settings, argv0, &request, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
-    let network = resolve_network(&settings)?;
+    let mut network = resolve_network(&settings)?;
     let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
     let signals = resolve_signals(&settings, &mut notices)?;
     let events = resolve_events(&settings)?;
@@ -82,6 +82,8 @@ pub(super) fn resolve(
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
+    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, omp_threads)?;
+    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.seats);
     let spec = LaunchSpec {
         persona,
         entrypoint,
@@ -99,7 +101,7 @@ pub(super) fn resolve(
         stuck_limit: seconds_of(facts, STUCK_VARIABLE),
         logs,
         stdin,
-        defaults: resolve_defaults(&settings, omp_threads, &network)?,
+        defaults,
         network,
         seats: devices.seats,
         visibility: devices.visibility,
@@ -113,16 +115,19 @@ pub(super) fn resolve(
     Ok(Launch { spec, verbosity, notices })
 }
 
-fn resolve_defaults(
+/// Variables of libraries that the user has not set.
+fn worker_defaults(
     settings: &Settings<'_>,
-    omp_threads: Option<u32>,
+    nodes: NodeRange,
     network: &NetworkSpec,
+    omp_threads: Option<u32>,
 ) -> Result<WorkerDefaults, CliError> {
     let facts = settings.facts;
     Ok(WorkerDefaults {
         omp_threads,
         nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         interfaces: interfaces(network, facts),
+        connection_interfaces: connection_interfaces(settings, nodes, network),
         nccl_library: resolve_nccl_library(settings)?,
     })
 }

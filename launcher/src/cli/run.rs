@@ -182,8 +182,8 @@ pub(super) static IFACE: OptionRow = OptionRow::text(
     "iface",
     "NAME",
     "The network interface by which the other nodes reach this one, as in eth0, or lo where all nodes are on this \
-     machine; the workers get it as GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not set [default: that \
-     of the way to the endpoint]",
+     machine; the workers get it as GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not \
+     set, and the stores listen on it alone [default: that of the way to the endpoint, not for NCCL]",
 )
 .family(Family::Rankrun);
 pub(super) static PORT_RANGE: OptionRow = OptionRow::text(

@@ -47,6 +47,7 @@ impl Serialize for Pending {
             Self::FreePort => "free_port",
             Self::RunId => "run_id",
             Self::Agreed => "agreed_by_the_nodes",
+            Self::Interface => "interface_of_the_connection",
             Self::Mark => "mark",
             Self::Path(_) => "path",
         };

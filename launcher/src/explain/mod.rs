@@ -95,6 +95,8 @@ pub enum Pending {
     RunId,
     /// What the nodes of the job agree on.
     Agreed,
+    /// The interface by which this node reaches the rendezvous store.
+    Interface,
     /// The mark of the job.
     Mark,
     /// A path in a folder with a random name, as a shell pattern.

@@ -118,5 +118,7 @@ pub(super) fn place_of(spec: &LaunchSpec, round: Round) -> Round {
         RendezvousSpec::Static { node_rank, .. } => *node_rank,
         RendezvousSpec::C10d { .. } | RendezvousSpec::Standalone { .. } => NodeRank(0),
     };
-    Round { node_rank, nodes: spec.rendezvous.nodes().max, ..round }
+    // Which one is known when the store is reached.
+    let interface = Some(String::new()).filter(|_| spec.rendezvous.nodes().is_many());
+    Round { node_rank, nodes: spec.rendezvous.nodes().max, interface, ..round }
 }

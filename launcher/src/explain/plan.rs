@@ -101,6 +101,9 @@ impl Plan<'_> {
     pub(super) fn value(&self, name: &str, value: &OsStr) -> Value {
         match name {
             name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
+            name if self.spec.defaults.connection_interfaces.contains(&name) => {
+                Value::AtLaunch(Pending::Interface)
+            }
             MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
             RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
             // Both name the processes of one launch.

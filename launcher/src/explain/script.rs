@@ -73,6 +73,9 @@ fn word(name: &OsStr, value: &Value) -> Word {
         Value::AtLaunch(Pending::RunId) => {
             Word::Demanded("the run id, which a launch makes up; `--rdzv-id` fixes it")
         }
+        Value::AtLaunch(Pending::Interface) => {
+            Word::Demanded("the interface by which this node reaches the others; `--iface` fixes it")
+        }
         Value::AtLaunch(Pending::Agreed) => {
             Word::Demanded("the nodes of the job agree on it; a worker of a running job has it")
         }

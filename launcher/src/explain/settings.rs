@@ -60,7 +60,15 @@ pub enum Source {
     Default,
     /// It is the launcher's business: who sits where, which job this is.
     Launcher,
+    /// Nowhere: the launcher sets it for this reason.
+    Because {
+        /// In words.
+        reason: &'static str,
+    },
 }
+
+/// Why libraries that look up names are given an interface.
+const SEVERAL_HOSTS: &str = "several hosts: a host's own name may mean 127.0.0.1";
 
 impl From<Origin> for Source {
     fn from(origin: Origin) -> Self {
@@ -118,7 +126,10 @@ impl Sources<'_> {
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
                 self.said(&["node-rank"], &[])
             }
-            "GLOO_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
+            name if self.spec.defaults.connection_interfaces.contains(&name) => {
+                Source::Because { reason: SEVERAL_HOSTS }
+            }
+            "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
             NCCL_LIBRARY => self.said(&["nccl-lib"], &[]),
             ROLE_NAME => self.said(&["role"], &[]),
             MASTER_ADDR => self.address(),

@@ -184,6 +184,7 @@ fn row(variable: &Variable) -> [String; 3] {
         Source::File { path, line } => format!("{path}:{line}"),
         Source::Default => "default".to_owned(),
         Source::Launcher => String::new(),
+        Source::Because { reason } => (*reason).to_owned(),
     };
     if let Some(Text(was)) = &variable.was {
         let comma = if origin.is_empty() { "" } else { ", " };
@@ -199,6 +200,7 @@ fn origin(source: &Source, setting: &str) -> String {
         Source::Variable { name } => name.clone(),
         Source::File { path, line } => format!("{path}:{line}"),
         Source::Default | Source::Launcher => "default".to_owned(),
+        Source::Because { reason } => (*reason).to_owned(),
     }
 }
 
@@ -207,6 +209,7 @@ fn shown(value: &Value) -> String {
         Value::Known(text) => for_people(text),
         Value::AtLaunch(Pending::FreePort) => "(free at launch)".to_owned(),
         Value::AtLaunch(Pending::Agreed) => "(agreed by the nodes)".to_owned(),
+        Value::AtLaunch(Pending::Interface) => "(interface of the way to the store)".to_owned(),
         Value::AtLaunch(Pending::RunId | Pending::Mark) => "(fresh at launch)".to_owned(),
         Value::AtLaunch(Pending::Path(pattern)) => match pattern.to_str() {
             Some(pattern) if !pattern.chars().any(char::is_control) => pattern.to_owned(),

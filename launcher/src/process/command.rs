@@ -178,6 +178,9 @@ pub fn variables(
         vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
     }
     vars.extend(spec.defaults.interfaces.iter().map(|(name, interface)| (*name, interface.into())));
+    if let Some(interface) = &round.interface {
+        vars.extend(spec.defaults.connection_interfaces.iter().map(|name| (*name, interface.into())));
+    }
     vars.extend(spec.defaults.nccl_library.iter().map(|path| (env::NCCL_LIBRARY, path.into())));
     let seat = spec.seats.get(placement.local_rank.index());
     for (name, value) in seat.into_iter().flat_map(|seat| &seat.variables) {

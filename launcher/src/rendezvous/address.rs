@@ -219,6 +219,52 @@ pub fn listen_at(
     }
 }
 
+/// The interface by which the workers of this node reach those of others: that of the connection to the rendezvous store.
+/// Where that is of the loopback, that of the published address. Nothing where the job has one node.
+#[must_use]
+pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
+    let of_address = |address: IpAddr| {
+        let mut all = known.interfaces.iter();
+        all.find(|one| one.address == Some(address)).map(|one| one.name.clone())
+    };
+    let of_loopback = || {
+        let is_loopback = |one: &&Interface| one.address.is_some_and(|address| address.is_loopback());
+        known.interfaces.iter().find(is_loopback).map(|one| one.name.clone())
+    };
+    let connection = known.connection.to_canonical();
+    match &chosen.why {
+        Why::Alone => None,
+        Why::OfGivenInterface { name } | Why::OfInterface { name } => Some(name.clone()),
+        Why::OfLoopbackEndpoint | Why::OnlyLoopback => of_loopback(),
+        Why::OfConnection => of_address(connection),
+        Why::Given if !connection.is_loopback() => of_address(connection),
+        Why::Given => match chosen.addr.trim_matches(['[', ']']).parse::<IpAddr>() {
+            Ok(address) if address.to_canonical().is_loopback() => of_loopback(),
+            Ok(address) => of_address(address.to_canonical()),
+            Err(_) if loopback(&chosen.addr).is_some() => of_loopback(),
+            // The name is not looked up.
+            Err(_) => {
+                let found = network::reachable(known.interfaces, connection.is_ipv6());
+                found.map(|(interface, _)| interface.name.clone())
+            }
+        },
+    }
+}
+
+/// What is said where NCCL chooses among several networks of this host; `own` is that of the other libraries.
+#[must_use]
+pub fn several_networks(interfaces: &[Interface], own: &str) -> Option<String> {
+    let names = network::hardware(interfaces);
+    (names.len() > 1).then(|| {
+        format!(
+            "this host has {} networks, {}: gloo uses `{own}`, by which the nodes reach each other, and NCCL chooses by \
+             itself; `--iface NAME` names one for both",
+            names.len(),
+            list(&names)
+        )
+    })
+}
+
 /// The loopback address that this host is; nothing where others may reach it. No name but `localhost` is known.
 #[must_use]
 pub fn loopback(host: &str) -> Option<IpAddr> {
@@ -382,6 +428,35 @@ mod tests {
         assert_eq!(addr(&known(&machine[..3], "127.0.0.1")), "172.17.0.1");
         let alone = choose(&known(&machine[..2], "127.0.0.1")).unwrap();
         assert_eq!((alone.addr.as_str(), &alone.why), ("127.0.0.1", &Why::OnlyLoopback));
+    }
+
+    #[test]
+    fn workers_use_the_interface_of_the_connection() {
+        let machine = machine();
+        let of = |known: &Known<'_>| workers_interface(known, &choose(known).unwrap());
+        let at = |connection| of(&known(&machine, connection));
+        assert_eq!(at("10.1.0.2").as_deref(), Some("ib0"));
+        assert_eq!(at("::ffff:10.0.0.2").as_deref(), Some("eth0"));
+        assert_eq!(at("127.0.0.1").as_deref(), Some("eth0"), "the store is here, and called localhost");
+        assert_eq!(at("10.9.9.9"), None, "an address that is gone");
+        let given = |addr, connection| of(&Known { local_addr: Some(addr), ..known(&machine, connection) });
+        assert_eq!(given("203.0.113.7", "10.1.0.2").as_deref(), Some("ib0"), "something forwards it");
+        assert_eq!(given("10.1.0.2", "127.0.0.1").as_deref(), Some("ib0"));
+        assert_eq!(given("localhost", "127.0.0.1").as_deref(), Some("lo"));
+        assert_eq!(given("node7", "127.0.0.1").as_deref(), Some("eth0"));
+        assert_eq!(given("203.0.113.7", "127.0.0.1"), None);
+        let here = Known { is_on_this_machine: true, ..known(&machine, "127.0.0.1") };
+        assert_eq!(of(&here).as_deref(), Some("lo"));
+        assert_eq!(of(&known(&machine[..2], "::1")).as_deref(), Some("lo"), "there is no other");
+        assert_eq!(of(&Known { is_alone: true, ..known(&machine, "10.0.0.2") }), None);
+    }
+
+    #[test]
+    fn several_networks_of_hardware_are_a_hint() {
+        let machine = machine();
+        let hint = several_networks(&machine, "eth0").unwrap();
+        assert!(hint.starts_with("this host has 2 networks, `eth0`, `ib0`: gloo uses `eth0`"), "{hint}");
+        assert_eq!(several_networks(&machine[..6], "eth0"), None, "{:?}", &machine[..6]);
     }
 
     #[test]

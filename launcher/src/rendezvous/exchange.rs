@@ -274,6 +274,8 @@ pub(super) fn round(number: u64, seats: &Seats<'_>, assigned: Assigned, told: To
         role_world_size: assigned.role_world_size,
         master: told.master,
         members: members.collect(),
+        // Known to the caller alone.
+        interface: None,
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Round {
     pub master: Master,
     /// All members by node rank, as far as they are known.
     pub members: Vec<Member>,
+    /// The interface by which this node reaches the others, where there may be others.
+    pub interface: Option<String>,
 }
 
 /// A node of a round.
@@ -80,6 +82,7 @@ impl Round {
             role_world_size: world_size,
             master,
             members: Vec::new(),
+            interface: None,
         }
     }
 }

@@ -325,6 +325,7 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
             role_world_size: WorldSize::new(12).unwrap(),
             master,
             members: Vec::new(),
+            interface: None,
         };
         let words = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
         assert_eq!(rejoined(&round, 4), words);

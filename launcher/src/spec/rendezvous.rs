@@ -95,6 +95,8 @@ pub struct NetworkSpec {
     pub loopback_confines: bool,
     /// `--store-limit SIZE`: bytes of values in a store of ours, and of requests and answers under way.
     pub store_limit: Option<ByteSize>,
+    /// The workers use NCCL, and nothing names its interface: where this host has several, people get a hint.
+    pub nccl_chooses: bool,
 }
 
 /// Ports from the first to the last, both included.

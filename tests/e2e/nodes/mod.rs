@@ -9,6 +9,7 @@ mod crowd;
 mod far;
 mod faults;
 mod groups;
+mod interfaces;
 mod launcher_errors;
 mod listening;
 mod membership;

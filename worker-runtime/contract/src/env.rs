@@ -66,6 +66,8 @@ pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
 pub const BACKEND: &str = "RANKRUN_BACKEND";
 /// The network interface on which workers reach other hosts, as torch's gloo takes it; `--iface` sets it.
 pub const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
+/// The same for TensorPipe, which carries torch's RPC.
+pub const TENSORPIPE_INTERFACE: &str = "TP_SOCKET_IFNAME";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
 const MARKS: [&str; 16] = [

@@ -30,6 +30,18 @@ pub fn reachable(interfaces: &[Interface], wants_ipv6: bool) -> Option<(&Interfa
         .min_by_key(|(interface, address)| (address.is_ipv6() != wants_ipv6, is_virtual(&interface.name)))
 }
 
+/// The names of interfaces of hardware that are up and have an address that other machines may reach, in the kernel's order.
+#[must_use]
+pub fn hardware(interfaces: &[Interface]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for Interface { name, address, is_up } in interfaces {
+        if *is_up && address.is_some_and(is_reachable) && !is_virtual(name) && !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
 fn is_reachable(address: IpAddr) -> bool {
     !address.is_loopback() && !address.is_unspecified() && !is_link_local(address)
 }

@@ -81,6 +81,11 @@ pub(super) fn address(named: Option<&str>, store_end: IpAddr) -> io::Result<IpAd
     let interfaces: Vec<_> = getifaddrs()?.map(interface).collect();
     // gloo takes a list, one interface for each of its threads.
     let first = named.and_then(|names| names.split(',').next());
+    // The interface may have several addresses: the one that has reached the store is known to work.
+    let has_end = |name: &&str| interfaces.iter().any(|one| one.name == **name && one.address == Some(end));
+    if first.as_ref().is_some_and(has_end) {
+        return Ok(end);
+    }
     let of_named = first.and_then(|name| network::of_interface(&interfaces, name, end.is_ipv6()));
     let any = || network::reachable(&interfaces, end.is_ipv6()).map(|(_, address)| address);
     Ok(of_named.or_else(|| if end.is_loopback() { any() } else { None }).unwrap_or(end))

@@ -134,6 +134,7 @@ fn round(number: u64) -> Box<Round> {
         role_world_size: world_size,
         master: Master { addr: "th1".to_owned(), port: 1, agent_store: true },
         members: Vec::new(),
+        interface: None,
     })
 }
 

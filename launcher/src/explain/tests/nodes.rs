@@ -51,11 +51,41 @@ fn what_the_nodes_agree_on_is_said_so() {
     }
     let interface = variable(&dynamic, "GLOO_SOCKET_IFNAME");
     assert_eq!((interface.value, interface.source), (known("eth0"), option("--iface")));
+    assert_eq!(variable(&dynamic, "TP_SOCKET_IFNAME").value, known("eth0"));
     let agreed = (Some(AGREED), Source::Default);
     assert_eq!(said(&dynamic, &["master-addr", "master-port"]), [agreed.clone(), agreed]);
     assert_eq!((&dynamic.store.host, &dynamic.store.port), (&AGREED, &AGREED));
     let same = explained(&DYNAMIC.replace("2:4", "2"), &[]);
     assert_eq!(variable(&same, "GROUP_WORLD_SIZE").value, known("2"));
+}
+
+#[test]
+fn interfaces_of_several_hosts_are_listed_with_their_reason() {
+    let names = ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"];
+    let without = DYNAMIC.replace("--iface eth0 ", "");
+    for line in [FIXED, &without] {
+        let explanation = explained(line, &[("GLOO_SOCKET_IFNAME", "")]);
+        for name in names {
+            let found = variable(&explanation, name);
+            assert_eq!(found.value, Value::AtLaunch(Pending::Interface), "{name}");
+            let Source::Because { reason } = found.source else { panic!("{:?}", found.source) };
+            assert!(reason.starts_with("several hosts"), "{reason}");
+        }
+        let text = text::render(&explanation, Style::Plain);
+        assert!(
+            text.contains(
+                "(interface of the way to the store)  several hosts: a host's own name may mean 127.0.0.1"
+            ),
+            "{text}"
+        );
+    }
+    // What the user says stands, and one host needs none.
+    let listed = |line: &str, environment: &[(&str, &str)]| -> Vec<&str> {
+        let variables = explained(line, environment).ranks.remove(0).variables;
+        variables.iter().map(|variable| variable.name).filter(|name| names.contains(name)).collect()
+    };
+    assert_eq!(listed(FIXED, &[("GLOO_SOCKET_IFNAME", "ib0")]), ["TP_SOCKET_IFNAME"]);
+    assert!(listed("rankrun explain x.py", &[]).is_empty());
 }
 
 #[test]

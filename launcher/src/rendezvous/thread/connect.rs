@@ -355,6 +355,13 @@ impl Driver {
             };
             self.outlet.tell(News::Note(format!("{host}; {chosen}")));
         }
+        self.interface = address::workers_interface(&known, &chosen);
+        if let Some(hint) =
+            self.interface.as_deref().and_then(|own| address::several_networks(&interfaces, own))
+            && self.plan.network.nccl_chooses
+        {
+            self.outlet.tell(News::Note(hint));
+        }
         let addr = chosen.addr;
         if let Some(store) = &mut self.workers_store {
             let is_of_interface = matches!(chosen.why, Why::OfGivenInterface { .. });

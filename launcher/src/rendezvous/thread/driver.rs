@@ -82,6 +82,8 @@ pub(super) struct Driver {
     pub(super) heard: Heard,
     pub(super) pulse: Option<Pulse>,
     pub(super) me: Option<Me>,
+    /// By which this node reaches the others.
+    pub(super) interface: Option<String>,
     pub(super) book: Book,
     pub(super) phase: Phase,
     pub(super) standing: Standing,
@@ -136,6 +138,7 @@ impl Driver {
             backend: None,
             worn: None,
             me: None,
+            interface: None,
             phase: Phase::Idle,
             standing: Standing::In,
             ending: None,

@@ -111,7 +111,8 @@ impl Driver {
     }
 
     /// The workers may start.
-    pub(super) fn starts(&mut self, round: Round, nodes: Vec<Node>) {
+    pub(super) fn starts(&mut self, mut round: Round, nodes: Vec<Node>) {
+        round.interface.clone_from(&self.interface);
         let own_port = self.greeted.server().map(|store| store.local_addr().port());
         self.greeted.used(round.node_rank.0 == 0 && own_port == Some(round.master.port));
         self.phase =
