@@ -12,6 +12,7 @@ mod console;
 mod contract;
 mod devices;
 mod differences;
+mod early_success;
 mod endurance;
 mod environment;
 mod error_files;

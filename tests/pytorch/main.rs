@@ -2,6 +2,7 @@
 
 mod by_hand;
 mod ddp;
+mod early_exit;
 mod frameworks;
 mod nodes;
 mod programs;

@@ -19,6 +19,7 @@ use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
 use crate::regular_file::{self, NotRegular};
 use crate::rendezvous::Round;
+use crate::reporter::early::EarlyRank;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::summary::{DeadCard, FailureCard, OtherEnd, ProgramKind};
@@ -116,6 +117,11 @@ impl Evidence<'_> {
                     device: dead.device.clone(),
                     why: dead.why.clone(),
                 })
+                .collect(),
+            early: failure
+                .early
+                .iter()
+                .map(|early| EarlyRank { rank: self.rank(early.end.local_rank), before: early.before })
                 .collect(),
             others: failure
                 .others

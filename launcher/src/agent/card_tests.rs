@@ -28,7 +28,8 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
         others: others.iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
-        not_joined: Vec::new(),
+        early: Box::default(),
+        not_joined: Box::default(),
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let master = Master { addr: "127.0.0.1".to_owned(), port: 1, agent_store: true };

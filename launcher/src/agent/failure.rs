@@ -50,6 +50,8 @@ pub struct Failure {
     pub first: WorkerEnd,
     /// How that one failed.
     pub manner: Manner,
+    /// The workers that had finished before it, in the order in which that was seen.
+    pub early: Box<[EarlySuccess]>,
     /// The ends that followed, in the order in which they were seen.
     pub others: Vec<FollowingEnd>,
     /// Restarts used before it.
@@ -57,7 +59,7 @@ pub struct Failure {
     /// Devices of the workers that were found dead after it.
     pub dead_devices: Vec<DeadDevice>,
     /// Who had not joined the store when the start limit was over.
-    pub not_joined: Vec<LocalRank>,
+    pub not_joined: Box<[LocalRank]>,
 }
 
 /// How the worker that was the cause failed.
@@ -77,6 +79,15 @@ pub enum Manner {
         /// For how long.
         dwell: Duration,
     },
+}
+
+/// A worker that had finished with 0 before the first failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlySuccess {
+    /// Its end.
+    pub end: WorkerEnd,
+    /// How long before the failure.
+    pub before: Duration,
 }
 
 /// An end after the first failure.
@@ -240,7 +251,8 @@ mod tests {
             others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
             restart_count: RestartCount(0),
             dead_devices: Vec::new(),
-            not_joined: Vec::new(),
+            early: Box::default(),
+            not_joined: Box::default(),
         };
         let settled = failure.settle();
         assert_eq!(settled.others.len(), ends.len() - 1, "nobody is lost");

@@ -63,7 +63,9 @@ impl Agent<'_> {
 
     fn reap(&mut self, inputs: &mut VecDeque<Input>) {
         let at = SystemTime::now();
-        let reaped = self.workers.reap();
+        let mut reaped = self.workers.reap();
+        // Reaped together, they ended before any stop. A success may be the reason for a failure, and not the other way.
+        reaped.workers.sort_by_key(|end| !end.exit.is_success());
         for (pid, exit) in reaped.others {
             if let Some(check) = &mut self.check {
                 check.reaped(pid, exit);

@@ -34,7 +34,8 @@ fn failure(local_rank: u32, exit: Exit) -> Failure {
         others: Vec::new(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
-        not_joined: Vec::new(),
+        early: Box::default(),
+        not_joined: Box::default(),
     }
 }
 

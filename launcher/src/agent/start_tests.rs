@@ -50,7 +50,7 @@ fn who_is_missing_has_failed_and_all_start_again() {
         } else {
             let end = end(&last).unwrap();
             let failure = end.failure.as_ref().unwrap();
-            assert_eq!((end.status, &failure.not_joined), (ExitStatus::Code(1), &ranks(&[1, 3])));
+            assert_eq!((end.status, failure.not_joined.to_vec()), (ExitStatus::Code(1), ranks(&[1, 3])));
             assert_eq!(failure.first.local_rank, LocalRank(1), "invariant 5");
             assert_eq!(failure.others.len(), 3);
         }

@@ -12,6 +12,7 @@
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+mod finished;
 mod grace;
 mod halt;
 mod limit;
@@ -38,6 +39,7 @@ use crate::agent::stuck::{Asleep, Watch};
 use crate::process::Exit;
 use crate::rendezvous::Round;
 
+use finished::Finished;
 use limit::Timer;
 use rendezvous::Others;
 
@@ -57,6 +59,8 @@ pub struct State {
     watch: Option<Watch>,
     /// Until then every worker of the generation that is running has joined the store, where it is asked for.
     join_by: Option<Instant>,
+    /// The workers of the generation that is running that have finished.
+    finished: Finished,
     /// Over the whole job.
     timer: Timer,
     /// The grace since the user or the time limit wanted the end.
@@ -79,6 +83,7 @@ impl State {
             history: History::new(),
             watch: None,
             join_by: None,
+            finished: Finished::default(),
             timer: Timer::default(),
             patience: None,
             others: Others::default(),
@@ -96,7 +101,7 @@ impl State {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.time_limit_at().into_iter().chain(self.start_limit_at());
-        self.phase_deadline().into_iter().chain(limits).min()
+        self.phase_deadline().into_iter().chain(limits).chain(self.finished_told_at()).min()
     }
 
     fn phase_deadline(&self) -> Option<Instant> {
@@ -171,6 +176,7 @@ impl State {
         self.told.clear();
         self.timer.generation_began();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
+        self.finished = Finished::default();
         self.phase = Phase::Running { live };
         self.history.generation_began(now);
         Action::Start { generation: self.generation, restart_count: self.restarts_used, round }
@@ -215,6 +221,7 @@ impl State {
                 if live.is_empty() {
                     return self.all_succeeded_here(now);
                 }
+                self.finished.push(now, end);
                 self.phase = Phase::Running { live };
                 Vec::new()
             }
@@ -264,10 +271,11 @@ impl State {
         with_at(actions, at, said)
     }
 
-    fn failure(&self, first: WorkerEnd, manner: Manner) -> Failure {
+    fn failure(&self, now: Instant, first: WorkerEnd, manner: Manner) -> Failure {
         let (generation, restart_count) = (self.generation, self.restarts_used);
-        let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Vec::new());
-        Failure { generation, first, manner, others, restart_count, dead_devices, not_joined }
+        let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
+        let early = self.finished.before(now);
+        Failure { generation, first, manner, early, others, restart_count, dead_devices, not_joined }
     }
 
     /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
@@ -278,7 +286,7 @@ impl State {
             asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let failure = self.failure(asleep.not_yet_ended(at), Manner::Stuck { dwell });
+        let failure = self.failure(now, asleep.not_yet_ended(at), Manner::Stuck { dwell });
         let told = self.tell_of(failure.first);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
@@ -288,7 +296,8 @@ impl State {
     }
 
     fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
-        if let Some(actions) = self.time_limit_struck(now).or_else(|| self.start_limit_struck(now)) {
+        let struck = self.time_limit_struck(now).or_else(|| self.start_limit_struck(now));
+        if let Some(actions) = struck.or_else(|| self.finished_long_ago(now)) {
             return actions;
         }
         if self.phase_deadline().is_none_or(|deadline| now < deadline) {

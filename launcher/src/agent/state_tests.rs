@@ -21,6 +21,8 @@ use rankrun_contract::rank::LocalWorldSize;
 mod blame_tests;
 #[path = "checking_tests.rs"]
 mod checking;
+#[path = "finished_tests.rs"]
+mod finished_tests;
 #[path = "grace_tests.rs"]
 mod grace_tests;
 #[path = "halt_tests.rs"]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{LocalRank, RestartCount};
+use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
 use crate::agent::message::{Happening, Impatience, Released, WorkerEnd};
 use crate::agent::policy::Refusal;
@@ -13,6 +13,7 @@ use crate::process::signal_name;
 use crate::rendezvous::Round;
 use crate::reporter::nodes;
 use crate::reporter::plain::plain;
+use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
 
 /// The line for one happening of the job that `spec` asked for, in this round where there is one of several nodes, and
@@ -36,6 +37,7 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
         | Happening::Settling => return of_nodes(happening, spec),
+        Happening::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
         Happening::GroupFailed { .. } => return None,
         Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
         Happening::Stopping { signal, live, .. } if live.is_empty() => {
@@ -94,6 +96,30 @@ fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
         }
         None => format!("local rank {} (pid {})", end.local_rank, end.pid),
     }
+}
+
+/// The line about workers that have exited with 0 while others of this node go on.
+#[must_use]
+pub fn some_finished(
+    finished: &[LocalRank],
+    live: &[LocalRank],
+    since: Duration,
+    round: Option<&Round>,
+) -> String {
+    let base = round.map_or(0, |round| round.base_rank.0);
+    let names = |local: &[LocalRank]| {
+        rank_names(local.iter().map(|local_rank| Rank(base.saturating_add(local_rank.0))))
+    };
+    let (has, runs) =
+        (if finished.len() == 1 { "has" } else { "have" }, if live.len() == 1 { "s" } else { "" });
+    let after = if finished.len() == 1 { "later" } else { "after the first of them" };
+    let node = round.map(|round| format!(" (node {})", round.node_rank)).unwrap_or_default();
+    format!(
+        "{} {has} exited with 0, and {} still run{runs} {} s {after}{node}",
+        names(finished),
+        names(live),
+        since.as_secs()
+    )
 }
 
 /// What is said of the other nodes, whatever the name we go by; of anything else nothing.
@@ -283,6 +309,26 @@ mod tests {
     use super::*;
     use crate::spec::example;
     use nix::sys::signal::Signal;
+
+    #[test]
+    fn finished_and_live_ranks_are_named_by_their_global_ranks() {
+        let spec = example();
+        let render = |finished: &[u32], live: &[u32], round: Option<&Round>| {
+            let [finished, live] =
+                [finished, live].map(|ranks| ranks.iter().copied().map(LocalRank).collect());
+            let since = Duration::from_millis(60_400);
+            super::render(&Happening::SomeFinished { finished, live, since }, &spec, round)
+                .unwrap_or_default()
+        };
+        assert_eq!(render(&[1], &[0], None), "rank 1 has exited with 0, and rank 0 still runs 60 s later");
+        let master = rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+        let mut round = Round::alone(spec.workers, master);
+        (round.node_rank, round.base_rank) = (rankrun_contract::rank::NodeRank(1), Rank(8));
+        assert_eq!(
+            render(&[0, 1, 2], &[3, 5], Some(&round)),
+            "ranks 8-10 have exited with 0, and ranks 11, 13 still run 60 s after the first of them (node 1)"
+        );
+    }
 
     #[test]
     fn numbers_are_grammatical() {

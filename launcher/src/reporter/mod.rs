@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
 pub mod console;
+pub mod early;
 pub mod events;
 pub mod happening;
 pub mod leftovers;
@@ -10,6 +11,7 @@ pub mod nodes;
 pub mod parent_file;
 pub mod plain;
 pub mod program;
+pub mod rank_names;
 mod row;
 pub mod screen;
 pub mod summary;

@@ -157,6 +157,11 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
         | Happening::Settling => of_nodes(happening, group),
+        Happening::SomeFinished { finished, live, since } => {
+            // torchrun is silent here.
+            let text = happening::some_finished(finished, live, *since, group.round);
+            vec![LogLine::of_ours(Level::Info, Location::caller(), text)]
+        }
         Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => {
             killing(local_ranks, *told, group)
         }
@@ -391,6 +396,16 @@ mod tests {
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."
             ]
+        );
+    }
+
+    #[test]
+    fn finished_ranks_are_information_and_hidden_by_default() {
+        let (finished, live) = (vec![LocalRank(1)], vec![LocalRank(0)]);
+        let since = Duration::from_secs(60);
+        assert_eq!(
+            told(&Happening::SomeFinished { finished, live, since }),
+            ["Irank 1 has exited with 0, and rank 0 still runs 60 s later"]
         );
     }
 

@@ -280,7 +280,7 @@ pub enum Ending {
 /// How the loss of a rank was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LossCause {
-    /// Its connections closed although it was not done: it crashed or was killed.
+    /// Its connections closed although it was not done: it exited, crashed or was killed.
     Closed,
     /// A connection to it failed.
     Failed(io::ErrorKind),
@@ -351,7 +351,7 @@ impl fmt::Display for Ending {
 impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => f.write_str("which closed its connection without a word (killed or crashed)"),
+            Self::Closed => f.write_str("which exited: its connection closed without a word"),
             Self::Failed(kind) => write!(f, "to which the connection failed ({kind})"),
             Self::Left => f.write_str("which has left the group"),
             Self::Timeout(timeout) => write!(f, "which took no part within {timeout:?}"),

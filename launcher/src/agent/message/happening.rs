@@ -78,6 +78,15 @@ pub enum Happening {
         /// From now to SIGKILL.
         grace: Duration,
     },
+    /// Some workers of this node have finished, and others go on for long.
+    SomeFinished {
+        /// The workers that exited with 0.
+        finished: Vec<LocalRank>,
+        /// The workers that go on.
+        live: Vec<LocalRank>,
+        /// Since the first of those exits.
+        since: Duration,
+    },
     /// The workers of the other nodes take longer than those of this one.
     Settling,
     /// The last worker of a generation that failed is gone.

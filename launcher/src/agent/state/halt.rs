@@ -39,6 +39,7 @@ impl State {
         if let Some(watch) = &mut self.watch {
             watch.was_halted(lasted);
         }
+        self.finished.was_halted(lasted);
         if let Some(join_by) = &mut self.join_by {
             *join_by += lasted;
         }

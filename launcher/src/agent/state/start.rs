@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 
-use rankrun_contract::rank::{Generation, LocalRank};
+use rankrun_contract::rank::Generation;
 
 use super::{State, with_at};
 use crate::agent::failure::Manner;
@@ -46,10 +46,10 @@ impl State {
         let Some(first) = missing.first().filter(|_| generation == self.generation) else {
             return Vec::new();
         };
-        let mut failure = self.failure(first.not_yet_ended(at), Manner::NotJoined { limit });
+        let mut failure = self.failure(now, first.not_yet_ended(at), Manner::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
         let told = self.tell_of(failure.first);
-        let missing: Vec<LocalRank> = failure.not_joined.clone();
+        let missing = failure.not_joined.to_vec();
         let ours = self.ours(&live);
         self.history.generation_never_met();
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);

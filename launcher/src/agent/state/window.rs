@@ -32,7 +32,7 @@ impl State {
         if self.is_of_the_warning(end.exit) {
             return self.ended_by_warning(now, live, end);
         }
-        let failure = self.failure(end, Manner::Ended);
+        let failure = self.failure(now, end, Manner::Ended);
         if !self.rules.is_of_a_stop_signal(end.exit) {
             return self.failed_beside(now, live, failure);
         }

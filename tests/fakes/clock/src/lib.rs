@@ -1,5 +1,6 @@
 //! A wall clock (`CLOCK_REALTIME`) that is wrong, for who has this in `LD_PRELOAD`: by [`SHIFT`] seconds where that
-//! variable is set, else a day fast and a day slow in turn. The other clocks are the kernel's.
+//! variable is set, else a day fast and a day slow in turn. The steady clock (`CLOCK_MONOTONIC`) leaps ahead by
+//! [`LEAP_SECONDS`] while the file exists that [`LEAP`] names. The other clocks are the kernel's.
 #![expect(unsafe_code, reason = "it stands in for a function of libc's")]
 
 use std::ffi::{CStr, c_char};
@@ -12,6 +13,12 @@ use libc::{c_int, clockid_t, timespec};
 pub const SHIFT: &str = "FAKE_CLOCK_SHIFT";
 
 const DAY: i64 = 24 * 3600;
+
+/// Names the variable that holds the path of a file. While that exists, the steady clock has leapt.
+pub const LEAP: &str = "FAKE_CLOCK_LEAP";
+
+/// How far it leaps, in seconds.
+pub const LEAP_SECONDS: i64 = 61;
 
 static IS_FAST: AtomicBool = AtomicBool::new(false);
 
@@ -29,6 +36,19 @@ fn shift() -> Option<i64> {
     })
 }
 
+/// Whether the steady clock has leapt.
+fn has_leapt() -> bool {
+    static FILE: OnceLock<Option<&'static CStr>> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        // SAFETY: the name ends with a zero.
+        let value = unsafe { libc::getenv(c"FAKE_CLOCK_LEAP".as_ptr()) }.cast_const().cast::<c_char>();
+        // SAFETY: what getenv(3) gives ends with a zero, and these programs do not change this variable.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+    });
+    // SAFETY: the path ends with a zero.
+    file.is_some_and(|file| unsafe { libc::access(file.as_ptr(), libc::F_OK) } == 0)
+}
+
 /// clock_gettime(2).
 ///
 /// # Safety
@@ -41,6 +61,10 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
         let jump = || if IS_FAST.fetch_xor(true, Ordering::Relaxed) { -DAY } else { DAY };
         // SAFETY: the kernel has just written there.
         unsafe { (*time).tv_sec += shift().unwrap_or_else(jump) };
+    }
+    if result == 0 && clock == libc::CLOCK_MONOTONIC && has_leapt() {
+        // SAFETY: the kernel has just written there.
+        unsafe { (*time).tv_sec += LEAP_SECONDS };
     }
     c_int::try_from(result).unwrap_or(-1)
 }

@@ -1,0 +1,66 @@
+//! Workers that have finished with 0 while others go on. Pure.
+//!
+//! That is no failure: ranks may have different amounts of work. It may be the cause of one, though, as the others wait
+//! for the missing rank in a collective. So a failure has the successes before it, and a long wait is told once.
+
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::LocalRank;
+
+use super::State;
+use crate::agent::failure::EarlySuccess;
+use crate::agent::message::{Action, Happening, WorkerEnd};
+use crate::agent::phase::Phase;
+
+/// Other workers may go on for so long without a word about it.
+const SILENT_WAIT: Duration = Duration::from_secs(60);
+
+/// The workers of a generation that have finished.
+#[derive(Debug, Default)]
+pub(super) struct Finished {
+    ends: Vec<(WorkerEnd, Instant)>,
+    say_at: Option<Instant>,
+}
+
+impl Finished {
+    /// This worker has finished, and others go on.
+    pub(super) fn push(&mut self, now: Instant, end: WorkerEnd) {
+        if self.ends.is_empty() {
+            self.say_at = Some(now + SILENT_WAIT);
+        }
+        self.ends.push((end, now));
+    }
+
+    /// All of them, as of a failure at this time.
+    pub(super) fn before(&self, now: Instant) -> Box<[EarlySuccess]> {
+        let ends = self.ends.iter();
+        ends.map(|(end, at)| EarlySuccess { end: *end, before: now.saturating_duration_since(*at) }).collect()
+    }
+
+    /// The job was halted: nothing was waited for.
+    pub(super) fn was_halted(&mut self, lasted: Duration) {
+        let ends = self.ends.iter_mut().map(|(_, at)| at);
+        ends.chain(&mut self.say_at).for_each(|at| *at += lasted);
+    }
+}
+
+impl State {
+    /// When it is told that others go on. The worker that is a person's is waited for without a word.
+    pub(super) fn finished_told_at(&self) -> Option<Instant> {
+        let Phase::Running { live } = &self.phase else { return None };
+        self.finished.say_at.filter(|_| !self.ours(live).is_empty())
+    }
+
+    /// The line about the workers that go on, where it is due.
+    pub(super) fn finished_long_ago(&mut self, now: Instant) -> Option<Vec<Action>> {
+        if self.finished_told_at().is_none_or(|say_at| now < say_at) {
+            return None;
+        }
+        self.finished.say_at = None;
+        let Phase::Running { live } = &self.phase else { return None };
+        let finished: Vec<LocalRank> = self.finished.ends.iter().map(|(end, _)| end.local_rank).collect();
+        let since = self.finished.before(now).first().map(|first| first.before).unwrap_or_default();
+        let live = self.ours(live);
+        Some(vec![Action::Say(Happening::SomeFinished { finished, live, since })])
+    }
+}

@@ -1,0 +1,184 @@
+//! The other ranks in a failure report, and whether one that finished early is the probable cause. Pure.
+//!
+//! A rank that exits with 0 leaves its peers in a collective without a partner. They fail, and the first of them looks like
+//! the cause. An early success alone proves nothing: ranks may have different amounts of work, and any of them may fail of
+//! its own. So it is named as the cause only where the failed worker itself reports that it lost a peer.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::Rank;
+
+use crate::agent::failure::Manner;
+use crate::reporter::rank_names::rank_names;
+use crate::reporter::summary::{FailureCard, OtherEnd};
+
+/// A worker that exited with 0 before the first failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyRank {
+    /// Which worker.
+    pub rank: Rank,
+    /// How long before.
+    pub before: Duration,
+}
+
+/// What gloo, NCCL, PyTorch's store and the Rust runtime print when a peer is gone.
+const LOST_PEER: [&str; 8] = [
+    "Connection closed by peer",
+    "gloo/transport/",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+    "Connection was likely closed",
+    "waiting for clients",
+    "which exited: its connection closed",
+];
+
+/// The early success that the failed worker probably fails of, in words.
+#[must_use]
+pub fn probable_cause(card: &FailureCard) -> Option<String> {
+    if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {
+        return None;
+    }
+    let me = card.rank;
+    if let Some(lost) = card.report.as_ref().and_then(|report| report.lost_rank) {
+        let is_lost = |end: &&OtherEnd| end.rank == lost && end.exit.is_success();
+        let same_moment = || card.others.iter().find(is_lost).map(|_| Duration::ZERO);
+        let early = card.early.iter().find(|early| early.rank == lost).map(|early| early.before);
+        let before = seconds_before(early.or_else(same_moment)?);
+        return Some(format!(
+            "rank {lost} had exited with 0, {before}; rank {me} reports that it lost rank {lost}"
+        ));
+    }
+    let phrase = lost_peer_phrase(card)?;
+    let names = early_names(&card.early)?;
+    Some(format!("{names}; rank {me} reports a lost peer (`{phrase}`)"))
+}
+
+/// The ranks that the hint is about.
+#[must_use]
+pub fn early_ranks(card: &FailureCard) -> String {
+    let lost = card.report.as_ref().and_then(|report| report.lost_rank);
+    let all = card.early.iter().map(|early| early.rank);
+    lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
+}
+
+fn lost_peer_phrase(card: &FailureCard) -> Option<&'static str> {
+    let report = card.report.iter();
+    let reported = report.flat_map(|report| [Some(&report.message), report.callstack.as_ref()]).flatten();
+    let texts: Vec<&String> = card.tail.iter().chain(reported).collect();
+    LOST_PEER.into_iter().find(|phrase| texts.iter().any(|text| text.contains(phrase)))
+}
+
+/// `rank 1 had exited with 0, 1.2 s before`
+fn early_names(early: &[EarlyRank]) -> Option<String> {
+    let names = rank_names(early.iter().map(|early| early.rank));
+    Some(format!("{names} had exited with 0, {}", before(early)?))
+}
+
+/// `1.2 s before`, or from the last to the first.
+fn before(early: &[EarlyRank]) -> Option<String> {
+    let (first, last) =
+        (early.iter().map(|early| early.before).max()?, early.iter().map(|early| early.before).min()?);
+    let (first, last) = (seconds_before(first), format!("{:.1}", last.as_secs_f64()));
+    Some(if first.starts_with(&format!("{last} ")) { first } else { format!("{last} to {first}") })
+}
+
+fn seconds_before(before: Duration) -> String {
+    format!("{:.1} s before", before.as_secs_f64())
+}
+
+/// How all other ranks of the node ended; equal ends together.
+#[must_use]
+pub fn others(card: &FailureCard) -> String {
+    let mut groups: Vec<(String, Vec<Rank>)> = Vec::new();
+    if let Some(before) = before(&card.early) {
+        groups.push((format!("exit code 0, {before}"), card.early.iter().map(|early| early.rank).collect()));
+    }
+    for other in &card.others {
+        let end = other.exit.to_string();
+        match groups.iter_mut().find(|(known, _)| *known == end) {
+            Some((_, ranks)) => ranks.push(other.rank),
+            None => groups.push((end, vec![other.rank])),
+        }
+    }
+    let texts: Vec<String> =
+        groups.into_iter().map(|(end, ranks)| format!("{}: {end}", rank_names(ranks))).collect();
+    texts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use rankrun_contract::report::ErrorReport;
+
+    use super::*;
+    use crate::process::Exit;
+    use crate::reporter::summary::tests::card;
+
+    fn early(ranks: &[(u32, u64)]) -> Vec<EarlyRank> {
+        let before = Duration::from_millis;
+        ranks.iter().map(|(rank, millis)| EarlyRank { rank: Rank(*rank), before: before(*millis) }).collect()
+    }
+
+    fn reports(message: &str, lost: Option<u32>) -> Option<ErrorReport> {
+        let lost_rank = lost.map(Rank);
+        Some(ErrorReport { message: message.to_owned(), callstack: None, unix_seconds: None, lost_rank })
+    }
+
+    /// The card of rank 0, which ended with a code.
+    fn of_rank_0(early_ranks: &[(u32, u64)], last_line: &str) -> FailureCard {
+        let tail = vec![last_line.to_owned()];
+        FailureCard { rank: Rank(0), exit: Exit::Code(1), early: early(early_ranks), tail, ..card() }
+    }
+
+    #[test]
+    fn early_success_is_the_probable_cause_where_the_worker_lost_a_peer() {
+        let gloo =
+            "RuntimeError: [/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:44682.";
+        let one = of_rank_0(&[(1, 1_240)], gloo);
+        let words = "rank 1 had exited with 0, 1.2 s before; rank 0 reports a lost peer (`Connection closed by peer`)";
+        assert_eq!(probable_cause(&one).as_deref(), Some(words));
+        let three = probable_cause(&of_rank_0(&[(1, 3_000), (2, 2_000), (3, 1_000)], gloo)).unwrap();
+        assert!(three.starts_with("ranks 1-3 had exited with 0, 1.0 to 3.0 s before; "), "{three}");
+        assert_eq!(probable_cause(&of_rank_0(&[], gloo)), None, "no rank had finished");
+        let nccl =
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting";
+        assert!(probable_cause(&of_rank_0(&[(1, 0)], nccl)).is_some());
+    }
+
+    #[test]
+    fn early_success_is_no_cause_of_a_failure_that_names_another_reason() {
+        for line in
+            ["ValueError: bad batch", "ConnectionResetError: [Errno 104] Connection reset by peer", ""]
+        {
+            assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
+        }
+        let stuck = Manner::Stuck { dwell: Duration::from_secs(2) };
+        let card = FailureCard { manner: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
+        assert_eq!(probable_cause(&card), None);
+    }
+
+    #[test]
+    fn rank_that_the_worker_reports_as_lost_decides() {
+        let with = |report| FailureCard { report, ..of_rank_0(&[(1, 1_000), (2, 500)], "") };
+        let words = "rank 2 had exited with 0, 0.5 s before; rank 0 reports that it lost rank 2";
+        assert_eq!(probable_cause(&with(reports("lost rank 2", Some(2)))).as_deref(), Some(words));
+        assert_eq!(probable_cause(&with(reports("lost rank 3", Some(3)))), None, "rank 3 had not finished");
+        let exit = Exit::Code(0);
+        let seen_later = FailureCard {
+            early: Vec::new(),
+            others: vec![OtherEnd { rank: Rank(2), exit }],
+            ..with(reports("lost rank 2", Some(2)))
+        };
+        assert!(probable_cause(&seen_later).unwrap().starts_with("rank 2 had exited with 0, 0.0 s before; "));
+    }
+
+    #[test]
+    fn every_rank_is_listed_equal_ends_together() {
+        let stopped = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
+        let mut card = of_rank_0(&[(1, 1_240)], "");
+        card.others = (2..40).map(|rank| OtherEnd { rank: Rank(rank), exit: stopped }).collect();
+        card.others.insert(5, OtherEnd { rank: Rank(40), exit: Exit::Code(7) });
+        let text = "rank 1: exit code 0, 1.2 s before; ranks 2-39: killed by SIGTERM; rank 40: exit code 7";
+        assert_eq!(others(&card), text);
+    }
+}

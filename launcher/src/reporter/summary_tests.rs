@@ -1,0 +1,187 @@
+//! The failure card.
+
+use super::*;
+use crate::device::DeviceType;
+use std::time::Duration;
+
+pub(in crate::reporter) fn card() -> FailureCard {
+    FailureCard {
+        rank: Rank(1),
+        local_rank: LocalRank(1),
+        pid: Pid::from_raw(77),
+        device: Device::cpu(1),
+        host: "gpu-node-7".to_owned(),
+        node_rank: None,
+        exit: Exit::Signal { number: 9, core_dumped: false },
+        manner: Manner::Ended,
+        started: SystemTime::UNIX_EPOCH,
+        ended: SystemTime::UNIX_EPOCH + Duration::from_millis(2_500),
+        restarts: (RestartCount(1), RestartCount(1)),
+        report: None,
+        files: vec![PathBuf::from("/logs/1/stderr.log")],
+        tail: vec!["step 9".to_owned(), "step 10".to_owned()],
+        program: ProgramKind::Any,
+        not_joined: Vec::new(),
+        dead_devices: Vec::new(),
+        early: Vec::new(),
+        others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
+        peers: Vec::new(),
+    }
+}
+
+#[test]
+fn the_card_says_who_where_how_when_and_what() {
+    assert_eq!(
+        render(&card()),
+        "\
+rank 1 failed first: killed by SIGKILL
+  worker    rank 1, local rank 1, pid 77
+  device    cpu:1
+  node      gpu-node-7
+  started   1970-01-01T00:00:00.000Z
+  ended     1970-01-01T00:00:02.500Z, after 2.5 s
+  restarts  1 of 1 used
+  log       /logs/1/stderr.log
+  others    rank 0: killed by SIGTERM
+  its last lines:
+    | step 9
+    | step 10
+"
+    );
+    assert!(hint(&card()).is_some_and(|hint| hint.contains("out-of-memory")));
+}
+
+#[test]
+fn one_of_several_nodes_is_named() {
+    let card = FailureCard { rank: Rank(5), node_rank: Some(NodeRank(1)), ..card() };
+    let text = render(&card);
+    let first = "rank 5 (local rank 1) on node 1 (gpu-node-7) failed first: killed by SIGKILL\n";
+    assert!(text.starts_with(first), "{text}");
+    assert!(text.contains("  node      1, gpu-node-7\n"), "{text}");
+}
+
+#[test]
+fn a_device_is_told_with_what_a_person_finds_it_by() {
+    let mut card = card();
+    let gpu = crate::placement::Card {
+        index: "3".to_owned(),
+        noun: "GPU",
+        name: "NVIDIA H100".to_owned(),
+        uuid: None,
+        pci: "0000:1b:00.0".parse().ok(),
+        numa_node: Some(1),
+        how: "--devices 3".to_owned(),
+    };
+    card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu), known: true };
+    let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
+    assert!(render(&card).contains(row), "{}", render(&card));
+}
+
+#[test]
+fn a_dead_device_is_named_with_who_sat_on_it() {
+    let dead = DeadCard {
+        ranks: vec![Rank(1), Rank(3)],
+        device: "cuda 3 (Fast\x1b[31m, 0000:1b:00.0)".to_owned(),
+        why: "does not answer: GPU is lost".to_owned(),
+    };
+    let card = FailureCard { dead_devices: vec![dead], ..card() };
+    let line = "  dead      cuda 3 (Fast, 0000:1b:00.0) of ranks 1, 3: does not answer: GPU is lost";
+    assert!(render(&card).lines().any(|found| found == line), "{}", render(&card));
+    assert!(hint(&card).is_some_and(|hint| hint.contains("dmesg")));
+}
+
+#[test]
+fn the_first_line_says_what_our_stop_did() {
+    let first_line = |card: &FailureCard| render(card).lines().next().unwrap_or_default().to_owned();
+    let stopped = FailureCard { manner: Manner::EndedByStop, ..card() };
+    assert_eq!(
+        first_line(&stopped),
+        "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
+    );
+    let stuck = FailureCard { manner: Manner::Stuck { dwell: Duration::from_millis(2_040) }, ..card() };
+    assert_eq!(
+        first_line(&stuck),
+        "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
+    );
+    let late = FailureCard {
+        manner: Manner::NotJoined { limit: Duration::from_secs(5) },
+        not_joined: vec![Rank(1), Rank(3)],
+        ..card()
+    };
+    assert_eq!(
+        first_line(&late),
+        "rank 1 failed first: it had not joined the store within 5 s and was stopped (killed by SIGKILL)"
+    );
+    assert!(render(&late).contains("  missing   ranks 1, 3\n"), "{}", render(&late));
+    let shell = FailureCard { exit: Exit::Code(139), ..card() };
+    assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
+}
+
+#[test]
+fn who_said_nothing_is_asked_to() {
+    let silent = FailureCard {
+        exit: Exit::Code(1),
+        tail: Vec::new(),
+        files: Vec::new(),
+        program: ProgramKind::Python,
+        ..card()
+    };
+    assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
+    let any = FailureCard { program: ProgramKind::Any, ..silent };
+    assert!(hint(&any).is_some_and(|hint| hint.contains("--tee 3")));
+    assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
+}
+
+#[test]
+fn what_was_reported_disturbs_no_terminal() {
+    let mut card = card();
+    let message = "\x1b[31mlost\nit\x1b[0m".to_owned();
+    card.report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
+    let text = render(&card);
+    assert!(text.contains("what it reported:\n    | lost\n    | it\n"), "{text}");
+    assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn a_reported_traceback_is_shown_once() {
+    let mut card = card();
+    card.report = Some(ErrorReport {
+        message: "ValueError: x".to_owned(),
+        callstack: Some("Traceback:\n  line 1\nValueError: x\n".to_owned()),
+        unix_seconds: None,
+        lost_rank: None,
+    });
+    let text = render(&card);
+    assert_eq!(text.matches("ValueError: x").count(), 1, "{text}");
+    assert!(text.contains("    |   line 1\n"), "{text}");
+}
+
+#[test]
+fn reported_lines_are_left_out_of_the_last_lines() {
+    let mut card = card();
+    card.report = Some(ErrorReport {
+        message: "panic: no data".to_owned(),
+        callstack: Some("panic: no data\nat src/main.rs:7:9\n   3: train::step".to_owned()),
+        unix_seconds: None,
+        lost_rank: None,
+    });
+    let tail = ["step 9", "", "rank 1: panic: no data", "  at src/main.rs:7:9", "       3: train::step", ""];
+    card.tail = tail.map(str::to_owned).to_vec();
+    assert!(render(&card).ends_with("  its last lines:\n    | step 9\n"), "{}", render(&card));
+    card.tail = tail[1..].iter().map(|line| (*line).to_owned()).collect();
+    assert!(!render(&card).contains("its last lines"), "{}", render(&card));
+}
+
+#[test]
+fn printed_traceback_is_left_out_with_the_lines_that_only_it_has() {
+    let mut card = card();
+    card.report = Some(ErrorReport {
+        message: "ValueError: x".to_owned(),
+        callstack: Some("Traceback:\n  line 6\nValueError: x\n".to_owned()),
+        unix_seconds: None,
+        lost_rank: None,
+    });
+    let tail = ["line 6", "Traceback:", "  line 7", "  line 6", "ValueError: x", "cleaning up"];
+    card.tail = tail.map(str::to_owned).to_vec();
+    assert!(render(&card).ends_with("  its last lines:\n    | cleaning up\n"), "{}", render(&card));
+}
