@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use harness::{Job, Launch, Name, Outcome, field, free_port, only_ours, soak, tell};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -38,6 +39,7 @@ fn full_store_shared_with_agents_does_not_end_the_job() {
             outcome.exits(0).says("finished").never_says("panicked");
         }
         is_told_once(&outcomes[0], "the store is full: it holds ");
+        outcomes[0].says("waits: the store refuses to wait for ");
     }
 }
 
@@ -122,7 +124,8 @@ fn clients_that_do_not_read_take_no_more_memory_than_the_limit() {
     for name in Name::both() {
         let launch =
             Launch::standalone(*name, 1).stdin_open().env("RANKRUN_STORE_LIMIT", format!("{limit}MiB"));
-        let mut job = launch.worker(["seat", "read", "sum", "print=trained"]).start();
+        let mut job =
+            launch.limit(Duration::from_secs(300)).worker(["seat", "read", "sum", "print=trained"]).start();
         let seat = job.line("seat rank=");
         let of = |key| field(&seat, key).expect("the worker says where the store is").to_owned();
         let address = format!("{}:{}", of("addr"), of("port"));

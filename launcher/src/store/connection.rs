@@ -95,8 +95,8 @@ pub(super) struct Connection {
     own_unsent: u64,
     /// Unsent bytes above which requests have to wait.
     allowed: u64,
-    /// The client has taken bytes since the last tick.
-    has_read: bool,
+    /// Bytes that the client has taken since the last tick.
+    taken: u64,
     /// Ticks for which bytes were there for the client, and it took none.
     unread_ticks: u32,
     /// What was read may hold a request that waits for the client to read.
@@ -127,7 +127,7 @@ impl Connection {
             unsent: 0,
             own_unsent: 0,
             allowed: MAX_UNSENT,
-            has_read: false,
+            taken: 0,
             unread_ticks: 0,
             held_up: false,
             outgoing: Vec::new(),
@@ -176,7 +176,7 @@ impl Connection {
             match (&self.stream).write(&self.outgoing[self.sent..]) {
                 Ok(length) => {
                     self.sent += length;
-                    self.has_read = true;
+                    self.taken += length as u64;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -216,7 +216,7 @@ impl Connection {
 
     /// Counts a tick; for how many the client has taken nothing although something was there.
     pub(super) fn tick(&mut self) -> u32 {
-        let has_read = std::mem::take(&mut self.has_read) || !self.has_output();
+        let has_read = std::mem::take(&mut self.taken) > 0 || !self.has_output();
         self.unread_ticks = if has_read { 0 } else { self.unread_ticks.saturating_add(1) };
         self.unread_ticks
     }

@@ -102,15 +102,20 @@ impl Connection {
 
     /// A request that is answered when it is fulfilled, and taken back after `timeout`.
     pub(super) fn wait(&mut self, request: &Request, timeout: Duration) -> Result<(), StoreError> {
-        let arrived =
-            self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
-                Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel(),
-                Ok(Some(Reply::Arrived)) => Ok(true),
-                Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
-                Ok(None) => Ok(true),
-                Err(error) => Err(error),
-            })?;
-        if arrived { Ok(()) } else { Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }) }
+        let ended = self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
+            Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel().map(Ended::from),
+            Ok(Some(Reply::Arrived)) => Ok(Ended::Arrived),
+            // Nothing was taken back: a full store says so.
+            Ok(Some(Reply::Cancelled)) => Ok(Ended::Refused),
+            Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
+            Ok(None) => Ok(Ended::Arrived),
+            Err(error) => Err(error),
+        })?;
+        match ended {
+            Ended::Arrived => Ok(()),
+            Ended::TimedOut => Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }),
+            Ended::Refused => Err(StoreError::WaitRefused { keys: keys_of(request) }),
+        }
     }
 
     /// Ceases to wait; whether the wait was answered meanwhile.
@@ -205,5 +210,18 @@ fn keys_of(request: &Request) -> Vec<String> {
         Request::Wait { keys } => keys.iter().map(text).collect(),
         Request::Barrier { key, .. } => vec![text(key)],
         _ => Vec::new(),
+    }
+}
+
+/// How a wait ended.
+enum Ended {
+    Arrived,
+    TimedOut,
+    Refused,
+}
+
+impl From<bool> for Ended {
+    fn from(arrived: bool) -> Self {
+        if arrived { Self::Arrived } else { Self::TimedOut }
     }
 }

@@ -37,6 +37,12 @@ pub enum StoreError {
         /// The keys as they are on the wire.
         keys: Vec<String>,
     },
+    /// The store has no memory left to remember what is waited for. The connection is usable.
+    #[error("the store refuses to wait for {}: it is full", keys.join(", "))]
+    WaitRefused {
+        /// The keys as they are on the wire.
+        keys: Vec<String>,
+    },
     /// The connection failed.
     #[error("the connection to the store failed")]
     Io(#[from] io::Error),
@@ -61,7 +67,11 @@ impl StoreError {
     /// What to do about it, where something is known.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
-        matches!(self, Self::NoSocket(_)).then_some("give the worker more descriptors: `ulimit -n`")
+        match self {
+            Self::NoSocket(_) => Some("give the worker more descriptors: `ulimit -n`"),
+            Self::WaitRefused { .. } => Some("`--store-limit SIZE` of the launcher raises the limit"),
+            _ => None,
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the store says when a client meets a limit: each kind once in a generation, since a client may try for ever.
 
+use std::collections::BTreeSet;
+
 use rankrun_contract::store::keyspace::KeyspaceError;
 
 use crate::store::connection::Closed;
@@ -8,12 +10,17 @@ use bytesize::ByteSize;
 /// Longest part of a key that is shown, in bytes.
 const MAX_SHOWN: usize = 64;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Full,
+    TooMuch,
+    Unread,
+}
+
 /// Which warnings were said.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
-    full: bool,
-    too_much: bool,
-    unread: bool,
+    said: BTreeSet<Kind>,
 }
 
 impl Warnings {
@@ -21,7 +28,7 @@ impl Warnings {
     pub(super) fn of_full(&mut self, error: &KeyspaceError, request: &str) -> Option<String> {
         let KeyspaceError::Full { key, used, more, limit } = error else { return None };
         let key = key[..key.len().min(MAX_SHOWN)].escape_ascii();
-        (!std::mem::replace(&mut self.full, true)).then(|| {
+        self.said.insert(Kind::Full).then(|| {
             format!(
                 "the store is full: it holds {} of {}, and `{request}` of key `{key}` with {} more is refused; \
                  `--store-limit SIZE` raises the limit",
@@ -36,13 +43,13 @@ impl Warnings {
     pub(super) fn of_close(&mut self, reason: &Closed, limit: u64) -> Option<String> {
         let limit = ByteSize(limit);
         match reason {
-            Closed::TooMuch => (!std::mem::replace(&mut self.too_much, true)).then(|| {
+            Closed::TooMuch => self.said.insert(Kind::TooMuch).then(|| {
                 format!(
                     "the store's clients leave more than {limit} of requests and answers unfinished: the store closes \
                      the connection with the most; `--store-limit SIZE` raises the limit"
                 )
             }),
-            Closed::Unread => (!std::mem::replace(&mut self.unread, true)).then(|| {
+            Closed::Unread => self.said.insert(Kind::Unread).then(|| {
                 "a client of the store has read none of its answers for a minute: the store closes its connection"
                     .to_owned()
             }),
