@@ -150,6 +150,10 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     if seen.devices.is_empty() {
         return Err(nothing_visible(kind, &seen));
     }
+    let is_by_number = kind == DeviceType::Xpu && is_by_number(question, &seen);
+    if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
+        refuse_unknown_list(kind, &seen)?;
+    }
     let shelf = Shelf { kind, machine: question.machine, seen: &seen };
     let picked = match &request.devices {
         Some(selector) => shelf.take(selector)?,
@@ -172,7 +176,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     let untouched =
         request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
     if let Some(because) = seen.order_unknown.clone() {
-        if untouched {
+        if untouched || is_by_number {
             warnings.push(Warning::OrderUnknown { kind, because });
         } else if seen.list().is_some() || asking.counting == Counting::Typed {
             return Err(ChoiceError::OrderUnknown { kind, because });
@@ -203,6 +207,34 @@ fn counting(request: &Request) -> Counting {
         (None, Some(order)) if order != DeviceOrder::AsListed => Counting::Named,
         _ => Counting::Typed,
     }
+}
+
+/// Refuses a list in the driver's own order: which devices it names is not known, and none is found by what it is.
+fn refuse_unknown_list(kind: DeviceType, seen: &Seen) -> Result<(), ChoiceError> {
+    match seen.order_unknown.clone().filter(|_| seen.list().is_some()) {
+        Some(because) => Err(ChoiceError::OrderUnknown { kind, because }),
+        None => Ok(()),
+    }
+}
+
+/// Whether the devices are named by their numbers within an inherited list alone. Its own entries then say which they
+/// are, whatever the driver's order is.
+fn is_by_number(question: &Question<'_>, seen: &Seen) -> bool {
+    let request = question.request;
+    let is_number = |entry: &Entry| match entry {
+        Entry::Except(entry) => !entry.is_identity(),
+        entry => !entry.is_identity(),
+    };
+    let by_number = match &request.devices {
+        Some(Selector::List(entries)) => entries.iter().all(is_number),
+        Some(Selector::All) => true,
+        Some(Selector::Idle | Selector::None) | None => false,
+    };
+    // Which number an integrated GPU has is not known either.
+    let is_integrated = |found: &Accelerator| found.kind == DeviceType::Xpu && found.integrated;
+    let discrete = !question.machine.accelerators.iter().any(is_integrated);
+    let ordered = request.order.is_some_and(|order| order != DeviceOrder::AsListed);
+    seen.list().is_some() && by_number && discrete && !ordered && !request.exclude_unhealthy
 }
 
 /// Where only the set of devices matters, nobody is asked for their order.

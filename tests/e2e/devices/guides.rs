@@ -3,7 +3,7 @@
 
 use harness::{Machine, MachineTree, Vendor, namespaces, only_ours};
 
-use super::{each_sees, gives, got, typed};
+use super::{assert_lines_are_true, each_sees, gives, got, typed};
 
 #[test]
 fn the_first_two_of_four() {
@@ -111,6 +111,7 @@ fn xpu_gives(line: &str, sees: usize, cards: &[usize]) {
     // The machine has them backwards.
     let expected: Vec<_> = cards.iter().map(|card| format!("{}/0", machine.pci(3 - card))).collect();
     assert_eq!(is, expected, "{line}\n{outcome}");
+    assert_lines_are_true(&outcome, |rank| machine.pci(3 - cards[rank]));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use harness::{Machine, MachineTree, Outcome, Vendor, namespaces, only_ours};
 
-use super::{each_sees, got, typed};
+use super::{assert_lines_are_true, each_sees, got, typed};
 
 fn skipped() -> bool {
     !namespaces() || !only_ours()
@@ -24,6 +24,8 @@ fn amd_gives(line: &str, sees: usize, cards: &[usize]) -> Outcome {
     let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
     let expected: Vec<_> = cards.iter().map(|card| machine.pci(*card)).collect();
     assert_eq!(is, expected, "{line}\n{outcome}");
+    let named = if line.contains("torchrun") { 0 } else { cards.len() };
+    assert_eq!(assert_lines_are_true(&outcome, |rank| machine.pci(cards[rank])), named, "{line}\n{outcome}");
     outcome
 }
 
@@ -81,6 +83,7 @@ fn intels_tiles() {
     let gives = |line: &str, expected: &[(usize, u32)]| {
         let outcome = run(line, &tree, &machine, "device=ze");
         let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+        assert_lines_are_true(&outcome, |rank| machine.pci(expected[rank].0));
         let expected: Vec<_> =
             expected.iter().map(|(card, tile)| format!("{}/{tile}", machine.pci(*card))).collect();
         assert_eq!(is, expected, "{line}\n{outcome}");
@@ -90,6 +93,67 @@ fn intels_tiles() {
     gives("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE rankrun", &[(0, 0), (1, 0)]);
     gives("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE ZE_AFFINITY_MASK=1 rankrun", &[(1, 0)]);
     gives("ZE_AFFINITY_MASK=1 rankrun", &[(0, 1)]);
+}
+
+/// Level Zero counts in an order of its own, here against that of PCI.
+#[test]
+fn intel_order_unknown_lines_leave_the_device_to_the_driver() {
+    if skipped() {
+        return;
+    }
+    for tiles in [1, 2] {
+        let machine = Machine::of_vendor(Vendor::Intel, 4, tiles).reported_backwards();
+        let tree = MachineTree::new().intel(4, tiles as usize);
+        // How many lines name a device: those of workers that are told theirs in the order of PCI.
+        for (line, workers, naming) in [
+            ("rankrun --nproc-per-node 4", 4, 0),
+            ("ZE_AFFINITY_MASK=0,2 rankrun", 2, 0),
+            ("ZE_AFFINITY_MASK=3 rankrun", 1, 0),
+            ("ZE_AFFINITY_MASK=0,2 rankrun --devices 1", 1, 0),
+            ("ZE_AFFINITY_MASK=0,2 rankrun --devices 1,0", 2, 0),
+            ("ZE_AFFINITY_MASK=0,2 rankrun --device-visibility own", 2, 0),
+            ("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 rankrun --nproc-per-node 4", 4, 4),
+            ("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 ZE_AFFINITY_MASK=0,2 rankrun", 2, 2),
+            ("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 ZE_AFFINITY_MASK=0,2 rankrun --devices 1,0", 2, 2),
+            ("rankrun --devices 0,2", 2, 2),
+            ("rankrun --devices 3,1", 2, 2),
+            ("rankrun --nproc-per-node 4 --device-visibility own", 4, 4),
+        ] {
+            let outcome = run(line, &tree, &machine, "device=ze");
+            let got = got(&outcome);
+            assert_eq!((got.len(), outcome.lines_with("→").len()), (workers, workers), "{line}\n{outcome}");
+            let address = |rank: usize| got[rank].is.split('/').next().unwrap_or_default().to_owned();
+            assert_eq!(assert_lines_are_true(&outcome, address), naming, "{line}\n{outcome}");
+            let warnings = outcome.lines_with("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1").len();
+            assert_eq!(warnings, usize::from(naming == 0), "{line}\n{outcome}");
+        }
+    }
+}
+
+/// What is typed counts within the mask, in the driver's order.
+#[test]
+fn intel_index_within_a_mask_counts_in_the_drivers_order() {
+    if skipped() {
+        return;
+    }
+    let machine = Machine::of_vendor(Vendor::Intel, 4, 1).reported_backwards();
+    let tree = MachineTree::new().intel(4, 1);
+    let gives = |line: &str, ordinals: &[usize]| {
+        let outcome = run(line, &tree, &machine, "device=ze");
+        let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+        // The cards of this machine stand in the driver's order.
+        let expected: Vec<_> = ordinals.iter().map(|at| format!("{}/0", machine.pci(*at))).collect();
+        assert_eq!(is, expected, "{line}\n{outcome}");
+    };
+    gives("ZE_AFFINITY_MASK=0,2 rankrun", &[0, 2]);
+    gives("ZE_AFFINITY_MASK=0,2 rankrun --devices 1", &[2]);
+    gives("ZE_AFFINITY_MASK=0,2 rankrun --devices 1,0", &[2, 0]);
+    gives("ZE_AFFINITY_MASK=0,2,3 rankrun --devices=-1", &[0, 3]);
+    gives("ZE_AFFINITY_MASK=0,2 rankrun --devices all", &[0, 2]);
+    // Which device has this address within the mask is not known.
+    let by_address = format!("ZE_AFFINITY_MASK=0,2 rankrun --devices {}", machine.pci(0));
+    let outcome = typed(&by_address).under(tree.stage()).on(&machine).worker(["print=started"]).run();
+    outcome.exits(1).never_says("started").complains("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1");
 }
 
 /// A vendor whose list has no order: each worker gets its own device, and one line says why.
@@ -133,6 +197,10 @@ fn ascend() {
         let outcome = run(line, &tree, &machine, "device=ascend");
         let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
         assert_eq!(is, cards, "{line}\n{outcome}");
+        let named = if line.contains("torchrun") { 0 } else { cards.len() };
+        // The kernel does not say which address an NPU has.
+        let card = |rank: usize| format!("NPU {} ", cards[rank]);
+        assert_eq!(assert_lines_are_true(&outcome, card), named, "{line}\n{outcome}");
     }
 }
 
@@ -144,12 +212,33 @@ fn habana() {
         return;
     }
     let tree = MachineTree::new().habana(8);
+    let slots = Machine::of_vendor(Vendor::Ascend, 8, 1);
     let modules = |line: &str| -> Vec<String> {
         let outcome = typed(line).under(tree.stage()).worker(["env"]).run();
         outcome.exits(0);
-        let value = |line: String| Some(line.split_once("HABANA_VISIBLE_MODULES=")?.1.to_owned());
-        outcome.out_lines().into_iter().filter_map(value).collect()
+        let of_rank = |rank: usize, name: &str| {
+            let prefix = format!("env{rank} {name}=");
+            outcome.out_lines().iter().find_map(|line| Some(line.strip_prefix(&prefix)?.to_owned()))
+        };
+        let ranks = outcome.lines_with("LOCAL_RANK=").len();
+        // The vendor's bridge takes the module at the place of its local rank; without a list the number is the rank.
+        let module = |rank: usize| -> usize {
+            let local: usize =
+                of_rank(rank, "LOCAL_RANK").and_then(|text| text.parse().ok()).expect("a rank");
+            let list = of_rank(rank, "HABANA_VISIBLE_MODULES");
+            list.map_or(local, |list| {
+                list.split(',').nth(local).and_then(|text| text.parse().ok()).expect("a module")
+            })
+        };
+        assert_eq!(
+            assert_lines_are_true(&outcome, |rank| slots.pci(7 - module(rank))),
+            ranks,
+            "{line}\n{outcome}"
+        );
+        (0..ranks).filter_map(|rank| of_rank(rank, "HABANA_VISIBLE_MODULES")).collect()
     };
+    assert_eq!(modules("rankrun"), [""; 0]);
+    assert_eq!(modules("rankrun --devices 0,7"), ["7", "0"]);
     assert_eq!(modules("rankrun --devices 7,6"), ["0,1", "0,1"]);
     assert_eq!(modules("rankrun --devices 7,6 --device-visibility own").len(), 2);
     assert_eq!(modules("HABANA_VISIBLE_MODULES=2,3 rankrun"), ["2,3", "2,3"]);

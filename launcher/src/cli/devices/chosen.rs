@@ -7,7 +7,7 @@ use crate::cli::error::DeviceError;
 use crate::cli::notice::Notice;
 use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning, choose, label};
 use crate::device::health::{Severity, findings};
-use crate::device::{DeviceType, Machine};
+use crate::device::{DeviceType, Machine, Visibility};
 use crate::reporter::plain::plain;
 use crate::spec::{Persona, Unhealthy};
 
@@ -38,6 +38,10 @@ impl Resolver<'_> {
         let warnings = choice.warnings.iter();
         let warnings =
             warnings.filter(|warning| !self.is_passive() || matches!(warning, Warning::Dropped { .. }));
+        // Each worker is told its own device then, by a name that the order does not change.
+        let is_named = self.wishes.visibility == Some(Visibility::Own) && !choice.pinned.is_empty();
+        let warnings =
+            warnings.filter(|warning| !(is_named && matches!(warning, Warning::OrderUnknown { .. })));
         // torch's option takes the entry in its place from the list, and checks nothing.
         let is_torchs = choice.kind == DeviceType::Cpu && self.is_virtual();
         // The line about the CPUs says it.

@@ -33,8 +33,7 @@ impl Resolver<'_> {
             .zip(&positions)
             .map(|(rank, at)| seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
             .collect();
-        let guessed = |warning: &Warning| matches!(warning, Warning::OrderUnknown { .. });
-        if self.is_passive() && choice.warnings.iter().any(guessed) {
+        if is_order_unknown(choice) {
             seats.iter_mut().for_each(|seat| seat.device.card = None);
         }
         let visibility = resolve_virtual_devices(self.settings, &mut seats)?;
@@ -56,8 +55,14 @@ impl Resolver<'_> {
             self.notices.push(Notice::Device { text });
         }
         let positions = workers.iter().map(|handed| handed.device).collect();
+        let is_pinned = !choice.pinned.is_empty();
         let seats = (0..).zip(workers).map(|(rank, handed)| {
-            seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables)
+            let mut seat = seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables);
+            // A worker that is told nothing, or the user's own numbers, has what the driver counts.
+            if is_order_unknown(choice) && (seat.variables.is_empty() || !is_pinned) {
+                seat.device.card = None;
+            }
+            seat
         });
         Ok(Placed { seats: seats.collect(), positions, visibility })
     }
@@ -86,6 +91,11 @@ impl Resolver<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether the driver decides which device has which number.
+fn is_order_unknown(choice: &Choice) -> bool {
+    choice.warnings.iter().any(|warning| matches!(warning, Warning::OrderUnknown { .. }))
 }
 
 /// What one worker sits on: one of the chosen devices, by the number under which it finds that, or the CPUs.

@@ -1,6 +1,7 @@
 //! Devices in words, and the line for each worker that says which one it has. Pure.
 
 use crate::cli::notice::Notice;
+use crate::device::DeviceType;
 use crate::device::affinity::ranges;
 use crate::device::choice::{Chosen, How, noun, number};
 use crate::placement::Card;
@@ -35,15 +36,21 @@ fn how(how: &How) -> String {
 /// One line for each worker that has a device, in columns.
 pub(super) fn lines(seats: &[Seat]) -> Vec<Notice> {
     let rows = (0..).zip(seats).filter_map(|(rank, seat): (u32, _)| {
-        let card = seat.device.card.as_ref()?;
+        let columns = |what: [String; 3]| {
+            let [title, name, place] = what;
+            [format!("rank {rank}"), format!("→ {}:", seat.device), title, name, place]
+        };
+        let Some(card) = seat.device.card.as_ref() else {
+            let decided = "which device that is, the driver decides".to_owned();
+            let is_on_device = seat.device.kind != DeviceType::Cpu;
+            return is_on_device.then(|| (columns([decided, String::new(), String::new()]), String::new()));
+        };
         let place = card.pci.map_or_else(String::new, |pci| format!("({pci})"));
         let cpus = seat.cpus.as_deref().map_or_else(String::new, |cpus| {
             let plural = if cpus.len() == 1 { "" } else { "s" };
             format!(", CPU{plural} {}", ranges(cpus))
         });
-        let columns =
-            [format!("rank {rank}"), format!("→ {}:", seat.device), card.title(), card.name.clone(), place];
-        Some((columns, format!("by {}{cpus}", card.how)))
+        Some((columns([card.title(), card.name.clone(), place]), format!(", by {}{cpus}", card.how)))
     });
     let rows: Vec<_> = rows.collect();
     let widest = |column: usize| rows.iter().map(|(row, _)| row[column].chars().count()).max().unwrap_or(0);
@@ -51,7 +58,7 @@ pub(super) fn lines(seats: &[Seat]) -> Vec<Notice> {
     let line = |(columns, how): &([String; 5], String)| {
         let columns = columns.iter().zip(&widths).filter(|(_, width)| **width > 0);
         let padded: Vec<String> = columns.map(|(text, width)| format!("{text:<width$}")).collect();
-        Notice::Seat { line: format!("{}, {how}", padded.join(" ").trim_end()) }
+        Notice::Seat { line: format!("{}{how}", padded.join(" ").trim_end()) }
     };
     rows.iter().map(line).collect()
 }

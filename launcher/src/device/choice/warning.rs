@@ -26,8 +26,7 @@ pub enum Warning {
         /// The vendor's rule.
         because: &'static str,
     },
-    /// The runtime counts the devices in an order of its own, which nobody here knows: the list of ranks and devices
-    /// may differ from what the workers get.
+    /// The runtime counts the devices in an order of its own: the driver decides which device a worker gets.
     OrderUnknown {
         /// The type of the devices.
         kind: DeviceType,
@@ -91,8 +90,8 @@ impl fmt::Display for Warning {
             }
             Self::OrderUnknown { kind, because } => write!(
                 f,
-                "the order in which the runtime counts {kind} devices is not known here: {because}; a worker may get \
-                 another device than its line says"
+                "the order in which the runtime counts {kind} devices is not known here: {because}; the driver decides \
+                 which device a worker gets"
             ),
             Self::LeftOut { device, because } => write!(f, "{device} is left out: {because}"),
             Self::SmallMemory { device, because } => write!(f, "{device} has {because}"),

@@ -80,6 +80,12 @@ const WRITTEN: &[(&str, &str, &str, &str)] = &[
         "xpu 2x2",
         "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0,1.1",
         "--devices 1",
+        "ZE_AFFINITY_MASK=1.1",
+    ),
+    (
+        "xpu 2x2",
+        "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0,1.1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
+        "--devices 1",
         "ZE_AFFINITY_MASK=1.1 ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE ZE_ENABLE_PCI_ID_DEVICE_ORDER=1",
     ),
     ("xpu 4", "ZE_AFFINITY_MASK=3,1", "", ""),

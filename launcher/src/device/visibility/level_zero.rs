@@ -11,6 +11,8 @@ use crate::device::choice::Warning;
 use crate::device::{Accelerator, DeviceType, Machine, Memory, Part};
 
 const VARIABLE: &str = "ZE_AFFINITY_MASK";
+/// The specification leaves it to the implementation.
+const ORDER_UNKNOWN: &str = "it is the driver's own, unless `ZE_ENABLE_PCI_ID_DEVICE_ORDER=1` is set";
 
 /// What Level Zero shows as a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,17 +58,20 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
         }
     }
     let pinned = inherited.ze_pci_order.as_deref() == Some(OsStr::new("1"));
-    let unlike = match mask {
+    let has_several_cards = match mask {
         // The mask counts every GPU, the integrated too.
-        Some(_) => !alike(cards.iter().map(|tiles| &machine.accelerators[tiles[0]])),
-        None => counting.is_runtimes() && !alike(devices.iter().map(|device| &device.accelerator)),
+        Some(_) => cards.len() > 1,
+        None => {
+            let is_seen = |tiles: &&Vec<usize>| devices.iter().any(|device| tiles.contains(&device.at));
+            counting.is_runtimes() && cards.iter().filter(is_seen).count() > 1
+        }
     };
     let mut seen = match mask {
         Some(mask) => Seen::listed(devices, VARIABLE, mask, &dropped),
         None => Seen::all(devices),
     };
-    if unlike && !pinned {
-        seen.order_unknown = Some("unlike cards come in an order that only their driver knows".to_owned());
+    if has_several_cards && !pinned {
+        seen.order_unknown = Some(ORDER_UNKNOWN.to_owned());
     }
     if let (Some(mask), Some(entries)) = (mask, entries)
         && !entries.is_sorted_by_key(|entry| entry.tiles.first())
@@ -75,10 +80,6 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
         seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: mask.clone(), because });
     }
     seen
-}
-
-fn alike<'a>(mut devices: impl Iterator<Item = &'a Accelerator>) -> bool {
-    devices.next().is_none_or(|first| devices.all(|device| device.name == first.name))
 }
 
 /// An entry of the mask that fits, and what it lets through: (card, tile) in PCI order.

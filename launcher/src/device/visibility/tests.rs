@@ -203,9 +203,8 @@ fn the_driver_is_matched_by_uuid_and_else_by_address() {
 }
 
 #[test]
-fn unlike_intel_cards_have_an_order_of_their_drivers() {
-    let mut machine = fake::xpu(2, 1);
-    machine.accelerators[1].name = "Intel Flex 170".to_owned();
+fn intel_cards_have_an_order_of_their_driver() {
+    let machine = fake::xpu(2, 1);
     let unknown = |variables: &str, counting: Counting| {
         let asking = Asking { counting, cuda_order: &|| Err(String::new()) };
         read(DeviceType::Xpu, &machine, &environment(variables), asking).order_unknown.is_some()
@@ -213,5 +212,9 @@ fn unlike_intel_cards_have_an_order_of_their_drivers() {
     assert!(unknown("", Counting::Runtime));
     assert!(unknown("ZE_AFFINITY_MASK=1", Counting::Named));
     assert!(!unknown("", Counting::Typed));
+    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", Counting::Runtime));
+    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1|ZE_AFFINITY_MASK=1", Counting::Runtime));
+    let tiles = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    assert_eq!(read(DeviceType::Xpu, &fake::xpu(1, 2), &Inherited::default(), tiles).order_unknown, None);
     assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", Counting::Runtime));
 }

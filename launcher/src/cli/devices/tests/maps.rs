@@ -187,8 +187,9 @@ fn an_order_that_only_the_driver_knows_is_asked_or_said_to_be_unknown() {
     let (code, text, _) = refusal(with_sign(unlike(2)), "rankrun --device-order fastest", &[]);
     assert!(code == 1 && text.contains("there is no driver"), "{text}");
     let guess = launch(with_sign(unlike(2)), "rankrun", &[]);
-    assert_eq!(map(&guess), "cuda:0=0 cuda:1=1");
-    assert!(said(&guess)[0].contains("another device than its line says"), "{:?}", said(&guess));
+    assert_eq!(map(&guess), "cuda:0 cuda:1");
+    assert!(said(&guess)[0].contains("the driver decides which device a worker gets"), "{:?}", said(&guess));
+    assert_eq!(said(&guess).last().unwrap(), "rank 1 → cuda:1: which device that is, the driver decides");
     // Who only counts asks nobody, and claims nothing.
     let world = driver([1, 0]);
     let asked = world.asked();

@@ -47,7 +47,9 @@ fn inherited(
         DeviceType::Cuda => (inherited.cuda, inherited.cuda_order) = (text(first), order.map(Into::into)),
         DeviceType::Rocm => (inherited.rocr, inherited.hip) = (text(first), text(second)),
         DeviceType::Xpu => {
-            (inherited.ze_mask, inherited.ze_hierarchy) = (text(first), hierarchy.map(Into::into))
+            // Without it a mask counts in an order that the driver alone knows.
+            inherited.ze_pci_order = first.is_some().then(|| "1".into());
+            (inherited.ze_mask, inherited.ze_hierarchy) = (text(first), hierarchy.map(Into::into));
         }
         DeviceType::Hpu => inherited.habana = text(first),
         _ => inherited.ascend = text(first),
