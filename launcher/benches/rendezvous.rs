@@ -33,7 +33,7 @@ use rankrun::rendezvous::thread::{Rendezvous, Setup};
 use rankrun::rendezvous::{News, Parting, Round, Wish};
 use rankrun::spec::RendezvousSpec;
 use rankrun::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
-use rankrun_contract::rank::{LocalWorldSize, NodeCount, RunId};
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, RestartCount, RunId};
 
 use common::{median, torchrun};
 
@@ -116,6 +116,7 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
         workers: LocalWorldSize::ONE,
         entrypoint: "bench".to_owned(),
         version: "bench".to_owned(),
+        max_restarts: RestartCount(0),
     }
 }
 

@@ -70,6 +70,7 @@ impl Others {
             workers: spec.workers,
             entrypoint: entrypoint(&name_of(&spec.entrypoint)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            max_restarts: spec.max_restarts,
         })?;
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
         Ok(Some(Self {

@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RestartCount};
 use serde::{Deserialize, Serialize};
 
 use super::text::harmless;
@@ -45,6 +45,8 @@ pub struct Descriptor {
     pub entrypoint: String,
     /// The number in the greetings of the agent's connections.
     pub nonce: u32,
+    /// `--max-restarts`, where it says so; it need not be the same on all nodes.
+    pub max_restarts: Option<RestartCount>,
 }
 
 /// What the workers run, for people and to compare: the name of a program, script or module, bounded.
@@ -204,6 +206,8 @@ struct Wire {
     workers: u32,
     entrypoint: String,
     nonce: u32,
+    #[serde(default)]
+    max_restarts: Option<u32>,
 }
 
 impl Descriptor {
@@ -221,6 +225,7 @@ impl Descriptor {
             workers: self.workers.get(),
             entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,
+            max_restarts: self.max_restarts.map(|count| count.0),
         };
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
     }
@@ -257,6 +262,7 @@ impl Wire {
             workers: LocalWorldSize::new(self.workers)?,
             entrypoint: harmless(&self.entrypoint, MAX_ENTRYPOINT),
             nonce: self.nonce,
+            max_restarts: self.max_restarts.map(RestartCount),
         })
     }
 }

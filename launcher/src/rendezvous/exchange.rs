@@ -132,7 +132,9 @@ pub fn exchange(
         members: plan.members,
         limit: plan.read_timeout,
     };
-    let (assigned, told) = seats.take(&mut talk, &mut |talk| refresh.perform(plan, talk, agent_store))?;
+    let mut refreshed =
+        |talk: &mut Talk<'_, '_>| refresh.perform(plan, talk, agent_store).map(|()| Ready::Yes);
+    let (assigned, told) = seats.take(&mut talk, &mut refreshed)?;
     Ok(round(plan.round, &seats, assigned, Told { master, workers: told }))
 }
 
@@ -191,7 +193,16 @@ pub(super) struct Told {
     pub(super) workers: Vec<LocalWorldSize>,
 }
 
-type Step<'a> = dyn FnMut(&mut Talk<'_, '_>) -> Result<(), ExchangeError> + 'a;
+type Step<'a> = dyn FnMut(&mut Talk<'_, '_>) -> Result<Ready, ExchangeError> + 'a;
+
+/// Whether the ranks may be assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ready {
+    /// All members that have spoken belong to the job.
+    Yes,
+    /// One did not, and is gone: the members are asked again.
+    AskAgain,
+}
 
 impl Seats<'_> {
     /// Says how many workers we have, and learns their ranks; as rank 0 also those of all others. `all_here` is done by
@@ -204,9 +215,12 @@ impl Seats<'_> {
         let info = RoleInfo { role: self.role.to_owned(), workers: self.workers };
         talk.store.set(&self.keys.role_info(self.node_rank), &info.to_json(self.node_rank))?;
         if self.node_rank == NodeRank(0) {
-            let infos = self.infos(talk)?;
-            all_here(talk)?;
-            return self.assign(talk, &infos);
+            loop {
+                let infos = self.infos(talk)?;
+                if all_here(talk)? == Ready::Yes {
+                    return self.assign(talk, &infos);
+                }
+            }
         }
         let what = "ranks of this node's workers";
         let Some(text) = talk.read(&self.keys.assigned_ranks(self.node_rank), self.limit)? else {

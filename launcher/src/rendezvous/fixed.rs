@@ -5,26 +5,28 @@
 //! with the rounds of a dynamic rendezvous in the same store; with a torchrun agent among them, there is no other round.
 
 mod alone;
+mod authority;
 mod claim;
 #[cfg(test)]
 mod tests;
 
 pub use claim::take_back;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RunId};
 
 use super::Round;
-use super::descriptor::{Descriptor, meet};
+use super::descriptor::Descriptor;
 use super::error::RendezvousError;
-use super::exchange::{Between, ExchangeError, Seats, Talk, Told, round};
+use super::exchange::{Aborted, Between, ExchangeError, Ready, Seats, Talk, Told, round};
 use super::keys::{Keys, RoundKeys};
 use super::pickle;
 use super::state::{Node, State, Timestamp};
 use crate::store::client::{Client, ClientError};
 
+use authority::Authority;
 use claim::Claim;
 
 /// Counts the agents that have come: torch's clients do (contract 5.9).
@@ -84,9 +86,29 @@ pub fn first_round(
     setup: &Setup<'_>,
     between: &mut Between<'_>,
 ) -> Result<FirstRound, ExchangeError> {
-    let mut talk = Talk { store, between };
-    let talk = &mut talk;
     let job = Job { keys: Keys::fixed(setup.run_id), round: RoundKeys::first_of_static(setup.run_id), setup };
+    let mut authority = Authority::of(&job);
+    let mut refusal = None;
+    let mut watched = |store: &mut Client| {
+        between(store)?;
+        authority.check(&job, store).map_err(|error| {
+            refusal = Some(error);
+            Aborted
+        })
+    };
+    let first = take_part(&job, &mut Talk { store, between: &mut watched });
+    match refusal {
+        Some(error) => Err(error),
+        None => {
+            let first = first?;
+            authority.check(&job, store)?;
+            Ok(first)
+        }
+    }
+}
+
+fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
+    let setup = job.setup;
     job.refuse_torchrun(talk)?;
     job.claim(talk)?;
     if talk.store.check(&[&job.keys.alone()])? {
@@ -107,7 +129,8 @@ pub fn first_round(
         members: &unknown,
         limit: setup.timeout,
     };
-    let taken = seats.take(talk, &mut |talk| job.begin(talk));
+    let mut misfit_since = None;
+    let taken = seats.take(talk, &mut |talk| job.begin(talk, &mut misfit_since));
     let (assigned, workers) = match taken {
         Err(ExchangeError::Failed(RendezvousError::NoAnswer { .. })) => {
             return Err(job.too_few(talk)?.into());
@@ -207,37 +230,32 @@ impl Job<'_> {
 
     /// Those whose claims can be read, by node rank.
     fn claims(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Option<Claim>>, ExchangeError> {
-        Ok(self.claim_texts(talk)?.iter().map(|text| Claim::from_json(text)).collect())
+        Ok(self.claim_texts(talk.store)?.iter().map(|text| Claim::from_json(text)).collect())
     }
 
-    fn claim_texts(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn claim_texts(&self, store: &mut Client) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let keys: Vec<String> = self.ranks().map(|rank| self.keys.claim(rank)).collect();
-        Ok(talk.store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?)
-    }
-
-    /// Whether everybody who has claimed a node rank is of our job and version.
-    fn compare(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
-        let ours = self.setup.descriptor;
-        let is_claim = |text: &&Vec<u8>| !text.is_empty() && *text != claim::TAKEN_BACK;
-        for text in self.claim_texts(talk)?.iter().filter(is_claim) {
-            let (host, agent) = claim::outer(text);
-            if let Err(mismatch) = meet(ours, agent.as_bytes()) {
-                return Err(RendezvousError::Mismatch { host, mismatch }.into());
-            }
-        }
-        Ok(())
+        Ok(store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?)
     }
 
     /// Rank 0, when all are here and before anybody starts a worker: where all are ours, the job has more rounds.
-    fn begin(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
-        self.compare(talk)?;
+    fn begin(
+        &self,
+        talk: &mut Talk<'_, '_>,
+        misfit_since: &mut Option<Instant>,
+    ) -> Result<Ready, ExchangeError> {
+        if let Some(misfit) = self.misfit(talk.store)? {
+            return self.wait_for_refusal(talk, misfit, misfit_since);
+        }
         // A claim comes before its role_info.
-        let Some(claims) = self.claims(talk)?.into_iter().collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let Some(claims) = self.claims(talk)?.into_iter().collect::<Option<Vec<_>>>() else {
+            return Ok(Ready::Yes);
+        };
         let nodes = claims.iter().map(|claim| &claim.node);
         let state = alone::state(nodes.clone(), self.setup.wall);
         talk.store.set(self.keys.state(), &pickle::encode(&state))?;
         talk.store.set(&self.keys.alone(), &alone::to_json(nodes, self.setup.wall))?;
-        Ok(())
+        Ok(Ready::Yes)
     }
 
     /// Why the others' part has not come: they are not here.

@@ -27,7 +27,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rankrun_contract::rank::LocalWorldSize;
+use rankrun_contract::rank::{LocalWorldSize, RestartCount};
 
 use crate::error::LaunchError;
 use crate::process::watchdog::Watch;
@@ -61,6 +61,8 @@ pub struct Setup {
     pub entrypoint: String,
     /// This launcher's version.
     pub version: String,
+    /// `--max-restarts`
+    pub max_restarts: RestartCount,
 }
 
 /// The rendezvous, as the agent has it. Nothing but [`Self::open`] and [`Self::end`] waits for anything.

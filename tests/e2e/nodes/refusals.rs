@@ -1,6 +1,6 @@
 //! An agent that is of another job than the one it finds: it is refused with both values, and the job goes on.
 
-use harness::{Fleet, Gate, Job, Launch, Name, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, only_ours, soak};
 
 use super::{ENDPOINT, c10d, fixed, succeed};
 
@@ -65,6 +65,55 @@ fn a_node_rank_that_is_taken() {
         let wrong = |gate: &Gate| fixed(Name::Rankrun, "th1", 2, 0).worker(["seat", "sum", &gate.step()]);
         // Node rank 0 would have to host the store on th1, where host 3 is not: it finds the store of host 1.
         refused(right, wrong, &["node rank", "0", "th1"]);
+    }
+}
+
+/// All start in the same moment, and some are in the store before its host: the host goes on with the right node.
+#[test]
+fn static_nodes_with_wrong_nnodes_refuse_themselves_and_host_goes_on() {
+    if !only_ours() {
+        return;
+    }
+    let tries = if soak() { 60 } else { 5 };
+    let Some(fleet) = Fleet::up(2) else { return };
+    for _ in 0..tries {
+        let own = |host, nodes, rank| {
+            fleet.on(host, fixed(Name::Rankrun, "th1", nodes, rank).worker(["seat", "sum"]))
+        };
+        let wrong = [(3, 1), (3, 2), (4, 1), (4, 3)].map(|(nodes, rank)| own(1, nodes, rank).start());
+        let host = own(1, 2, 0).start();
+        for job in wrong {
+            job.wait().exits(1).complains("--nnodes 2`").complains("th1").never_says("seat rank=");
+        }
+        for outcome in succeed([host, own(2, 2, 1).start()]) {
+            outcome.says("world=2 total=3");
+        }
+        fleet.is_empty();
+    }
+    super::told("starts beside nodes of another number", tries);
+}
+
+/// It is no reason to refuse a node: the one whose worker fails decides.
+#[test]
+fn other_max_restarts_of_a_node_are_said_on_every_node() {
+    if !only_ours() {
+        return;
+    }
+    for meeting in
+        [|_: usize| c10d(Name::Rankrun, ENDPOINT, "2"), |host| fixed(Name::Rankrun, "th1", 2, host - 1)]
+            as [fn(usize) -> Launch; 2]
+    {
+        let Some(fleet) = Fleet::up(2) else { return };
+        let start = |host: usize| {
+            let launch = meeting(host).args(["--max-restarts", &host.to_string()]);
+            fleet.on(host, launch.worker(["seat", "sum"])).start()
+        };
+        let outcomes = succeed(fleet.hosts().map(start).collect::<Vec<_>>());
+        for (outcome, own, other) in [(&outcomes[0], 1, "2 on `th2`"), (&outcomes[1], 2, "1 on `th1`")] {
+            let said = format!("`--max-restarts` is {own} on this node and {other}");
+            assert_eq!(outcome.lines_with(&said).len(), 1, "{outcome}");
+        }
+        fleet.is_empty();
     }
 }
 

@@ -17,6 +17,7 @@ fn descriptor() -> Descriptor {
         workers: LocalWorldSize::new(8).unwrap(),
         entrypoint: "train.py".to_owned(),
         nonce: 77,
+        max_restarts: None,
     }
 }
 

@@ -48,6 +48,7 @@ fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 7,
+        max_restarts: None,
     };
     let is_ours = |name: &str| name.chars().all(char::is_lowercase);
     names.split(' ').map(|name| (node(name), is_ours(name).then(|| descriptor(name)))).collect()

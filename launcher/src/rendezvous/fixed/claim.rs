@@ -15,6 +15,7 @@ use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
+use super::authority::Authority;
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
@@ -107,16 +108,16 @@ pub(super) fn outer(text: &[u8]) -> (String, String) {
 impl Job<'_> {
     /// Puts our claim where nobody's is, or that of a dead agent.
     pub(super) fn claim(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
-        self.compare(talk)?;
         let setup = self.setup;
+        // Where node rank 0 is here already, a node that is not of its job leaves nothing.
+        Authority::of(self).check(self, talk.store)?;
         let ours = Claim { node: setup.node.clone(), agent: setup.descriptor.clone() }.to_json();
         let key = self.keys.claim(setup.node_rank);
         let mut expected = Vec::new();
         loop {
             let found = talk.store.compare_set(&key, &expected, &ours)?;
             if found == ours {
-                // Who came at the same moment has not seen us, nor we them.
-                return self.compare(talk);
+                return Ok(());
             }
             // The store answers `expected` where the key is gone.
             if found == expected {
@@ -127,6 +128,9 @@ impl Job<'_> {
                 Fate::Falls => expected = found,
                 Fate::Changed => expected.clear(),
                 Fate::Stands => {
+                    if let Some(misfit) = self.compare(&found) {
+                        return Err(misfit.into());
+                    }
                     let (theirs, _) = outer(&found);
                     let (node_rank, ours) = (setup.node_rank, self.host());
                     return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());

@@ -62,6 +62,7 @@ impl Agent {
                 workers: LocalWorldSize::new(rank + 1).unwrap(),
                 entrypoint: "train.py".to_owned(),
                 nonce: rank,
+                max_restarts: None,
             },
             master: Master { addr: "th0".to_owned(), port: 29500, agent_store: true },
             nodes,

@@ -28,6 +28,7 @@ pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 0,
+        max_restarts: None,
     }
 }
 

@@ -48,6 +48,7 @@ mod tests {
             workers: rankrun_contract::rank::LocalWorldSize::ONE,
             entrypoint: String::new(),
             nonce: 0,
+            max_restarts: None,
         };
         let mut state = State { complete: true, ..State::default() };
         state.participants = members.iter().copied().map(node).zip(0..).collect();

@@ -30,6 +30,7 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
         workers: LocalWorldSize::ONE,
         entrypoint: String::new(),
         nonce: 0,
+        max_restarts: None,
     }
 }
 

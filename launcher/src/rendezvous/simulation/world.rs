@@ -293,6 +293,7 @@ impl World<'_> {
                 workers: LocalWorldSize::ONE,
                 entrypoint: String::new(),
                 nonce: 0,
+                max_restarts: None,
             };
             self.descriptors.insert(me.node.clone(), descriptor);
         }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use rankrun_contract::rank::RestartCount;
+
 use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
 use crate::rendezvous::exchange::node_name;
 use crate::rendezvous::ranks::Ranks;
@@ -24,6 +26,8 @@ pub(super) struct Book {
     pub(super) sightings: Sightings,
     /// The newest ranks that are known.
     pub(super) ranks: Option<Ranks>,
+    /// Restart budgets of other nodes that are not ours, and were told.
+    other_budgets: BTreeSet<RestartCount>,
 }
 
 impl Book {
@@ -34,6 +38,7 @@ impl Book {
             own: None,
             sightings: Sightings::new(times),
             ranks: None,
+            other_budgets: BTreeSet::new(),
         }
     }
 
@@ -77,6 +82,18 @@ impl Book {
                 Err(mismatch)
             }
         }
+    }
+
+    /// Says once of each `--max-restarts` that another node has, and this one has not.
+    pub(super) fn compare_budgets(&mut self, node: &Node) -> Option<String> {
+        let ours = self.own()?.max_restarts?;
+        let theirs = self.agents.get(node)?.max_restarts.filter(|theirs| *theirs != ours)?;
+        let host = self.name(node);
+        self.other_budgets.insert(theirs).then(|| {
+            format!(
+                "`--max-restarts` is {ours} on this node and {theirs} on `{host}`: the node whose worker fails counts by its own"
+            )
+        })
     }
 
     /// Takes note of a look at the state.

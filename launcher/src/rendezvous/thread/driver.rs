@@ -345,7 +345,11 @@ impl Driver {
         if !unknown.is_empty() {
             let introductions = backend.introductions(&unknown)?;
             for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
-                match self.book.introduced(node.clone(), &text) {
+                let introduced = self.book.introduced(node.clone(), &text);
+                if let Some(difference) = self.book.compare_budgets(&node) {
+                    self.outlet.tell(News::Note(difference));
+                }
+                match introduced {
                     Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
                     Err(mismatch) => self.differs(&node, mismatch),
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rankrun_contract::env::Master;
-use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
+use rankrun_contract::rank::{LocalWorldSize, NodeRank, RestartCount, RunId};
 
 use crate::facts::short_hostname;
 use crate::rendezvous::address::loopback;
@@ -41,6 +41,7 @@ pub(super) struct Plan {
     pub(super) version: String,
     pub(super) host: String,
     pub(super) nonce: u32,
+    pub(super) max_restarts: RestartCount,
     /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
     pub(super) agent_store: bool,
     /// How long it is waited for others that say nothing.
@@ -61,7 +62,7 @@ pub(super) struct Fixed {
 impl Plan {
     /// What was asked for, and whether this node was told to host.
     pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
-        let Setup { spec, network, role, workers: _, entrypoint, version } = setup;
+        let Setup { spec, network, role, workers: _, entrypoint, version, max_restarts } = setup;
         let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
         let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
         let mut plan = Self {
@@ -78,6 +79,7 @@ impl Plan {
             version,
             host: short_hostname(),
             nonce,
+            max_restarts,
             agent_store: true,
             exit_barrier: EXIT_BARRIER,
             fixed: None,
@@ -148,6 +150,7 @@ impl Plan {
             workers,
             entrypoint: self.entrypoint.clone(),
             nonce: self.nonce,
+            max_restarts: Some(self.max_restarts),
         }
     }
 }

@@ -22,6 +22,7 @@ fn descriptor(host: &str) -> Descriptor {
         workers: LocalWorldSize::ONE,
         entrypoint: "train.py".to_owned(),
         nonce: 7,
+        max_restarts: None,
     }
 }
 

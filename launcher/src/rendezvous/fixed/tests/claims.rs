@@ -116,3 +116,37 @@ fn a_claim_that_nobody_can_read_is_not_taken_over() {
         assert_eq!(error, format!("this agent and the one on `another node` are not of one job: {words}"));
     }
 }
+
+/// Of three that come before the host of the store has claimed its rank, one was told another number of nodes.
+#[test]
+fn misfit_that_claims_before_the_host_refuses_itself() {
+    let store = serve();
+    let (waiting, is_waiting) = mpsc::channel();
+    let mut misfit = Agent { nodes: NodeCount::new(3).unwrap(), ..Agent::new(1, 3) };
+    misfit.descriptor.host = "th9".to_owned();
+    misfit.descriptor.nonce = 9;
+    misfit.node.addr = "th9".to_owned();
+    let (host, right) = (Agent::new(0, 2), Agent::new(1, 2));
+    thread::scope(|scope| {
+        let store = &store;
+        let refused = scope.spawn(move || {
+            misfit.join(store, &mut |_| {
+                let _ = waiting.send(());
+                Ok(())
+            })
+        });
+        is_waiting.recv().unwrap();
+        let hosted = scope.spawn(|| host.join(store, &mut |_| Ok(())));
+        let error = failure(refused.join().unwrap());
+        assert_eq!(
+            error,
+            "this agent and the one on `th0` are not of one job: this agent was started with `--nnodes 3`, \
+             that one with `--nnodes 2`"
+        );
+        // What the host of the store does when the connections of the misfit have closed.
+        let job = (&host.run_id, host.nodes);
+        take_back(&mut connect(store), job, &[9].into(), |_| false).unwrap();
+        let joined = [right.join(store, &mut |_| Ok(())), hosted.join().unwrap()];
+        assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
+    });
+}

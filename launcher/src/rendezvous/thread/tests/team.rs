@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RunId};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId};
 
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{NetworkSpec, News, Parting, Rendezvous, RendezvousSpec, Setup, Wish};
@@ -74,6 +74,7 @@ impl Job {
             workers: LocalWorldSize::ONE,
             entrypoint: self.program.to_owned(),
             version: "1.2.3".to_owned(),
+            max_restarts: RestartCount(0),
         }
     }
 

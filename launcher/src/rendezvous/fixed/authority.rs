@@ -1,0 +1,96 @@
+//! The node of rank 0 hosts the store of a static job, and what it was told counts: a node that was told something else
+//! refuses itself, and the others go on.
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock to see how long a misfit stays")]
+
+use std::time::Instant;
+
+use rankrun_contract::rank::NodeRank;
+
+use super::{Job, claim};
+use crate::rendezvous::descriptor::{Mismatch, meet};
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::exchange::{ExchangeError, Ready, Talk};
+use crate::store::client::Client;
+
+/// A node whose claim is not of the job of node rank 0.
+pub(super) struct Misfit {
+    host: String,
+    mismatch: Mismatch,
+}
+
+impl From<Misfit> for ExchangeError {
+    fn from(Misfit { host, mismatch }: Misfit) -> Self {
+        RendezvousError::Mismatch { host, mismatch }.into()
+    }
+}
+
+/// Whether this node was compared with the one that decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Authority {
+    /// It has not come yet: this node may have been faster than the claim of its host.
+    Awaited,
+    /// This node belongs to its job, or is it.
+    Met,
+}
+
+impl Authority {
+    pub(super) fn of(job: &Job<'_>) -> Self {
+        if job.setup.node_rank == NodeRank(0) { Self::Met } else { Self::Awaited }
+    }
+
+    /// Compares this node with node rank 0, once that is there. Where torchrun has that rank, the rankrun nodes compare
+    /// themselves with each other.
+    ///
+    /// # Errors
+    /// This node is not of the job, or the store fails.
+    pub(super) fn check(&mut self, job: &Job<'_>, store: &mut Client) -> Result<(), ExchangeError> {
+        if *self == Self::Met {
+            return Ok(());
+        }
+        let keys = [job.keys.claim(NodeRank(0)), job.round.role_info(NodeRank(0))];
+        let values = store.multi_get(&keys.each_ref().map(String::as_str))?;
+        let [claim, role_info] = &values[..] else { return Ok(()) };
+        let misfit = match (is_claim(claim), role_info.is_empty()) {
+            (true, _) => job.compare(claim),
+            (false, false) => job.misfit(store)?,
+            (false, true) => return Ok(()),
+        };
+        *self = Self::Met;
+        misfit.map_or(Ok(()), |misfit| Err(misfit.into()))
+    }
+}
+
+impl Job<'_> {
+    /// The first node that has claimed a rank and is of another job or version.
+    pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<Misfit>, ExchangeError> {
+        let texts = self.claim_texts(store)?;
+        Ok(texts.iter().filter(|text| is_claim(text)).find_map(|text| self.compare(text)))
+    }
+
+    pub(super) fn compare(&self, claim: &[u8]) -> Option<Misfit> {
+        let (host, agent) = claim::outer(claim);
+        let mismatch = meet(self.setup.descriptor, agent.as_bytes()).err()?;
+        Some(Misfit { host, mismatch })
+    }
+
+    /// Node rank 0 waits until a misfit has refused itself, which frees its rank.
+    pub(super) fn wait_for_refusal(
+        &self,
+        talk: &mut Talk<'_, '_>,
+        misfit: Misfit,
+        since: &mut Option<Instant>,
+    ) -> Result<Ready, ExchangeError> {
+        let deadline = *since.get_or_insert_with(Instant::now) + self.setup.timeout;
+        if Instant::now() >= deadline {
+            return Err(misfit.into());
+        }
+        // No node has this rank: it is a wait for one slice.
+        talk.wait_slice(&self.keys.claim(NodeRank(u32::MAX)), deadline)?;
+        talk.pause()?;
+        Ok(Ready::AskAgain)
+    }
+}
+
+fn is_claim(text: &[u8]) -> bool {
+    !text.is_empty() && text != claim::TAKEN_BACK
+}
