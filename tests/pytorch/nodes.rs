@@ -1,5 +1,7 @@
 //! gloo over several hosts: each with its own network, name and loopback.
 
+use std::time::Duration;
+
 use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, oracle, soak};
 
 use crate::programs::source;
@@ -190,6 +192,32 @@ fn two_nodes_of_torchrun_and_two_of_ours_which_host_the_store() {
 #[test]
 fn two_nodes_of_ours_and_two_of_torchrun_which_host_the_store() {
     both_kinds([2, 4], "th2", ["th4", "th3"]);
+}
+
+/// The rank on the store's host loses the one that fails, and tells of that first.
+#[test]
+fn gloo_rank_fails_on_far_node_restart_is_its_own() {
+    if oracle() {
+        return;
+    }
+    for (delay, form) in [(2, "--record"), (20, "")] {
+        let Some(fleet) = Fleet::up(2) else { return };
+        fleet.hosts().for_each(|host| fleet.delay(host, Duration::from_millis(delay)));
+        let start = |host| {
+            let launch = dynamic(Name::Rankrun, 2, "th1:29400").args(["--max-restarts", "3"]);
+            let launch = launch.args([source("lose.py")]).args(["--fail", "th2"]);
+            fleet.on(host, launch.args(Some(form).filter(|form| !form.is_empty()))).start()
+        };
+        let jobs: Vec<Job> = fleet.hosts().map(start).collect();
+        for (job, last) in jobs.into_iter().zip(["0", "1"]) {
+            let outcome = job.wait();
+            outcome.exits(0).says("finished rank=").never_says("panicked");
+            let lives = outcome.lines_with("life rank=");
+            let counts: Vec<_> = lives.iter().filter_map(|line| line.rsplit('=').next()).collect();
+            assert_eq!(counts, ["0", last], "{outcome}");
+        }
+        fleet.is_empty();
+    }
 }
 
 /// torchrun's switch: the worker with rank 0 hosts the workers' store, at another port in each life; but the one of a static

@@ -3,7 +3,7 @@
 //! One worker fails and its peers, who notice within microseconds, fail too; on a busy machine some of them are
 //! reaped before it. What tells cause from consequence, best evidence first:
 //!
-//! 1. A worker that says whom it lost points to that one.
+//! 1. A worker that says whom it lost points to that one. A failure that lost no peer comes before one that did.
 //! 2. A worker that crashed, or was killed from outside, did not do so because a peer left.
 //! 3. Of those that wrote an error file, the first to write failed first.
 //! 4. The first whose end was seen.
@@ -19,6 +19,7 @@ use crate::agent::checkup::DeadDevice;
 use crate::agent::message::WorkerEnd;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
+use crate::rendezvous::PeerLoss;
 
 /// A crash that is seen later than this after the first failure may be a consequence of the stop.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
@@ -39,6 +40,34 @@ pub enum Lost {
     Here(LocalRank),
     /// On another one.
     Elsewhere(Rank),
+    /// The report does not name it.
+    Unnamed,
+}
+
+impl Testimony {
+    /// The peer that was lost, where it may be on another node.
+    pub(super) fn loss_elsewhere(&self) -> Option<PeerLoss> {
+        match self.lost? {
+            Lost::Here(_) => None,
+            Lost::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
+            Lost::Unnamed => Some(PeerLoss::Unnamed),
+        }
+    }
+}
+
+/// What gloo (the first two) and NCCL say of a peer that is gone.
+const LOST_PEER: [&str; 5] = [
+    "Connection closed by peer",
+    "gloo/transport/",
+    "remote process exiting prematurely",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+];
+
+/// The words by which a library says that it lost a peer, where they are in this text.
+#[must_use]
+pub fn lost_peer_phrase(text: &str) -> Option<&'static str> {
+    LOST_PEER.into_iter().find(|phrase| text.contains(phrase))
 }
 
 /// Why a generation failed.
@@ -145,7 +174,8 @@ impl Failure {
     /// Puts the cause first, when all ends are known.
     #[must_use]
     pub fn settle(mut self) -> Self {
-        if self.was_seen_before_its_end() {
+        // A worker that had written its failure before all were stopped is the cause that another node had named.
+        if self.was_seen_before_its_end() || self.manner == Manner::EndedByStop {
             return self;
         }
         let cause = root_cause(&self);
@@ -177,6 +207,12 @@ fn root_cause(failure: &Failure) -> FollowingEnd {
     if let Some(crashed) = failed.iter().find(crashed) {
         return *crashed;
     }
+    if lost_a_peer(&failure.first)
+        && let Some(own) =
+            failed.iter().find(|other| !lost_a_peer(&other.end) && failed_before_stop(other, first))
+    {
+        return *own;
+    }
     let wrote = |end: &WorkerEnd| end.testimony.filter(|testimony| testimony.lost.is_none());
     if wrote(&failure.first).is_none() {
         return first;
@@ -187,6 +223,17 @@ fn root_cause(failure: &Failure) -> FollowingEnd {
     witnesses.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
 }
 
+fn lost_a_peer(end: &WorkerEnd) -> bool {
+    end.testimony.is_some_and(|testimony| testimony.lost.is_some())
+}
+
+/// Whether it had failed before our stop, which followed `first`: a worker may end of that with a code of its own.
+fn failed_before_stop(other: &FollowingEnd, first: FollowingEnd) -> bool {
+    let written = |end: &WorkerEnd| end.testimony.map(|testimony| testimony.written);
+    let wrote_before = written(&other.end).zip(written(&first.end)).is_some_and(|(own, first)| own <= first);
+    !other.stopped && other.end.at <= first.end.at || wrote_before
+}
+
 /// From a worker to the one that it lost, and on, as far as those have failed themselves.
 fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     let mut at = from;
@@ -194,7 +241,7 @@ fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     for _ in failed {
         let lost = match at.end.testimony.and_then(|testimony| testimony.lost) {
             Some(Lost::Here(local_rank)) => Some(local_rank),
-            Some(Lost::Elsewhere(_)) | None => None,
+            Some(Lost::Elsewhere(_) | Lost::Unnamed) | None => None,
         };
         match lost.and_then(|lost| failed.iter().find(|other| other.end.local_rank == lost)) {
             Some(next) => at = *next,
@@ -279,9 +326,50 @@ mod tests {
         let mut victim = end(0, CODE, Some((5, None)));
         victim.testimony =
             victim.testimony.map(|it| Testimony { lost: Some(Lost::Elsewhere(Rank(1))), ..it });
-        let own = end(1, CODE, Some((900, None)));
-        assert_eq!(blamed(&[(own, false), (victim, false)]), 1, "it has no failure of its own");
-        assert_eq!(blamed(&[(victim, false), (own, false)]), 0, "rank 1 is not local rank 1");
+        let own = end(2, CODE, Some((900, None)));
+        let second = end(1, CODE, Some((950, None)));
+        assert_eq!(blamed(&[(own, false), (victim, false), (second, false)]), 2);
+        let ends = [(victim, false), (own, false), (second, false)];
+        assert_eq!(blamed(&ends), 2, "rank 1 is not local rank 1");
+        let mut late = own;
+        late.at += Duration::from_millis(1);
+        assert_eq!(blamed(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
+    }
+
+    #[test]
+    fn failure_that_lost_no_peer_comes_before_one_that_did() {
+        for lost in [Lost::Elsewhere(Rank(9)), Lost::Unnamed] {
+            let loses = |mut end: WorkerEnd| {
+                end.testimony = end.testimony.map(|it| Testimony { lost: Some(lost), ..it });
+                end
+            };
+            let victim = loses(end(0, CODE, Some((5, None))));
+            assert_eq!(blamed(&[(victim, false), (end(1, Exit::Code(3), None), false)]), 1);
+            let mut late = end(1, Exit::Code(3), None);
+            late.at += Duration::from_millis(1);
+            assert_eq!(blamed(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
+            let early = end(1, signal(15), Some((4, None)));
+            assert_eq!(blamed(&[(victim, false), (early, true)]), 1, "it had written before the victim");
+            let late = end(1, signal(15), Some((6, None)));
+            assert_eq!(blamed(&[(victim, false), (late, true)]), 0, "it wrote because of our stop");
+            assert_eq!(blamed(&[(victim, false), (end(1, signal(15), None), true)]), 0);
+            let other = loses(end(1, CODE, Some((4, None))));
+            assert_eq!(blamed(&[(victim, false), (other, false)]), 0, "both lost a peer");
+        }
+    }
+
+    #[test]
+    fn words_of_gloo_and_nccl_tell_of_a_lost_peer() {
+        for text in [
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [198.18.0.12]:24077",
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:31000: Connection reset by peer",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        ] {
+            assert!(lost_peer_phrase(text).is_some(), "{text}");
+        }
+        for text in ["ValueError: the peer closed no connection", "Connection reset by peer"] {
+            assert_eq!(lost_peer_phrase(text), None, "a data loader may say so");
+        }
     }
 
     #[test]

@@ -176,6 +176,13 @@ pub struct WorkerEnd {
     pub testimony: Option<Testimony>,
 }
 
+impl WorkerEnd {
+    /// Whether its own report says that it lost a peer, which may be on another node.
+    pub(super) fn lost_elsewhere(&self) -> bool {
+        self.testimony.is_some_and(|testimony| testimony.loss_elsewhere().is_some())
+    }
+}
+
 /// Something is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {

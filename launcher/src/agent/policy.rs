@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use rankrun_contract::rank::{JobId, NodeRank, Rank, RestartCount};
+use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::{Failure, Manner};
 use crate::process::Exit;
@@ -155,6 +155,11 @@ impl History {
         if let (Some(began), None) = (&mut self.began, self.ended) {
             *began += lasted;
         }
+    }
+
+    /// The rank of a worker of this node in the round of the generation that was started last.
+    pub(super) const fn rank_of(&self, local_rank: LocalRank) -> Rank {
+        Rank(self.place.base.0.saturating_add(local_rank.0))
     }
 
     /// When the first of them ended.

@@ -33,8 +33,8 @@ impl Agent<'_> {
             // The one before hangs: no second thread is to hang beside it.
             return Some(Input::ProgressSeen { generation, sight: None });
         }
-        let look = ProgressLook::start(generation, limit.folder.clone());
-        look.map(|look| self.progress = Some(look)).err()
+        self.progress = ProgressLook::start(generation, limit.folder.clone());
+        self.progress.is_none().then_some(Input::ProgressSeen { generation, sight: None })
     }
 }
 
@@ -45,15 +45,10 @@ pub(super) struct ProgressLook {
 }
 
 impl ProgressLook {
-    /// Begins to read the folder.
-    ///
-    /// # Errors
-    /// The answer at once, where no descriptor or no thread is left.
-    pub(super) fn start(generation: Generation, folder: PathBuf) -> Result<Self, Input> {
-        Self::ask(generation, folder).map_err(|error| {
-            tracing::warn!(%error, "nobody can look at the job's progress");
-            Input::ProgressSeen { generation, sight: None }
-        })
+    /// Begins to read the folder; nothing where no descriptor or no thread is left.
+    pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
+        let warn = |error: &io::Error| tracing::warn!(%error, "nobody can look at the job's progress");
+        Self::ask(generation, folder).inspect_err(warn).ok()
     }
 
     fn ask(generation: Generation, folder: PathBuf) -> io::Result<Self> {

@@ -48,7 +48,10 @@ use rendezvous::Others;
 pub struct State {
     rules: Rules,
     generation: Generation,
+    /// Of this node: what the workers are told.
     restarts_used: RestartCount,
+    /// Of all nodes under our own name, whose budget is the job's; else of this one.
+    restarts_of_job: RestartCount,
     stopped_by: Option<Signal>,
     /// What the workers of this generation were told to end by.
     told: Vec<Signal>,
@@ -77,6 +80,7 @@ impl State {
             rules,
             generation: Generation(0),
             restarts_used: RestartCount(0),
+            restarts_of_job: RestartCount(0),
             stopped_by: None,
             told: Vec::new(),
             phase: Phase::Starting,
@@ -227,14 +231,17 @@ impl State {
             }
             Phase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
+                let mut told = None;
                 if let StopCause::Failure(failure) = &mut cause {
                     failure.followed_by(FollowingEnd { end, stopped: self.was_stopped(end.exit) });
+                } else {
+                    (cause, told) = self.ended_for_others(now, end, cause);
                 }
                 if live.is_empty() {
-                    return self.stopped(now, cause);
+                    return told.into_iter().chain(self.stopped(now, cause)).collect();
                 }
                 self.phase = Phase::Stopping { live, cause, stage };
-                Vec::new()
+                told.into_iter().collect()
             }
             phase => {
                 self.phase = phase;
@@ -272,7 +279,7 @@ impl State {
     }
 
     fn failure(&self, now: Instant, first: WorkerEnd, manner: Manner) -> Failure {
-        let (generation, restart_count) = (self.generation, self.restarts_used);
+        let (generation, restart_count) = (self.generation, self.restarts_of_job);
         let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
         let early = self.finished.before(now);
         Failure { generation, first, manner, early, others, restart_count, dead_devices, not_joined }

@@ -35,6 +35,8 @@ mod limits;
 mod partings;
 #[path = "rendezvous_tests.rs"]
 mod rendezvous_tests;
+#[path = "several_nodes_tests.rs"]
+mod several_nodes;
 #[path = "siblings_tests.rs"]
 mod siblings_tests;
 #[path = "start_tests.rs"]

@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::Generation;
 
 use crate::placement::WorkerId;
@@ -260,6 +262,19 @@ impl Logs {
             |path: &Option<PathBuf>| path.as_deref().and_then(|path| end_of(path).ok()).unwrap_or_default();
         let (stdout, stderr) = (of_file(&tail.stdout), of_file(&tail.stderr));
         tail::join(captured, &stdout, &stderr)
+    }
+
+    /// [`Self::tail`], with all that the worker wrote before its end, unless the threads are held up for so long.
+    #[must_use]
+    pub fn tail_at_its_end(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
+        if let Ok(read) = self.tell(|done| Command::CatchUp(worker.generation, done))
+            && !read.is_complete()
+        {
+            let mut read = [PollFd::new(read.as_fd(), PollFlags::POLLIN)];
+            // Whatever ends the wait, the lines that are there are taken.
+            let _ = poll(&mut read, PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO));
+        }
+        self.tail(worker)
     }
 
     /// All workers of the generation have been reaped: their streams end, even where something that they left

@@ -43,6 +43,8 @@ pub(super) enum Command {
     Open(Source),
     /// The workers of this generation have been reaped: read what is left of them, then answer.
     Ended(Generation, Promise),
+    /// A worker of this generation has been reaped: read what is there of all, then answer.
+    CatchUp(Generation, Promise),
     /// All workers have been reaped: read what is left, end, then answer.
     Finish(Promise),
     /// Our terminal has another size.
@@ -229,6 +231,10 @@ impl Pump {
                     self.drain(|source| source.generation == generation);
                     drop(done);
                 }
+                Command::CatchUp(generation, done) => {
+                    self.catch_up(generation);
+                    drop(done);
+                }
                 Command::Finish(done) => {
                     self.drain(|_| true);
                     return Some(done);
@@ -279,6 +285,22 @@ impl Pump {
             self.close(token);
         }
         self.flush();
+    }
+
+    /// Reads what the pipes of a generation hold at most.
+    fn catch_up(&mut self, generation: Generation) {
+        let of = |(&token, (_, source)): (&u64, &(SpeakerId, Source))| {
+            (source.generation == generation).then_some(token)
+        };
+        let tokens: Vec<u64> = self.sources.iter().filter_map(of).collect();
+        for token in tokens {
+            let mut held = CAPACITY.unsigned_abs() as usize;
+            while held > 0
+                && let Read::Some(count) = self.read(token)
+            {
+                held = held.saturating_sub(count);
+            }
+        }
     }
 
     /// Reads one chunk and passes it on.

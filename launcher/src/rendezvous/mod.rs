@@ -108,6 +108,17 @@ pub struct FailureNote {
     pub ended: String,
     /// What it said about it, where it did: the last line of its error.
     pub message: Option<String>,
+    /// The peer on another node that it lost, as its own report says: the failure is a consequence.
+    pub lost: Option<PeerLoss>,
+}
+
+/// The peer that a worker lost, and failed of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerLoss {
+    /// The report names it.
+    Rank(Rank),
+    /// The report only says that a connection to a peer broke.
+    Unnamed,
 }
 
 impl FailureNote {
@@ -115,7 +126,22 @@ impl FailureNote {
     #[must_use]
     pub fn of_lost_node(node_rank: NodeRank, host: String) -> Self {
         let ended = "the node is lost".to_owned();
-        Self { node_rank, host, rank: Rank(0), local_rank: LocalRank(0), pid: 0, ended, message: None }
+        Self {
+            node_rank,
+            host,
+            rank: Rank(0),
+            local_rank: LocalRank(0),
+            pid: 0,
+            ended,
+            message: None,
+            lost: None,
+        }
+    }
+
+    /// Whether this one is the cause of a round's end in place of `told`: it lost no peer, and that one did.
+    #[must_use]
+    pub const fn outranks(&self, told: &Self) -> bool {
+        told.lost.is_some() && self.lost.is_none()
     }
 
     /// The node that hosts the store leaves for this reason, and the job ends with it.

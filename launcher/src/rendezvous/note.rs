@@ -5,8 +5,8 @@
 use rankrun_contract::rank::{LocalRank, NodeRank, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::FailureNote;
 use super::text::{harmless, harmless_bytes};
+use super::{FailureNote, PeerLoss};
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
 use crate::spec::restart::{RestartRule, RuleAction};
 
@@ -98,6 +98,12 @@ struct Wire {
     pid: i32,
     ended: String,
     message: Option<String>,
+    /// A peer was lost.
+    #[serde(default)]
+    lost_peer: bool,
+    /// Its rank, where it is known.
+    #[serde(default)]
+    lost_rank: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -125,6 +131,11 @@ impl From<&FailureNote> for Wire {
             pid: note.pid,
             ended: harmless(&note.ended, MAX_ENDED),
             message: note.message.as_deref().map(|message| harmless(message, MAX_MESSAGE)),
+            lost_peer: note.lost.is_some(),
+            lost_rank: note.lost.and_then(|lost| match lost {
+                PeerLoss::Rank(rank) => Some(rank.0),
+                PeerLoss::Unnamed => None,
+            }),
         }
     }
 }
@@ -139,6 +150,9 @@ impl From<Wire> for FailureNote {
             pid: wire.pid,
             ended: harmless(&wire.ended, MAX_ENDED),
             message: wire.message.map(|message| harmless(&message, MAX_MESSAGE)),
+            lost: wire
+                .lost_peer
+                .then(|| wire.lost_rank.map_or(PeerLoss::Unnamed, |rank| PeerLoss::Rank(Rank(rank)))),
         }
     }
 }
@@ -207,6 +221,7 @@ mod tests {
             pid: 4711,
             ended: "exit code 7".to_owned(),
             message: Some("ValueError: `x` is 3".to_owned()),
+            lost: None,
         }
     }
 

@@ -17,7 +17,7 @@ mod refusals;
 #[cfg(test)]
 mod tests;
 mod turns;
-mod watch;
+pub(crate) mod watch;
 mod workers_store;
 
 use std::collections::BTreeSet;

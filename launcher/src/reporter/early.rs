@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::failure::Manner;
+use crate::agent::failure::{Manner, lost_peer_phrase};
 use crate::reporter::rank_names::rank_names;
 use crate::reporter::summary::{FailureCard, OtherEnd};
 
@@ -21,12 +21,8 @@ pub struct EarlyRank {
     pub before: Duration,
 }
 
-/// What gloo, NCCL, PyTorch's store and the Rust runtime print when a peer is gone.
-const LOST_PEER: [&str; 8] = [
-    "Connection closed by peer",
-    "gloo/transport/",
-    "remote process exited or there was a network error",
-    "ncclRemoteError",
+/// What NCCL, PyTorch's store and the Rust runtime say of a peer that does not come or does not answer.
+const MISSING_PEER: [&str; 4] = [
     "Watchdog caught collective operation timeout",
     "Connection was likely closed",
     "waiting for clients",
@@ -49,7 +45,7 @@ pub fn probable_cause(card: &FailureCard) -> Option<String> {
             "rank {lost} had exited with 0, {before}; rank {me} reports that it lost rank {lost}"
         ));
     }
-    let phrase = lost_peer_phrase(card)?;
+    let phrase = loss_in(card)?;
     let names = early_names(&card.early)?;
     Some(format!("{names}; rank {me} reports a lost peer (`{phrase}`)"))
 }
@@ -62,11 +58,12 @@ pub fn early_ranks(card: &FailureCard) -> String {
     lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
 }
 
-fn lost_peer_phrase(card: &FailureCard) -> Option<&'static str> {
+fn loss_in(card: &FailureCard) -> Option<&'static str> {
     let report = card.report.iter();
     let reported = report.flat_map(|report| [Some(&report.message), report.callstack.as_ref()]).flatten();
     let texts: Vec<&String> = card.tail.iter().chain(reported).collect();
-    LOST_PEER.into_iter().find(|phrase| texts.iter().any(|text| text.contains(phrase)))
+    let missing = || MISSING_PEER.into_iter().find(|phrase| texts.iter().any(|text| text.contains(phrase)));
+    texts.iter().find_map(|text| lost_peer_phrase(text)).or_else(missing)
 }
 
 /// `rank 1 had exited with 0, 1.2 s before`

@@ -6,7 +6,7 @@ use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{Awaited, Change, FailureNote, Round, Waiting};
+use crate::rendezvous::{Awaited, Change, FailureNote, PeerLoss, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
 
@@ -21,7 +21,7 @@ pub fn changed(change: &Change) -> String {
             plain(&format!("node {} ({}) is lost, and failed first", note.node_rank, note.host))
         }
         Change::PeerFailed(note) => {
-            let words = || format!("{} failed: {}", worker(note), plain(&note.ended));
+            let words = || format!("{} failed: {}{}", worker(note), plain(&note.ended), lost(note.lost));
             ended_by_node(note).unwrap_or_else(words)
         }
         Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
@@ -186,6 +186,15 @@ fn ended_by_node(note: &FailureNote) -> Option<String> {
     Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
 }
 
+/// What a worker lost before it failed, after how it ended.
+fn lost(peer: Option<PeerLoss>) -> String {
+    match peer {
+        Some(PeerLoss::Rank(rank)) => format!(" (it lost rank {rank})"),
+        Some(PeerLoss::Unnamed) => " (it lost a peer)".to_owned(),
+        None => String::new(),
+    }
+}
+
 fn worker(note: &FailureNote) -> String {
     worker_on(note.rank, note.local_rank, (note.node_rank, &note.host))
 }
@@ -229,6 +238,7 @@ mod tests {
             pid: 77,
             ended: "exit code 7".to_owned(),
             message: Some("ValueError: \x1b[31mbad batch".to_owned()),
+            lost: None,
         }
     }
 

@@ -8,7 +8,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::budget::Record;
 use super::node::Node;
-use super::others::{Known, LONGEST_BLAME};
+use super::others::{Known, LONGEST_BLAME, PeerFailure};
 use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
 use crate::spec::Unhealthy;
@@ -87,8 +87,10 @@ pub(super) struct Life {
     pub(super) wished_at: Option<Instant>,
     /// When this node is taken for dead.
     pub(super) cut_off: Option<Instant>,
-    /// Another node has failed first.
-    pub(super) has_peer_failed: bool,
+    /// What another node has told of a failure.
+    pub(super) peer: Option<PeerFailure>,
+    /// The one that failed here is the one that another node has lost.
+    pub(super) is_named: bool,
     /// The failure was put down to a node that was lost.
     pub(super) is_blamed_elsewhere: bool,
     /// The other nodes have heard of the failure.
@@ -193,6 +195,11 @@ impl Book {
                 if self.life.swept_at.is_some() {
                     // The end of a person's worker comes too late for the story.
                     return;
+                }
+                if self.ends_as_lost(end, node) {
+                    (self.life.cause, self.life.is_named) = (Some(Cause::Failed(end.local_rank)), true);
+                    self.life.ends_before = self.life.ends.len();
+                    self.life.ends_decided = self.life.ends.len();
                 }
                 let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
                 if is_free && self.life.warned.is_some() && self.setup.is_of_the_warning(end.exit) {
@@ -310,11 +317,12 @@ impl Book {
         }
     }
 
-    /// The machine wants this, where it wants to be in the next round; `restarts` where that is a restart of its own.
-    pub(super) fn note_join(&mut self, restarts: bool, now: Instant) {
+    /// The machine wants this, where it wants to be in the next round: whether that is a restart of its own, and whether
+    /// it counts.
+    pub(super) fn note_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
         if self.starts > 0 {
-            self.record.restarted(&self.life, now, restarts);
-            self.others.restarts += u32::from(restarts);
+            self.record.restarted(&self.life, now, counts);
+            self.others.restarts += u32::from(is_own);
         }
     }
 

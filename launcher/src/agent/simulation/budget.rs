@@ -186,7 +186,7 @@ fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
 fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     let life = &turn.book.life;
     let at = life.ends.iter().position(|other| other == end);
-    let is_later = at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
+    let is_later = life.is_named || at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
     let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
     let may_be_told =
         life.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });

@@ -126,6 +126,13 @@ fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
         _ => false,
     };
     let is_known = ends.contains(blamed) && !blamed.exit.is_success();
+    let lost = |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost.is_some());
+    // It was gone before all were told to stop.
+    let is_own = lost(seen_first) && !lost(blamed) && blamed.at <= seen_first.at;
     is_known
-        && (blamed.local_rank == first || ends.iter().any(is_lost) || is_crash && is_at_once || wrote_first)
+        && (blamed.local_rank == first
+            || ends.iter().any(is_lost)
+            || is_crash && is_at_once
+            || wrote_first
+            || is_own)
 }

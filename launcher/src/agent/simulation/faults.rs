@@ -107,10 +107,14 @@ pub(super) enum Fault {
     /// Its own success is everybody's.
     PraisesAlone,
     RestartsAfterTheClose,
+    /// Takes a failure elsewhere that lost a peer for the cause of one here that lost none.
+    TakesALossForTheCause,
+    /// Counts what failed elsewhere as if the budget were each node's.
+    ForgetsTheJobsRestarts,
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 68] = [
+pub(super) const FAULTS: [(Fault, &str); 70] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -179,6 +183,8 @@ pub(super) const FAULTS: [(Fault, &str); 68] = [
     (Fault::ClosesWhenItLeaves, "others"),
     (Fault::PraisesAlone, "8"),
     (Fault::RestartsAfterTheClose, "7"),
+    (Fault::TakesALossForTheCause, "others"),
+    (Fault::ForgetsTheJobsRestarts, "6"),
 ];
 
 /// A machine that was told something else than what is asked for.

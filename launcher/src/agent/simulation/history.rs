@@ -91,6 +91,8 @@ pub(super) enum Wrote {
     Own,
     /// That it lost this local rank.
     Lost(u32),
+    /// That it lost a rank of another node.
+    LostElsewhere,
 }
 
 /// How a signal reaches the agent.
@@ -166,6 +168,7 @@ impl Wrote {
         match random.below(6) {
             0 => Self::Own,
             1 => Self::Lost(random.below(MOST_WORKERS)),
+            2 => Self::LostElsewhere,
             _ => Self::Nothing,
         }
     }

@@ -165,8 +165,8 @@ pub(super) static INVARIANTS: [Invariant; 15] = [
     },
     Invariant {
         number: "others",
-        words: "What other nodes do ends the round here at once, what fails here is told at once, and leaving is not \
-                closing (`state/rendezvous.rs`).",
+        words: "What other nodes do ends the round here at once, what fails here is told at once unless the cause is \
+                known, which is a failure that lost no peer, and leaving is not closing (`state/rendezvous.rs`).",
         of: Of::Silence,
         holds: others_are_heard,
     },

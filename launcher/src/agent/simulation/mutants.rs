@@ -15,7 +15,7 @@ use crate::agent::phase::{Phase, Step};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
-use crate::rendezvous::Change;
+use crate::rendezvous::{Change, FailureNote};
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -118,6 +118,10 @@ impl Mutant {
                 Vec::new()
             }
             (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
+            (Fault::TakesALossForTheCause, _, Input::Changed(Change::PeerFailed(note))) => {
+                vec![Input::Changed(Change::PeerFailed(FailureNote { lost: None, ..note }))]
+            }
+            (Fault::ForgetsTheJobsRestarts, _, Input::Changed(Change::PeerFailed(_))) => vec![lost()],
             (_, _, input) => vec![input],
         }
     }

@@ -6,14 +6,21 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 
-use super::book::{Book, Cause, Question};
+use super::book::{Book, Cause, Life, Question};
 use super::history::Random;
 use super::invariants::{Turn, Verdict, must};
+use super::node::{Node, Process};
 use super::setup::millis;
-use crate::agent::message::{Action, Ending, Farewell, Input};
+use crate::agent::failure::Lost;
+use crate::agent::message::{Action, Ending, Farewell, Happening, Input, WorkerEnd};
 use crate::exit_code::ExitStatus;
+use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{Change, FailureNote, Round};
+use crate::rendezvous::{Change, FailureNote, PeerLoss, Round};
+use crate::spec::Persona;
+
+/// A rank of another node.
+pub(super) const ELSEWHERE: u32 = 7;
 
 /// What can happen elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +28,8 @@ pub(super) enum Elsewhere {
     /// The round is complete that this node wants to be in.
     Completes,
     PeerFails,
+    /// Of the loss of this rank, of which the first are this node's.
+    PeerLoses(u32),
     PeerIsLost,
     NodeWaits,
     /// This node is; in so many milliseconds it is taken for dead.
@@ -40,6 +49,9 @@ impl Elsewhere {
             Self::Completes,
             Self::Completes,
             Self::PeerFails,
+            Self::PeerLoses(0),
+            Self::PeerLoses(1),
+            Self::PeerLoses(ELSEWHERE),
             Self::PeerIsLost,
             Self::NodeWaits,
             Self::CutsOff(0),
@@ -99,6 +111,10 @@ impl Rendezvous {
             }
             Elsewhere::Completes => None,
             Elsewhere::PeerFails => change(Change::PeerFailed(note())),
+            Elsewhere::PeerLoses(rank) => {
+                let lost = Some(PeerLoss::Rank(Rank(rank)));
+                change(Change::PeerFailed(FailureNote { lost, ..note() }))
+            }
             Elsewhere::PeerIsLost => change(Change::PeerLost { node }),
             Elsewhere::NodeWaits => change(Change::NodeWaits { node }),
             Elsewhere::CutsOff(left) => change(Change::CutOff { kill_by: now + millis(left) }),
@@ -147,6 +163,26 @@ fn note() -> FailureNote {
         pid: 1,
         ended: "exit code 1".to_owned(),
         message: None,
+        lost: None,
+    }
+}
+
+/// What another node has told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PeerFailure {
+    /// That a worker failed, and lost this rank.
+    Lost(Rank),
+    /// That a worker failed by itself.
+    Own,
+}
+
+impl Life {
+    fn peer_failed(&mut self, note: &FailureNote) {
+        match (self.peer, note.lost) {
+            (_, None) => self.peer = Some(PeerFailure::Own),
+            (None, Some(PeerLoss::Rank(rank))) => self.peer = Some(PeerFailure::Lost(rank)),
+            (_, Some(_)) => {}
+        }
     }
 }
 
@@ -183,7 +219,11 @@ impl Book {
                 }
                 // Once it is known whose failure it was, that stays.
                 let is_open = self.life.answered.is_none();
-                self.life.has_peer_failed |= is_open && matches!(change, Change::PeerFailed(_));
+                if let Change::PeerFailed(note) = change
+                    && is_open
+                {
+                    self.life.peer_failed(note);
+                }
                 self.life.because(Cause::Others, now);
             }
             Input::Blamed(node) if self.answered(Question::Blame, now) => {
@@ -200,6 +240,26 @@ impl Book {
         }
     }
 
+    /// The worker that another node says it lost ends while all are stopped for that: it had failed before.
+    pub(super) fn ends_as_lost(&self, end: &WorkerEnd, node: &Node) -> bool {
+        let is_ended_by_us = |process: &Process| process.is_ended_by_us(end.exit);
+        let by_us = match end.exit {
+            Exit::Signal { number: libc::SIGTERM, .. } => true,
+            Exit::Signal { .. } => node.by_pid(end.pid).is_some_and(is_ended_by_us),
+            Exit::Code(_) => false,
+        };
+        let is_stopped = by_us || self.setup.may_be_everybodys(end.exit) || is_interrupt(end.exit);
+        let has_written = end.testimony.is_some_and(|it| it.lost.is_none());
+        let lost_another = end.testimony.is_some_and(|it| matches!(it.lost, Some(Lost::Elsewhere(_))));
+        self.life.cause == Some(Cause::Others)
+            && self.life.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
+            && self.others.over.is_none()
+            && self.wish.is_none()
+            && !end.exit.is_success()
+            && !lost_another
+            && (!is_stopped || has_written)
+    }
+
     /// The restarts that the machine has used.
     pub(super) const fn used(&self) -> u32 {
         if self.setup.others { self.others.restarts } else { self.starts }
@@ -214,10 +274,45 @@ impl Turn<'_> {
             && match self.cause() {
                 Some(Cause::Others | Cause::Over) => true,
                 Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
-                    life.has_peer_failed || life.is_blamed_elsewhere
+                    self.is_told_elsewhere() || life.is_blamed_elsewhere
                 }
                 Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => false,
             }
+    }
+
+    /// Another node has told of what the failure here may have come of: a failure that lost no peer comes of none that did.
+    fn is_told_elsewhere(&self) -> bool {
+        match self.book.life.peer {
+            Some(PeerFailure::Own) => true,
+            Some(PeerFailure::Lost(_)) => self.lost_elsewhere(),
+            None => false,
+        }
+    }
+
+    /// Whether the worker that is blamed here says that it lost a peer on another node.
+    fn lost_elsewhere(&self) -> bool {
+        let said = self.actions.iter().find_map(|action| match action {
+            Action::Say(Happening::GroupFailed { cause }) => Some(*cause),
+            _ => None,
+        });
+        let first = || self.book.life.ends_since().first().copied();
+        let blamed = said.or(self.book.life.group_failed).or_else(first);
+        blamed.and_then(|end| end.testimony).is_some_and(|it| matches!(it.lost, Some(Lost::Elsewhere(_))))
+    }
+
+    /// A worker of this node failed by itself, and another node was faster to tell of its own.
+    fn fails_beside_another(&self) -> bool {
+        let is_failure =
+            matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
+        let is_own = self.is_told_elsewhere() && !self.lost_elsewhere();
+        self.setup.others && is_failure && is_own && !self.book.life.is_blamed_elsewhere
+    }
+
+    /// Where all start again: whether that is a restart of this node, and whether one of its budget.
+    pub(super) fn costs(&self) -> (bool, bool) {
+        let is_own = self.restarts() || self.fails_beside_another();
+        let is_jobs = self.setup.persona == Persona::Rankrun && self.book.life.peer.is_some();
+        (is_own, is_own || is_jobs)
     }
 
     /// All start again by the restart policy.
@@ -311,9 +406,18 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
     let (was, is) = (turn.book.life.is_failure_told, turn.cause());
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-    let is_known = turn.book.others.over.is_some() || turn.book.life.has_peer_failed;
-    must(!tells || is_own && !was, || format!("a failure is told where the cause is {is:?}"))?;
+    let is_known = turn.book.others.over.is_some() || turn.is_told_elsewhere();
+    let is_settled =
+        turn.actions.iter().any(|action| matches!(action, Action::Say(Happening::GroupFailed { .. })));
+    must(!tells || is_own && (!was || is_settled), || {
+        format!("a failure is told where the cause is {is:?}")
+    })?;
     must(tells || was || is_known || !is_own, || format!("nobody is told of {is:?}"))
+}
+
+/// SIGINT is one whatever is listed.
+const fn is_interrupt(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal { number: libc::SIGINT, .. } | Exit::Code(130))
 }
 
 /// From the question whose failure it is to the moment from which on nobody waits for the answer.

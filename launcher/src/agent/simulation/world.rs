@@ -8,14 +8,14 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 use super::book::{Book, Question};
 use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
-use super::others::{Elsewhere, Rendezvous};
+use super::others::{ELSEWHERE, Elsewhere, Rendezvous};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::failure::{Lost, Testimony};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
@@ -240,6 +240,7 @@ impl<M: Machine> World<'_, M> {
                 Wrote::Nothing => None,
                 Wrote::Own => Some(None),
                 Wrote::Lost(rank) => Some(Some(Lost::Here(LocalRank(rank)))),
+                Wrote::LostElsewhere => Some(Some(Lost::Elsewhere(Rank(ELSEWHERE)))),
             };
             let testimony = lost.filter(|_| !exit.is_success()).map(|lost| Testimony { written: at, lost });
             let end = WorkerEnd { local_rank, pid, exit, at, testimony };
@@ -282,10 +283,10 @@ impl<M: Machine> World<'_, M> {
             let actions = self.machine.handle(self.now, input.clone());
             self.tell(shown, &actions);
             self.judge(Some((&input, is_stale, before)), &actions)?;
-            let restarts = self.turn_of(Some((&input, is_stale, before)), &actions).restarts();
+            let costs = self.turn_of(Some((&input, is_stale, before)), &actions).costs();
             for action in actions {
                 if matches!(action, Action::Join { .. }) {
-                    self.book.note_join(restarts, self.now);
+                    self.book.note_join(costs, self.now);
                 }
                 self.book.note(&action, self.now);
                 self.perform(&action);

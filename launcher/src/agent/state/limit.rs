@@ -169,7 +169,9 @@ impl State {
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             // It came while the question was open.
-            Phase::Blaming { .. } if self.failed_elsewhere() => self.go_on_with_others(now),
+            Phase::Blaming { ref failure, .. } if self.is_others_doing(failure.first) => {
+                self.go_on_with_others(now)
+            }
             Phase::Blaming { failure, .. } | Phase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
                 self.carry_out(now, decision, failure)

@@ -13,12 +13,13 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
-use crate::agent::failure::Failure;
+use crate::agent::failure::{Failure, Manner};
 use crate::agent::message::{Action, Ending, Farewell, Happening, OwnStop, WorkerEnd};
 use crate::agent::phase::{Phase, Stage, StopCause};
-use crate::agent::policy::Place;
+use crate::agent::policy::{Decision, Place, Refusal};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::rendezvous::{Change, FailureNote, Round};
+use crate::rendezvous::{Change, FailureNote, PeerLoss, Round};
+use crate::spec::Persona;
 
 /// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
 /// 7 s, or does not know.
@@ -105,22 +106,48 @@ impl State {
                 [swept, Action::Say(said)].into_iter().chain(self.go_on_with_others(now)).collect()
             }
             phase => {
-                if matches!(phase, Phase::Blaming { .. }) {
-                    self.remember(&change);
-                }
+                let is_blaming = matches!(phase, Phase::Blaming { .. });
                 self.phase = phase;
-                Vec::new()
+                if !is_blaming || !matches!(change, Change::PeerFailed(_)) {
+                    return Vec::new();
+                }
+                self.remember(&change);
+                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                vec![Action::Say(said)]
             }
         }
     }
 
     fn remember(&mut self, change: &Change) {
         if let Change::PeerFailed(note) = change {
-            // What was told before a lost node was found out was not the cause.
-            if note.is_of_lost_node() || self.others.failed_first.is_none() {
+            // What was told before a lost node was found out was not the cause, nor is a failure that lost a peer.
+            let is_first = self.others.failed_first.as_ref().is_none_or(|told| note.outranks(told));
+            if note.is_of_lost_node() || is_first {
                 self.others.failed_first = Some(note.clone());
             }
         }
+    }
+
+    /// A worker ended while all of this node are stopped for others. Where their failure is that they lost this very
+    /// worker, and our stop did not end it, it is the cause.
+    pub(super) fn ended_for_others(
+        &self,
+        now: Instant,
+        end: WorkerEnd,
+        cause: StopCause,
+    ) -> (StopCause, Option<Action>) {
+        let lost = self.others.failed_first.as_ref().and_then(|told| told.lost);
+        let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
+        let is_stopped = self.was_stopped(end.exit) || self.rules.is_of_a_stop_signal(end.exit);
+        let has_told = end.testimony.is_some_and(|testimony| testimony.lost.is_none());
+        let is_cause =
+            is_lost && !end.exit.is_success() && !end.lost_elsewhere() && (!is_stopped || has_told);
+        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
+        if cause != StopCause::Membership || !is_cause || is_over {
+            return (cause, None);
+        }
+        let manner = if self.was_stopped(end.exit) { Manner::EndedByStop } else { Manner::Ended };
+        (StopCause::Failure(self.failure(now, end, manner)), self.tell_of(end))
     }
 
     fn stop_for_others(&mut self, now: Instant, live: BTreeSet<LocalRank>, change: Change) -> Vec<Action> {
@@ -152,15 +179,56 @@ impl State {
         if is_over || self.no_time_for_a_restart(now) {
             return vec![self.finish_failed(None)];
         }
-        self.history.rejoined(now, &self.rules.restart);
+        let by_worker = self.others.failed_first.as_ref().is_some_and(|told| told.pid != 0);
+        // Under our own name the budget is the job's.
+        if by_worker && self.rules.persona == Persona::Rankrun {
+            self.history.restarted(now, &self.rules.restart);
+            self.restarts_of_job.0 += 1;
+        } else {
+            self.history.rejoined(now, &self.rules.restart);
+        }
         self.generation.0 += 1;
         vec![self.join(now, None)]
     }
 
+    /// The same after a failure here that others told of first. A worker that failed by itself costs this node a
+    /// restart, as under torchrun.
+    fn go_on_after(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        let is_own = !failure.first.lost_elsewhere() && !self.is_lost_nodes_doing();
+        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
+        if !is_own || is_over || self.no_time_for_a_restart(now) {
+            return self.go_on_with_others(now);
+        }
+        if self.rules.persona == Persona::Torchrun {
+            let decision = self.decide(now, &failure);
+            if matches!(decision, Decision::Fail(Refusal::Budget | Refusal::Window { .. })) {
+                return self.carry_out(now, decision, failure);
+            }
+            self.history.restarted(now, &self.rules.restart);
+            self.restarts_of_job.0 += 1;
+            self.restarts_used.0 += 1;
+            self.generation.0 += 1;
+            return vec![self.join(now, Some(failure))];
+        }
+        self.restarts_used.0 += 1;
+        self.go_on_with_others(now)
+    }
+
+    fn is_lost_nodes_doing(&self) -> bool {
+        self.others.failed_first.as_ref().is_some_and(FailureNote::is_of_lost_node)
+    }
+
     /// The other nodes are told at once, unless they know better.
     pub(super) fn tell_of(&self, end: WorkerEnd) -> Option<Action> {
-        let is_news = self.others.over.is_none() && self.others.failed_first.is_none();
+        let is_news = self.others.over.is_none() && !self.is_others_doing(end);
         (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
+    }
+
+    /// Whether another node has told of the cause of such a failure. A failure that lost no peer is no consequence of
+    /// one that did.
+    pub(super) fn is_others_doing(&self, end: WorkerEnd) -> bool {
+        let told = self.others.failed_first.as_ref();
+        told.is_some_and(|told| told.lost.is_none() || end.lost_elsewhere())
     }
 
     /// This node stops its workers, and leaves when they have gone: others may not be able to go on without it.
@@ -177,9 +245,10 @@ impl State {
         if let Some(end) = self.end_for_others(failure) {
             return Some(vec![end]);
         }
-        if self.others.failed_first.is_some() {
-            return Some(self.go_on_with_others(now));
+        if self.is_others_doing(failure.first) {
+            return Some(self.go_on_after(now, failure.clone()));
         }
+        self.others.failed_first = None;
         let may_go_on = self.stopped_by.is_none() && !self.timer.is_over() && failure.is_restartable();
         if !may_go_on {
             return None;
@@ -191,20 +260,15 @@ impl State {
     /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
     fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
         let over = self.others.over.as_ref()?;
-        let is_own = self.others.failed_first.is_none() && !over.is_their_doing;
+        let is_own = !self.is_others_doing(failure.first) && !over.is_their_doing;
         let own = is_own.then(|| failure.clone());
         Some(self.finish_failed(own))
     }
 
     /// Somebody of the generation that has failed so is still there, and others have ended it or the job.
     pub(super) fn cannot_go_on_for_others(&mut self, failure: &Failure) -> Option<Action> {
-        let theirs = self.others.failed_first.is_some();
+        let theirs = self.is_others_doing(failure.first);
         self.end_for_others(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
-    }
-
-    /// Whether a worker of another node has failed first.
-    pub(super) fn failed_elsewhere(&self) -> bool {
-        self.others.failed_first.is_some()
     }
 
     /// Whether what failed here is the doing of a node that was lost.
@@ -212,8 +276,10 @@ impl State {
         let Phase::Blaming { failure, until } = &self.phase else { return Vec::new() };
         // An answer that comes too late is none.
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
-        if self.others.failed_first.is_some() {
-            return self.go_on_with_others(now);
+        match (self.is_others_doing(failure.first), &lost) {
+            (true, None) => return self.go_on_after(now, failure),
+            (true, Some(_)) => return self.go_on_with_others(now),
+            (false, _) => {}
         }
         let Some(node) = lost else { return self.look_or_decide(now, failure) };
         let said = Action::Say(Happening::Blamed { node });

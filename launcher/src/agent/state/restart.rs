@@ -56,7 +56,11 @@ impl State {
     pub(super) fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
         let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
         let StopCause::Failure(failure) = cause else { return (cause, actions) };
+        let told = failure.first.local_rank;
         let failure = failure.settle();
+        if failure.first.local_rank != told {
+            actions.extend(self.tell_of(failure.first));
+        }
         actions.push(Action::Say(Happening::GroupFailed { cause: failure.first }));
         (StopCause::Failure(failure), actions)
     }
@@ -206,7 +210,7 @@ impl State {
             return self.restart(now, failure);
         }
         self.phase = Phase::Waiting { failure, until };
-        let used = RestartCount(self.restarts_used.0 + 1);
+        let used = RestartCount(self.restarts_of_job.0 + 1);
         // Who asked for no wait hears of none: it is over in half a second.
         let said = (at > now).then_some(Action::Say(Happening::Waiting { wait: until - now, used }));
         said.into_iter().collect()
@@ -228,8 +232,9 @@ impl State {
     pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         self.history.restarted(now, &self.rules.restart);
         self.restarts_used.0 += 1;
+        self.restarts_of_job.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Say(Happening::Restarting { used: self.restarts_used });
+        let said = Action::Say(Happening::Restarting { used: self.restarts_of_job });
         let next =
             if self.rules.has_rendezvous { self.join(now, Some(failure)) } else { self.start(now, None) };
         vec![said, next]

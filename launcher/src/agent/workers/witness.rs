@@ -1,19 +1,23 @@
 //! What the worker group knows of failures: ends, error files, last lines.
 
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
-use rankrun_contract::rank::{LocalRank, Rank};
+use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::{cut, is_cut};
 
 use super::Workers;
 use crate::agent::card::{self, Evidence};
-use crate::agent::failure::{Failure, Lost, Testimony};
+use crate::agent::failure::{Failure, Lost, Testimony, lost_peer_phrase};
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
 use crate::rendezvous::FailureNote;
+
+/// How long the last lines of a worker that failed are waited for, where its output is held up.
+const LAST_LINES: Duration = Duration::from_millis(50);
 
 /// A longer message is cut for the other nodes, in bytes.
 const NOTE_TEXT: usize = 1600;
@@ -43,11 +47,29 @@ impl Workers {
     /// What a worker that failed has written about it; kept until the next generation.
     pub(in crate::agent) fn testimony(&mut self, exit: &WorkerExit) -> Option<Testimony> {
         let local_rank = exit.worker.local_rank;
-        let attempt = self.attempt.as_ref().filter(|_| !exit.exit.is_success())?;
-        let (file, written) = card::error_file(&attempt.error_file(local_rank))?;
+        if exit.exit.is_success() {
+            return None;
+        }
+        let attempt = self.attempt.as_ref();
+        let Some((file, written)) =
+            attempt.and_then(|attempt| card::error_file(&attempt.error_file(local_rank)))
+        else {
+            return self.last_words(exit.worker);
+        };
+        let texts = || [Some(&file.report.message), file.report.callstack.as_ref()].into_iter().flatten();
+        let text = || texts().any(|text| lost_peer_phrase(text).is_some());
         let lost = file.report.lost_rank.map(|rank| self.lost(rank));
+        let lost = lost.or_else(|| text().then_some(Lost::Unnamed));
         self.error_files.insert(local_rank, file);
         Some(Testimony { written, lost })
+    }
+
+    /// That the worker lost a peer on another node, by its last lines: a script without torch's `@record` writes no file.
+    fn last_words(&self, worker: WorkerId) -> Option<Testimony> {
+        self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE)?;
+        let lines = self.logs.tail_at_its_end(worker, LAST_LINES);
+        let tells = lines.iter().any(|line| lost_peer_phrase(line).is_some());
+        tells.then(|| Testimony { written: SystemTime::now(), lost: Some(Lost::Unnamed) })
     }
 
     /// What the other nodes are told of a failure.
@@ -56,6 +78,7 @@ impl Workers {
         let seat = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
         let message = file.and_then(|file| short(&file.report.message));
+        let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote {
             node_rank: round.node_rank,
             host: short_hostname(),
@@ -64,6 +87,7 @@ impl Workers {
             pid: end.pid.as_raw(),
             ended: end.exit.to_string(),
             message,
+            lost: end.testimony.and_then(|testimony| testimony.loss_elsewhere()).filter(|_| is_shared),
         })
     }
 

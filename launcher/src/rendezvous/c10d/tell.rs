@@ -9,6 +9,9 @@ use crate::store::client::ClientError;
 /// That a node's workers have succeeded, where it need not be counted any more; before, the count that it had found.
 const COUNTED: &[u8] = b"done";
 
+/// Failures of a round that a further one takes the place of; agents change what stands there once or twice.
+const MOST_TRIES: u32 = 8;
+
 /// What a node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Introduction {
@@ -74,7 +77,8 @@ impl Backend {
         self.beat(node)
     }
 
-    /// Tells the failure that ends a round. What stands there afterwards, and by whom.
+    /// Tells the failure that ends a round, in place of `before` where this node has told that. A failure that lost no
+    /// peer takes the place of one that did. What stands there afterwards, and by whom.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -82,11 +86,22 @@ impl Backend {
         &mut self,
         round: u64,
         note: &FailureNote,
+        before: Option<&FailureNote>,
     ) -> Result<(FailureNote, FirstBy), ClientError> {
-        let ours = note.to_json();
-        let found = self.calls.compare_set(&self.keys.failure(round), b"", &ours)?;
+        let (key, ours) = (self.keys.failure(round), note.to_json());
+        let mut expected = before.map(FailureNote::to_json).unwrap_or_default();
+        let mut found = self.calls.compare_set(&key, &expected, &ours)?;
+        for _ in 0..MOST_TRIES {
+            let is_absent = found == expected;
+            let yields = FailureNote::from_json(&found).is_some_and(|told| note.outranks(&told));
+            // By the bytes: what is read of them is made fit for a terminal, and need not be what was meant to be said.
+            if found == ours || !is_absent && !yields {
+                break;
+            }
+            expected = if is_absent { Vec::new() } else { found };
+            found = self.calls.compare_set(&key, &expected, &ours)?;
+        }
         self.ring()?;
-        // By the bytes: what is read of them is made fit for a terminal, and need not be what was meant to be said.
         let by = if found == ours { FirstBy::Us } else { FirstBy::Another };
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }

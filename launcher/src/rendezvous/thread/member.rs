@@ -114,6 +114,11 @@ impl Membership {
         runs
     }
 
+    /// Whether the others are still to be told something.
+    const fn has_to_tell(&self) -> bool {
+        self.untold_success || self.untold.is_some()
+    }
+
     /// Whether the agent knows that all workers have succeeded.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Over
@@ -128,10 +133,11 @@ impl Membership {
 impl Driver {
     /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
     pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
-        let tells_success = matches!(&self.phase, Phase::Member(membership) if membership.untold_success);
+        let tells = matches!(&self.phase, Phase::Member(membership) if membership.has_to_tell());
+        let others_have_told = self.others_have_told(&look.done);
         self.tell()?;
-        if tells_success {
-            // The look is older, and ours may have been the last success that was missing.
+        if tells {
+            // The look is older: ours may have been the last success, or have taken the place of the failure in it.
             return Ok(Instant::now());
         }
         let (Phase::Member(membership), Some(me), Some(backend)) = (&mut self.phase, &self.me, &self.backend)
@@ -167,7 +173,20 @@ impl Driver {
             }
         }
         let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
-        self.blame_by(until, &look.done)
+        self.blame_by(until, &look.done, others_have_told)
+    }
+
+    /// Whether every other rankrun node has said all that it will say of the round, by the state of the last look: it is
+    /// done, or has left the round, and tells a failure before that.
+    fn others_have_told(&self, done: &[Node]) -> bool {
+        let (Phase::Member(membership), Some(me), Some(backend)) = (&self.phase, &self.me, &self.backend)
+        else {
+            return true;
+        };
+        let state = backend.state();
+        let is_in = |node: &Node| state.round == membership.number && state.participants.contains(node);
+        let is_ours = |node: &Node| *node != me.node && self.book.agents.contains_key(node);
+        !membership.nodes.iter().any(|node| is_ours(node) && is_in(node) && !done.contains(node))
     }
 
     /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
@@ -198,7 +217,7 @@ impl Driver {
             membership.failure = membership.untold.take().map(|note| *note).or(membership.failure.take());
         }
         if let Some(note) = &membership.untold {
-            let (first, by) = backend.tell_failure(membership.number, note)?;
+            let (first, by) = backend.tell_failure(membership.number, note, membership.told.as_deref())?;
             membership.told = membership.untold.take().filter(|_| by == FirstBy::Us);
             membership.failure = Some(first.clone());
             if by == FirstBy::Another {
@@ -241,10 +260,14 @@ impl Driver {
 
     fn others_failed(&mut self, note: FailureNote) {
         let Phase::Member(membership) = &mut self.phase else { return };
+        let was_consequence = membership.failure.as_ref().is_some_and(|told| note.outranks(told));
         (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
-        if membership.stop() || note.is_of_lost_node() {
+        if membership.stop() || was_consequence || note.is_of_lost_node() {
             self.outlet.tell(News::Changed(Change::PeerFailed(note)));
+        }
+        if was_consequence {
+            self.answer_blame(None);
         }
     }
 
@@ -327,7 +350,12 @@ impl Driver {
     }
 
     /// Answers who is to blame where that is known or the time is over; else when it is.
-    fn blame_by(&mut self, until: Instant, done: &[Node]) -> Result<Instant, Trouble> {
+    fn blame_by(
+        &mut self,
+        until: Instant,
+        done: &[Node],
+        others_have_told: bool,
+    ) -> Result<Instant, Trouble> {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(until);
         };
@@ -349,6 +377,8 @@ impl Driver {
         let shown = Shown {
             all_live: asked_for.iter().all(|node| sightings.lives_since(node, seen)),
             doubted_until: asked_for.iter().filter_map(|node| sightings.doubted_until(node, tick)).max(),
+            awaits_cause: !others_have_told
+                && membership.told.as_ref().is_some_and(|told| told.lost.is_some()),
         };
         let now = Instant::now();
         let deadline = blamed_until(asked, is_watched, shown, &self.plan.times);

@@ -98,19 +98,22 @@ pub(super) struct Question {
 
 /// What the others have shown since the question was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(crate) struct Shown {
     /// All agents of ours that are asked for have given a sign of life.
-    pub(super) all_live: bool,
+    pub(crate) all_live: bool,
     /// When the last of them is dead whose signs of life are late, where there is one: its workers may have been stopped
     /// already, and what has failed here may have failed of that.
-    pub(super) doubted_until: Option<Instant>,
+    pub(crate) doubted_until: Option<Instant>,
+    /// This node's failure is the first that was told, lost a peer, and another node may still tell of the cause.
+    pub(crate) awaits_cause: bool,
 }
 
-/// Until when a lost node has to be noticed before what has happened here is our own doing.
-pub(super) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
-    let Shown { all_live, doubted_until } = shown;
-    // A last sign may have come just before.
-    let unwatched = (!is_watched && !all_live).then(|| asked + times.lease);
+/// Until when a lost node has to be noticed, or the failure of a lost peer be told, before what has happened here is our
+/// own doing.
+pub(crate) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
+    let Shown { all_live, doubted_until, awaits_cause } = shown;
+    // A last sign may have come just before. A node that says nothing of a lost peer for a lease is lost itself.
+    let unwatched = (awaits_cause || !is_watched && !all_live).then(|| asked + times.lease);
     let dead = unwatched.max(doubted_until);
     dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_BLAME - BLAME)) + BLAME
 }
@@ -197,6 +200,7 @@ mod tests {
             pid: 7,
             ended: "exit code 7".to_owned(),
             message: None,
+            lost: None,
         }
     }
 
@@ -215,7 +219,7 @@ mod tests {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            let shown = Shown { all_live, doubted_until: None };
+            let shown = Shown { all_live, doubted_until: None, awaits_cause: false };
             (blamed_until(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
@@ -227,12 +231,28 @@ mod tests {
     fn a_failure_is_held_back_for_a_node_whose_signs_of_life_are_late() {
         let asked = Instant::now();
         let until = |is_watched, all_live, dead_in| {
-            let shown = Shown { all_live, doubted_until: Some(asked + Duration::from_millis(dead_in)) };
+            let shown = Shown {
+                all_live,
+                doubted_until: Some(asked + Duration::from_millis(dead_in)),
+                awaits_cause: false,
+            };
             (blamed_until(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
         };
         assert_eq!([until(true, false, 1_500), until(false, true, 1_500)], [1_550; 2]);
         assert_eq!(until(false, false, 1_500), 5_050, "of others nothing is known at all");
         assert_eq!(until(true, false, 18_000), 7_000, "for no longer");
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[test]
+    fn failure_that_lost_a_peer_is_held_back_for_a_lease_at_most() {
+        let asked = Instant::now();
+        let until = |lease| {
+            let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
+            let shown = Shown { all_live: true, doubted_until: None, awaits_cause: true };
+            (blamed_until(asked, true, shown, &times) - asked).as_millis()
+        };
+        assert_eq!([until(2), until(5), until(60)], [2_050, 5_050, 7_000]);
     }
 
     #[test]

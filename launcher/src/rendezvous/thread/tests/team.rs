@@ -246,6 +246,7 @@ pub(super) fn note(rank: u32) -> FailureNote {
         pid: 7,
         ended: "exit code 7".to_owned(),
         message: None,
+        lost: None,
     }
 }
 
