@@ -1,7 +1,7 @@
 //! What is worth one line before the workers start, although the launch goes on.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
@@ -175,14 +175,7 @@ impl fmt::Display for IgnoredBecause {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Python { taken, source, others } => {
-                write!(f, "the workers run `{}`, {source}, not ", taken.display())?;
-                for (at, (source, path)) in others.iter().enumerate() {
-                    let comma = if at == 0 { "" } else { ", nor " };
-                    write!(f, "{comma}`{}`, {source}", path.display())?;
-                }
-                Ok(())
-            }
+            Self::Python { taken, source, others } => write_python(f, (taken, source), others),
             Self::OmpThreads { threads, cpus, workers } => {
                 let cpus = if *cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") };
                 let workers = workers.get();
@@ -236,4 +229,17 @@ impl fmt::Display for Notice {
             }
         }
     }
+}
+
+fn write_python(
+    f: &mut fmt::Formatter<'_>,
+    (taken, source): (&Path, &PythonSource),
+    others: &[(PythonSource, PathBuf)],
+) -> fmt::Result {
+    write!(f, "the workers run `{}`, {source}, not ", taken.display())?;
+    for (at, (source, path)) in others.iter().enumerate() {
+        let comma = if at == 0 { "" } else { ", nor " };
+        write!(f, "{comma}`{}`, {source}", path.display())?;
+    }
+    Ok(())
 }
