@@ -235,8 +235,14 @@ impl Seats<'_> {
     fn infos(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<RoleInfo>, ExchangeError> {
         let keys: Vec<String> = ranks(self.members.len()).map(|rank| self.keys.role_info(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let complete = talk.wait(&keys, self.limit)?;
-        let texts = talk.store.multi_get(&keys)?;
+        let (complete, texts) = loop {
+            let complete = talk.wait(&keys, self.limit)?;
+            let texts = talk.store.multi_get(&keys)?;
+            // A node that refuses itself takes its part back.
+            if !complete || texts.iter().all(|text| !text.is_empty()) {
+                break (complete, texts);
+            }
+        };
         if !complete {
             let silent = texts.iter().enumerate().filter(|(_, text)| text.is_empty());
             let nodes = silent.map(|(index, _)| format!("`{}`", name(self.members, index))).collect();

@@ -244,11 +244,17 @@ impl Job<'_> {
         talk: &mut Talk<'_, '_>,
         misfit_since: &mut Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
-        if let Some(misfit) = self.misfit(talk.store)? {
-            return self.wait_for_refusal(talk, misfit, misfit_since);
+        let (claims, infos) = self.claims_and_infos(talk.store)?;
+        let misfit = self.misfit_among(&claims);
+        let is_leaving = |(claim, info): (&Vec<u8>, &Vec<u8>)| {
+            claim == claim::TAKEN_BACK || (claim.is_empty() && info.is_empty())
+        };
+        if misfit.is_some() || claims.iter().zip(&infos).any(is_leaving) {
+            return self.wait_for_rank(talk, misfit, misfit_since);
         }
         // A claim comes before its role_info.
-        let Some(claims) = self.claims(talk)?.into_iter().collect::<Option<Vec<_>>>() else {
+        let claims = claims.iter().map(|text| Claim::from_json(text));
+        let Some(claims) = claims.collect::<Option<Vec<_>>>() else {
             return Ok(Ready::Yes);
         };
         let nodes = claims.iter().map(|claim| &claim.node);
@@ -256,6 +262,15 @@ impl Job<'_> {
         talk.store.set(self.keys.state(), &pickle::encode(&state))?;
         talk.store.set(&self.keys.alone(), &alone::to_json(nodes, self.setup.wall))?;
         Ok(Ready::Yes)
+    }
+
+    /// The claim and the role_info of each node, as they stand at one moment.
+    fn claims_and_infos(&self, store: &mut Client) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>), ExchangeError> {
+        let claims = self.ranks().map(|rank| self.keys.claim(rank));
+        let keys: Vec<String> = claims.chain(self.ranks().map(|rank| self.round.role_info(rank))).collect();
+        let mut claims = store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let infos = claims.split_off(keys.len() / 2);
+        Ok((claims, infos))
     }
 
     /// Why the others' part has not come: they are not here.

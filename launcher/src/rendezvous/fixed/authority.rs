@@ -63,8 +63,11 @@ impl Authority {
 impl Job<'_> {
     /// The first node that has claimed a rank and is of another job or version.
     pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<Misfit>, ExchangeError> {
-        let texts = self.claim_texts(store)?;
-        Ok(texts.iter().filter(|text| is_claim(text)).find_map(|text| self.compare(text)))
+        Ok(self.misfit_among(&self.claim_texts(store)?))
+    }
+
+    pub(super) fn misfit_among(&self, claims: &[Vec<u8>]) -> Option<Misfit> {
+        claims.iter().filter(|text| is_claim(text)).find_map(|text| self.compare(text))
     }
 
     pub(super) fn compare(&self, claim: &[u8]) -> Option<Misfit> {
@@ -73,16 +76,19 @@ impl Job<'_> {
         Some(Misfit { host, mismatch })
     }
 
-    /// Node rank 0 waits until a misfit has refused itself, which frees its rank.
-    pub(super) fn wait_for_refusal(
+    /// Node rank 0 waits until a misfit has refused itself, or until a rank is free of the node that leaves it.
+    pub(super) fn wait_for_rank(
         &self,
         talk: &mut Talk<'_, '_>,
-        misfit: Misfit,
+        misfit: Option<Misfit>,
         since: &mut Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
         let deadline = *since.get_or_insert_with(Instant::now) + self.setup.timeout;
         if Instant::now() >= deadline {
-            return Err(misfit.into());
+            return Err(match misfit {
+                Some(misfit) => misfit.into(),
+                None => self.too_few(talk)?.into(),
+            });
         }
         // No node has this rank: it is a wait for one slice.
         talk.wait_slice(&self.keys.claim(NodeRank(u32::MAX)), deadline)?;

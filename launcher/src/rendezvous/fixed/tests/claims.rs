@@ -150,3 +150,30 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
         assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
     });
 }
+
+/// A node that refuses itself may have taken its claim back, and its part not yet.
+#[test]
+fn host_waits_for_a_rank_whose_claim_is_being_taken_back() {
+    let store = serve();
+    let (keys, round) = keys();
+    let (claim_key, info_key) = (keys.claim(NodeRank(1)), round.role_info(NodeRank(1)));
+    let mut client = connect(&store);
+    let info = RoleInfo { role: "default".to_owned(), workers: LocalWorldSize::new(2).unwrap() };
+    client.set(&claim_key, super::claim::TAKEN_BACK).unwrap();
+    client.set(&info_key, &info.to_json(NodeRank(1))).unwrap();
+    let (waiting, is_waiting) = mpsc::channel();
+    thread::scope(|scope| {
+        let store = &store;
+        let hosted = scope.spawn(move || {
+            Agent::new(0, 2).join(store, &mut |_| {
+                let _ = waiting.send(());
+                Ok(())
+            })
+        });
+        (0..3).for_each(|_| is_waiting.recv().expect("the host waits"));
+        client.delete(&info_key).unwrap();
+        client.delete(&claim_key).unwrap();
+        let joined = [Agent::new(1, 2).join(store, &mut |_| Ok(())), hosted.join().unwrap()];
+        assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
+    });
+}
