@@ -219,7 +219,10 @@ fn a_killed_rank_is_named_by_all_others_long_before_the_deadline() {
 #[test]
 fn a_rank_that_panics_is_named_by_all_others() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("panic", 60_000, STUCK)]);
-    job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which closed its connection");
+    job.assert_says(
+        0,
+        "`all_reduce` cannot finish: lost rank 1, which exited: its connection closed without a word",
+    );
 }
 
 #[test]
@@ -320,7 +323,10 @@ fn a_rank_that_is_killed_while_nccl_connects_is_named() {
     let arrived = [0, 1].map(|rank| format!("rankrun/group/default/life 0/1/nccl/arrived/{rank}"));
     store.wait(&[&arrived[0], &arrived[1]], AMPLE).unwrap();
     job.signal(1, Signal::SIGKILL);
-    job.assert_says(0, "`join` cannot finish: lost rank 1, which closed its connection");
+    job.assert_says(
+        0,
+        "`join` cannot finish: lost rank 1, which exited: its connection closed without a word",
+    );
 }
 
 #[test]

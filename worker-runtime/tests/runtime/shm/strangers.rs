@@ -135,7 +135,7 @@ fn what_is_no_shared_memory_is_not_used() {
     assert!(error.contains("rank 0 runs as another user"), "{error}");
     // It goes away in the middle of its answer.
     let error = answer_to_rank_1(&answer(0, 1)[..20], None);
-    assert!(error.contains("lost rank 0, which closed its connection"), "{error}");
+    assert!(error.contains("lost rank 0, which exited: its connection closed without a word"), "{error}");
 }
 
 #[test]
