@@ -94,7 +94,7 @@ pub fn main() -> ExitCode {
             run(*launch, &facts, foreign_python, begun)
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
-        Ok(Command::Inspect(question)) => inspect(question, &facts),
+        Ok(Command::Inspect(question)) => inspect(&question, &facts),
         Ok(Command::Gc(request)) => collect_garbage(&request, &argv[0], &facts),
         Ok(Command::Attach(attach)) => be_attached(&attach, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
@@ -183,7 +183,7 @@ fn style(facts: &Facts) -> Style {
     if colours { Style::Coloured } else { Style::Plain }
 }
 
-fn inspect(question: Inspect, facts: &Facts) -> ExitCode {
+fn inspect(question: &Inspect, facts: &Facts) -> ExitCode {
     let can_draw = cursor(facts) == Cursor::Moves;
     match inspect::inspect(question, facts, style(facts), can_draw) {
         Ok(told) => match (reporter::print(&told.text), told.status) {

@@ -57,3 +57,4 @@ mod summary;
 mod terminal;
 mod text_direction;
 mod watch;
+mod words;

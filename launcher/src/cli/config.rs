@@ -16,7 +16,7 @@ use toml::de::{DeTable, DeValue};
 
 use words::{expected, in_words, kind_of, number_or_text};
 
-use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin, nearest_of};
+use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin};
 use super::option::{Kind, OptionRow};
 use super::run::{
     self, CONFIG, GRACE, IFACE, JOIN_TIMEOUT, LAST_CALL, LEASE, LEFTOVER_GRACE, PORT_RANGE, PROGRESS_DIR,
@@ -24,6 +24,7 @@ use super::run::{
     RESTART_RULES, RESTART_WINDOW, STORE_LIMIT, VERSION,
 };
 use super::settings::{Setting, Settings};
+use super::suggest::nearest_of;
 use super::torchrun::{
     self, HELP, LOCAL_ADDR, MAX_RESTARTS, NNODES, NODE_RANK, PRINT_COMPLETION, RDZV_BACKEND, RDZV_ENDPOINT,
     RDZV_ID, SHUTDOWN_TIMEOUT,

@@ -119,6 +119,10 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
                 Ok(Some(Found::Script(path)))
             }
             Ok(path) => Ok(Some(Found::Program(path))),
+            Err(EntrypointProblem::NotInPath { folders, .. }) => {
+                let script = script_of_name(typed, facts);
+                Err(refused(typed, EntrypointProblem::NotInPath { folders, script }))
+            }
             Err(problem) => Err(refused(typed, problem)),
         },
         _ => Ok(None),
@@ -132,6 +136,12 @@ fn is_of_launcher(first_bytes: &[u8], facts: &Facts) -> bool {
         Some(facts.world().resolve_links(&program))
     };
     starts_launcher(first_bytes, resolve)
+}
+
+/// `train.py`, where `train` was typed and only the script is here.
+fn script_of_name(typed: &OsStr, facts: &Facts) -> Option<String> {
+    let script = format!("{}.py", typed.to_str()?);
+    (facts.world().kind(Path::new(&script)) == FileKind::File).then_some(script)
 }
 
 fn may_be_in_path(typed: &OsStr) -> bool {

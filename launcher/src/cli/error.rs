@@ -14,8 +14,8 @@ pub use host::HostProblem;
 pub use rule::RuleProblem;
 pub use setting::{EntrypointProblem, SettingError};
 
-use super::grammar::tables;
 use super::option::{Family, Kind, OptionRow};
+use super::suggest::{similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::exit_code;
 use crate::reporter::plain::is_bidi_control;
@@ -270,16 +270,13 @@ impl UsageError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::MissingEntrypoint => Some(SEE_HELP.to_owned()),
-            Self::Unknown { words } => {
-                let similar = words.first().and_then(|word| most_similar(word));
-                Some(match similar {
-                    Some(name) => format!("did you mean `--{name}`?"),
-                    None => "see `rankrun --help`; the program's own options stand behind it".to_owned(),
-                })
-            }
+            Self::Unknown { words } => Some(unknown_options_hint(words)),
             Self::NoLaunch { word } => Some(format!("a program of that name is `./{word}`")),
             Self::TwoForms | Self::WatchedJson => Some("drop one of them".to_owned()),
-            Self::UnknownTo { command, .. } => Some(format!("see `rankrun {command} --help`")),
+            Self::UnknownTo { command, word } => {
+                let see_help = || format!("see `rankrun {command} --help`");
+                Some(similar_option_of(command, word).unwrap_or_else(see_help))
+            }
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
@@ -318,35 +315,4 @@ fn argparse_value(kind: Kind, value: &str) -> String {
         }
         Kind::Flag | Kind::Text | Kind::RankOrWord => format!("invalid value: '{value}'"),
     }
-}
-
-/// The option that is at most two letters away, hyphens and underscores being the same.
-fn most_similar(word: &str) -> Option<&'static str> {
-    let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
-    nearest_of(&name, tables(Persona::Rankrun).map(|row| row.long))
-}
-
-/// The name that is at most two letters away.
-pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .filter(|known| known.len().abs_diff(name.len()) <= 2)
-        .map(|known| (letters_apart(name, known), known))
-        .filter(|(apart, _)| *apart <= 2 && *apart < name.len())
-        .min()
-        .map(|(_, known)| known)
-}
-
-/// Levenshtein's distance.
-fn letters_apart(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
-    for (line, left) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = line + 1;
-        for (column, right) in other.chars().enumerate() {
-            let replaced = diagonal + usize::from(left != right);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }

@@ -89,6 +89,8 @@ fn classify(persona: Persona, word: &OsStr) -> Result<Word<'_>, UsageError> {
         if let Some(row) = find_long(persona, name, word)? {
             return Ok(Word::Long { row, value });
         }
+    } else if persona == Persona::Rankrun && has_one_dash_too_few(bytes) {
+        return Ok(Word::Unknown(word));
     } else if find_short(persona, *letter).is_some() {
         return Ok(Word::Short(&bytes[1..]));
     }
@@ -120,6 +122,14 @@ fn find_long(persona: Persona, name: &[u8], word: &OsStr) -> Result<Option<&'sta
             candidates: candidates.into_iter().map(|(_, spelling)| spelling).collect(),
         }),
     }
+}
+
+/// `-master_addr`: short options with such letters behind them are never meant.
+fn has_one_dash_too_few(word: &[u8]) -> bool {
+    let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
+    let long = [b"-", name].concat();
+    let is_it = |spelling: String| spelling.as_bytes() == long;
+    name.len() > 2 && tables(Persona::Rankrun).flat_map(OptionRow::spellings).any(is_it)
 }
 
 fn find_short(persona: Persona, letter: u8) -> Option<&'static OptionRow> {
@@ -233,6 +243,10 @@ impl Reader<'_> {
 
     /// What is left begins with the entrypoint. One `--` is swallowed: before it, or else directly behind it.
     fn finish(self) -> Result<Parsed, UsageError> {
+        // argparse asks for the entrypoint first; a misspelt option is what a user needs to hear of.
+        if self.persona == Persona::Rankrun && !self.unknown.is_empty() {
+            return Err(UsageError::Unknown { words: self.unknown });
+        }
         let is_separator = |word: &OsString| word == "--";
         let (entrypoint, args) = match self.rest {
             [first, entrypoint, args @ ..] if is_separator(first) => (entrypoint, args),

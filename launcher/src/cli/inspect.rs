@@ -29,9 +29,10 @@ const SHORTEST: f64 = 0.1;
 const LONGEST: f64 = 86_400.0;
 
 static JSON: OptionRow = OptionRow::flag("json", "For programs");
+static ID: OptionRow = OptionRow::text("id", "LIST", "Only these devices");
 
 /// A question about this machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspect {
     /// What is asked.
     pub subject: Subject,
@@ -42,12 +43,14 @@ pub struct Inspect {
 }
 
 /// What is asked about this machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// `devices`
     Devices {
         /// `--device-type`: only these.
         kind: Option<DeviceType>,
+        /// `-i`: only these, by index, UUID or PCI address; empty for all.
+        ids: Vec<String>,
     },
     /// `topo`
     Topo,
@@ -56,7 +59,7 @@ pub enum Subject {
 impl Subject {
     /// The word that asks it.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn word(&self) -> &'static str {
         match self {
             Self::Devices { .. } => DEVICES,
             Self::Topo => TOPO,
@@ -91,8 +94,9 @@ pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, Cl
     let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
     let settings = Settings { persona: Persona::Rankrun, given: &said.given, facts, config: None };
     let limit = read_limit(&settings)?;
-    let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind } };
-    Ok(Command::Inspect(Inspect { subject, manner: said.manner().map_err(usage)?, limit }))
+    let manner = said.manner().map_err(usage)?;
+    let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind, ids: said.ids } };
+    Ok(Command::Inspect(Inspect { subject, manner, limit }))
 }
 
 /// What was said, as far as it can be understood word by word.
@@ -101,6 +105,7 @@ struct Said {
     json: bool,
     every: Option<Duration>,
     kind: Option<DeviceType>,
+    ids: Vec<String>,
     given: Vec<Given>,
 }
 
@@ -139,6 +144,12 @@ fn read(command: &'static str, words: &[OsString]) -> Result<Said, UsageError> {
                 let value = needed(&PROBE_TIMEOUT)?.to_owned();
                 said.given.push(Given { row: &PROBE_TIMEOUT, value });
             }
+            (b"-i" | b"--id", _) if !is_topo => {
+                let list = lossy(needed(&ID)?);
+                said.ids.extend(list.split(',').map(|id| id.trim().to_owned()));
+            }
+            // `nvidia-smi topo -m` shows the matrix, and so do we.
+            (b"-m" | b"--matrix", None) if is_topo => {}
             _ => return Err(UsageError::UnknownTo { command, word: lossy(word) }),
         }
     }
@@ -188,7 +199,11 @@ mod tests {
     fn the_words_may_stand_in_any_order() {
         let limit = Duration::from_secs(7);
         let inspect = |subject, manner| Ok(Command::Inspect(Inspect { subject, manner, limit }));
-        let devices = |kind, manner| inspect(Subject::Devices { kind }, manner);
+        let devices = |kind, manner| inspect(Subject::Devices { kind, ids: Vec::new() }, manner);
+        let some = |ids: &[&str]| {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            inspect(Subject::Devices { kind: None, ids }, Manner::Text)
+        };
         let every = |seconds| Manner::Watch(Duration::from_secs_f64(seconds));
         for (line, command) in [
             ("devices", devices(None, Manner::Text)),
@@ -196,7 +211,11 @@ mod tests {
             ("devices --watch", devices(None, every(2.0))),
             ("devices --watch=0.5 --device-type cuda", devices(Some(DeviceType::Cuda), every(0.5))),
             ("devices --device_type=rocm --json", devices(Some(DeviceType::Rocm), Manner::Json)),
+            ("devices -i 1", some(&["1"])),
+            ("devices --id=0,GPU-77 -i 0000:1b:00.0", some(&["0", "GPU-77", "0000:1b:00.0"])),
             ("topo", inspect(Subject::Topo, Manner::Text)),
+            ("topo -m", inspect(Subject::Topo, Manner::Text)),
+            ("topo --matrix --json", inspect(Subject::Topo, Manner::Json)),
             ("topo --json", inspect(Subject::Topo, Manner::Json)),
         ] {
             assert_eq!(told(line), command, "{line}");
@@ -223,6 +242,11 @@ mod tests {
             ("devices --device-type gpu", "`gpu`, which is not one of `cuda`, `rocm`"),
             ("devices --probe-timeout", "`--probe-timeout` needs a value"),
             ("topo --probe-timeout=0", "`--probe-timeout`"),
+            ("devices -i", "`--id` needs a value"),
+            ("devices --jsn", "did you mean `--json`?"),
+            ("devices --type cuda", "did you mean `--device-type`?"),
+            ("devices -l 1", "`--watch=1`"),
+            ("topo -i 1", "does not know `-i`"),
             ("topo --watch", "`rankrun topo` does not know `--watch`"),
             ("topo --device-type cuda", "does not know `--device-type`"),
         ] {

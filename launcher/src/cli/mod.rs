@@ -39,6 +39,7 @@ mod settings;
 mod shebang;
 mod signals;
 mod stop;
+mod suggest;
 mod torchrun;
 mod values;
 mod virtual_devices;
@@ -125,12 +126,26 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
+    let asked = if persona == Persona::Rankrun { as_option(words, facts) } else { None };
+    let words = asked.as_deref().unwrap_or(words);
     match words {
         [first, rest @ ..] if persona == Persona::Rankrun && first == explain::WORD => {
             explain::interpret(argv0, rest, facts)
         }
         _ => command(persona, argv0, words, facts),
     }
+}
+
+/// `help`, `help devices` and `version` as the option that was meant, where no file has the word's name.
+fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
+    let texts: Vec<&str> = words.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
+    let option = match texts.as_slice() {
+        ["help"] | ["help", "help" | "version"] => vec!["--help".into()],
+        ["help", about] if suggest::SUBCOMMANDS.contains(about) => vec![(*about).into(), "--help".into()],
+        ["version"] => vec!["--version".into()],
+        _ => return None,
+    };
+    (!facts.exists(Path::new(texts[0]))).then_some(option)
 }
 
 /// Whether the words only ask what would be: whatever comes of it, nothing is launched.

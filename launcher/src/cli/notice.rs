@@ -114,6 +114,20 @@ pub enum Notice {
         /// The line of torch's `run.py` that says this, where it does.
         torch_line: Option<u32>,
     },
+    /// A variable with a prefix of ours or torchrun's that nothing reads.
+    UnknownVariable {
+        /// Its name.
+        name: String,
+        /// Which variables it may have meant.
+        question: Option<String>,
+    },
+    /// A variable that the launcher sets for each worker is set outside of one.
+    WorkerVariable {
+        /// Its name.
+        name: &'static str,
+        /// The variable for users.
+        meant: String,
+    },
     /// A `LOGLEVEL` that is none.
     UnknownLogLevel {
         /// Its value.
@@ -224,6 +238,17 @@ impl fmt::Display for Notice {
             | Self::OnCpus { line: text }
             | Self::Device { text }
             | Self::Detail { text, .. } => f.write_str(text),
+            Self::UnknownVariable { name, question } => {
+                let family = if name.starts_with("PET_") { "torchrun's `PET_*`" } else { "our `RANKRUN_*`" };
+                write!(f, "`{name}` has no effect: it is none of {family} variables")?;
+                question.as_ref().map_or(Ok(()), |question| write!(f, "; {question}"))
+            }
+            Self::WorkerVariable { name, meant } => {
+                write!(
+                    f,
+                    "`{name}` has no effect here: the launcher sets it for each worker; did you mean `{meant}`?"
+                )
+            }
             Self::UnknownLogLevel { value } => {
                 write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")
             }

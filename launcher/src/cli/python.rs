@@ -107,7 +107,7 @@ pub(crate) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, Entry
         let mut files = looked.iter().map(|folder| folder.join(name));
         match files.find(|file| facts.world().kind(file) == FileKind::File) {
             Some(path) => EntrypointProblem::NotExecutable { path },
-            None => EntrypointProblem::NotInPath { looked },
+            None => EntrypointProblem::NotInPath { folders: looked.len(), script: None },
         }
     })
 }

@@ -29,6 +29,7 @@ use super::separate_jobs::refuse_separate_jobs;
 use super::settings::{Setting, Settings};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
+use super::suggest::tell_unknown_variables;
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
@@ -79,6 +80,9 @@ pub(super) fn resolve(
     let logs = resolve_logs(&settings, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     notices.extend(tell_without_effect(&settings));
+    if persona == Persona::Rankrun {
+        notices.extend(tell_unknown_variables(facts));
+    }
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);

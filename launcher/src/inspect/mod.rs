@@ -42,6 +42,14 @@ const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
 /// Why nothing can be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
+    /// `-i` names a device that is not there.
+    #[error("there is no device `{id}` here, only {}", known(there))]
+    NoSuchDevice {
+        /// As it was typed.
+        id: String,
+        /// The devices that are there.
+        there: Vec<String>,
+    },
     /// Standard output is a file or a pipe.
     #[error("`--watch` needs a terminal, and standard output is none")]
     NoTerminal,
@@ -50,7 +58,7 @@ pub enum InspectError {
     NoCursor,
     /// The terminal or the signals are refused.
     #[error("cannot watch the devices")]
-    Terminal(#[source] io::Error),
+    Terminal(#[from] io::Error),
 }
 
 impl InspectError {
@@ -58,11 +66,18 @@ impl InspectError {
     #[must_use]
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::NoSuchDevice { .. } => {
+                Some("`rankrun devices` lists all of them, with what was looked for")
+            }
             Self::NoTerminal => Some("for programs there is `rankrun devices --json`, once for each picture"),
             Self::NoCursor => Some("call `rankrun devices` again and again, or set `TERM`"),
             Self::Terminal(_) => None,
         }
     }
+}
+
+fn known(there: &[String]) -> String {
+    if there.is_empty() { "the CPUs".to_owned() } else { there.join(", ") }
 }
 
 /// What to print, and how to end.
@@ -78,37 +93,47 @@ pub struct Told {
 ///
 /// # Errors
 /// It was asked to watch where that cannot be done.
-pub fn inspect(question: Inspect, facts: &Facts, style: Style, can_draw: bool) -> Result<Told, InspectError> {
-    match (question.subject, question.manner) {
-        (Subject::Devices { kind }, Manner::Watch(every)) => {
+pub fn inspect(
+    question: &Inspect,
+    facts: &Facts,
+    style: Style,
+    can_draw: bool,
+) -> Result<Told, InspectError> {
+    match (&question.subject, question.manner) {
+        (Subject::Devices { kind, ids }, Manner::Watch(every)) => {
             if !facts.world().is_terminal(StandardStream::Output) {
                 return Err(InspectError::NoTerminal);
             }
             if !can_draw {
                 return Err(InspectError::NoCursor);
             }
-            let watched = watch::Watched { kind, every, limit: question.limit };
-            let status = watch::watch(watched, facts, style).map_err(InspectError::Terminal)?;
+            let watched = watch::Watched { kind: *kind, ids, every, limit: question.limit };
+            let status = watch::watch(watched, facts, style)?;
             Ok(Told { text: Vec::new(), status })
         }
-        (Subject::Devices { kind }, _) => Ok(tell_devices(kind, question, facts, style)),
+        (Subject::Devices { kind, ids }, _) => tell_devices((*kind, ids), question, facts, style),
         (Subject::Topo, _) => Ok(tell_topology(question, facts, style)),
     }
 }
 
-fn tell_devices(kind: Option<DeviceType>, question: Inspect, facts: &Facts, style: Style) -> Told {
+fn tell_devices(
+    (kind, ids): (Option<DeviceType>, &[String]),
+    question: &Inspect,
+    facts: &Facts,
+    style: Style,
+) -> Result<Told, InspectError> {
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
     let machine = look(EVERYTHING, question, facts);
-    let picture = picture_of(machine, facts, kind, &cuda_order);
+    let picture = picture_of(machine, facts, kind, &cuda_order).only(ids)?;
     let text = match question.manner {
         Manner::Json => json::devices(&picture),
         Manner::Text | Manner::Watch(_) => devices::page(&picture, kind).render(style).into_bytes(),
     };
-    Told { text, status: status(picture.is_blind()) }
+    Ok(Told { text, status: status(picture.is_blind()) })
 }
 
-fn tell_topology(question: Inspect, facts: &Facts, style: Style) -> Told {
+fn tell_topology(question: &Inspect, facts: &Facts, style: Style) -> Told {
     let ask = Ask { state: false, links: true, cpus: true };
     let machine = look(ask, question, facts);
     let host = short_hostname();
@@ -122,7 +147,7 @@ fn tell_topology(question: Inspect, facts: &Facts, style: Style) -> Told {
     Told { text, status: status(is_blind) }
 }
 
-fn look(ask: Ask, question: Inspect, facts: &Facts) -> Machine {
+fn look(ask: Ask, question: &Inspect, facts: &Facts) -> Machine {
     again::look(ask, question.limit, |ask, limit| facts.world().discover(ask, limit))
 }
 

@@ -1,10 +1,12 @@
 //! Everything that is told about the machine at one moment, decided before anybody writes it down. Pure.
 
+use super::{InspectError, words};
+use crate::device::choice::number;
 use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning as Remark, choose};
 use crate::device::health::{Severity, findings, small_memory};
 use crate::device::order::{DeviceOrder, arrange};
 use crate::device::visibility::Inherited;
-use crate::device::{Accelerator, CudaDevice, DeviceType, Link, Machine, Nic, Part};
+use crate::device::{Accelerator, CudaDevice, DeviceType, Link, Machine, Nic, Part, PciAddress};
 
 /// The CUDA driver's own order, asked only where it is needed.
 pub(super) type CudaOrder<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
@@ -75,6 +77,38 @@ impl Picture {
             picture.add(kind, context);
         }
         picture
+    }
+
+    /// Only the devices with these names; all where there is none.
+    ///
+    /// # Errors
+    /// A name that no device has.
+    pub(super) fn only(self, ids: &[String]) -> Result<Self, InspectError> {
+        if ids.is_empty() {
+            return Ok(self);
+        }
+        let devices = &self.machine.accelerators;
+        if let Some(id) = ids.iter().find(|id| !devices.iter().any(|device| is_called(device, id))) {
+            let there = devices.iter().map(|device| words::device(device)).collect();
+            return Err(InspectError::NoSuchDevice { id: id.clone(), there });
+        }
+        let kept = self.positions(|device| ids.iter().any(|id| is_called(device, id)));
+        let place = |at: &usize| kept.iter().position(|kept| kept == at);
+        let orders = self.orders.into_iter().map(|order| Order {
+            devices: order.devices.map(|devices| devices.iter().filter_map(place).collect()),
+            ..order
+        });
+        let is_kept = |warning: &Warning| warning.device.is_none_or(|at| kept.contains(&at));
+        let warnings = self.warnings.into_iter().filter(is_kept);
+        Ok(Self {
+            hidden_by: kept.iter().map(|at| self.hidden_by[*at].clone()).collect(),
+            orders: orders.filter(|order| order.devices != Ok(Vec::new())).collect(),
+            warnings: warnings
+                .map(|warning| Warning { device: warning.device.as_ref().and_then(place), ..warning })
+                .collect(),
+            machine: with_devices(self.machine, &kept),
+            ..self
+        })
     }
 
     fn add(&mut self, kind: DeviceType, context: &Context<'_>) {
@@ -204,6 +238,25 @@ fn blemishes(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<Warning> {
 fn only(machine: Machine, kind: DeviceType) -> Machine {
     let kept: Vec<usize> =
         (0..machine.accelerators.len()).filter(|at| machine.accelerators[*at].kind == kind).collect();
+    let machine = with_devices(machine, &kept);
+    Machine {
+        troubles: machine.troubles.into_iter().filter(|trouble| trouble.kind == kind).collect(),
+        made_good: machine.made_good.into_iter().filter(|trouble| trouble.kind == kind).collect(),
+        ..machine
+    }
+}
+
+/// Whether an index, the beginning of a UUID or a PCI address means this device.
+fn is_called(device: &Accelerator, id: &str) -> bool {
+    let is_of_uuid = |uuid: &String| id.len() > 4 && uuid.to_lowercase().starts_with(&id.to_lowercase());
+    let address = id.parse::<PciAddress>().ok();
+    number(device) == id
+        || device.uuid.as_ref().is_some_and(is_of_uuid)
+        || (address.is_some() && device.pci == address)
+}
+
+/// The machine with only the devices at these positions.
+fn with_devices(machine: Machine, kept: &[usize]) -> Machine {
     let place = |at: usize| kept.iter().position(|kept| *kept == at);
     let link = |link: Link| Some(Link { a: place(link.a)?, b: place(link.b)?, ..link });
     let nic = |nic: Nic| {
@@ -213,10 +266,8 @@ fn only(machine: Machine, kind: DeviceType) -> Machine {
     Machine {
         links: machine.links.into_iter().filter_map(link).collect(),
         nics: machine.nics.into_iter().map(nic).collect(),
-        troubles: machine.troubles.into_iter().filter(|trouble| trouble.kind == kind).collect(),
-        made_good: machine.made_good.into_iter().filter(|trouble| trouble.kind == kind).collect(),
-        accelerators: machine.accelerators.into_iter().filter(|device| device.kind == kind).collect(),
-        cpus: machine.cpus,
+        accelerators: kept.iter().map(|at| machine.accelerators[*at].clone()).collect(),
+        ..machine
     }
 }
 

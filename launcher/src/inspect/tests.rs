@@ -10,7 +10,7 @@ use crate::facts::fake::FakeWorld;
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn devices(kind: Option<DeviceType>, manner: Manner) -> Inspect {
-    Inspect { subject: Subject::Devices { kind }, manner, limit: LIMIT }
+    Inspect { subject: Subject::Devices { kind, ids: Vec::new() }, manner, limit: LIMIT }
 }
 
 fn topo(manner: Manner) -> Inspect {
@@ -18,7 +18,7 @@ fn topo(manner: Manner) -> Inspect {
 }
 
 fn told(machine: Machine, question: Inspect) -> Result<Told, InspectError> {
-    inspect(question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
+    inspect(&question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn both_questions_are_answered_in_both_manners() {
         (topo(Manner::Text), "GPU1  NV2    X "),
         (topo(Manner::Json), "\"NV2\""),
     ] {
-        let told = told(two(), question).unwrap();
+        let told = told(two(), question.clone()).unwrap();
         let text = String::from_utf8(told.text).unwrap();
         assert!(text.contains(part), "{question:?}: {text}");
         assert_eq!(told.status, ExitStatus::SUCCESS);
@@ -47,7 +47,7 @@ fn it_fails_only_where_nothing_could_be_told() {
     };
     let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
     for question in [devices(None, Manner::Json), topo(Manner::Text)] {
-        let status = |machine| told(machine, question).unwrap().status;
+        let status = |machine| told(machine, question.clone()).unwrap().status;
         assert_eq!(status(bare()), ExitStatus::SUCCESS);
         assert_eq!(status(broken(bare())), ExitStatus::Code(1));
         assert_eq!(status(broken(machine(vec![card(0)], LinkKind::Sys))), ExitStatus::SUCCESS);
@@ -60,4 +60,28 @@ fn what_is_no_terminal_is_not_watched() {
     let error = told(bare(), question).unwrap_err();
     assert!(matches!(error, InspectError::NoTerminal));
     assert!(error.hint().is_some_and(|hint| hint.contains("--json")));
+}
+
+#[test]
+fn devices_named_by_id_are_shown_alone_and_a_missing_one_is_an_error() {
+    let ask = |ids: &[&str], manner| {
+        let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+        let question = Inspect { subject: Subject::Devices { kind: None, ids }, manner, limit: LIMIT };
+        told(machine(vec![card(0), card(1), card(2)], LinkKind::Nvlink(2)), question)
+            .map(|told| String::from_utf8(told.text).unwrap())
+    };
+    let uuid = card(1).uuid.unwrap();
+    let address = card(1).pci.unwrap().to_string();
+    for id in ["1", &uuid, &uuid[..12], &uuid.to_lowercase(), &address] {
+        let text = ask(&[id], Manner::Text).unwrap();
+        assert!(text.contains(": 1 cuda device\n") && text.contains(&uuid), "{id}: {text}");
+    }
+    let json = ask(&["2", "0"], Manner::Json).unwrap();
+    assert!(json.contains("\"selector\": \"0\"") && json.contains("\"selector\": \"2\""), "{json}");
+    assert!(!json.contains("\"selector\": \"1\""), "{json}");
+    for id in ["3", "", "GPU", "-1", "x"] {
+        let error = ask(&["0", id], Manner::Text).unwrap_err();
+        assert!(error.to_string().contains(&format!("no device `{id}` here, only ")), "{error}");
+        assert!(error.hint().is_some());
+    }
 }

@@ -26,7 +26,7 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::Picture;
 use super::terminal::Terminal;
-use super::{EVERYTHING, again, devices, picture_of, words};
+use super::{EVERYTHING, InspectError, again, devices, picture_of, words};
 
 /// A look that takes longer is told of, and so often how long it has been.
 const SILENT: Duration = Duration::from_secs(1);
@@ -38,8 +38,10 @@ const ESCAPE: u8 = 0x1b;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Watched {
+pub(super) struct Watched<'a> {
     pub(super) kind: Option<DeviceType>,
+    /// Only these devices.
+    pub(super) ids: &'a [String],
     pub(super) every: Duration,
     /// How long a look may take.
     pub(super) limit: Duration,
@@ -85,7 +87,7 @@ struct Look {
 
 /// The loop's own.
 struct Watch<'a> {
-    watched: Watched,
+    watched: Watched<'a>,
     facts: &'a Facts,
     style: Style,
     inbox: SignalInbox,
@@ -102,12 +104,12 @@ struct Watch<'a> {
 ///
 /// # Errors
 /// The terminal or the signals are refused.
-pub(super) fn watch(watched: Watched, facts: &Facts, style: Style) -> io::Result<ExitStatus> {
+pub(super) fn watch(watched: Watched<'_>, facts: &Facts, style: Style) -> Result<ExitStatus, InspectError> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
     let machine = again::look(EVERYTHING, watched.limit, |ask, limit| facts.world().discover(ask, limit));
     let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
-    let first = picture_of(machine, facts, watched.kind, &ask);
+    let first = picture_of(machine, facts, watched.kind, &ask).only(watched.ids)?;
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
     let handled = HandledSignals::of(&spec, Persona::Rankrun);
     signal::block(&handled)?;
@@ -125,10 +127,10 @@ pub(super) fn watch(watched: Watched, facts: &Facts, style: Style) -> io::Result
         cuda_order: cuda_order.into_inner().unwrap_or_else(|| Err("it was not asked".to_owned())),
     };
     watch.screen.show(shown(first, watched));
-    watch.run()
+    Ok(watch.run()?)
 }
 
-fn shown(picture: Picture, watched: Watched) -> Shown {
+fn shown(picture: Picture, watched: Watched<'_>) -> Shown {
     let page = devices::page(&picture, watched.kind);
     Shown { machine: picture.machine, page, at: Instant::now() }
 }
@@ -206,7 +208,9 @@ impl Watch<'_> {
                 Some(first) => again::joined(first, found, EVERYTHING),
             };
             let ask = || self.cuda_order.clone();
+            // A device that is gone is not told of here: the picture then shows all that are left.
             let picture = picture_of(machine, self.facts, self.watched.kind, &ask);
+            let picture = picture.clone().only(self.watched.ids).unwrap_or(picture);
             self.screen.show(shown(picture, self.watched));
             self.next = now + self.watched.every;
             self.draw();
@@ -262,7 +266,7 @@ impl Screen {
         }
     }
 
-    fn draw(&self, watched: Watched, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
+    fn draw(&self, watched: Watched<'_>, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let now = LocalTime::of(SystemTime::now()).to_string().replace('_', " ");
         let title = format!("rankrun devices   every {} s   {now}   q ends", watched.every.as_secs_f64());

@@ -42,7 +42,7 @@ use status::{Outside, Status};
 use words::{Format, Request, Verb};
 
 /// Set to `off`, it makes the shim start PyTorch's own torchrun.
-const SWITCH: &str = "RANKRUN_SHIM";
+pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
 
 /// What to do about a refusal where the shim stands in torchrun's place.
 pub const WAY_OUT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";

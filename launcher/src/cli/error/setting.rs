@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
+use crate::cli::suggest::answer_to_command;
+
 use super::{
     Clash, ConfProblem, ConfigError, DeviceError, Expected, HostProblem, Origin, RuleProblem, SEE_HELP,
 };
@@ -264,8 +266,10 @@ pub enum EntrypointProblem {
     },
     /// Neither a file here nor a program in `PATH`.
     NotInPath {
-        /// The folders of `PATH`.
-        looked: Vec<PathBuf>,
+        /// How many folders `PATH` names.
+        folders: usize,
+        /// A Python script here that has this name.
+        script: Option<String>,
     },
     /// A folder that Python cannot run.
     Directory,
@@ -282,7 +286,9 @@ impl fmt::Display for EntrypointProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { folder } => write!(f, "does not exist (working folder `{}`)", folder.display()),
-            Self::NotInPath { looked } => write!(f, "is not in PATH; looked in {}", places(looked)),
+            Self::NotInPath { folders: 0, .. } => f.write_str("is not in PATH, which names no folder"),
+            Self::NotInPath { folders: 1, .. } => f.write_str("is not in PATH (1 folder)"),
+            Self::NotInPath { folders, .. } => write!(f, "is not in PATH ({folders} folders)"),
             Self::Directory => f.write_str("is a folder"),
             Self::NotReadable => f.write_str("cannot be read: permission denied"),
             Self::NotExecutable { path } => write!(f, "has no run permission (`{}`)", path.display()),
@@ -397,8 +403,22 @@ fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<Stri
         {
             Some(format!("the word `{entrypoint}` must stand first; a file of that name is `./{entrypoint}`"))
         }
+        EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. }
+            if entrypoint.split_once(' ').is_some() =>
+        {
+            Some("it has a space in it: leave out the quotes around the program and its arguments".to_owned())
+        }
         EntrypointProblem::Missing { .. } => Some("check the path; for a module give `-m`".to_owned()),
-        EntrypointProblem::NotInPath { .. } => Some("give its path, as in `./NAME`".to_owned()),
+        EntrypointProblem::NotInPath { script: Some(script), .. } => {
+            Some(format!("did you mean `{script}`?"))
+        }
+        EntrypointProblem::NotInPath { .. } if is_list(entrypoint) => Some(format!(
+            "`{entrypoint}` stands in the place of the program; a list is one word, as in `--devices 0,2`"
+        )),
+        EntrypointProblem::NotInPath { .. } => {
+            let path = || format!("give its path, as in `./{entrypoint}`; for a module give `-m`");
+            Some(answer_to_command(entrypoint).unwrap_or_else(path))
+        }
         EntrypointProblem::Directory => {
             Some("name a script, or a folder that has a `__main__.py`".to_owned())
         }
@@ -409,6 +429,10 @@ fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<Stri
         }),
         EntrypointProblem::NotReadable => Some("chmod +r, or run as a user who may read it".to_owned()),
     }
+}
+
+fn is_list(entrypoint: &str) -> bool {
+    entrypoint.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b',' | b'-'))
 }
 
 fn is_python(path: &Path) -> bool {

@@ -52,7 +52,7 @@ fn a_name_in_python_exec_is_looked_up() {
     };
     assert_eq!(exec("pypy").unwrap().0, Path::new("/usr/bin/pypy"));
     for (value, message) in [
-        ("nopy", "`PYTHON_EXEC` is `nopy`, which is not in PATH; looked in `/usr/bin`"),
+        ("nopy", "`PYTHON_EXEC` is `nopy`, which is not in PATH (1 folder)"),
         ("/nopy", "`PYTHON_EXEC` is `/nopy`, which does not exist (working folder `/job`)"),
         ("text", "`PYTHON_EXEC` is `text`, which has no run permission (`/usr/bin/text`)"),
         ("/tmp", "`PYTHON_EXEC` is `/tmp`, which is a folder"),

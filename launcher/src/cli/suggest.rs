@@ -1,0 +1,247 @@
+//! What a word that nothing here knows may have meant: a misspelt option or variable, a word of another launcher, a
+//! subcommand. Pure.
+
+use rankrun_contract::env::{BACKEND, DEVICE, GENERATION, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND};
+use strsim::osa_distance;
+
+use super::grammar::tables;
+use super::nesting::is_inside_worker;
+use super::notice::Notice;
+use super::option::OptionRow;
+use super::run;
+use crate::facts::Facts;
+use crate::shim::SWITCH;
+use crate::spec::Persona;
+
+/// More than these are no answer.
+const MOST_ANSWERS: usize = 4;
+/// Shorter beginnings fit too much.
+const SHORTEST_BEGINNING: usize = 3;
+const OUR_PREFIX: &str = "RANKRUN_";
+const TORCH_PREFIX: &str = "PET_";
+/// Variables that users set and no option has.
+const FOR_USERS: [&str; 4] = [BACKEND, KEEP, NCCL_LIBRARY, SWITCH];
+/// Variables that the launcher sets, for workers and for itself.
+const FOR_WORKERS: [&str; 5] = [DEVICE, GENERATION, JOB, NESTING, ROUND];
+/// Variables of this project's own tests and benches.
+const FOR_TESTS: [&str; 5] =
+    ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];
+
+/// Options of accelerate, deepspeed, mpirun, srun and their like, without dashes and with hyphens, and our word for each.
+const FOREIGN: &[(&[&str], &str)] = &[
+    (&["n", "np", "ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
+    (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "num-gpus", "ppn"], NPROC),
+    (
+        &["num-processes"],
+        "`--nproc-per-node N` says how many workers run on this node (accelerate counts those of all nodes)",
+    ),
+    (&["N", "nodes", "num-machines", "num-nodes"], "`--nnodes N` says how many nodes the job has"),
+    (
+        &["elastic-training", "max-elastic-nodes", "min-elastic-nodes"],
+        "`--nnodes MIN:MAX` makes a job elastic",
+    ),
+    (&["machine-rank"], "`--node-rank N` says which node this is"),
+    (&["main-process-ip"], "`--master-addr HOST` names the node with rank 0"),
+    (&["main-process-port"], "`--master-port PORT` is the port of the node with rank 0"),
+    (
+        &["device-ids", "exclude", "gpu", "gpu-ids", "include"],
+        "`--devices LIST` chooses the devices of this node, as in `--devices 0,2`; `--devices=-1` leaves one out",
+    ),
+    (
+        &["H", "host", "hostfile", "hosts", "launcher", "machinefile"],
+        "each node starts a launcher of its own: give the same line on each, with `--nnodes N --rdzv-backend c10d \
+         --rdzv-endpoint HOST:PORT`",
+    ),
+    (&["cpu", "use-cpu"], "`--device-type cpu` runs the workers on the CPUs"),
+    (
+        &["max-retries", "restart", "restarts", "retries"],
+        "`--max-restarts N` says how often the workers may start again",
+    ),
+    (&["multi-gpu"], "leave it out: each visible GPU has a worker unless `--nproc-per-node` says otherwise"),
+    (
+        &["c", "cpus-per-task", "num-cpu-threads-per-process"],
+        "set `OMP_NUM_THREADS`, as in `OMP_NUM_THREADS=4 rankrun ...`",
+    ),
+    (
+        &["accelerator", "deepspeed-config", "dynamo-backend", "mixed-precision", "precision", "strategy"],
+        FOR_THE_PROGRAM,
+    ),
+    (&["use-deepspeed", "use-fsdp", "zero-stage"], FOR_THE_PROGRAM),
+    (&["config-file"], "`--config PATH` reads options from a file in TOML"),
+    (&["use-env"], "leave it out: every worker has `LOCAL_RANK` in its environment"),
+    (&["no-local-rank"], "leave it out: arguments get a local rank only where they say `${local_rank}`"),
+    (
+        &["bind-cores-to-rank", "bind-to", "cpu-bind", "map-by"],
+        "`--numa-binding node` binds each worker to CPUs near its device",
+    ),
+    (&["x"], "workers inherit the environment: write `NAME=VALUE rankrun ...`"),
+    (&["tag-output"], "`--tee 3` puts the rank in front of each line"),
+    (&["o", "output"], "`--redirects 3 --log-dir DIR` writes the output of each worker to files"),
+    (&["dry-run"], "`rankrun explain ...` says what would be launched, and starts nothing"),
+    (
+        &["json", "script"],
+        "it stands directly behind `explain` (`--json` also behind `devices`, `topo` or `gc`)",
+    ),
+    (&["watch"], "it stands behind `devices`: `rankrun devices --watch`"),
+    (&["debug", "log-level", "loglevel"], "`-v` says what is done, `-vv` each step"),
+    (&["allow-run-as-root"], "leave it out: any user may run rankrun"),
+];
+const NPROC: &str = "`--nproc-per-node N` says how many workers run on this node";
+const FOR_THE_PROGRAM: &str =
+    "rankrun only launches: such an option is the program's own, and stands behind the entrypoint";
+
+/// Words in the place of a subcommand, and what to do instead.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (
+        &["cancel", "kill", "stop", "terminate"],
+        "Ctrl-C, or `kill` with the launcher's process id, stops a running job; `rankrun gc` ends what a crash left",
+    ),
+    (&["exec", "launch", "start"], "leave the word out, or write `rankrun run`"),
+    (
+        &["info", "jobs", "list", "ps", "status"],
+        "no command lists running jobs; `rankrun gc --dry-run` lists what a crash left, `rankrun devices` the devices",
+    ),
+    (&["clean", "cleanup"], "did you mean `rankrun gc`?"),
+    (&["check", "dry-run", "plan"], "did you mean `rankrun explain`?"),
+    (&["accelerators", "gpu", "gpus", "nvidia-smi", "smi"], "did you mean `rankrun devices`?"),
+    (&["topology"], "did you mean `rankrun topo`?"),
+    (&["install"], "did you mean `rankrun shim on`?"),
+];
+/// The words that may stand first.
+pub(super) const SUBCOMMANDS: [&str; 8] =
+    ["run", "explain", "devices", "topo", "gc", "shim", "help", "version"];
+
+/// The hint for options that nothing here knows.
+pub(super) fn unknown_options_hint(words: &[String]) -> String {
+    let answers: Vec<(&String, String)> =
+        words.iter().filter_map(|word| Some((word, answer_to_option(word)?))).collect();
+    match answers.as_slice() {
+        [] => "see `rankrun --help`; the program's own options stand behind it".to_owned(),
+        [(_, answer)] if words.len() == 1 => answer.clone(),
+        several => {
+            let answers: Vec<String> =
+                several.iter().map(|(word, answer)| format!("`{word}`: {answer}")).collect();
+            answers.join("; ")
+        }
+    }
+}
+
+/// Our word for an option of another launcher, else the options that it may have meant.
+fn answer_to_option(word: &str) -> Option<String> {
+    let typed = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
+    let name = if typed.len() == 1 { typed } else { typed.to_lowercase() };
+    if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
+        return Some((*ours).to_owned());
+    }
+    let meant = similar_names(&name, tables(Persona::Rankrun).map(|row| row.long));
+    let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
+    did_you_mean(&meant)
+}
+
+/// The question, as in "did you mean `--a`, `--b` or `--c`?".
+fn did_you_mean(quoted: &[String]) -> Option<String> {
+    match quoted {
+        [] => None,
+        [only] => Some(format!("did you mean {only}?")),
+        [others @ .., last] => Some(format!("did you mean {} or {last}?", others.join(", "))),
+    }
+}
+
+/// The names that `name` may stand for: itself, those that it begins, the nearest one, or those that have its words.
+fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let all: Vec<&str> = known.collect();
+    let known = || all.iter().copied();
+    if let Some(same) = known().find(|known| *known == name) {
+        return vec![same];
+    }
+    let few = |names: Vec<&'a str>| (1..=MOST_ANSWERS).contains(&names.len()).then_some(names);
+    let begun = || {
+        let is_begun = |known: &&str| name.len() >= SHORTEST_BEGINNING && known.starts_with(name);
+        few(known().filter(is_begun).collect())
+    };
+    let with_its_words = || {
+        let has_all = |known: &&str| name.split('-').all(|part| known.split('-').any(|other| other == part));
+        few(known().filter(has_all).collect())
+    };
+    nearest_of(name, known())
+        .filter(|nearest| osa_distance(name, nearest) == 1)
+        .map(|nearest| vec![nearest])
+        .or_else(begun)
+        .or_else(with_its_words)
+        .or_else(|| nearest_of(name, known()).map(|nearest| vec![nearest]))
+        .unwrap_or_default()
+}
+
+/// The name that is at most two slips away, or three where it is long; a letter that is missing, added, wrong or swapped
+/// with its neighbour is one slip.
+pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = if name.len() >= 12 { 3 } else { 2 };
+    known
+        .filter(|known| known.len().abs_diff(name.len()) <= most)
+        .map(|known| (osa_distance(name, known), known))
+        .filter(|(apart, _)| *apart <= most && 2 * *apart < name.len())
+        .min()
+        .map(|(_, known)| known)
+}
+
+/// The option of a subcommand that a word may have meant.
+pub(super) fn similar_option_of(command: &str, word: &str) -> Option<String> {
+    let known: &[&str] = match command {
+        "devices" => &["json", "watch", "device-type", "probe-timeout", "id", "help"],
+        "topo" => &["json", "probe-timeout", "matrix", "help"],
+        "gc" => &["dry-run", "force", "json", "help"],
+        _ => &[],
+    };
+    let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
+    if command == "devices" && matches!(name.as_str(), "l" | "loop") {
+        return Some("`--watch` looks again every 2 seconds, `--watch=1` every second".to_owned());
+    }
+    let meant = similar_names(&name.to_lowercase(), known.iter().copied());
+    did_you_mean(&meant.iter().map(|name| format!("`--{name}`")).collect::<Vec<_>>())
+}
+
+/// What to do where an entrypoint that is not there may be a misspelt or foreign subcommand.
+pub(super) fn answer_to_command(word: &str) -> Option<String> {
+    if let Some((_, answer)) = COMMANDS.iter().find(|(words, _)| words.contains(&word)) {
+        return Some((*answer).to_owned());
+    }
+    let nearest = nearest_of(word, SUBCOMMANDS.iter().copied())?;
+    (nearest != word).then(|| format!("did you mean `rankrun {nearest}`?"))
+}
+
+/// A warning for each variable with a prefix of ours that nothing reads.
+pub(super) fn tell_unknown_variables(facts: &Facts) -> Vec<Notice> {
+    let filled = facts.environment().iter().filter(|(_, value)| !value.is_empty());
+    let mut names: Vec<&str> = filled.filter_map(|(name, _)| name.to_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().filter_map(|name| warn_of_variable(name, facts)).collect()
+}
+
+fn warn_of_variable(name: &str, facts: &Facts) -> Option<Notice> {
+    let stem = name.strip_prefix(OUR_PREFIX).or_else(|| name.strip_prefix(TORCH_PREFIX))?;
+    let variables = || tables(Persona::Rankrun).filter_map(|row| Some((row, row.variable()?)));
+    if name == DEVICE && !is_inside_worker(facts) {
+        return run::DEVICES.variable().map(|meant| Notice::WorkerVariable { name: DEVICE, meant });
+    }
+    let is_known = FOR_USERS.contains(&name)
+        || FOR_WORKERS.contains(&name)
+        || FOR_TESTS.iter().any(|prefix| name.starts_with(prefix))
+        || variables().any(|(_, variable)| variable == name);
+    if is_known {
+        return None;
+    }
+    let stem = stem.to_lowercase().replace('_', "-");
+    let rows: Vec<&OptionRow> = variables().map(|(row, _)| row).collect();
+    let options = similar_names(&stem, rows.iter().map(|row| row.long));
+    let of_option = |long: &&str| rows.iter().find(|row| row.long == *long).and_then(|row| row.variable());
+    let mut meant: Vec<String> = options.iter().filter_map(of_option).collect();
+    if meant.is_empty() {
+        meant.extend(nearest_of(name, FOR_USERS.into_iter()).map(str::to_owned));
+    }
+    let quoted: Vec<String> = meant.iter().map(|name| format!("`{name}`")).collect();
+    Some(Notice::UnknownVariable { name: name.to_owned(), question: did_you_mean(&quoted) })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+use super::*;
+use crate::cli::option::Family;
+use crate::cli::{help, torchrun};
+use crate::facts::fake::FakeWorld;
+
+fn hint(words: &str) -> String {
+    let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    unknown_options_hint(&words)
+}
+
+#[test]
+fn misspelt_option_is_answered_with_the_nearest_names() {
+    for (word, answer) in [
+        ("--nproc_per-node", "`--nproc-per-node`"),
+        ("--nprocpernode", "`--nproc-per-node`"),
+        ("--NNODES=2", "`--nnodes`"),
+        ("-devices", "`--devices`"),
+        ("--device", "`--devices`"),
+        ("--deivces=0", "`--devices`"),
+        ("--time", "`--time-limit`"),
+        ("--max-restarst", "`--max-restarts`"),
+        ("--endpoint", "`--rdzv-endpoint`"),
+        ("--rendezvous-backend", "`--rdzv-backend`"),
+        ("--port", "`--master-port` or `--port-range`"),
+        ("--timeout", "`--shutdown-timeout`, `--start-timeout`, `--join-timeout` or `--probe-timeout`"),
+        ("--exclude-unhealhty", "`--exclude-unhealthy`"),
+        ("--overscribe", "`--oversubscribe`"),
+    ] {
+        assert_eq!(hint(word), format!("did you mean {answer}?"), "{word}");
+    }
+    for word in ["--lr", "--epochs=3", "-z", "--", "--=", "-", "--\u{e9}\u{e9}"] {
+        assert!(hint(word).starts_with("see `rankrun --help`"), "{word}: {}", hint(word));
+    }
+}
+
+#[test]
+fn every_option_with_one_slip_is_found() {
+    for row in tables(Persona::Rankrun).filter(|row| row.long.len() > 4) {
+        let mut swapped: Vec<u8> = row.long.bytes().collect();
+        swapped.swap(2, 3);
+        let slips = [format!("{}x", row.long), row.long[1..].to_owned(), String::from_utf8(swapped).unwrap()];
+        for slip in slips.into_iter().filter(|slip| tables(Persona::Rankrun).all(|row| row.long != slip)) {
+            let told = hint(&format!("--{slip}"));
+            assert!(told.contains(&format!("`--{}", row.long)), "--{slip}: {told}");
+        }
+    }
+}
+
+#[test]
+fn options_of_other_launchers_are_answered_with_ours() {
+    for (word, answer) in [
+        ("--num_processes=4", "`--nproc-per-node N`"),
+        ("--num_gpus", "`--nproc-per-node N`"),
+        ("-np", "`--nproc-per-node N`"),
+        ("-n", "`--nproc-per-node N`"),
+        ("-N", "`--nnodes N`"),
+        ("--num_machines", "`--nnodes N`"),
+        ("--gpu_ids", "`--devices LIST`"),
+        ("--include=localhost:0,1", "`--devices LIST`"),
+        ("--hostfile", "--rdzv-endpoint HOST:PORT`"),
+        ("-H", "--rdzv-endpoint HOST:PORT`"),
+        ("--main_process_port", "`--master-port PORT`"),
+        ("--mixed_precision", "stands behind the entrypoint"),
+        ("--json", "behind `explain`"),
+    ] {
+        assert!(hint(word).contains(answer), "{word}: {}", hint(word));
+    }
+}
+
+#[test]
+fn several_unknown_options_have_an_answer_each() {
+    assert_eq!(
+        hint("--nnode --lr --device=3"),
+        "`--nnode`: did you mean `--nnodes`?; `--device=3`: did you mean `--devices`?"
+    );
+}
+
+#[test]
+fn every_answer_names_options_that_exist() {
+    let answers = FOREIGN.iter().chain(COMMANDS).map(|(_, answer)| *answer);
+    let own = ["--json", "--dry-run", "--watch"];
+    for answer in answers {
+        let spans = answer.split('`').skip(1).step_by(2).flat_map(|span| span.split([' ', '=']));
+        for option in spans.filter(|word| word.starts_with("--")) {
+            let is_known =
+                tables(Persona::Rankrun).any(|row| row.spellings().iter().any(|name| name == option));
+            assert!(is_known || own.contains(&option), "{option} in: {answer}");
+        }
+    }
+    for (names, _) in FOREIGN {
+        for name in *names {
+            assert!(tables(Persona::Rankrun).all(|row| row.long != *name), "`--{name}` is an option of ours");
+        }
+    }
+}
+
+#[test]
+fn every_subcommand_of_the_help_may_be_misspelt() {
+    let usage = help::help(Persona::Rankrun);
+    for word in ["explain", "devices", "topo", "shim"] {
+        assert!(usage.contains(&format!("rankrun {word}")), "{word}");
+        assert_eq!(answer_to_command(&format!("{word}x")), Some(format!("did you mean `rankrun {word}`?")));
+    }
+    assert_eq!(answer_to_command("device").unwrap(), "did you mean `rankrun devices`?");
+    assert!(answer_to_command("stop").unwrap().contains("Ctrl-C"));
+    assert_eq!(answer_to_command("train"), None);
+}
+
+fn told(environment: &[(&str, &str)]) -> Vec<String> {
+    let facts = FakeWorld::new().elsewhere().facts(environment);
+    tell_unknown_variables(&facts).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn unknown_variable_is_warned_of_with_the_nearest_names() {
+    for (name, part) in [
+        ("RANKRUN_DEVCES", "did you mean `RANKRUN_DEVICES`?"),
+        ("RANKRUN_NPROC_PER_NODE", "did you mean `PET_NPROC_PER_NODE`?"),
+        ("PET_DEVICES", "did you mean `RANKRUN_DEVICES`?"),
+        ("PET_NPROC", "did you mean `PET_NPROC_PER_NODE`?"),
+        ("PET_MAX_RESTART", "did you mean `PET_MAX_RESTARTS`?"),
+        ("RANKRUN_BACKENDS", "did you mean `RANKRUN_BACKEND`?"),
+        ("RANKRUN_DEVICE", "did you mean `RANKRUN_DEVICES`?"),
+        ("RANKRUN_XYZZY", "`RANKRUN_XYZZY` has no effect: it is none of our `RANKRUN_*` variables"),
+        ("PET_CATS", "`PET_CATS` has no effect: it is none of torchrun's `PET_*` variables"),
+    ] {
+        let said = told(&[(name, "secret")]);
+        assert!(said.len() == 1 && said[0].contains(part), "{name}: {said:?}");
+        assert!(!said[0].contains("secret"), "a value may be a password: {said:?}");
+    }
+}
+
+#[test]
+fn known_and_empty_variables_are_not_warned_of() {
+    let options = tables(Persona::Rankrun).filter_map(OptionRow::variable);
+    let others = FOR_USERS.into_iter().chain(FOR_WORKERS).filter(|name| *name != DEVICE).map(str::to_owned);
+    let tests = ["RANKRUN_TEST_PYTHON", "RANKRUN_SOAK", "RANKRUN", "PET", "XPET_A"].map(str::to_owned);
+    for name in options.chain(others).chain(tests) {
+        assert_eq!(told(&[(&name, "1")]), [""; 0], "{name}");
+    }
+    assert_eq!(told(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
+    let inside = FakeWorld::new().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
+    assert_eq!(tell_unknown_variables(&inside), []);
+    assert!(torchrun::TABLE.iter().any(|row| row.family == Family::Pet));
+}

@@ -1,0 +1,135 @@
+//! What is said to a word that nothing here knows: misspelt, or another launcher's.
+
+use harness::{Launch, Name, Scratch, fixture, oracle};
+
+/// Our answer to a command line that cannot be read: status, and what is told.
+fn refused(words: &[&str]) -> (i32, String) {
+    let scratch = Scratch::new();
+    let folder = scratch.folder("empty", 0o755);
+    let outcome = Launch::new(Name::Rankrun).cwd(folder).args(words.iter().copied()).run();
+    let code = if outcome.err().contains("unknown option") { 2 } else { 1 };
+    outcome.exits(code).never_says("started");
+    (code, outcome.err())
+}
+
+#[test]
+fn unknown_option_is_answered_with_did_you_mean() {
+    for (words, part) in [
+        (&["--nproc_per-node", "2", "train.py"][..], "did you mean `--nproc-per-node`?"),
+        (&["--device", "0", "train.py"], "did you mean `--devices`?"),
+        (&["-master_addr", "a", "train.py"], "did you mean `--master-addr`?"),
+        (&["--endpoint=a:1", "train.py"], "did you mean `--rdzv-endpoint`?"),
+        (&["--nnnodes", "--tea", "train.py"], "`--tea`: did you mean `--tee`?"),
+        (&["--max-restart-s=1"], "did you mean `--max-restarts`?"),
+    ] {
+        let (code, said) = refused(words);
+        assert!(code == 2 && said.contains("\n\nhint: ") && said.contains(part), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn other_launchers_option_is_answered_with_our_word() {
+    for (words, part) in [
+        (&["--num_processes", "4", "train.py"][..], "hint: `--nproc-per-node N`"),
+        (&["--num_gpus", "4", "train.py"], "hint: `--nproc-per-node N`"),
+        (&["-np", "4", "train.py"], "hint: `--nproc-per-node N`"),
+        (&["--gpu_ids", "0,1", "train.py"], "hint: `--devices LIST`"),
+        (&["--include", "localhost:0,1", "train.py"], "hint: `--devices LIST`"),
+        (&["--hostfile", "hosts", "train.py"], "--rdzv-endpoint HOST:PORT`"),
+    ] {
+        let (code, said) = refused(words);
+        assert!(code == 2 && said.contains(part), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn under_torchruns_name_the_words_stay_argparses() {
+    let outcome = Launch::new(Name::Torchrun).args(["--num_processes", "4", "train.py"]).run();
+    outcome.exits(2).complains("error: unrecognized arguments: --num_processes").never_says("hint");
+}
+
+#[test]
+fn unknown_variable_is_warned_of_once_and_the_job_runs() {
+    let launch = |name| {
+        let launch = Launch::standalone(name, 1).env("RANKRUN_DEVCES", "0").env("PET_NPROC", "3");
+        launch.env("RANKRUN_DEVICE", "1").env("RANKRUN_TEST_X", "1").shell("echo ran")
+    };
+    let outcome = launch(Name::Rankrun).run();
+    outcome.exits(0).says("ran");
+    for line in [
+        "rankrun: `RANKRUN_DEVCES` has no effect: it is none of our `RANKRUN_*` variables; did you mean \
+         `RANKRUN_DEVICES`?\n",
+        "did you mean `PET_NPROC_PER_NODE`?\n",
+        "rankrun: `RANKRUN_DEVICE` has no effect here",
+    ] {
+        assert_eq!(outcome.err().matches(line).count(), 1, "{outcome}");
+    }
+    outcome.never_says("RANKRUN_TEST_X");
+    let outcome = launch(Name::Torchrun).run();
+    outcome.exits(0).never_says("has no effect").never_says("did you mean");
+}
+
+#[test]
+fn variables_of_a_worker_warn_no_launcher_inside_it() {
+    let launch = Launch::standalone(Name::Rankrun, 1).env("RANKRUN_BACKEND", "tcp");
+    let inner = fixture("launcher-under-test").to_string_lossy().into_owned();
+    let outcome = launch.args(["--no-python", &inner, "--standalone", "--no-python", "true"]).run();
+    outcome.exits(0).never_says("has no effect");
+}
+
+#[test]
+fn help_and_version_are_words_too() {
+    for (words, text) in [
+        (&["help"][..], "Usage: rankrun [OPTIONS] ENTRYPOINT"),
+        (&["help", "devices"], "usage: rankrun devices"),
+        (&["help", "gc"], "usage: rankrun gc"),
+        (&["version"], "rankrun "),
+    ] {
+        let outcome = Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+        outcome.exits(0).says(text);
+        assert_eq!(outcome.err(), "", "{words:?}");
+    }
+    let scratch = Scratch::new();
+    let script = scratch.file("help", "#!/bin/sh\necho a script of that name\n", 0o755);
+    let folder = std::path::Path::new(&script).parent().expect("it has a folder");
+    Launch::new(Name::Rankrun).cwd(folder).args(["help"]).run().exits(0).says("a script of that name");
+}
+
+#[test]
+fn entrypoint_that_is_missing_is_answered_with_what_was_meant() {
+    for (words, part) in [
+        (&["device"][..], "hint: did you mean `rankrun devices`?"),
+        (&["explian", "train.py"], "hint: did you mean `rankrun explain`?"),
+        (&["stop"], "hint: Ctrl-C"),
+        (&["--devices", "none", "2", "train.py"], "hint: `2` stands in the place of the program"),
+        (&["train.py --lr 1"], "hint: it has a space in it: leave out the quotes"),
+    ] {
+        let (_, said) = refused(words);
+        assert!(said.contains(part) && !said.contains("looked in"), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn script_named_without_its_ending_is_offered() {
+    let scratch = Scratch::new();
+    let script = scratch.file("ok.py", "", 0o644);
+    let folder = std::path::Path::new(&script).parent().expect("it has a folder");
+    let outcome = Launch::new(Name::Rankrun).cwd(folder).args(["ok"]).run();
+    outcome
+        .exits(1)
+        .complains("the entrypoint `ok` is not in PATH (")
+        .complains("hint: did you mean `ok.py`?");
+    assert!(outcome.err().lines().all(|line| line.len() < 100), "{outcome}");
+}
+
+#[test]
+fn nvidia_smis_words_for_devices_and_topo_are_taken() {
+    if oracle() {
+        return;
+    }
+    let outcome = Launch::new(Name::Rankrun).args(["topo", "-m"]).run();
+    outcome.exits(0);
+    let outcome = Launch::new(Name::Rankrun).args(["devices", "-i", "77"]).run();
+    outcome.exits(1).complains("there is no device `77` here").complains("hint: ");
+    Launch::new(Name::Rankrun).args(["devices", "--jsno"]).run().exits(2).complains("did you mean `--json`?");
+}
