@@ -29,6 +29,29 @@ pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8
     out
 }
 
+/// `${name}` → the value of the name. Every other dollar stays as it stands.
+pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
+        out.extend_from_slice(&rest[..at]);
+        let after = &rest[at + 1..];
+        let braced = if after.starts_with(b"{") { reference(after) } else { None };
+        rest = match braced.and_then(|(name, behind)| Some((value(name)?, behind))) {
+            Some((known, behind)) => {
+                out.extend_from_slice(known.as_bytes());
+                behind
+            }
+            None => {
+                out.push(b'$');
+                after
+            }
+        };
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
 /// The name behind a dollar, with or without braces, and what follows.
 fn reference(text: &[u8]) -> Option<(&str, &[u8])> {
     match text.strip_prefix(b"{") {
@@ -102,6 +125,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn braced_names_without_a_value_change_nothing(
+            text in prop::collection::vec(prop::sample::select(b"$${}a1_ \xff".to_vec()), 0..20),
+        ) {
+            prop_assert_eq!(replace_braced(&text, |_| None), text);
+        }
+
         #[test]
         fn text_without_a_value_shrinks_only_by_doubled_dollars(
             text in prop::collection::vec(prop::sample::select(b"$${}a1_ \xff".to_vec()), 0..20),

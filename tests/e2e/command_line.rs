@@ -90,8 +90,32 @@ fn the_local_rank_is_filled_into_arguments() {
         outcome.exits(0);
         let mut lines = outcome.out_lines();
         lines.sort();
-        assert_eq!(lines, ["0 0 ${x} $ a$", "1 1 ${x} $ a$"], "{outcome}");
+        let expected = match name {
+            Name::Rankrun => ["0 $local_rank ${x} $$ a$", "1 $local_rank ${x} $$ a$"],
+            Name::Torchrun | Name::Reference => ["0 0 ${x} $ a$", "1 1 ${x} $ a$"],
+        };
+        assert_eq!(lines, expected, "{outcome}");
     }
+}
+
+/// What a shell, a regular expression or a template of the program needs.
+#[test]
+fn dollars_in_arguments_stay_under_our_own_name() {
+    let text = "echo $$; ^a$ $${rank} $local_rank ${HOME} ${rank";
+    let launch =
+        Launch::standalone(Name::Rankrun, 1).args(["--no-python", "echo", text, "${rank}/${local_rank}"]);
+    let outcome = launch.run();
+    outcome.exits(0);
+    assert_eq!(outcome.out(), "echo $$; ^a$ $0 $local_rank ${HOME} ${rank 0/0\n");
+}
+
+#[test]
+fn dollars_in_arguments_are_torchruns_under_its_name() {
+    let text = "echo $$ $${rank} $local_rank ${HOME} ${rank} $1 ${local_rank";
+    let launch = Launch::standalone(Name::Torchrun, 1).args(["--no-python", "echo", text]);
+    let outcome = launch.run();
+    outcome.exits(0);
+    assert_eq!(outcome.out(), "echo $ ${rank} 0 ${HOME} ${rank} $1 ${local_rank\n");
 }
 
 #[test]

@@ -16,7 +16,9 @@ const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun gc [--dry-run] [--force] [--json]
        rankrun shim on|off|status [--python PATH] [--json]";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
-     to it as it stands, ${local_rank} replaced; one -- in front of it or behind it is dropped";
+     to it as it stands, with MACROS replaced; one -- in front of it or behind it is dropped";
+const MACROS: &str = "${local_rank} and ${rank}";
+const TORCH_MACROS: &str = "$local_rank, ${local_rank} and $$ (as $)";
 
 /// The text behind the options, which both names share.
 const BEHIND: &str = "\
@@ -137,7 +139,12 @@ pub(super) fn help(persona: Persona) -> String {
     let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow]| {
         rows.iter().fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
     };
-    let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true).help(ENTRYPOINT);
+    let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true);
+    let macros = match persona {
+        Persona::Rankrun => MACROS,
+        Persona::Torchrun => TORCH_MACROS,
+    };
+    let entrypoint = entrypoint.help(ENTRYPOINT.replace("MACROS", macros));
     let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
     let command = command.about(ABOUT).arg(entrypoint);
     let command = options(command, "Options", torchrun::TABLE);

@@ -5,12 +5,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
-use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
 
 use crate::device::Visibility;
 use crate::placement::Placement;
 use crate::rendezvous::Round;
-use crate::spec::{Entrypoint, LaunchSpec};
+use crate::spec::{Entrypoint, LaunchSpec, Persona};
 use crate::template;
 
 /// What all workers of one generation share.
@@ -77,7 +77,7 @@ pub fn build(
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
 ) -> Result<Command, NulByte> {
-    let (path, argv) = command_line(spec, placement.local_rank);
+    let (path, argv) = command_line(spec, placement);
     let vars = variables(spec, life, placement, error_file);
     let seat = spec.seats.get(placement.local_rank.index());
     let of_seat = seat.into_iter().flat_map(|seat| &seat.variables);
@@ -106,33 +106,45 @@ fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
         .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
 }
 
-fn command_line(spec: &LaunchSpec, local_rank: LocalRank) -> (OsString, Vec<OsString>) {
+fn command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
     let unbuffered = OsString::from("-u");
+    let ranks = (placement.local_rank, placement.rank);
+    let expanded = |text: &OsStr| expand_macros(text, spec.persona, ranks);
     let (path, mut argv) = match &spec.entrypoint {
         Entrypoint::Script { python, script } => {
             let python = python.clone().into_os_string();
-            (python.clone(), vec![python, unbuffered, expand_macro(script, local_rank)])
+            (python.clone(), vec![python, unbuffered, expanded(script)])
         }
         Entrypoint::Module { python, module } => {
             let python = python.clone().into_os_string();
-            (python.clone(), vec![python, unbuffered, OsString::from("-m"), expand_macro(module, local_rank)])
+            (python.clone(), vec![python, unbuffered, OsString::from("-m"), expanded(module)])
         }
         Entrypoint::RunPath { python, script } => {
             let python = python.clone().into_os_string();
             let run: [OsString; 2] = ["-c".into(), RUN_PATH.into()];
-            let script = expand_macro(script, local_rank);
-            (python.clone(), [python, unbuffered].into_iter().chain(run).chain([script]).collect())
+            (python.clone(), [python, unbuffered].into_iter().chain(run).chain([expanded(script)]).collect())
         }
         Entrypoint::Program { path, name } => (path.clone().into_os_string(), vec![name.clone()]),
     };
-    argv.extend(spec.args.iter().map(|argument| expand_macro(argument, local_rank)));
+    argv.extend(spec.args.iter().map(|argument| expanded(argument)));
     (path, argv)
 }
 
-/// `${local_rank}` and `$local_rank` → the rank, everywhere (contract 1.10).
-fn expand_macro(text: &OsStr, local_rank: LocalRank) -> OsString {
-    let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
-    OsString::from_vec(template::substitute(text.as_bytes(), value))
+/// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun what Python's
+/// `string.Template` makes of the text: `$local_rank` too, and `$$` → `$` (contract 1.10).
+fn expand_macros(text: &OsStr, persona: Persona, (local_rank, rank): (LocalRank, Rank)) -> OsString {
+    let bytes = text.as_bytes();
+    OsString::from_vec(match persona {
+        Persona::Rankrun => template::replace_braced(bytes, |name| match name {
+            "local_rank" => Some(local_rank.to_string()),
+            "rank" => Some(rank.to_string()),
+            _ => None,
+        }),
+        Persona::Torchrun => {
+            let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
+            template::substitute(bytes, value)
+        }
+    })
 }
 
 /// What the launcher sets or changes for this worker, in a fixed order.
@@ -196,14 +208,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_macro_is_the_local_rank_and_no_other_name() {
-        let expanded = |text: &str| expand_macro(OsStr::new(text), LocalRank(7)).into_string().unwrap();
-        for (text, expected) in [
-            ("a$local_rank.${local_rank}", "a7.7"),
-            ("$local_ranks ${rank}", "$local_ranks ${rank}"),
-            ("$$", "$"),
+    fn macros_of_each_name_are_its_own() {
+        for (text, ours, torchs) in [
+            ("a${local_rank}b", "a7b", "a7b"),
+            ("${rank}", "15", "${rank}"),
+            ("$local_rank $local_ranks", "$local_rank $local_ranks", "7 $local_ranks"),
+            ("$$", "$$", "$"),
+            ("$${local_rank}", "$7", "${local_rank}"),
+            ("${local_rank", "${local_rank", "${local_rank"),
+            ("^a$ ${HOME} ${}", "^a$ ${HOME} ${}", "^a$ ${HOME} ${}"),
         ] {
-            assert_eq!(expanded(text), expected, "{text}");
+            let ranks = (LocalRank(7), Rank(15));
+            let expanded = |persona| expand_macros(OsStr::new(text), persona, ranks);
+            assert_eq!(expanded(Persona::Rankrun), ours, "{text}");
+            assert_eq!(expanded(Persona::Torchrun), torchs, "{text}");
         }
     }
 }
