@@ -242,11 +242,14 @@ fn what_is_not_built_yet_is_refused_aloud() {
 #[test]
 fn a_start_method_is_accepted() {
     for name in Name::both() {
-        let launch = Launch::standalone(*name, 1).args(["--start-method", "forkserver"]);
-        let outcome = launch.shell("true").run();
-        outcome.exits(0);
-        if !oracle() {
-            outcome.complains("`--start-method` has no effect");
+        for (method, is_told) in [("forkserver", true), ("fork", true), ("spawn", false)] {
+            let launch = Launch::standalone(*name, 1).args(["--start-method", method]);
+            let outcome = launch.shell("true").run();
+            outcome.exits(0);
+            if !oracle() {
+                let told = outcome.err().contains("`--start-method` has no effect");
+                assert_eq!(told, is_told, "{method}: {outcome}");
+            }
         }
     }
 }

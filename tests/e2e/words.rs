@@ -1,6 +1,6 @@
 //! What is said to a word that nothing here knows: misspelt, or another launcher's.
 
-use harness::{Launch, Name, Scratch, fixture, oracle};
+use harness::{Launch, Name, Scratch, fixture, only_ours, oracle};
 
 /// Our answer to a command line that cannot be read: status, and what is told.
 fn refused(words: &[&str]) -> (i32, String) {
@@ -132,4 +132,51 @@ fn nvidia_smis_words_for_devices_and_topo_are_taken() {
     let outcome = Launch::new(Name::Rankrun).args(["devices", "-i", "77"]).run();
     outcome.exits(1).complains("there is no device `77` here").complains("hint: ");
     Launch::new(Name::Rankrun).args(["devices", "--jsno"]).run().exits(2).complains("did you mean `--json`?");
+}
+
+#[test]
+fn bad_interpreter_names_the_program_as_it_was_typed() {
+    let scratch = Scratch::new();
+    let script = scratch.file("x", "#!/no/such/interpreter\n", 0o755);
+    let folder = std::path::Path::new(&script).parent().expect("it has a folder");
+    for typed in ["./x", "x"] {
+        let outcome = Launch::new(Name::Rankrun).cwd(folder).args([typed]).run();
+        outcome.exits(1).complains("`./x`").never_says("././x");
+    }
+}
+
+#[test]
+fn warning_names_no_file_of_our_own_program() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let launch =
+            Launch::standalone(*name, 1).args(["--start-method", "fork", "--signals-to-handle", "SIGXYZ"]);
+        let outcome = launch.env("LOGLEVEL", "DEBUG").shell("exit 3").run();
+        outcome.complains("`--start-method` has no effect").never_says(".rs:");
+    }
+}
+
+/// A silent failure under `--tee` and `--log-dir`, in each combination.
+#[test]
+fn hint_of_a_silent_failure_advises_no_option_that_is_given() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let logs = scratch.folder("logs", 0o755);
+    for (options, advised) in [
+        (vec![], "`--tee 3 --log-dir DIR`"),
+        (vec!["--log-dir", &*logs], "`--tee 3`"),
+        (vec!["--tee", "3", "--log-dir", "/dev/null"], "`--log-dir`"),
+    ] {
+        let outcome =
+            Launch::standalone(Name::Rankrun, 1).args(options.iter().copied()).shell("exit 3").run();
+        let text = outcome.err();
+        let hint = text.lines().find(|line| line.starts_with("hint: ")).unwrap_or_default();
+        assert!(hint.contains(advised), "{options:?}: {outcome}");
+        let given = options.iter().filter(|word| word.starts_with("--") && **word != "--log-dir");
+        assert!(given.into_iter().all(|option| !hint.contains(option)), "{options:?}: {hint}");
+    }
 }

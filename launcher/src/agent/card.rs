@@ -15,6 +15,7 @@ use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
+use crate::logs::route::chosen;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
 use crate::regular_file::{self, NotRegular};
@@ -22,7 +23,7 @@ use crate::rendezvous::Round;
 use crate::reporter::early::EarlyRank;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
-use crate::reporter::summary::{DeadCard, FailureCard, OtherEnd, ProgramKind};
+use crate::reporter::summary::{DeadCard, FailureCard, KeptOutput, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::spec::{Entrypoint, LaunchSpec, LogDir};
 
@@ -79,6 +80,15 @@ impl Evidence<'_> {
         (card, shown)
     }
 
+    fn kept_output(&self, local_rank: LocalRank) -> KeptOutput {
+        let logs = &self.spec.logs;
+        let streams = [chosen(&logs.tee, local_rank), chosen(&logs.redirects, local_rank)];
+        KeptOutput {
+            by_streams: streams.iter().any(|streams| streams.stdout || streams.stderr),
+            in_folder: matches!(logs.dir, LogDir::At(_)),
+        }
+    }
+
     fn card_with(
         &self,
         failure: &Failure,
@@ -101,6 +111,7 @@ impl Evidence<'_> {
             restarts: (failure.restart_count, self.spec.max_restarts),
             report,
             files,
+            kept: self.kept_output(first.local_rank),
             tail: self.tail.clone(),
             program: match self.spec.entrypoint {
                 Entrypoint::Program { .. } => ProgramKind::Any,

@@ -107,7 +107,10 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
                 return Err(refused(typed, problem));
             }
             // With a slash, so that `execvp` does not look it up in PATH.
-            let path = || if here.is_absolute() { here.to_owned() } else { Path::new(".").join(here) };
+            let path = || match typed.as_bytes().contains(&b'/') {
+                true => here.to_owned(),
+                false => Path::new(".").join(here),
+            };
             let runs = elf || (executable && first_bytes.starts_with(b"#!"));
             Ok(runs.then(|| match is_of_launcher(&first_bytes, facts) {
                 true => Found::Script(here.to_owned()),

@@ -139,7 +139,8 @@ fn worker_defaults(
 /// What torchrun knows and has no effect here.
 fn tell_without_effect(settings: &Settings<'_>) -> Vec<Notice> {
     let mut notices = Vec::new();
-    if let Some(found) = settings.find(&START_METHOD) {
+    // `spawn` is torchrun's default, and a fresh process is what it makes.
+    if let Some(found) = settings.find(&START_METHOD).filter(|found| found.value != "spawn") {
         let because = IgnoredBecause::OneStartMethod;
         notices.push(Notice::Ignored { origin: found.origin, because });
     }

@@ -129,6 +129,7 @@ pub(super) fn unknown_options_hint(words: &[String]) -> String {
 /// Our word for an option of another launcher, else the options that it may have meant.
 fn answer_to_option(word: &str) -> Option<String> {
     let typed = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
+    let typed = typed.replace("rendezvous", "rdzv");
     let name = if typed.len() == 1 { typed } else { typed.to_lowercase() };
     if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
         return Some((*ours).to_owned());

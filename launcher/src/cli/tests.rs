@@ -90,7 +90,7 @@ fn a_subcommand_is_only_the_first_word() {
     assert_eq!(launch("rankrun run --stdin none x.py run", &[]).spec.args, ["run"]);
     let here = || world().script("/job/run");
     let program = |path: &str, name: &str| Entrypoint::Program { path: path.into(), name: name.into() };
-    assert_eq!(launch_in(here(), "rankrun ./run x.py", &[]).spec.entrypoint, program("././run", "./run"));
+    assert_eq!(launch_in(here(), "rankrun ./run x.py", &[]).spec.entrypoint, program("./run", "./run"));
     assert_eq!(launch_in(here(), "rankrun run run", &[]).spec.entrypoint, program("./run", "run"));
     assert_eq!(launch_in(here(), "rankrun -- run", &[]).spec.entrypoint, program("./run", "run"));
     assert_eq!(launch_in(here(), "rankrun --standalone run", &[]).spec.entrypoint, program("./run", "run"));

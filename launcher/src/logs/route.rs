@@ -165,7 +165,7 @@ impl Worker<'_> {
     }
 }
 
-fn chosen(map: &StreamMap, local_rank: LocalRank) -> Streams {
+pub(crate) fn chosen(map: &StreamMap, local_rank: LocalRank) -> Streams {
     match map {
         StreamMap::All(streams) => *streams,
         StreamMap::Ranks(ranks) => ranks

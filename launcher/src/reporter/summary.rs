@@ -48,6 +48,8 @@ pub struct FailureCard {
     pub report: Option<ErrorReport>,
     /// Its error file and logs, those that exist.
     pub files: Vec<PathBuf>,
+    /// Which options already say that its output goes to files.
+    pub kept: KeptOutput,
     /// Its last lines.
     pub tail: Vec<String>,
     /// What it ran.
@@ -62,6 +64,15 @@ pub struct FailureCard {
     pub others: Vec<OtherEnd>,
     /// What the others reported, where their error files are removed.
     pub peers: Vec<PeerReport>,
+}
+
+/// Which options already say that a worker's output goes to files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeptOutput {
+    /// `--tee` or `--redirects` names one of its streams.
+    pub by_streams: bool,
+    /// `--log-dir` names a folder.
+    pub in_folder: bool,
 }
 
 /// A device that no worker can work on any more.
@@ -221,10 +232,22 @@ pub fn hint(card: &FailureCard) -> Option<String> {
              traceback is shown here"
                 .to_owned(),
         ),
-        _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => {
-            Some("run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned())
-        }
+        _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => Some(keep_hint(card)),
         _ => None,
+    }
+}
+
+/// What is left to say where a worker failed without a word.
+fn keep_hint(card: &FailureCard) -> String {
+    match (card.kept.by_streams, card.kept.in_folder) {
+        (false, false) => "run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned(),
+        (false, true) => "add `--tee 3` to keep what each worker prints in the log folder".to_owned(),
+        (true, false) => "give `--log-dir` a folder to keep what each worker prints".to_owned(),
+        (true, true) => format!(
+            "it printed nothing; `rankrun explain --script {}` in front of the options makes a script that runs it \
+             by hand",
+            card.local_rank
+        ),
     }
 }
 

@@ -19,6 +19,7 @@ pub(in crate::reporter) fn card() -> FailureCard {
         restarts: (RestartCount(1), RestartCount(1)),
         report: None,
         files: vec![PathBuf::from("/logs/1/stderr.log")],
+        kept: KeptOutput::default(),
         tail: vec!["step 9".to_owned(), "step 10".to_owned()],
         program: ProgramKind::Any,
         not_joined: Vec::new(),
@@ -128,7 +129,15 @@ fn who_said_nothing_is_asked_to() {
     };
     assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
     let any = FailureCard { program: ProgramKind::Any, ..silent };
-    assert!(hint(&any).is_some_and(|hint| hint.contains("--tee 3")));
+    for (by_streams, in_folder, advised, given) in [
+        (false, false, "`--tee 3 --log-dir DIR`", "explain"),
+        (false, true, "`--tee 3`", "--log-dir"),
+        (true, false, "`--log-dir`", "--tee"),
+        (true, true, "`rankrun explain --script 1`", "--tee"),
+    ] {
+        let said = hint(&FailureCard { kept: KeptOutput { by_streams, in_folder }, ..any.clone() }).unwrap();
+        assert!(said.contains(advised) && !said.contains(given), "{said}");
+    }
     assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
 }
 

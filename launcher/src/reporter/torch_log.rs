@@ -67,6 +67,8 @@ impl Source {
     }
 }
 
+/// Lines that torch does not have: the file of the program is of no use to a user.
+pub(super) const OURS: &str = "rankrun";
 const RUN: &str = "torch/distributed/run.py";
 const AGENT: &str = "torch/distributed/elastic/agent/server/api.py";
 const LOCAL_AGENT: &str = "torch/distributed/elastic/agent/server/local_elastic_agent.py";
@@ -88,7 +90,7 @@ impl LogLine {
     /// A line that torch does not have.
     #[must_use]
     pub fn of_ours(level: Level, at: &Location<'static>, text: String) -> Self {
-        Self { level, source: Source { file: our_file(at.file()), line: at.line() }, text }
+        Self { level, source: Source { file: OURS, line: at.line() }, text }
     }
 
     /// Whether it is wanted. Two of torch's modules do not ask `LOGLEVEL`: they say warnings and errors always.
@@ -107,12 +109,6 @@ impl LogLine {
         let lines: Vec<String> = self.text.split('\n').map(|line| format!("{prefix}{line}")).collect();
         lines.join("\n")
     }
-}
-
-/// Our file as a log line names it: without the folder of the checkout.
-#[must_use]
-pub fn our_file(file: &'static str) -> &'static str {
-    file.rsplit_once("src/").map_or(file, |(_, inside)| inside)
 }
 
 /// Whom a happening is about.

@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::local_time::LocalTime;
-use super::torch_log::{Level, LogLine, Source, our_file};
+use super::torch_log::{Level, LogLine, OURS, Source};
 
 /// In whose form a log event is written.
 #[derive(Debug, Clone, Copy)]
@@ -43,10 +43,7 @@ where
             tracing::Level::INFO => Level::Info,
             tracing::Level::DEBUG | tracing::Level::TRACE => Level::Debug,
         };
-        let source = Source {
-            file: metadata.file().map_or("rankrun", our_file),
-            line: metadata.line().unwrap_or_default(),
-        };
+        let source = Source { file: OURS, line: metadata.line().unwrap_or_default() };
         let stamp = LocalTime::of(SystemTime::now()).log_stamp();
         writeln!(writer, "{}", LogLine { level, source, text }.render(&stamp, pid))
     }

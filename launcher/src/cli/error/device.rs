@@ -125,7 +125,20 @@ impl DeviceError {
             Self::SeveralLaunchers { fix, .. } => format!(
                 "start one launcher on each node (`{fix}`), or one worker in each task (`--nproc-per-node 1`)"
             ),
-            Self::Binding { .. } => "try `--numa-binding node`, or leave it out".to_owned(),
+            Self::Binding { error: AffinityError::NoDevice { .. }, .. } => {
+                "start one worker for each device, or run without binding".to_owned()
+            }
+            Self::Binding { error: AffinityError::NoCpus { .. }, .. } => {
+                "let the launcher use more CPUs (`taskset`, the cpuset of its container), or run without binding"
+                    .to_owned()
+            }
+            Self::Binding { value, .. } if value == "node" => {
+                "run without binding; `taskset` in front of the launcher binds the whole job".to_owned()
+            }
+            Self::Binding { error: AffinityError::UnknownNode { .. }, .. } => {
+                "run without binding; `rankrun topo` shows the CPUs and NUMA nodes that the kernel tells".to_owned()
+            }
+            Self::Binding { .. } => "take `--numa-binding node`, or run without binding".to_owned(),
         }
     }
 }

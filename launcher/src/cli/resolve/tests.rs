@@ -240,13 +240,15 @@ fn torchruns_defaults_say_nothing_new() {
     assert_eq!(launch(defaults, &[]), launch("--standalone", &[]));
     assert_eq!(launch("--event-log-handler=dynamic_rendezvous", &[]), launch("--standalone", &[]));
     assert_eq!(launch("--event-log-handler=console", &[]).spec.events, EventLog::Console);
-    for (option, variable) in [("--start-method=spawn", "--start-method"), ("--role=a", "PET_START_METHOD")] {
+    for (option, variable) in [("--start-method=fork", "--start-method"), ("--role=a", "PET_START_METHOD")] {
         // argparse checks no choice that stands in a variable.
         let environment = [("PET_START_METHOD", "foo")];
         let launch = launch(option, if variable.starts_with('P') { &environment } else { &[] });
         let said: Vec<String> = launch.notices.iter().map(ToString::to_string).collect();
         assert_eq!(said, [format!("`{variable}` has no effect: every worker is a fresh process")]);
     }
+    assert_eq!(launch("--start-method=spawn", &[]).notices, [], "it is the default");
+    assert_eq!(launch("--role=a", &[("PET_START_METHOD", "spawn")]).notices, []);
     assert_eq!(refusal("--start-method=foo", &[]).0, 2);
 }
 
