@@ -64,7 +64,7 @@ use crate::process::inherited;
 use crate::process::job_limit;
 use crate::process::link::{Link, ToGuard};
 use crate::process::probe::{self, TellOfWait};
-use crate::process::proc::can_walk;
+use crate::process::proc::{can_walk, proc_is_mounted};
 use crate::process::reserve;
 use crate::process::signal::{self, HandledSignals, die_by};
 use crate::process::spawn::Original;
@@ -118,6 +118,7 @@ struct Begun {
 
 impl Begun {
     fn now() -> Self {
+        signal::ignore_file_size_signal();
         Self { closed: inherited::close_on_exec(), mask: signal::keep_as_the_first() }
     }
 
@@ -261,7 +262,18 @@ impl AgentStart<'_> {
         if let Err(error) = &self.closed {
             tracing::info!("workers may inherit open files of whoever started us: {error}");
         }
-        if !can_walk() {
+        let warns = self.launch.spec.persona == Persona::Rankrun;
+        if warns && inherited::no_file_may_grow() {
+            tracing::warn!(
+                "the limit on file sizes is 0 (`ulimit -f`): neither the launcher nor its workers can write to a file"
+            );
+        }
+        if warns && !proc_is_mounted() {
+            tracing::warn!(
+                "`/proc` is not mounted: what workers leave behind cannot be ended, and no driver's library is asked for \
+                 devices"
+            );
+        } else if !can_walk() {
             tracing::info!("`/proc` does not show our processes: what workers leave behind cannot be ended");
         }
     }

@@ -79,7 +79,7 @@ fn a_job_over_tcp_lives_through_kills() {
 
 /// Three workers, of which the kernel makes no file in memory for rank 1.
 fn without_memory_files<'a>(program: &'a str, args: &[&'a str]) -> Launch {
-    let line = r#"[ $$RANK = 1 ] || exec "$@"; exec "$0" EPERM memfd_create "$@""#;
+    let line = r#"[ $RANK = 1 ] || exec "$@"; exec "$0" EPERM memfd_create "$@""#;
     let launch = Launch::standalone(Name::Rankrun, 3).args(["--no-python", "sh", "-c", line]);
     launch
         .args([fixture("seccomp-exec").to_string_lossy().into_owned(), program.to_owned()])

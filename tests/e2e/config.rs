@@ -128,7 +128,11 @@ fn refused(outcome: &Outcome, said: &[&str]) {
 }
 
 /// The file, what is said behind its name, and the hint.
-const WRONG: [(&str, &str, &str); 48] = [
+const WRONG: [(&str, &str, &str); 51] = [
+    // Bytes that no text has.
+    ("[launch]\nrole = \"a\0b\"\n", "2: there is a NUL byte in the text", "remove it"),
+    ("\0[launch]\n", "1: there is a NUL byte in the text", "remove it"),
+    ("[launch]\nlog-dir = \"a\\u0000b\"\n", "2: there is a NUL byte in the text", "remove it"),
     // Keys.
     (
         "[restart]\nmax-restarts = 1\nwindows = \"1h\"\n",
@@ -353,9 +357,30 @@ fn what_is_no_such_file_is_said() {
         let deep = format!("[launch]\nrole = {}\n", "[".repeat(500_000));
         refused(&run(configured(*name, &scratch, deep)), &["line 2: "]);
         let deep = format!("{}a = 1\n", "a.".repeat(400_000));
-        refused(&run(configured(*name, &scratch, deep)), &["is no TOML: recursion limit"]);
+        refused(&run(configured(*name, &scratch, deep)), &["tables or lists are nested too deeply"]);
         // Nothing said, as by nobody.
         run(configured(*name, &scratch, "")).exits(0).says("alive rank=0");
         run(Launch::new(*name).env("RANKRUN_CONFIG", "")).exits(0).says("alive rank=0");
+    }
+}
+
+#[test]
+fn file_nested_too_deeply_is_refused_in_one_sentence() {
+    let scratch = Scratch::new();
+    let list = |depth| format!("[launch]\nrole = {}{}\n", "[".repeat(depth), "]".repeat(depth));
+    let path = |depth: usize, open: &str, close: &str| format!("{open}{}{close}", vec!["a"; depth].join("."));
+    let deep = "tables or lists are nested too deeply";
+    for (name, text, said) in [
+        ("lists", list(100_000), deep),
+        ("tables", format!("[launch]\nrole = {}1{}\n", "{a=".repeat(5_000), "}".repeat(5_000)), deep),
+        ("header", path(5_000, "[", "]\n"), deep),
+        ("key", path(5_000, "", " = 1\n"), deep),
+        ("limit", list(80), "`launch.role` is a list, not a text or a number"),
+    ] {
+        let file = scratch.file(name, &text, 0o644);
+        let launch = Launch::standalone(Name::Rankrun, 1).args(["--config", &*file]);
+        let outcome = launch.worker(["print=started"]).run();
+        outcome.exits(1).complains(said).complains("\n\nhint: ").never_says("started");
+        assert!(outcome.err().len() < 500, "{name}: {outcome}");
     }
 }

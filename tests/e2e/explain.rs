@@ -183,7 +183,7 @@ fn what_is_not_agreed_by_the_nodes_is_known_before() {
 /// A shell that prints its own command line, and arguments that are easily spoilt.
 fn awkward() -> Vec<OsString> {
     let mut line: Vec<OsString> =
-        ["--no-python", "sh", "-c", "cat /proc/$$$$/cmdline; true", "sh"].map(Into::into).into();
+        ["--no-python", "sh", "-c", "cat /proc/$$/cmdline; true", "sh"].map(Into::into).into();
     for argument in
         ["it's", "a\nb", "$HOME `id`", "$${x}", "rank=${local_rank}", "", "*", "\\", "\"", "größe", "-n"]
     {

@@ -29,7 +29,7 @@ const fn len(bytes: usize, count: usize) -> usize {
 
 /// As [`Launch::shell`], of a text that holds `$` as a shell reads it.
 fn with_shell(launch: Launch, line: &str) -> Launch {
-    launch.args(["--no-python", "sh", "-c", &line.replace("$$", "$$$$")]).limit(Duration::from_secs(200))
+    launch.shell(&line.replace("$$", "$$$$")).limit(Duration::from_secs(200))
 }
 
 /// The report is there, and the message in it is cut and says its length.

@@ -1,6 +1,6 @@
 //! What is said to a word that nothing here knows: misspelt, or another launcher's.
 
-use harness::{Launch, Name, Scratch, fixture, only_ours, oracle};
+use harness::{Launch, Name, Scratch, fixture, namespaces, only_ours, oracle};
 
 /// Our answer to a command line that cannot be read: status, and what is told.
 fn refused(words: &[&str]) -> (i32, String) {
@@ -60,7 +60,7 @@ fn unknown_variable_is_warned_of_once_and_the_job_runs() {
         "rankrun: `RANKRUN_DEVCES` has no effect: it is none of our `RANKRUN_*` variables; did you mean \
          `RANKRUN_DEVICES`?\n",
         "did you mean `PET_NPROC_PER_NODE`?\n",
-        "rankrun: `RANKRUN_DEVICE` has no effect here",
+        "rankrun: `RANKRUN_DEVICE` is set by the launcher for each worker; did you mean `RANKRUN_DEVICES`?",
     ] {
         assert_eq!(outcome.err().matches(line).count(), 1, "{outcome}");
     }
@@ -179,4 +179,54 @@ fn hint_of_a_silent_failure_advises_no_option_that_is_given() {
         let given = options.iter().filter(|word| word.starts_with("--") && **word != "--log-dir");
         assert!(given.into_iter().all(|option| !hint.contains(option)), "{options:?}: {hint}");
     }
+}
+
+const LIMIT_IS_ZERO: &str = "the limit on file sizes is 0 (`ulimit -f`)";
+
+/// The launcher under `ulimit -f 0`, its own output in pipes or in files.
+fn without_files(name: Name, line: &str) -> Launch {
+    Launch::standalone(name, 1).under(["sh", "-c", line, "sh"])
+}
+
+#[test]
+fn file_size_limit_of_0_has_its_sentence() {
+    if !only_ours() {
+        return;
+    }
+    let launch = || without_files(Name::Rankrun, "ulimit -f 0; exec \"$@\"");
+    launch().shell("echo ran; exit 3").run().exits(3).says("ran").complains(LIMIT_IS_ZERO);
+    let scratch = Scratch::new();
+    let logs = scratch.folder("logs", 0o755);
+    let outcome = launch().args(["--tee", "3", "--log-dir", &logs]).shell("echo ran; exit 3").run();
+    outcome.exits(3).says("ran").complains("; the limit on file sizes (`ulimit -f`) is reached");
+    let outcome = launch().args(["--redirects", "3", "--log-dir", &logs]).shell("echo ran").run();
+    outcome.exits(128 + 25).complains("hint: it wrote to a file beyond the limit on file sizes");
+}
+
+#[test]
+fn launcher_whose_own_output_may_not_grow_keeps_the_workers_exit_status() {
+    if !only_ours() {
+        return;
+    }
+    for (name, code) in [(Name::Rankrun, 3), (Name::Torchrun, 1)] {
+        let launch = without_files(name, "exec >\"$TMPDIR/out\" 2>&1; ulimit -f 0; exec \"$@\"");
+        launch.shell("echo lost; exit 3").run().exits(code);
+    }
+}
+
+#[test]
+fn proc_that_is_not_mounted_has_its_sentence() {
+    if !namespaces() || !only_ours() {
+        return;
+    }
+    let empty = "mount -t tmpfs none /proc && exec \"$@\"";
+    let under = |launch: Launch| {
+        launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", empty, "sh"])
+    };
+    let outcome = under(Launch::standalone(Name::Rankrun, 1)).shell("echo ran; exit 3").run();
+    outcome.exits(3).says("ran").complains("rankrun: `/proc` is not mounted: what workers leave behind");
+    let outcome = under(Launch::standalone(Name::Torchrun, 1)).shell("echo ran").run();
+    outcome.exits(0).says("ran").never_says("is not mounted");
+    let outcome = under(Launch::new(Name::Rankrun).args(["devices"])).run();
+    outcome.exits(1).says("a probe cannot be started: `/proc` is not mounted");
 }

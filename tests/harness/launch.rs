@@ -139,10 +139,15 @@ impl Launch {
         self.args(["--no-python".into(), fixture("worker").into_os_string()]).args(steps)
     }
 
-    /// The last arguments: a line for `sh -c`. `$` is written `$$`, as in any argument of torchrun's.
+    /// The last arguments: a line for `sh -c`. `$` is written `$$`, as in any argument of torchrun's; under our own name,
+    /// where no `$$` is replaced, the shell gets the same line.
     #[must_use]
     pub fn shell(self, line: &str) -> Self {
-        self.args(["--no-python", "sh", "-c", line])
+        let line = match self.name {
+            Name::Rankrun => line.replace("$$", "$"),
+            Name::Torchrun | Name::Reference => line.to_owned(),
+        };
+        self.args(["--no-python", "sh", "-c", &line])
     }
 
     /// A variable of the launcher's environment.

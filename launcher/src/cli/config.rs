@@ -130,10 +130,16 @@ pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, Cli
 fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
     let path = path.to_string_lossy().into_owned();
     let mut reader = Reader { path, text, config: Config::default() };
+    if let Some(at) = text.find('\0') {
+        return Err(reader.error("", at, ConfigProblem::NulByte));
+    }
     match DeTable::parse(text) {
         Ok(document) => reader.document(document.get_ref())?,
         Err(error) => {
             let at = error.span().map(|span| (reader.line(span.start), String::new()));
+            if error.message().contains("recurs") {
+                return Err(ConfigError { path: reader.path, at, problem: ConfigProblem::TooDeep });
+            }
             let key = error.span().and_then(|span| key_near(text, span.start));
             let what = error.message().replace('\n', ", ");
             // Without a place, as with a depth that nobody writes.
@@ -273,6 +279,9 @@ impl Reader<'_> {
             let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(row) };
             return Err(self.error(&name, at, problem));
         };
+        if text.contains('\0') {
+            return Err(self.error("", at, ConfigProblem::NulByte));
+        }
         if let Kind::Choice(choices) = row.kind
             && !choices.contains(&text.as_str())
         {

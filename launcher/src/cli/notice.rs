@@ -238,22 +238,21 @@ impl fmt::Display for Notice {
             | Self::OnCpus { line: text }
             | Self::Device { text }
             | Self::Detail { text, .. } => f.write_str(text),
-            Self::UnknownVariable { name, question } => {
-                let family = if name.starts_with("PET_") { "torchrun's `PET_*`" } else { "our `RANKRUN_*`" };
-                write!(f, "`{name}` has no effect: it is none of {family} variables")?;
-                question.as_ref().map_or(Ok(()), |question| write!(f, "; {question}"))
-            }
+            Self::UnknownVariable { name, question } => unknown_variable(name, question.as_deref()).fmt(f),
             Self::WorkerVariable { name, meant } => {
-                write!(
-                    f,
-                    "`{name}` has no effect here: the launcher sets it for each worker; did you mean `{meant}`?"
-                )
+                write!(f, "`{name}` is set by the launcher for each worker; did you mean `{meant}`?")
             }
             Self::UnknownLogLevel { value } => {
                 write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")
             }
         }
     }
+}
+
+fn unknown_variable(name: &str, question: Option<&str>) -> String {
+    let family = if name.starts_with("PET_") { "torchrun's `PET_*`" } else { "our `RANKRUN_*`" };
+    let question = question.map_or_else(String::new, |question| format!("; {question}"));
+    format!("`{name}` has no effect: it is none of {family} variables{question}")
 }
 
 fn write_python(

@@ -80,9 +80,6 @@ pub(super) fn resolve(
     let logs = resolve_logs(&settings, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     notices.extend(tell_without_effect(&settings));
-    if persona == Persona::Rankrun {
-        notices.extend(tell_unknown_variables(facts));
-    }
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
@@ -147,6 +144,9 @@ fn tell_without_effect(settings: &Settings<'_>) -> Vec<Notice> {
     if seconds_of(settings.facts, FILE_TIMER_VARIABLE).is_some() {
         let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
+    }
+    if settings.persona == Persona::Rankrun {
+        notices.extend(tell_unknown_variables(settings.facts));
     }
     notices
 }

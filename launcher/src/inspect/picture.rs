@@ -89,7 +89,7 @@ impl Picture {
         }
         let devices = &self.machine.accelerators;
         if let Some(id) = ids.iter().find(|id| !devices.iter().any(|device| is_called(device, id))) {
-            let there = devices.iter().map(|device| words::device(device)).collect();
+            let there = devices.iter().map(words::device).collect();
             return Err(InspectError::NoSuchDevice { id: id.clone(), there });
         }
         let kept = self.positions(|device| ids.iter().any(|id| is_called(device, id)));

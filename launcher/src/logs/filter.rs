@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memchr::memmem::Finder;
 use memchr::{memchr, memrchr};
 
+use super::source::why_unwritten;
+
 /// A longer line is looked at, and copied, in pieces of this size: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
 
@@ -52,7 +54,8 @@ impl Filter {
         if let Some(copies) = &mut *file
             && let Err(error) = copies.append(lines)
         {
-            tracing::warn!(path = %copies.path.display(), %error, "cannot write the filtered log file: it ends here");
+            let error = why_unwritten(&error);
+            tracing::warn!(path = %copies.path.display(), error, "cannot write the filtered log file: it ends here");
             *file = None;
         }
     }

@@ -59,7 +59,8 @@ impl Source {
         if let Some(LogFile { file, path }) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
-            tracing::warn!(path = %path.display(), %error, "cannot write the log file: it ends here");
+            let error = why_unwritten(&error);
+            tracing::warn!(path = %path.display(), error, "cannot write the log file: it ends here");
             self.file = None;
         }
         if let Some(picker) = &mut self.picker {
@@ -73,5 +74,15 @@ impl Source {
         if let Some(picker) = self.picker {
             picker.end();
         }
+    }
+}
+
+/// The system's words, with the limit that they mean.
+pub(super) fn why_unwritten(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::FileTooLarge => {
+            format!("{error}; the limit on file sizes (`ulimit -f`) is reached")
+        }
+        _ => error.to_string(),
     }
 }

@@ -58,3 +58,9 @@ pub fn raise_file_limit() -> Option<FileLimits> {
     (soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok())
         .then_some(FileLimits { soft, hard })
 }
+
+/// Whether the limit on file sizes forbids every byte (`ulimit -f 0`).
+#[must_use]
+pub fn no_file_may_grow() -> bool {
+    nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_FSIZE).is_ok_and(|(soft, _)| soft == 0)
+}

@@ -42,6 +42,12 @@ pub fn can_walk() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
 }
 
+/// Whether there is a `/proc` at all; a mounted one may still be of another pid namespace.
+#[must_use]
+pub fn proc_is_mounted() -> bool {
+    Path::new("/proc/mounts").symlink_metadata().is_ok()
+}
+
 /// Whether `ancestor` is above this process; true where `/proc` does not tell.
 #[must_use]
 pub fn descends_from(ancestor: u32) -> bool {

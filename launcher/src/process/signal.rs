@@ -92,6 +92,13 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
     Ok(before)
 }
 
+/// Beyond the limit on file sizes (`ulimit -f`) a write fails, as on a full disk, instead of ending the launcher without a
+/// word. Workers get the default back.
+pub fn ignore_file_size_signal() {
+    // SAFETY: no handler of ours runs.
+    let _ = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+}
+
 /// Blocks the signals that would stop a launch, where the calling process is PID 1 of a container; returns the mask that
 /// was in force before, and `None` where nothing was done.
 ///

@@ -226,6 +226,11 @@ pub fn hint(card: &FailureCard) -> Option<String> {
         Exit::Signal { number: libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE, .. } => {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
+        Exit::Signal { number: libc::SIGXFSZ, .. } => Some(
+            "it wrote to a file beyond the limit on file sizes: raise it with `ulimit -f` in the shell that starts the \
+             launcher"
+                .to_owned(),
+        ),
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
         _ if card.report.is_none() && card.tail.is_empty() && card.program == ProgramKind::Python => Some(
             "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its \

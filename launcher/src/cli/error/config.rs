@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A configuration file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}{problem}", place(path, at.as_ref()))]
+#[error("{}{problem}", place(path, at.as_ref(), problem))]
 pub struct ConfigError {
     /// The file, as it was named.
     pub path: String,
@@ -14,8 +14,9 @@ pub struct ConfigError {
     pub problem: ConfigProblem,
 }
 
-fn place(path: &str, at: Option<&(usize, String)>) -> String {
+fn place(path: &str, at: Option<&(usize, String)>, problem: &ConfigProblem) -> String {
     match at {
+        None if matches!(problem, ConfigProblem::TooDeep) => format!("the configuration file `{path}`: "),
         None => format!("the configuration file `{path}` "),
         Some((line, key)) if key.is_empty() => format!("`{path}`, line {line}: "),
         Some((line, key)) => format!("`{path}`, line {line}: `{key}` "),
@@ -31,6 +32,10 @@ pub enum ConfigProblem {
     NotRegular(String),
     /// It is not UTF-8.
     NotUnicode,
+    /// A NUL byte, in the file or in the value that it writes.
+    NulByte,
+    /// Tables or lists inside one another, more than any reader follows.
+    TooDeep,
     /// It is no TOML.
     Syntax {
         /// The key or table of the line, where there is one.
@@ -73,6 +78,8 @@ impl fmt::Display for ConfigProblem {
         match self {
             Self::Unreadable(why) | Self::NotRegular(why) => write!(f, "cannot be read: {why}"),
             Self::NotUnicode => f.write_str("this is not valid UTF-8"),
+            Self::NulByte => f.write_str("there is a NUL byte in the text"),
+            Self::TooDeep => f.write_str("tables or lists are nested too deeply"),
             Self::Syntax { key: None, what } => f.write_str(what),
             Self::Syntax { key: Some(key), what } => write!(f, "`{key}`: {what}"),
             Self::UnknownKey { .. } => f.write_str("is no known key"),
@@ -91,6 +98,8 @@ impl ConfigProblem {
                 "write it into a file: the launcher reads it again after a failure".to_owned()
             }
             Self::NotUnicode => "save it as UTF-8".to_owned(),
+            Self::NulByte => "remove it; a file in UTF-16 is saved again as UTF-8".to_owned(),
+            Self::TooDeep => "write `key = value` below `[launch]`: no option needs more levels".to_owned(),
             Self::Syntax { what, .. } if what.contains("duplicate key") => "drop one of them".to_owned(),
             Self::Syntax { .. } => {
                 "the file is TOML: `key = value` below `[launch]`, texts in quotes".to_owned()

@@ -15,6 +15,7 @@ use crate::device::probe::Answer;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for};
 use crate::process::command::Command;
+use crate::process::proc::proc_is_mounted;
 use crate::process::signal::{HandledSignals, hear_of_children};
 use crate::process::spawn::{Original, Stdio, spawn};
 use crate::reporter::plain::plain;
@@ -58,6 +59,10 @@ pub enum ProbeFailed {
 
 impl ProbeFailed {
     pub(super) fn not_started(error: &io::Error) -> Self {
+        // The probe is `/proc/self/exe`.
+        if error.kind() == io::ErrorKind::NotFound && !proc_is_mounted() {
+            return Self::Failed("a probe cannot be started: `/proc` is not mounted".to_owned());
+        }
         Self::Failed(format!("a probe cannot be started: {error}"))
     }
 
