@@ -148,7 +148,7 @@ fn did_you_mean(quoted: &[String]) -> Option<String> {
     }
 }
 
-/// The names that `name` may stand for: itself, those that it begins, the nearest one, or those that have its words.
+/// The names that `name` may stand for: itself, one a slip away, those that have its words, those that it begins, the nearest.
 fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let all: Vec<&str> = known.collect();
     let known = || all.iter().copied();
@@ -167,8 +167,8 @@ fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'
     nearest_of(name, known())
         .filter(|nearest| osa_distance(name, nearest) == 1)
         .map(|nearest| vec![nearest])
-        .or_else(begun)
         .or_else(with_its_words)
+        .or_else(begun)
         .or_else(|| nearest_of(name, known()).map(|nearest| vec![nearest]))
         .unwrap_or_default()
 }

@@ -24,7 +24,7 @@ fn misspelt_option_is_answered_with_the_nearest_names() {
         ("--port", "`--master-port` or `--port-range`"),
         ("--timeout", "`--shutdown-timeout`, `--start-timeout`, `--join-timeout` or `--probe-timeout`"),
         ("--exclude-unhealhty", "`--exclude-unhealthy`"),
-        ("--overscribe", "`--oversubscribe`"),
+        ("--oversubcribe", "`--oversubscribe`"),
     ] {
         assert_eq!(hint(word), format!("did you mean {answer}?"), "{word}");
     }
