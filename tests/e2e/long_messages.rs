@@ -57,6 +57,19 @@ fn message_of_megabytes_is_cut_and_the_report_stays() {
     }
 }
 
+/// One worker's message gets the whole of the report's limit. The report is a little longer then.
+#[test]
+fn message_of_megabytes_of_one_worker_leaves_torchruns_report() {
+    if !only_ours() {
+        return;
+    }
+    let count = 2 * MIB / 64;
+    let outcome = with_shell(Launch::standalone(Name::Torchrun, 1), &shell(0, &"x".repeat(64), count)).run();
+    outcome.exits(1).complains("Root Cause (first observed failure):\n[0]:\n").complains("TAIL\n=====");
+    outcome.complains(&format!(" of {} bytes are left out", len(64, count)));
+    outcome.never_says("messages of the launcher were dropped");
+}
+
 /// A cut in the middle of a letter or of an escape would be a broken text.
 #[test]
 fn message_of_many_lines_is_cut_between_letters() {

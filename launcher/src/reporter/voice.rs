@@ -142,7 +142,7 @@ impl Voice {
 
     /// torchrun's report of a failure, which has texts of the workers: to the byte, but for what a terminal would obey.
     pub fn torch_report(&self, report: &str) {
-        self.write(&self.for_terminal(report));
+        self.print(&self.for_terminal(report));
     }
 
     /// Bidirectional controls as escapes where a terminal shows the text.
