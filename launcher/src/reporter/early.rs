@@ -22,10 +22,11 @@ pub struct EarlyRank {
 }
 
 /// What NCCL, PyTorch's store and the Rust runtime say of a peer that does not come or does not answer.
-const MISSING_PEER: [&str; 4] = [
+const MISSING_PEER: [&str; 5] = [
     "Watchdog caught collective operation timeout",
     "Connection was likely closed",
     "waiting for clients",
+    "DistStoreError: wait timeout after ",
     "which exited: its connection closed",
 ];
 
@@ -140,6 +141,9 @@ mod tests {
         let nccl =
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting";
         assert!(probable_cause(&of_rank_0(&[(1, 0)], nccl)).is_some());
+        let before_init =
+            "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/1";
+        assert!(probable_cause(&of_rank_0(&[(1, 0)], before_init)).is_some());
     }
 
     #[test]
