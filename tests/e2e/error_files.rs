@@ -89,6 +89,18 @@ fn error_files_that_no_report_shows_are_kept_and_named() {
     outcome.complains(&format!("  log       {run}/attempt_0/1/error.json\n"));
 }
 
+/// As `@record` leaves it on a full file system.
+#[test]
+fn error_file_without_content_is_removed_with_the_others() {
+    if !only_ours() {
+        return;
+    }
+    let outcome = failed_job(Launch::standalone(Name::Rankrun, 3), ["", &recorded("shown"), ""]);
+    outcome.exits(3);
+    assert!(!outcome.err().contains("no report shows"), "{outcome}");
+    assert_eq!(files_below(&outcome.temporary()), [] as [PathBuf; 0], "{outcome}");
+}
+
 #[test]
 fn error_files_of_earlier_lives_go_if_the_report_shows_their_text() {
     if !only_ours() {

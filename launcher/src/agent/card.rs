@@ -1,7 +1,7 @@
 //! Gathers the evidence of a failure for those who tell of it: the ends, the error files, the last lines.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -226,9 +226,11 @@ pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
     }
 }
 
-/// Whether the file is an error file whose text is among these.
+/// Whether the file is an error file whose text is among these, or has no text at all.
 pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
-    read(path).is_ok_and(|(file, _)| shown.has(&file.report))
+    let is_empty = |metadata: &Metadata| metadata.is_file() && metadata.len() == 0;
+    fs::symlink_metadata(path).as_ref().is_ok_and(is_empty)
+        || read(path).is_ok_and(|(file, _)| shown.has(&file.report))
 }
 
 /// Whatever a worker has put there, nothing waits for it: a FIFO or a device is no report.
