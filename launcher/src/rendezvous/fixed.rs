@@ -244,7 +244,7 @@ impl Job<'_> {
         talk: &mut Talk<'_, '_>,
         misfit_since: &mut Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
-        let (claims, infos) = self.claims_and_infos(talk.store)?;
+        let [claims, infos] = self.claims_and_infos(talk.store)?;
         let misfit = self.misfit_among(&claims);
         let is_leaving = |(claim, info): (&Vec<u8>, &Vec<u8>)| {
             claim == claim::TAKEN_BACK || (claim.is_empty() && info.is_empty())
@@ -265,12 +265,12 @@ impl Job<'_> {
     }
 
     /// The claim and the role_info of each node, as they stand at one moment.
-    fn claims_and_infos(&self, store: &mut Client) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>), ExchangeError> {
+    fn claims_and_infos(&self, store: &mut Client) -> Result<[Vec<Vec<u8>>; 2], ExchangeError> {
         let claims = self.ranks().map(|rank| self.keys.claim(rank));
         let keys: Vec<String> = claims.chain(self.ranks().map(|rank| self.round.role_info(rank))).collect();
         let mut claims = store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
         let infos = claims.split_off(keys.len() / 2);
-        Ok((claims, infos))
+        Ok([claims, infos])
     }
 
     /// Why the others' part has not come: they are not here.
