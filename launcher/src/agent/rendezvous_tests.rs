@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent::message::{Ending, Farewell};
-use crate::rendezvous::{Change, FailureNote};
+use crate::rendezvous::{Change, FailureNote, PeerLoss};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -243,4 +243,49 @@ proptest! {
             ended |= end(&actions).is_some();
         }
     }
+}
+
+fn loses(lost: PeerLoss) -> FailureNote {
+    FailureNote { lost: Some(lost), ..note() }
+}
+
+fn says_early_end(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::Say(Happening::FinishedBeforeLoss { .. })))
+}
+
+#[test]
+fn finished_node_says_that_another_lost_its_workers() {
+    let at = clock();
+    let closed = |note| Input::Over(Ending::Closed { failure: Some(note) });
+    let failed = |note| Input::Changed(Change::PeerFailed(note));
+    // This node has ranks 2 and 3.
+    for (lost, expected) in [
+        (Some(PeerLoss::Rank(Rank(3))), true),
+        (Some(PeerLoss::Unnamed), true),
+        (Some(PeerLoss::Rank(Rank(0))), false),
+        (None, false),
+    ] {
+        for input in [failed(FailureNote { lost, ..note() }), closed(FailureNote { lost, ..note() })] {
+            let mut job = running(0, &at);
+            let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
+            let _ = job.handle(at(2), exited(0, 1, Exit::Code(0)));
+            let actions = job.handle(at(3), input);
+            assert_eq!(says_early_end(&actions), expected, "{lost:?}: {actions:?}");
+        }
+    }
+    let mut job = running(0, &at);
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
+    let actions = job.handle(at(3), failed(loses(PeerLoss::Unnamed)));
+    assert!(!says_early_end(&actions), "a worker of this node runs: {actions:?}");
+}
+
+#[test]
+fn failure_of_another_node_is_said_once_while_the_blame_is_open() {
+    let at = clock();
+    let mut job = running(3, &at);
+    let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));
+    let _ = job.handle(at(2), exited(0, 1, killed_by(15)));
+    let said = |actions: Vec<Action>| actions.len();
+    assert_eq!(said(job.handle(at(3), peer_failed())), 1);
+    assert_eq!(said(job.handle(at(3), peer_failed())), 0, "it was told twice");
 }

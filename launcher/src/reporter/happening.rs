@@ -36,7 +36,8 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
         | Happening::Blamed { .. }
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
-        | Happening::Settling => return of_nodes(happening, spec),
+        | Happening::Settling
+        | Happening::FinishedBeforeLoss { .. } => return of_nodes(happening, spec),
         Happening::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
         Happening::GroupFailed { .. } => return None,
         Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
@@ -53,13 +54,7 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
         | Happening::NotJoined { .. }
         | Happening::TimeIsShort { .. }
         | Happening::TimeIsUp { .. } => return of_limits(happening),
-        Happening::Killing { local_ranks, because } => {
-            let because = match because {
-                Impatience::GraceOver(_) => "still alive after the grace",
-                Impatience::SecondSignal => "told a second time",
-            };
-            format!("killing {}: {because}", ranks(local_ranks))
-        }
+        Happening::Killing { local_ranks, because } => killing(local_ranks, because),
         Happening::CannotEnd { local_ranks } => format!(
             "{} survived {} for 5 s, probably stuck in the kernel: giving up",
             ranks(local_ranks),
@@ -80,6 +75,14 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
             format!("starting all workers again ({})", restart(*used, spec))
         }
     })
+}
+
+fn killing(local_ranks: &[LocalRank], because: &Impatience) -> String {
+    let because = match because {
+        Impatience::GraceOver(_) => "still alive after the grace",
+        Impatience::SecondSignal => "told a second time",
+    };
+    format!("killing {}: {because}", ranks(local_ranks))
 }
 
 /// The worker that this was the end of.
@@ -146,6 +149,7 @@ pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
             "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
                 .to_owned()
         }
+        Happening::FinishedBeforeLoss { note } => nodes::finished_before(note),
         _ => return None,
     })
 }

@@ -195,6 +195,15 @@ fn lost(peer: Option<PeerLoss>) -> String {
     }
 }
 
+/// Said on a node whose workers had all exited with 0 when a worker of another node lost a peer.
+#[must_use]
+pub fn finished_before(note: &FailureNote) -> String {
+    format!(
+        "probably an early end: all workers of this node had exited with 0, and {} reports a lost peer",
+        worker(note)
+    )
+}
+
 fn worker(note: &FailureNote) -> String {
     worker_on(note.rank, note.local_rank, (note.node_rank, &note.host))
 }

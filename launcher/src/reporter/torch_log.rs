@@ -152,7 +152,8 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::Blamed { .. }
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
-        | Happening::Settling => of_nodes(happening, group),
+        | Happening::Settling
+        | Happening::FinishedBeforeLoss { .. } => of_nodes(happening, group),
         Happening::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
             let text = happening::some_finished(finished, live, *since, group.round);

@@ -11,7 +11,7 @@ use super::{Ending, WorkerEnd};
 use crate::agent::checkup::{DeadDevice, DeviceWarning};
 use crate::agent::policy::Refusal;
 use crate::agent::stuck::Asleep;
-use crate::rendezvous::{Change, Round};
+use crate::rendezvous::{Change, FailureNote, Round};
 use crate::spec::restart::RestartRule;
 
 /// What people are told while the job runs.
@@ -89,6 +89,11 @@ pub enum Happening {
     },
     /// The workers of the other nodes take longer than those of this one.
     Settling,
+    /// All workers of this node had exited with 0, and one of another node lost a peer: probably one of these.
+    FinishedBeforeLoss {
+        /// The failure of that worker.
+        note: FailureNote,
+    },
     /// The last worker of a generation that failed is gone.
     GroupFailed {
         /// The end that was the cause.

@@ -103,12 +103,15 @@ impl State {
                 self.remember(&change);
                 let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 let swept = Action::KillLeftovers { generation: self.generation };
-                [swept, Action::Say(said)].into_iter().chain(self.go_on_with_others(now)).collect()
+                let early = self.finished_before_loss(self.others.failed_first.as_ref());
+                let said = [swept, Action::Say(said)].into_iter().chain(early);
+                said.chain(self.go_on_with_others(now)).collect()
             }
             phase => {
                 let is_blaming = matches!(phase, Phase::Blaming { .. });
                 self.phase = phase;
-                if !is_blaming || !matches!(change, Change::PeerFailed(_)) {
+                let Change::PeerFailed(note) = &change else { return Vec::new() };
+                if !is_blaming || self.others.failed_first.as_ref() == Some(note) {
                     return Vec::new();
                 }
                 self.remember(&change);
@@ -300,7 +303,20 @@ impl State {
     /// They have, and yet the job does not end well: what they left behind is no success's.
     pub(super) fn settled_badly(&mut self) -> Vec<Action> {
         let swept = Action::KillLeftovers { generation: self.generation };
-        vec![swept, self.finish_failed(None)]
+        let first = self.ended_elsewhere().1;
+        let early = self.finished_before_loss(first.as_ref());
+        [swept].into_iter().chain(early).chain([self.finish_failed(None)]).collect()
+    }
+
+    /// What is said where all workers of this node had exited with 0, and `first` lost one of them or an unnamed peer.
+    fn finished_before_loss(&self, first: Option<&FailureNote>) -> Option<Action> {
+        let note = first?;
+        let ours = |rank| (0..self.rules.workers.get()).any(|at| self.history.rank_of(LocalRank(at)) == rank);
+        let is_ours = match note.lost? {
+            PeerLoss::Rank(rank) => ours(rank),
+            PeerLoss::Unnamed => true,
+        };
+        is_ours.then(|| Action::Say(Happening::FinishedBeforeLoss { note: note.clone() }))
     }
 
     /// And those of all other nodes.
