@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, library, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, free_port, library, only_ours};
 use nix::sys::signal::Signal;
 
 use crate::nodes::{ENDPOINT, c10d};
@@ -10,15 +10,18 @@ use crate::reports::{report, same_report, workers};
 
 /// Rank 1 succeeds. When the launcher has seen that, rank 0 fails with these last words.
 fn fails_after(launch: Launch, scratch: &Scratch, words: &str) -> Outcome {
+    launch.shell(&failing_line(scratch, words)).run()
+}
+
+fn failing_line(scratch: &Scratch, words: &str) -> String {
     let pid = scratch.at("pid");
-    let line = format!(
+    format!(
         "if [ $$RANK = 1 ]; then echo $$$$ > {pid}.new; mv {pid}.new {pid}; exit 0; fi; \
          if [ $$RANK != 0 ]; then exec sleep 1000; fi; \
          until [ -e {pid} ]; do sleep 0.01; done; \
          while kill -0 $$(cat {pid}) 2>/dev/null; do sleep 0.01; done; \
          echo '{words}' >&2; exit 3"
-    );
-    launch.shell(&line).run()
+    )
 }
 
 #[test]
@@ -132,4 +135,22 @@ fn early_success_is_listed_by_its_node_with_its_global_rank() {
         .complains("error: rank 2 (local rank 0) on node 1 (")
         .complains("\n  others    rank 3: exit code 0, ");
     fleet.is_empty();
+}
+
+#[test]
+fn node_whose_ranks_had_finished_says_so_when_another_lost_a_peer() {
+    if !only_ours() {
+        return;
+    }
+    let (scratch, port) = (Scratch::new(), free_port().to_string());
+    let line = failing_line(&scratch, "[/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer");
+    let start = |node_rank: &str| {
+        let launch = Launch::new(Name::Rankrun).args(["--nnodes", "2", "--node-rank", node_rank]);
+        launch.args(["--master-addr", "127.0.0.1", "--master-port", &port]).shell(&line).start()
+    };
+    let [failed, early] = ["0", "1"].map(start).map(Job::wait);
+    failed.exits(3).never_says("probably an early end: all workers");
+    early.exits(1).complains(
+        "probably an early end: all workers of this node had exited with 0, and rank 0 (local rank 0) on node 0 (",
+    );
 }
