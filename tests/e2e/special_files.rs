@@ -144,7 +144,7 @@ fn worker_error_file_as_fifo_or_device_is_left_out() {
     for name in Name::both() {
         for (line, cause) in [
             ("mkfifo \"$TORCHELASTIC_ERROR_FILE\"", "a FIFO (a pipe) is not a regular file"),
-            // Somebody has it open, so that an `open` would not wait.
+            // A reader has it open, so that an `open` would not wait.
             (
                 "mkfifo \"$TORCHELASTIC_ERROR_FILE\"; sleep 1000 <>\"$TORCHELASTIC_ERROR_FILE\" >&0 &",
                 "a FIFO (a pipe) is not a regular file",

@@ -79,7 +79,7 @@ pub(super) struct Limits {
     pub(super) strangers: usize,
     /// Bytes of all connections together: requests that are not whole, and answers that are not read.
     pub(super) held: u64,
-    /// Between two looks at who reads.
+    /// Between two looks at the clients that do not read.
     pub(super) tick: Duration,
     /// A paused client that has read nothing for so many ticks is closed.
     pub(super) unread_ticks: u32,

@@ -401,7 +401,7 @@ impl Driver {
     }
 }
 
-/// Who may come to the rendezvous store, if it is ours. Agents of this machine alone: where the job has one node, or the
+/// The addresses that reach the rendezvous store, if it is ours. Agents of this machine alone: where the job has one node, or the
 /// endpoint and what the user says about this node's address are of the loopback. By one address alone: with `--iface`.
 fn guests(plan: &Plan, may_host: bool) -> Result<Guests, RendezvousError> {
     let iface = plan.network.iface.as_deref();

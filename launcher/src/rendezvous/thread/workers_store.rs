@@ -138,7 +138,7 @@ pub(super) struct AgentHosted {
 }
 
 impl AgentHosted {
-    /// Everywhere, unless nobody outside can know the address, or one interface was asked for.
+    /// Everywhere, unless no other machine can know the address, or one interface was asked for.
     fn bind(&self) -> Result<StoreServer, RendezvousError> {
         let only = address::loopback(&self.addr).or(self.only);
         let at = only.map_or(Interfaces::All, Interfaces::One);

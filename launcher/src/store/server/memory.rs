@@ -113,7 +113,7 @@ impl Server {
         }
     }
 
-    /// Looks who reads, and closes clients that are paused and have read nothing for too long.
+    /// Finds the clients that read nothing, and closes each that is paused for too long.
     pub(super) fn tick_if_due(&mut self) {
         let now = Instant::now();
         if self.behind.next_tick.is_none_or(|next| now < next) {

@@ -3,7 +3,7 @@
 //! Every rank listens and publishes its address; a rank connects to all lower ranks and is connected to by
 //! all higher ones. Whoever connects must say the token that rank 0 put into the store, and for which run,
 //! life and rank it comes: anything else is closed at its first wrong byte and has no effect. A connection
-//! that says nothing holds up nobody, and a flood of connections keeps no rank out ([`Unidentified`]).
+//! that says nothing holds up no other, and a flood of connections keeps no rank out ([`Unidentified`]).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

@@ -254,7 +254,7 @@ impl Keyspace {
         self.used -= less as u64 + OVERHEAD;
     }
 
-    /// Stores a value and wakes nobody. A value that takes another one's place is charged by what it is longer.
+    /// Stores a value and wakes no waiting client. A value that takes another one's place is charged by what it is longer.
     fn store(&mut self, key: &[u8], value: Value) -> Result<(), KeyspaceError> {
         let Some(present) = self.values.get(key) else {
             self.grow(key, key.len() + value.len())?;
