@@ -15,7 +15,7 @@
 
 pub mod paths;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -114,6 +114,9 @@ pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
         let parent = |process: &&Seen| by_pid.get(&process.parent).copied();
         std::iter::successors(by_pid.get(&pid).copied(), parent).take(seen.len())
     };
+    let runs =
+        |process: &&Seen| with_ancestors(process.pid).any(|above| above.standing == Standing::Launcher);
+    let running: HashSet<Uuid> = seen.iter().filter(runs).filter_map(inherited_job).collect();
     let mine: Vec<i32> = with_ancestors(me).map(|process| process.pid).collect();
     let mut left: Vec<_> = seen
         .iter()
@@ -128,11 +131,21 @@ pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
                 matches!(above.standing, Standing::Marked { job: of, evidence: Evidence::Inherited, .. } if of == job)
             });
             let evidence = if descends { Evidence::Inherited } else { Evidence::Environment };
+            // A copy of the mark of a job that runs says nothing about a crash.
+            let is_spared = is_spared || (!descends && running.contains(&job));
             (!is_spared && !mine.contains(&process.pid)).then_some((process, job, evidence))
         })
         .collect();
     left.sort_by_key(|(process, ..)| process.pid);
     left
+}
+
+/// The job that a process has inherited.
+const fn inherited_job(process: &Seen) -> Option<Uuid> {
+    match process.standing {
+        Standing::Marked { job, evidence: Evidence::Inherited, .. } => Some(job),
+        Standing::Marked { .. } | Standing::Launcher | Standing::Stranger => None,
+    }
 }
 
 /// What became of one process.

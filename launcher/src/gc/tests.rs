@@ -54,6 +54,15 @@ fn whoever_is_below_a_launcher_belongs_to_a_job_that_runs() {
 }
 
 #[test]
+fn copied_mark_of_a_job_that_runs_is_not_listed() {
+    use Standing::{Launcher, Stranger};
+    let mut processes = vec![(1, 0, Stranger), (10, 1, Launcher), (12, 10, MARKED), (30, 1, LEAKED)];
+    assert_eq!(left(&processes, 1), [] as [i32; 0]);
+    processes.retain(|process| process.0 != 12);
+    assert_eq!(left(&processes, 1), [30], "nothing shows that this launcher has the job");
+}
+
+#[test]
 fn what_is_kept_is_kept_with_what_is_below_it_in_the_same_job() {
     use Standing::Stranger;
     let of_another = Standing::Marked { job: OTHER, evidence: SURE, kept: false };
