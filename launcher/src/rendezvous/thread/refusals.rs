@@ -95,12 +95,17 @@ impl Driver {
 
     fn refusal(&mut self) -> RendezvousError {
         let endpoint = self.plan.endpoint.to_string();
-        let request = self.bond.refusals.request.take();
-        let Unanswered { request, key } =
-            request.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
-        let value = self.value_of(&key).unwrap_or_default();
-        let is_number = std::str::from_utf8(&value).is_ok_and(|text| text.parse::<i64>().is_ok());
-        let is_spoiled = request == "ADD" && !value.is_empty() && !is_number;
+        let recorded = self.bond.refusals.request.take();
+        let recorded = recorded.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
+        let heartbeat = self.me.as_ref().map(|me| self.plan.keys.beat(&me.node));
+        let value_of = |key: &String| self.value_of(key).unwrap_or_default();
+        let heartbeat = heartbeat.map(|key| (value_of(&key), Unanswered { request: "ADD", key }));
+        // A request that has no answer may stand before the heartbeat that is refused.
+        let spoiled = heartbeat.filter(|(value, _)| is_no_counter(value));
+        let is_spoiled = spoiled.is_some();
+        let (value, Unanswered { request, key }) =
+            spoiled.unwrap_or_else(|| (value_of(&recorded.key), recorded));
+        let is_spoiled = is_spoiled || (request == "ADD" && is_no_counter(&value));
         let (key, value) = (harmless_bytes(key.as_bytes(), MAX_SHOWN * 4), harmless_bytes(&value, MAX_SHOWN));
         RendezvousError::Refused { endpoint, request, key, value, is_spoiled }
     }
@@ -112,6 +117,12 @@ impl Driver {
         let mut client = Client::connect(addresses, settings, Instant::now() + LOOK).ok()?;
         client.get(key).ok()
     }
+}
+
+/// Whether a value makes the store refuse an `ADD` to its key.
+fn is_no_counter(value: &[u8]) -> bool {
+    let is_number = std::str::from_utf8(value).is_ok_and(|text| text.parse::<i64>().is_ok());
+    !value.is_empty() && !is_number
 }
 
 #[cfg(test)]
