@@ -45,6 +45,7 @@ fn error_files_in_the_report_are_removed() {
     let outcome = failed_job(Launch::standalone(Name::Rankrun, 3), peers.each_ref().map(String::as_str));
     outcome.exits(3).complains("error: rank 1 failed first").complains("    | ValueError: bad batch\n");
     outcome.complains("  what ranks 0, 2 reported, alike but for numbers:\n    | Traceback");
+    outcome.complains("\n    | rank 2: lost [10.0.0.2]:41\n");
     outcome.complains("    | lost [10.0.0.1]:40\n");
     assert!(!outcome.err().contains("error.json"), "{outcome}");
     assert_eq!(fs::read_dir(outcome.temporary()).expect("it exists").count(), 0, "{outcome}");
@@ -111,11 +112,12 @@ fn error_files_of_earlier_lives_go_if_the_report_shows_their_text() {
         let write = |life: &str, text: &str| format!("{life}:error-file={}", recorded(text));
         launch.worker([write("life<2", "bad batch 7"), write("life2", last), "exit=3".to_owned()]).run()
     };
-    let outcome = launch("bad batch 8");
+    let outcome = launch("bad batch 7");
     outcome.exits(3);
     assert!(!outcome.err().contains("no report shows"), "{outcome}");
     assert_eq!(files_below(&outcome.temporary()), [] as [PathBuf; 0], "{outcome}");
-    let outcome = launch("another cause");
+    // Another number is another text.
+    let outcome = launch("bad batch 8");
     outcome.exits(3).complains("error files that no report shows are kept in `");
     assert_eq!(files_below(&outcome.temporary()).len(), 2, "{outcome}");
 }

@@ -10,19 +10,24 @@ use super::{MESSAGE_START, quoted};
 /// More texts than this are left out, and so is a longer text: the error file is kept then.
 const MOST_TEXTS: usize = 4;
 const LONGEST: usize = 16 * 1024;
+/// A longer message is not told apart by its numbers, in bytes.
+const LONGEST_LINE: usize = 512;
 
-/// The texts that a report shows as they are. Texts that differ in numbers alone count as one: peers that fail of the same
-/// cause name their own ranks, ports and addresses.
+/// The texts that a report shows whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ShownTexts(BTreeSet<String>);
+pub struct ShownTexts {
+    texts: BTreeSet<String>,
+    shapes: BTreeSet<String>,
+}
 
 impl ShownTexts {
-    /// Notes that the report shows this; `false` where it is too long to be shown as it is.
+    /// Notes that the report shows this; `false` where it is too long to be shown whole.
     pub fn add(&mut self, report: &ErrorReport) -> bool {
         let text = text_of(report);
         let fits = text.len() <= LONGEST;
         if fits {
-            self.0.insert(shape(&text));
+            self.texts.insert(text);
+            self.shapes.insert(shape(report));
         }
         fits
     }
@@ -30,18 +35,29 @@ impl ShownTexts {
     /// Whether the report shows this text.
     #[must_use]
     pub fn has(&self, report: &ErrorReport) -> bool {
-        let text = text_of(report);
-        text.len() <= LONGEST && self.0.contains(&shape(&text))
+        self.texts.contains(&text_of(report))
     }
 }
 
-/// Reports of peers that are alike but for numbers.
+/// Reports of peers that are alike but for numbers in the message: each peer names its own ports and addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerReport {
     /// The workers that wrote it, lowest rank first.
     pub ranks: Vec<Rank>,
-    /// What the first of them wrote; nothing where the worker that failed first wrote the same.
+    /// What the first of them wrote; nothing where the worker that failed first wrote alike.
     pub report: Option<ErrorReport>,
+    /// The messages that have other numbers than the report that is shown.
+    pub messages: Vec<(Rank, String)>,
+}
+
+impl PeerReport {
+    fn add(&mut self, rank: Rank, report: &ErrorReport, shown: &mut ShownTexts) {
+        self.ranks.push(rank);
+        // Of alike reports the message alone differs.
+        if !shown.has(report) && shown.add(report) {
+            self.messages.push((rank, report.message.clone()));
+        }
+    }
 }
 
 /// The reports of the peers of a worker whose own report is among `shown`; adds what is shown of them.
@@ -52,15 +68,18 @@ pub fn group<'a>(
 ) -> Vec<PeerReport> {
     let mut groups: Vec<(String, PeerReport)> = Vec::new();
     for (rank, report) in peers {
-        let shape = shape(&text_of(report));
+        let shape = shape(report);
+        let group = || PeerReport { ranks: Vec::new(), report: None, messages: Vec::new() };
         if let Some((_, group)) = groups.iter_mut().find(|(of, _)| *of == shape) {
-            group.ranks.push(rank);
-        } else if shown.has(report) {
-            groups.push((shape, PeerReport { ranks: vec![rank], report: None }));
+            group.add(rank, report, shown);
+        } else if shown.shapes.contains(&shape) {
+            let mut group = group();
+            group.add(rank, report, shown);
+            groups.push((shape, group));
         } else if groups.iter().filter(|(_, group)| group.report.is_some()).count() < MOST_TEXTS
             && shown.add(report)
         {
-            groups.push((shape, PeerReport { ranks: vec![rank], report: Some(report.clone()) }));
+            groups.push((shape, PeerReport { ranks: vec![rank], report: Some(report.clone()), ..group() }));
         }
     }
     groups.into_iter().map(|(_, group)| group).collect()
@@ -75,25 +94,29 @@ pub fn render(peers: &[PeerReport]) -> String {
 /// The lines about them.
 pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
     let mut lines = Vec::new();
-    for PeerReport { ranks, report } in peers {
-        let (ranks, count) = (super::ranks(ranks), ranks.len());
+    for PeerReport { ranks, report, messages } in peers {
+        let ranks = super::ranks(ranks);
         match report {
-            None => lines.push(format!("  {ranks} reported the same as the first")),
+            None if messages.is_empty() => lines.push(format!("  {ranks} reported the same as the first")),
+            None => lines.push(format!("  {ranks} reported the same as the first but for numbers:")),
             Some(report) => {
-                let alike = if count > 1 { ", alike but for numbers" } else { "" };
+                let alike = if messages.is_empty() { "" } else { ", alike but for numbers" };
                 lines.push(format!("  what {ranks} reported{alike}:"));
                 lines.extend(text_lines(report));
             }
         }
+        lines.extend(messages.iter().flat_map(|(rank, text)| quoted(&format!("rank {rank}: {text}"))));
     }
     lines
 }
 
 /// A report as the card shows it.
 pub(super) fn text_lines(report: &ErrorReport) -> Vec<String> {
-    let start = &report.message[..report.message.floor_char_boundary(MESSAGE_START)];
+    let message = &report.message;
+    let start = if message.len() <= LONGEST { message.len() } else { MESSAGE_START };
+    let start = &message[..message.floor_char_boundary(start)];
     let text = report.callstack.as_deref().filter(|text| text.contains(start));
-    let mut lines = if text.is_none() { quoted(&report.message) } else { Vec::new() };
+    let mut lines = if text.is_none() { quoted(message) } else { Vec::new() };
     lines.extend(quoted(report.callstack.as_deref().unwrap_or_default()));
     lines
 }
@@ -102,17 +125,24 @@ fn text_of(report: &ErrorReport) -> String {
     format!("{}\n{}", report.message, report.callstack.as_deref().unwrap_or_default())
 }
 
-/// The text without its numbers.
-fn shape(text: &str) -> String {
-    let mut shape = String::with_capacity(text.len());
+/// What alike reports have in common: the call stack beside the message, and a message of one line without its numbers.
+fn shape(report: &ErrorReport) -> String {
+    let (message, stack) = (&report.message, report.callstack.as_deref().unwrap_or_default());
+    let is_line = message.len() <= LONGEST_LINE && !message.contains('\n');
+    let common = if is_line { without_numbers(message) } else { message.clone() };
+    format!("{common}\n{}", stack.replace(message.as_str(), ""))
+}
+
+fn without_numbers(text: &str) -> String {
+    let mut rest = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
-            '0'..='9' if shape.ends_with('#') => {}
-            '0'..='9' => shape.push('#'),
-            character => shape.push(character),
+            '0'..='9' if rest.ends_with('#') => {}
+            '0'..='9' => rest.push('#'),
+            character => rest.push(character),
         }
     }
-    shape
+    rest
 }
 
 #[cfg(test)]
@@ -132,17 +162,19 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_differ_in_numbers_are_told_once() {
+    fn reports_that_differ_in_numbers_are_told_once_with_each_message() {
         let peers = [(0, "closed by [10.0.0.7]:41"), (2, "closed by [10.0.0.9]:42"), (3, "bad batch 9")];
         let (lines, shown) = grouped("bad batch 7", &peers);
         let expected = [
             "  what ranks 0, 2 reported, alike but for numbers:",
             "    | closed by [10.0.0.7]:41",
-            "  rank 3 reported the same as the first",
+            "    | rank 2: closed by [10.0.0.9]:42",
+            "  rank 3 reported the same as the first but for numbers:",
+            "    | rank 3: bad batch 9",
         ];
         assert_eq!(lines, expected);
-        assert!(shown.has(&report("bad batch 1")) && shown.has(&report("closed by [1.1.1.1]:1")));
-        assert!(!shown.has(&report("bad patch 1")));
+        assert!(shown.has(&report("bad batch 9")) && shown.has(&report("closed by [10.0.0.9]:42")));
+        assert!(!shown.has(&report("bad batch 1")), "no line has its number");
     }
 
     #[test]
@@ -154,5 +186,19 @@ mod tests {
         assert!(lines[0].contains("ranks 1, 7 "), "{lines:?}");
         assert_eq!(["d", "e", &long].map(|text| shown.has(&report(text))), [true, false, false]);
         assert!(!ShownTexts::default().add(&report(&long)));
+    }
+
+    #[test]
+    fn reports_of_other_lines_of_code_are_told_apart() {
+        let at = |line: u32| {
+            let callstack = Some(format!("Traceback:\n  line {line}\nValueError: x"));
+            ErrorReport { callstack, ..report("ValueError: x") }
+        };
+        let mut shown = ShownTexts::default();
+        assert!(shown.add(&at(6)));
+        let groups = group([(Rank(1), &at(6)), (Rank(2), &at(7))].into_iter(), &mut shown);
+        let lines = lines(&groups);
+        assert_eq!(lines[0], "  rank 1 reported the same as the first");
+        assert!(lines.contains(&"    |   line 7".to_owned()), "{lines:?}");
     }
 }
