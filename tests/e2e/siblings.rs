@@ -5,14 +5,16 @@ use nix::sys::stat::Mode;
 
 use crate::reports::{log, report, same_report, workers};
 
-/// Rank 0 ends with 3. Its death closes a FIFO, of which rank 1 hears and goes on so.
+/// Rank 0 ends with 3. Rank 1 goes on when rank 0 is a zombie, or reaped: a process closes its files before it can be reaped,
+/// so the end of a FIFO comes too early.
 fn fails_beside(name: Name, sibling: &str) -> Outcome {
     let scratch = Scratch::new();
-    let alive = scratch.path().join("alive");
-    nix::unistd::mkfifo(&alive, Mode::from_bits_truncate(0o600)).expect("the scratch folder takes a FIFO");
-    let alive = alive.display();
+    let pid = scratch.path().join("pid");
+    nix::unistd::mkfifo(&pid, Mode::from_bits_truncate(0o600)).expect("the scratch folder takes a FIFO");
+    let pid = pid.display();
     let line = format!(
-        "if [ $$RANK = 0 ]; then exec 4>{alive}; exit 3; fi; exec 4<{alive}; read -r line <&4; {sibling}"
+        "if [ $$RANK = 0 ]; then echo $$$$ >{pid}; exit 3; fi; read -r pid <{pid}; \
+         while read -r _ _ state _ 2>&- </proc/$$pid/stat && [ $$state != Z ]; do :; done; {sibling}"
     );
     workers(name, 2).shell(&line).run()
 }
