@@ -1,0 +1,214 @@
+//! Citations of documents, sections and invariants, in code and in documents.
+
+use std::fmt;
+
+/// What a text sends its reader to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Citation {
+    /// A document, with the anchor or the section of it, if one is named.
+    Document {
+        /// As it is written.
+        path: String,
+        /// Where in it.
+        place: Option<Place>,
+    },
+    /// A source file.
+    Code(String),
+    /// A section, a row or an appendix of the torchrun contract.
+    Contract(String),
+    /// A numbered invariant.
+    Invariant(String),
+    /// A section of no document, or a document without its name.
+    Unnamed(String),
+}
+
+/// A place in a document.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Behind a `#`.
+    Anchor(String),
+    /// By its number or letter.
+    Section(String),
+}
+
+impl fmt::Display for Citation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Document { path, place: None } => write!(f, "{path}"),
+            Self::Document { path, place: Some(Place::Anchor(anchor)) } => write!(f, "{path}#{anchor}"),
+            Self::Document { path, place: Some(Place::Section(id)) } => write!(f, "{path} section {id}"),
+            Self::Code(path) => write!(f, "{path}"),
+            Self::Contract(id) => write!(f, "contract {id}"),
+            Self::Invariant(id) => write!(f, "invariant {id}"),
+            Self::Unnamed(words) => write!(f, "{words}"),
+        }
+    }
+}
+
+/// Documents of others that the text may name.
+const FOREIGN: [&str; 1] = ["PERFORMANCE.md"];
+
+/// A word without the signs around it, and whether a list goes on behind it.
+struct Word<'a> {
+    plain: &'a str,
+    goes_on: bool,
+}
+
+fn words(text: &str) -> Vec<Word<'_>> {
+    let goes_on = |raw: &str| raw.ends_with(',') && !raw.ends_with("),");
+    // A link's two halves are two words.
+    let pieces = text.split(|letter: char| letter.is_whitespace()).flat_map(|raw| raw.split("]("));
+    let all = pieces.map(|raw| Word { plain: trimmed(raw), goes_on: goes_on(raw) });
+    all.filter(|word| !word.plain.is_empty()).collect()
+}
+
+/// A path may begin with dots, and a sentence ends with one.
+fn trimmed(raw: &str) -> &str {
+    let signs = |letter: char| "()[]{},;:!?\"'`*|<>".contains(letter);
+    raw.trim_start_matches(signs).trim_end_matches(|letter| letter == '.' || signs(letter))
+}
+
+/// The citations of a text.
+#[must_use]
+pub fn citations(text: &str) -> Vec<Citation> {
+    let words = words(text);
+    let mut found = Vec::new();
+    for at in 0..words.len() {
+        let word = words[at].plain;
+        let lower = word.to_ascii_lowercase();
+        match &*lower {
+            "contract" => found.extend(listed(&words[at + 1..], is_section).map(Citation::Contract)),
+            "appendix" => {
+                let id = words.get(at + 1).filter(|id| is_letter(id.plain));
+                found.extend(id.map(|id| Citation::Contract(format!("appendix {}", id.plain))));
+            }
+            "invariant" | "invariants" => {
+                found.extend(listed(&words[at + 1..], is_invariant).map(Citation::Invariant));
+            }
+            "section" | "sections" => found.extend(section(&words, at)),
+            "design" if next_is(&words, at, "document") => {
+                found.push(Citation::Unnamed("the design document".to_owned()));
+            }
+            _ => found.extend(path(word).map(|citation| with_section(citation, &words, at))),
+        }
+    }
+    found
+}
+
+fn next_is(words: &[Word<'_>], at: usize, expected: &str) -> bool {
+    words.get(at + 1).is_some_and(|word| word.plain.eq_ignore_ascii_case(expected))
+}
+
+/// The numbers that follow, as in `5.4, 5.5 and 5.6`.
+fn listed(words: &[Word<'_>], is_number: fn(&str) -> bool) -> impl Iterator<Item = String> + use<> {
+    let mut numbers = Vec::new();
+    let mut goes_on = true;
+    for word in words {
+        if word.plain == "and" && !numbers.is_empty() {
+            goes_on = true;
+        } else if goes_on && is_number(word.plain) {
+            numbers.push(word.plain.to_owned());
+            goes_on = word.goes_on;
+        } else {
+            break;
+        }
+    }
+    numbers.into_iter()
+}
+
+fn is_section(word: &str) -> bool {
+    word.split('.')
+        .all(|part| !part.is_empty() && part.len() < 3 && part.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn is_invariant(word: &str) -> bool {
+    let digits = word.strip_prefix('R').unwrap_or(word);
+    !digits.is_empty() && digits.len() < 3 && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn is_letter(word: &str) -> bool {
+    word.len() == 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+/// `section 2.1 of the contract`; with a document's path beside it the path has the section.
+fn section(words: &[Word<'_>], at: usize) -> Option<Citation> {
+    let id = words.get(at + 1).filter(|id| is_section(id.plain))?.plain;
+    let behind: Vec<_> = words[at + 2..].iter().take(3).map(|word| word.plain).collect();
+    if let ["of", "the", "contract"] = behind[..] {
+        return Some(Citation::Contract(id.to_owned()));
+    }
+    let is_document = |word: &str| matches!(path(word), Some(Citation::Document { .. }));
+    let named_behind = behind.first() == Some(&"of") && behind.get(1).is_some_and(|word| is_document(word));
+    let named_before = at > 0 && is_document(words[at - 1].plain);
+    (!named_behind && !named_before).then(|| Citation::Unnamed(format!("section {id}")))
+}
+
+/// A path of a document or of code.
+fn path(word: &str) -> Option<Citation> {
+    let (path, anchor) = word.split_once('#').map_or((word, None), |(path, anchor)| (path, Some(anchor)));
+    let is_plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    if !is_plain || path.starts_with('.') && !path.starts_with("..") {
+        return None;
+    }
+    if path.ends_with(".md") && path.len() > 3 && !FOREIGN.contains(&path) {
+        let place = anchor.map(|anchor| Place::Anchor(anchor.to_owned()));
+        return Some(Citation::Document { path: path.to_owned(), place });
+    }
+    // `src/…` is in a crate of the reader's.
+    (path.ends_with(".rs") && path.contains('/') && !path.starts_with("src/"))
+        .then(|| Citation::Code(path.to_owned()))
+}
+
+fn with_section(citation: Citation, words: &[Word<'_>], at: usize) -> Citation {
+    let Citation::Document { path, place: None } = citation else { return citation };
+    let id =
+        |at: usize| words.get(at).map(|word| word.plain).filter(|word| is_section(word) || is_letter(word));
+    let is_section_word =
+        |at: usize| words.get(at).is_some_and(|word| word.plain.eq_ignore_ascii_case("section"));
+    let behind = is_section_word(at + 1).then(|| id(at + 2)).flatten();
+    let before =
+        || (at >= 3 && is_section_word(at - 3) && words[at - 1].plain == "of").then(|| id(at - 2)).flatten();
+    let place = behind.or_else(before).map(|id| Place::Section(id.to_owned()));
+    Citation::Document { path, place }
+}
+
+#[cfg(test)]
+mod self_test {
+    use super::*;
+
+    fn found(text: &str) -> Vec<String> {
+        citations(text).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn numbers_of_a_list_are_citations_of_their_own() {
+        assert_eq!(
+            found("state that all share (contract 5.4, 5.5). Pure."),
+            ["contract 5.4", "contract 5.5"]
+        );
+        let invariants = ["invariant 6", "invariant 7", "invariant 10"];
+        assert_eq!(found("a signal (invariants 6, 7 and 10), 8 times"), invariants);
+        assert_eq!(found("invariant 4: The 5 deadlines"), ["invariant 4"]);
+        assert_eq!(found("(contract 5.4, appendix B)"), ["contract 5.4", "contract appendix B"]);
+        assert_eq!(found("invariant R7: Leaving"), ["invariant R7"]);
+        assert_eq!(found("the invariants hold; a contract of 3 pages"), [""; 0]);
+    }
+
+    #[test]
+    fn section_belongs_to_the_document_beside_it() {
+        assert_eq!(found("as section 6.2 of the contract says"), ["contract 6.2"]);
+        assert_eq!(found("see `docs/a.md`, section 3"), ["docs/a.md section 3"]);
+        assert_eq!(found("section 3 of `docs/a.md`"), ["docs/a.md section 3"]);
+        assert_eq!(found("as section 3 says"), ["section 3"]);
+        assert_eq!(found("as the design document says"), ["the design document"]);
+    }
+
+    #[test]
+    fn paths_of_documents_and_code_are_found() {
+        assert_eq!(
+            found("([docs/stopping.md](docs/stopping.md#ctrl-c)),"),
+            ["docs/stopping.md", "docs/stopping.md#ctrl-c"]
+        );
+        assert_eq!(found("`agent/state.rs` and state.rs; nccl-tests' `PERFORMANCE.md`"), ["agent/state.rs"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! The counter: what the rules for words forbid, per room and per package.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::checkout::RustFile;
+use crate::names::{tests, types};
+
+/// The most type names with several meanings in a package.
+pub const MOST_NAMES: usize = 14;
+/// The most short doc lines of a hundred.
+pub const MOST_SHORT_DOCS: usize = 29;
+/// A doc line of so many words or fewer is short.
+const SHORT_DOC: usize = 5;
+/// The most letters of a test's name.
+const LONGEST_TEST: usize = 70;
+
+/// Words that hide the component which acts.
+const HIDING: [&str; 4] = ["who", "whoever", "nobody", "somebody"];
+
+/// What a room still has of what the rules forbid.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Lines of comments.
+    pub comments: usize,
+    /// Lines of comments with a hiding word.
+    pub hiding_comments: usize,
+    /// Literals of a product that have such a word.
+    pub hiding_messages: usize,
+    /// Tests with a name above the limit.
+    pub long_tests: usize,
+}
+
+/// What a package still has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Package {
+    /// Doc lines.
+    pub docs: usize,
+    /// Short ones.
+    pub short_docs: usize,
+    /// The type names that are declared more than once, with the places.
+    pub names: BTreeMap<String, Vec<String>>,
+}
+
+impl Package {
+    /// Short doc lines of a hundred, rounded up.
+    #[must_use]
+    pub fn short_doc_percentage(&self) -> usize {
+        (self.short_docs * 100).div_ceil(self.docs.max(1))
+    }
+}
+
+/// All that is counted.
+#[derive(Debug, Default)]
+pub struct Count {
+    /// By path of the room.
+    pub rooms: BTreeMap<String, Room>,
+    /// By path of the package.
+    pub packages: BTreeMap<&'static str, Package>,
+    /// Each line that counts, with its place.
+    pub findings: Vec<String>,
+}
+
+impl Count {
+    /// Counts.
+    #[must_use]
+    pub fn of(files: &[RustFile]) -> Self {
+        let mut count = Self::default();
+        for file in files {
+            count.add_words(file);
+            count.add_tests(file);
+            if let Some(package) = file.package() {
+                count.add_package(package, file);
+            }
+        }
+        for package in count.packages.values_mut() {
+            package.names.retain(|_, places| places.len() > 1);
+        }
+        count
+    }
+
+    fn add_words(&mut self, file: &RustFile) {
+        let room = self.rooms.entry(file.room()).or_default();
+        let reasons = file.source.literals.iter().filter(|literal| literal.is_reason);
+        let comments = file.source.comments.iter().map(|comment| (comment.line, &comment.text));
+        for (line, text) in comments.chain(reasons.map(|reason| (reason.line, &reason.text))) {
+            room.comments += 1;
+            if hides(text) {
+                room.hiding_comments += 1;
+                self.findings.push(format!("{}:{line}: comment: {text}", file.path));
+            }
+        }
+        for literal in file.source.literals.iter().filter(|literal| !literal.is_reason) {
+            if file.is_product(literal.line) && hides(&literal.text) {
+                room.hiding_messages += 1;
+                self.findings.push(format!("{}:{}: message: {}", file.path, literal.line, literal.text));
+            }
+        }
+    }
+
+    fn add_tests(&mut self, file: &RustFile) {
+        let room = self.rooms.entry(file.room()).or_default();
+        for (line, name) in tests(&file.source.code) {
+            if name.len() > LONGEST_TEST {
+                room.long_tests += 1;
+                self.findings.push(format!("{}:{line}: test of {} letters: {name}", file.path, name.len()));
+            }
+        }
+    }
+
+    fn add_package(&mut self, name: &'static str, file: &RustFile) {
+        let package = self.packages.entry(name).or_default();
+        let docs =
+            file.source.comments.iter().filter(|comment| comment.is_doc && file.is_product(comment.line));
+        for doc in docs.filter(|doc| !doc.text.is_empty()) {
+            package.docs += 1;
+            package.short_docs += usize::from(doc.text.split_whitespace().count() <= SHORT_DOC);
+        }
+        // Two declarations in one file are alternatives of `cfg` or of two functions' bodies: one meaning for a reader.
+        let mut here = BTreeSet::new();
+        for (line, name) in types(&file.source.code) {
+            if file.is_product(line) && here.insert(name.clone()) {
+                package.names.entry(name).or_default().push(format!("{}:{line}", file.path));
+            }
+        }
+    }
+
+    /// The sum of the rooms.
+    #[must_use]
+    pub fn total(&self) -> Room {
+        self.rooms.values().fold(Room::default(), |sum, room| Room {
+            comments: sum.comments + room.comments,
+            hiding_comments: sum.hiding_comments + room.hiding_comments,
+            hiding_messages: sum.hiding_messages + room.hiding_messages,
+            long_tests: sum.long_tests + room.long_tests,
+        })
+    }
+}
+
+/// Whether a text has a word that hides the component which acts. Code in backticks does not count.
+fn hides(text: &str) -> bool {
+    let prose = text.split('`').step_by(2);
+    let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+    prose
+        .flat_map(|part| part.split(move |letter| !is_letter(letter)))
+        .any(|word| HIDING.iter().any(|hiding| word.eq_ignore_ascii_case(hiding)))
+}
+
+#[cfg(test)]
+mod self_test {
+    use super::*;
+
+    #[test]
+    fn hiding_words_are_found_as_whole_words_outside_of_code() {
+        for text in ["Nobody listens", "for whoever asks", "who's there", "(somebody)"] {
+            assert!(hides(text), "{text}");
+        }
+        for text in ["the whole file", "runs `who` in a shell", "whose name", "anybody_else"] {
+            assert!(!hides(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn percentage_is_rounded_up() {
+        let package = |docs, short_docs| Package { docs, short_docs, names: BTreeMap::new() };
+        assert_eq!(package(1000, 290).short_doc_percentage(), 29);
+        assert_eq!(package(1000, 291).short_doc_percentage(), 30);
+        assert_eq!(package(0, 0).short_doc_percentage(), 0);
+    }
+}

@@ -1,0 +1,244 @@
+//! The documents of the checkout, and whether a citation leads to a place in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use crate::checkout::{RustFile, files};
+use crate::citations::{Citation, Place, citations};
+
+const CONTRACT: &str = "docs/dev/torchrun-contract.md";
+/// The document that has the numbered invariants in full.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
+
+/// The places of a document to which a citation may lead.
+#[derive(Debug, Default)]
+struct Document {
+    /// As in a link's `#`.
+    anchors: BTreeSet<String>,
+    /// Numbers and letters of sections, and numbers of rows and of list items.
+    sections: BTreeSet<String>,
+    /// The same below a heading about invariants.
+    invariants: BTreeSet<String>,
+}
+
+impl Document {
+    fn parse(text: &str) -> Self {
+        let mut document = Self::default();
+        let (mut section, mut of_invariants, mut in_code) = (String::new(), false, false);
+        for line in text.lines() {
+            in_code ^= line.trim_start().starts_with("```");
+            if in_code {
+                continue;
+            }
+            let title = line.trim_start_matches('#');
+            if title.len() < line.len() && title.starts_with(' ') {
+                document.anchors.insert(anchor(title.trim()));
+                section = number(title.trim()).unwrap_or_default();
+                document.sections.extend(Some(section.clone()).filter(|section| !section.is_empty()));
+                of_invariants = title.to_ascii_lowercase().contains("invariant");
+            } else if let Some(number) = number(line.trim_start_matches(['|', '-', '*', ' '])) {
+                if of_invariants {
+                    document.invariants.insert(number.clone());
+                }
+                document.sections.insert(format!("{section}.{number}"));
+                document.sections.insert(number);
+            }
+        }
+        document
+    }
+}
+
+/// The number at the beginning of a title or of a line: `3.6`, `R7`, `appendix A`.
+fn number(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace();
+    let first = words.next()?;
+    if first.eq_ignore_ascii_case("appendix") {
+        let letter = words.next()?.trim_end_matches(['.', ':', ',']);
+        return Some(format!("appendix {letter}"));
+    }
+    let first = first.trim_matches(['.', ':', '*', '|']);
+    let digits = first.strip_prefix('R').unwrap_or(first);
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    digits.split('.').all(is_number).then(|| first.to_owned())
+}
+
+/// As GitHub makes it of a title.
+fn anchor(title: &str) -> String {
+    let kept = |letter: &char| letter.is_alphanumeric() || [' ', '-', '_'].contains(letter);
+    title
+        .chars()
+        .filter(kept)
+        .map(|letter| if letter == ' ' { '-' } else { letter })
+        .collect::<String>()
+        .to_lowercase()
+}
+
+/// All documents of the checkout, by path.
+#[derive(Debug)]
+pub struct Documents {
+    documents: BTreeMap<String, Document>,
+    paths: BTreeSet<String>,
+}
+
+impl Documents {
+    /// Reads them.
+    ///
+    /// # Panics
+    /// When a file cannot be read.
+    #[must_use]
+    pub fn read(root: &Path) -> Self {
+        let paths: BTreeSet<_> = files(root, |_| true).into_iter().collect();
+        let markdown = paths.iter().filter(|path| path.ends_with(".md"));
+        let read = |path: &String| {
+            let text = fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+            (path.clone(), Document::parse(&text))
+        };
+        let documents = markdown.map(read).collect();
+        Self { documents, paths }
+    }
+
+    /// Whether the citation leads to something.
+    #[must_use]
+    pub fn has(&self, citing: &str, citation: &Citation) -> bool {
+        match citation {
+            Citation::Document { path, place } => {
+                self.document(citing, path).is_some_and(|document| match place {
+                    None => true,
+                    Some(Place::Anchor(anchor)) => document.anchors.contains(anchor),
+                    Some(Place::Section(id)) => document.sections.contains(id),
+                })
+            }
+            Citation::Code(path) => {
+                let path = resolved(citing, path);
+                self.paths.iter().any(|there| *there == path || there.ends_with(&format!("/{path}")))
+            }
+            Citation::Contract(id) => self.documents.get(CONTRACT).is_some_and(|it| it.sections.contains(id)),
+            Citation::Invariant(id) => {
+                self.documents.get(ARCHITECTURE).is_some_and(|it| it.invariants.contains(id))
+            }
+            Citation::Unnamed(_) => false,
+        }
+    }
+
+    /// A document by its path from the root, from the citing file's folder, or from `docs/`.
+    fn document(&self, citing: &str, path: &str) -> Option<&Document> {
+        let folder = citing.rsplit_once('/').map_or("", |(folder, _)| folder);
+        // A path with `..` begins at the citing file's folder.
+        let beside = if path.starts_with("..") { resolved(citing, path) } else { format!("{folder}/{path}") };
+        let candidates = [path.to_owned(), beside, format!("docs/{path}"), format!("docs/dev/{path}")];
+        candidates.iter().find_map(|path| self.documents.get(path.trim_start_matches('/')))
+    }
+}
+
+/// A path without its `..`.
+fn resolved(citing: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    let folder = citing.rsplit_once('/').map_or("", |(folder, _)| folder);
+    if path.starts_with("..") {
+        parts.extend(folder.split('/'));
+    }
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// Texts of the checkout that may cite: comments and literals of code, documents, scripts.
+fn citing_texts(root: &Path, rust: &[RustFile]) -> Vec<(String, String)> {
+    // The rules' own tests cite what does not exist.
+    let rust = rust.iter().filter(|file| !file.path.starts_with("tests/text/"));
+    let mut texts: Vec<_> = rust.map(|file| (file.path.clone(), text_of(file))).collect();
+    let others = files(root, |path| {
+        let is_script = [".py", ".sh", ".toml"].iter().any(|ending| path.ends_with(ending));
+        let is_program = ["tests/run", "tests/miri", ".ci/run", "launcher/wheel", "justfile"].contains(&path);
+        let is_document = path.ends_with(".md") && path != "CHANGELOG.md";
+        is_script || is_program || is_document
+    });
+    for path in others {
+        let text = fs::read_to_string(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+        texts.push((path, text));
+    }
+    texts
+}
+
+/// A comment goes on over lines; a literal is a text of its own.
+fn text_of(file: &RustFile) -> String {
+    let mut text = String::new();
+    for comment in &file.source.comments {
+        text.push_str(&comment.text);
+        text.push('\n');
+    }
+    for literal in &file.source.literals {
+        text.push_str(".\n");
+        text.push_str(&literal.text);
+    }
+    text
+}
+
+/// The citations that lead nowhere, as `FILE: CITATION`, each once.
+#[must_use]
+pub fn broken(root: &Path, rust: &[RustFile]) -> Vec<String> {
+    let documents = Documents::read(root);
+    let mut found = BTreeSet::new();
+    for (path, text) in citing_texts(root, rust) {
+        for citation in citations(&text) {
+            if !documents.has(&path, &citation) {
+                found.insert(format!("{path}: {citation}"));
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+#[cfg(test)]
+mod self_test {
+    use super::*;
+
+    const CONTRACT_TEXT: &str = "# The contract\n## 3. Life\n### 3.6 Log tree [R]\n## 8. Quirks\n| 8.22 | x |\n\
+                                 ## Appendix A. Checks\n```\n# 9. not a title\n```\n";
+
+    fn documents() -> Documents {
+        let guide = "# Guide\n## Ctrl-C, and `kill`\n";
+        let architecture =
+            "# A\n## Invariants\n\n1. One.\n2. Two.\n- **R7** Leaving.\n## Threads\n3. Three.\n";
+        let all = [(CONTRACT, CONTRACT_TEXT), ("docs/guide.md", guide), (ARCHITECTURE, architecture)];
+        let documents = all.map(|(path, text)| (path.to_owned(), Document::parse(text))).into();
+        Documents { documents, paths: ["launcher/src/agent/state.rs".to_owned()].into() }
+    }
+
+    fn leads(citing: &str, text: &str) -> Vec<bool> {
+        let documents = documents();
+        citations(text).iter().map(|citation| documents.has(citing, citation)).collect()
+    }
+
+    #[test]
+    fn sections_rows_and_appendices_of_the_contract_resolve() {
+        assert_eq!(leads("a.rs", "contract 3.6, 8.22 and 3"), [true; 3]);
+        assert_eq!(leads("a.rs", "appendix A; contract 9, 8.23, 3.7"), [true, false, false, false]);
+        assert_eq!(leads("a.rs", "appendix B"), [false]);
+    }
+
+    #[test]
+    fn links_resolve_from_the_citing_folder_and_from_docs() {
+        assert_eq!(leads("docs/other.md", "[x](guide.md#ctrl-c-and-kill) [y](guide.md#ctrl)"), [true, false]);
+        assert_eq!(leads("README.md", "`guide.md`, `docs/guide.md`, `docs/none.md`"), [true, true, false]);
+        assert_eq!(leads("docs/dev/x.md", "[x](../guide.md) [y](../../guide.md)"), [true, false]);
+    }
+
+    #[test]
+    fn invariants_are_the_numbers_below_their_title() {
+        assert_eq!(
+            leads("a.rs", "invariants 1, 2 and 3; invariant R7; invariant R8"),
+            [true, true, false, true, false]
+        );
+    }
+
+    #[test]
+    fn code_resolves_by_the_end_of_its_path() {
+        assert_eq!(leads("ARCHITECTURE.md", "`agent/state.rs` `agent/gone.rs`"), [true, false]);
+    }
+}
