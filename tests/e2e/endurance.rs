@@ -11,6 +11,9 @@ use nix::sys::signal::Signal;
 /// each restart would be a page more at each look.
 const PEAK_KB: usize = 128;
 
+/// A look may find a descriptor or a child that is about to go. What leaks at each restart is hundreds more.
+const PEAK_COUNT: usize = 4;
+
 /// What a process holds.
 #[derive(Debug)]
 struct Holdings {
@@ -50,7 +53,8 @@ fn after_many_restarts_nothing_has_grown() {
     for process in 0..2 {
         let [early, .., late] = looks.each_ref().map(|look| &look[process]);
         tell(&format!("after 10 restarts {early:?}, after {last} {late:?}"));
-        assert_eq!((late.descriptors, late.children), (early.descriptors, early.children));
+        let limits = (early.descriptors + PEAK_COUNT, early.children + PEAK_COUNT);
+        assert!(late.descriptors <= limits.0 && late.children <= limits.1, "{early:?}, {late:?}");
         let memory = looks.each_ref().map(|look| look[process].own_memory_kb);
         let is_steady = memory.windows(2).any(|pair| pair[1] <= pair[0]);
         assert!(is_steady && late.own_memory_kb <= early.own_memory_kb + PEAK_KB, "{memory:?} KiB");

@@ -6,9 +6,12 @@
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::{env, process};
 
@@ -226,16 +229,46 @@ fn cache() -> PathBuf {
     chosen.unwrap_or_else(usual).join("rankrun")
 }
 
-/// A TCP port that nobody listened on a moment ago, and that nobody gets who asks the kernel for any: below the
-/// range from which it takes those, and another one for each call.
+/// A TCP port of the loopback that is free, and that no other call gets while this process lives, in any test process of
+/// this machine. It is below the range from which the kernel takes ports by itself.
 ///
 /// # Panics
 /// When none of twelve thousand ports is free.
 #[must_use]
 pub fn free_port() -> u16 {
     static CALLS: AtomicU16 = AtomicU16::new(0);
-    let of_process = u16::try_from(std::process::id() % 120).unwrap_or_default() * 100;
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let next = || 20_000 + (of_process + CALLS.fetch_add(1, Ordering::Relaxed)) % 12_000;
-    std::iter::repeat_with(next).take(12_000).find(is_free).expect("the loopback has a free port")
+    // Where each process begins matters little: a port that another one has is left out.
+    let first = u16::try_from(process::id() % 120).unwrap_or_default() * 100;
+    let next = || FIRST_PORT + (first + CALLS.fetch_add(1, Ordering::Relaxed) % PORTS) % PORTS;
+    let is_free = |port: &u16| reserve(*port) && TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let tried = usize::from(PORTS);
+    std::iter::repeat_with(next).take(tried).find(is_free).expect("the loopback has a free port")
+}
+
+const FIRST_PORT: u16 = 20_000;
+const PORTS: u16 = 12_000;
+
+/// Reserves a port against other test processes until this one ends: the kernel gives an abstract socket's name once in a
+/// network namespace, and takes it back when the process is gone.
+fn reserve(port: u16) -> bool {
+    static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+    let name = SocketAddr::from_abstract_name(format!("rankrun-e2e-port-{port}"));
+    let Ok(listener) = name.and_then(|name| UnixListener::bind_addr(&name)) else { return false };
+    RESERVED.lock().expect("no call panics with the lock").push(listener);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two processes are two callers of the kernel: a second socket of that name stands for the other process.
+    #[test]
+    fn port_of_another_process_is_left_out() {
+        let port = free_port();
+        assert!(!reserve(port), "port {port} is given twice");
+        let ports: Vec<_> = (0..50).map(|_| free_port()).collect();
+        assert!(ports.iter().all(|other| *other != port && !reserve(*other)), "{port}: {ports:?}");
+        assert!(ports.iter().all(|port| (FIRST_PORT..FIRST_PORT + PORTS).contains(port)));
+    }
 }

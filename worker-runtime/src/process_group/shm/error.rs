@@ -8,6 +8,10 @@ use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::error::DESCRIPTORS;
 use crate::socket::is_own_shortage;
 
+const FILE_CALL: &str = "memfd_create";
+const PERMIT_FILES: &str =
+    "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it";
+
 /// Ranks of one host cannot share memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
@@ -38,8 +42,11 @@ pub enum SegmentError {
     #[error("{}the kernel refuses `memfd_create`, without which ranks share no memory", Details(self))]
     NoFile(#[source] io::Error),
     /// Rank 0 could not make it.
-    #[error("rank 0 could not make it, as its own error says")]
-    NotMade,
+    #[error("{}rank 0 could not make it: {why}", Details(self))]
+    NotMade {
+        /// What rank 0 says.
+        why: String,
+    },
     /// No socket through which the memory could be passed on.
     #[error("{}no socket for passing shared memory between ranks", Details(self))]
     Socket(#[from] io::Error),
@@ -75,9 +82,8 @@ impl SegmentError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
-            Self::NoFile(_) => Some(
-                "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it",
-            ),
+            Self::NoFile(_) => Some(PERMIT_FILES),
+            Self::NotMade { why } if why.contains(FILE_CALL) => Some(PERMIT_FILES),
             _ => None,
         }
     }

@@ -10,8 +10,8 @@ use rankrun_contract::rank::Rank;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use super::{
-    ANSWER, ANSWER_LEN, KEY, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, greeting, is_same_user,
-    number, send,
+    ANSWER, ANSWER_LEN, KEY, LONGEST_REASON, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME,
+    greeting, is_same_user, number, send,
 };
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::meet::{Seat, lost};
@@ -38,10 +38,11 @@ impl Guest {
             result => result?,
         }
         let value = store.get(KEY)?;
-        if value == NOTHING {
-            return Err(SegmentError::NotMade.into());
-        }
         let value = String::from_utf8_lossy(&value).into_owned();
+        if let Some(why) = value.strip_prefix(NOTHING) {
+            let why = why.chars().filter(|letter| !letter.is_control()).take(LONGEST_REASON).collect();
+            return Err(SegmentError::NotMade { why }.into());
+        }
         let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
             return Err(GroupError::strange_entry(KEY, value.as_bytes()));
         };

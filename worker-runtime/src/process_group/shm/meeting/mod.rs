@@ -36,7 +36,9 @@ use crate::store::TcpStore;
 /// Where rank 0 says how it is reached.
 const KEY: &str = "shared memory";
 /// What it says where there is nothing to be reached.
-const NOTHING: &[u8] = b"nothing";
+const NOTHING: &str = "nothing: ";
+/// The most bytes of rank 0's reason that other ranks get.
+const LONGEST_REASON: usize = 512;
 
 const TOKEN_LEN: usize = 36;
 const GREETING: &[u8; 12] = b"rankrun shm\n";
@@ -69,9 +71,11 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
     let ended = |ending| ended(seat, ending);
     let mut shm = if seat.rank == Rank(0) {
         let made = Segment::create(seat.world_size).and_then(|segment| take_seat(segment, seat));
-        if made.is_err() {
-            // The others need not wait for it. Our own error is the one that says why.
-            drop(store.set(KEY, NOTHING));
+        if let Err(error) = &made {
+            // The launcher may stop this rank before its own error is written, so the other ranks can say why.
+            let why = error.to_string();
+            let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
+            drop(store.set(KEY, format!("{NOTHING}{why}").as_bytes()));
         }
         let mut shm = made?;
         shm.member.arrive();
