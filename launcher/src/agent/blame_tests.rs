@@ -4,6 +4,7 @@ use super::rendezvous_tests::{joined, joins, node, note, peer_failed, position, 
 use super::*;
 use crate::agent::message::{Ending, Farewell};
 use crate::exit_code::TIME_LIMIT;
+use crate::rendezvous::NodeName;
 use crate::spec::stop::TimeLimit;
 
 #[test]
@@ -34,11 +35,13 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
-    let actions = job.handle(at(3), Input::Blamed(Some("th1".to_owned())));
-    assert!(matches!(&actions[0], Action::Say(Happening::Blamed { node }) if node == "th1"));
+    let actions = job.handle(at(3), Input::Blamed(Some(NodeName::of_host("th1"))));
+    assert!(
+        matches!(&actions[0], Action::Say(Happening::Blamed { node }) if *node == NodeName::of_host("th1"))
+    );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
-    assert_eq!(job.handle(at(4), Input::Blamed(Some("th1".to_owned()))), [], "nobody asked");
+    assert_eq!(job.handle(at(4), Input::Blamed(Some(NodeName::of_host("th1")))), [], "nobody asked");
 }
 
 #[test]

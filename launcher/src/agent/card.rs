@@ -19,7 +19,7 @@ use crate::logs::route::chosen;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
 use crate::regular_file::{self, NotRegular};
-use crate::rendezvous::Round;
+use crate::rendezvous::{NodeName, Round};
 use crate::reporter::early::EarlyRank;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
@@ -80,6 +80,12 @@ impl Evidence<'_> {
         (card, shown)
     }
 
+    /// Rank and address of this node, which say nothing where there is no other.
+    fn node_among_others(&self) -> NodeName {
+        let round = self.round.filter(|round| round.nodes > NodeCount::ONE);
+        round.map(Round::own_name).unwrap_or_default()
+    }
+
     fn kept_output(&self, local_rank: LocalRank) -> KeptOutput {
         let logs = &self.spec.logs;
         let streams = [chosen(&logs.tee, local_rank), chosen(&logs.redirects, local_rank)];
@@ -102,8 +108,7 @@ impl Evidence<'_> {
             device: self
                 .seat(first.local_rank)
                 .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
-            host: short_hostname(),
-            node_rank: self.round.filter(|round| round.nodes > NodeCount::ONE).map(|round| round.node_rank),
+            node: NodeName { host: Some(short_hostname()), ..self.node_among_others() },
             exit: first.exit,
             manner: failure.manner,
             started: self.started,

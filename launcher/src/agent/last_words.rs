@@ -13,7 +13,6 @@ use crate::agent::failure::Failure;
 use crate::agent::message::{Ending, JobEnd};
 use crate::agent::workers::Workers;
 use crate::exit_code::ExitStatus;
-use crate::facts::short_hostname;
 use crate::process::Exit;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
@@ -60,7 +59,7 @@ impl LastWords {
             }
             (None, ..) => {}
         }
-        report_others(end, voice);
+        report_others(end, workers, voice);
         if end.failure.is_none() {
             let reports = workers.reports(&mut shown);
             if !reports.is_empty() {
@@ -114,10 +113,10 @@ impl LastWords {
 }
 
 /// How the job ended elsewhere, to people. Every node of the job shows the same first cause.
-fn report_others(end: &JobEnd, voice: &Voice) {
+fn report_others(end: &JobEnd, workers: &Workers, voice: &Voice) {
+    let first = end.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| {
-        let first = end.failure.as_ref().map(|failure| failure.first);
-        note.host == short_hostname() && first.is_some_and(|first| first.pid.as_raw() == note.pid)
+        first.is_some_and(|first| first.pid.as_raw() == note.pid) && workers.is_on_this_node(note)
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();

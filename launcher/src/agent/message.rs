@@ -16,7 +16,7 @@ use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{Change, FailureNote, Round};
+use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 pub use happening::{Happening, Impatience};
 
 /// Something happened.
@@ -108,7 +108,7 @@ pub enum Input {
     /// The round is over for a reason elsewhere.
     Changed(Change),
     /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
-    Blamed(Option<String>),
+    Blamed(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// There is nothing to take part in any more.

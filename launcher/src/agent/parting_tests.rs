@@ -4,7 +4,7 @@ use super::rendezvous_tests::{joined, joins, lost, node, note, running};
 use super::*;
 use crate::agent::message::{Ending, Farewell, OwnStop};
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{Change, FailureNote};
+use crate::rendezvous::{Change, FailureNote, NodeName};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
@@ -52,7 +52,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
 #[test]
 fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
     let at = clock();
-    let host = FailureNote::of_leaving_host(NodeRank(0), "th1".to_owned(), "SIGTERM".to_owned());
+    let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
     let left = || Input::Over(Ending::Closed { failure: Some(host.clone()) });
     let failed = exited(0, 0, Exit::Code(5));
     for (inputs, is_own) in [

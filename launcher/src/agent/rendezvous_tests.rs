@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent::message::{Ending, Farewell};
-use crate::rendezvous::{Change, FailureNote, PeerLoss};
+use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -32,13 +32,14 @@ pub(super) fn joined(number: u64) -> Input {
 }
 
 pub(super) fn lost() -> Input {
-    Input::Changed(Change::PeerLost { node: "th1".to_owned() })
+    Input::Changed(Change::PeerLost { node: NodeName::of_host("th1") })
 }
 
 pub(super) fn note() -> FailureNote {
     FailureNote {
         node_rank: NodeRank(0),
         host: "th1".to_owned(),
+        addr: None,
         rank: Rank(1),
         local_rank: LocalRank(1),
         pid: 77,
@@ -102,7 +103,7 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
     for (change, by) in [
         (lost(), GRACE),
         (peer_failed(), GRACE),
-        (Input::Changed(Change::NodeWaits { node: "th3".to_owned() }), GRACE),
+        (Input::Changed(Change::NodeWaits { node: NodeName::of_host("th3") }), GRACE),
         (Input::Changed(Change::CutOff { kill_by: at(2) + Duration::from_secs(2) }), Duration::from_secs(2)),
         (Input::Changed(Change::StoodStill), Duration::ZERO),
     ] {
@@ -213,7 +214,7 @@ fn any_news() -> impl Strategy<Value = Input> {
         4 => (0u64..5).prop_map(joined),
         3 => change,
         2 => Just(Input::Blamed(None)),
-        1 => Just(Input::Blamed(Some("th1".to_owned()))),
+        1 => Just(Input::Blamed(Some(NodeName::of_host("th1")))),
         1 => Just(Input::AllSucceeded),
         1 => Just(Input::Over(Ending::Closed { failure: None })),
     ]

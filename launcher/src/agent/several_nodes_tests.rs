@@ -333,6 +333,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
     FailureNote {
         node_rank: NodeRank(rank),
         host: format!("th{node}"),
+        addr: None,
         rank: Rank(rank),
         local_rank: end.local_rank,
         pid: 100,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeRank;
 
+use super::NodeName;
 use super::address::AddressError;
 use super::descriptor::Mismatch;
 use super::pickle::NotAState;
@@ -25,7 +26,7 @@ pub enum RendezvousError {
         /// How long was waited.
         waited: Duration,
         /// Who is missing, where it is known.
-        missing: Vec<String>,
+        missing: Vec<NodeName>,
     },
     /// The store at the endpoint cannot be reached.
     #[error("cannot reach the rendezvous store at `{endpoint}` within {}", humantime::format_duration(*waited))]
@@ -106,30 +107,30 @@ pub enum RendezvousError {
         source: io::Error,
     },
     /// Another rankrun agent is of another job, or of another version.
-    #[error("this agent and the one on `{host}` are not of one job: {mismatch}")]
+    #[error("this agent and the one on {node} are not of one job: {mismatch}")]
     Mismatch {
-        /// Its host.
-        host: String,
+        /// Its node.
+        node: NodeName,
         /// What differs.
         mismatch: Mismatch,
     },
     /// Two agents of one job have the same node rank.
-    #[error("node rank {node_rank} is given twice: to this agent on `{ours}`, and to the one on `{theirs}`")]
+    #[error("node rank {node_rank} is given twice: to this agent on {ours}, and to the one on {theirs}")]
     SameNodeRank {
         /// The rank.
         node_rank: NodeRank,
-        /// This host.
-        ours: String,
+        /// This node.
+        ours: NodeName,
         /// The other agent's.
-        theirs: String,
+        theirs: NodeName,
     },
     /// A member of the round does not do its part.
-    #[error("no {what} from {} within {}", nodes.join(", "), humantime::format_duration(*waited))]
+    #[error("no {what} from {} within {}", names(nodes), humantime::format_duration(*waited))]
     NoAnswer {
         /// What is missing.
         what: &'static str,
         /// Who has not given it.
-        nodes: Vec<String>,
+        nodes: Vec<NodeName>,
         /// How long was waited.
         waited: Duration,
     },
@@ -147,33 +148,33 @@ pub enum RendezvousError {
         waited: Duration,
     },
     /// A member of the round has written something that no agent writes.
-    #[error("cannot read {what} that `{node}` has written")]
+    #[error("cannot read {what} that {node} has written")]
     Unreadable {
         /// What it is.
         what: &'static str,
         /// Whose.
-        node: String,
+        node: NodeName,
     },
     /// More workers than there are ranks.
     #[error("the nodes have more than {} workers together", u32::MAX)]
     TooManyWorkers,
     /// A torchrun member cannot learn where the workers meet now.
     #[error(
-        "the workers' store has moved from `{believed}` to `{now}`, and torchrun on `{peer}` cannot follow: it reads the address only once"
+        "the workers' store has moved from `{believed}` to `{now}`, and torchrun on {peer} cannot follow: it reads the address only once"
     )]
     MasterMoved {
         /// The torchrun member.
-        peer: String,
+        peer: NodeName,
         /// Where it believes that the store is.
         believed: String,
         /// The place, or node, where it has to be now.
         now: String,
     },
     /// A torchrun rank 0 uses a store that it has told only to others.
-    #[error("torchrun on `{node}` is rank 0, and does not say where its workers' store is")]
+    #[error("torchrun on {node} is rank 0, and does not say where its workers' store is")]
     MasterUnknown {
         /// The torchrun member.
-        node: String,
+        node: NodeName,
     },
     /// The old keys in a torchrun member's store cannot be removed.
     #[error("cannot empty the workers' store at `{place}`")]
@@ -198,8 +199,12 @@ fn value_words(value: &str) -> String {
     if value.is_empty() { "no value".to_owned() } else { format!("the value `{value}`") }
 }
 
-fn missing_words(missing: &[String]) -> String {
-    if missing.is_empty() { String::new() } else { format!(": {} missing", missing.join(", ")) }
+fn missing_words(missing: &[NodeName]) -> String {
+    if missing.is_empty() { String::new() } else { format!(": {} missing", names(missing)) }
+}
+
+fn names(nodes: &[NodeName]) -> String {
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl RendezvousError {

@@ -19,17 +19,12 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 use super::error::RendezvousError;
 use super::keys::{Keys, RoundKeys};
 use super::roles::{Assigned, RoleInfo, assign};
-use super::state::Node;
-use super::text::harmless;
 use super::torch_peer::{Members, Memory};
-use super::{Member, Round};
+use super::{Member, NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
 /// The longest wait without a look at anything else.
 const SLICE: Duration = Duration::from_millis(250);
-
-/// Longest name of a node in messages, in characters.
-const MAX_NAME: usize = 255;
 
 /// One completed round, as this agent takes part in it.
 pub struct Exchange<'a> {
@@ -224,7 +219,7 @@ impl Seats<'_> {
         }
         let what = "ranks of this node's workers";
         let Some(text) = talk.read(&self.keys.assigned_ranks(self.node_rank), self.limit)? else {
-            let nodes = vec![format!("`{}`", name(self.members, 0))];
+            let nodes = vec![name(self.members, 0)];
             return Err(RendezvousError::NoAnswer { what, nodes, waited: self.limit }.into());
         };
         let assigned = Assigned::from_json(&text, self.workers)
@@ -245,7 +240,7 @@ impl Seats<'_> {
         };
         if !complete {
             let silent = texts.iter().enumerate().filter(|(_, text)| text.is_empty());
-            let nodes = silent.map(|(index, _)| format!("`{}`", name(self.members, index))).collect();
+            let nodes = silent.map(|(index, _)| name(self.members, index)).collect();
             let what = "number of workers";
             return Err(RendezvousError::NoAnswer { what, nodes, waited: self.limit }.into());
         }
@@ -303,16 +298,11 @@ fn ranks(members: usize) -> impl Iterator<Item = NodeRank> {
     (0..).map(NodeRank).take(members)
 }
 
-/// What people call a member.
-pub(super) fn name(members: &Members, index: usize) -> String {
-    match members.get(index) {
-        Some((_, Some(descriptor))) => descriptor.host.clone(),
-        Some((node, None)) => node_name(node),
-        None => format!("node {index}"),
-    }
-}
-
-/// What people call a node that says nothing of itself, fit for a terminal.
-pub(super) fn node_name(node: &Node) -> String {
-    harmless(&node.addr, MAX_NAME)
+/// What messages call a member.
+pub(super) fn name(members: &Members, index: usize) -> NodeName {
+    let rank = NodeRank(u32::try_from(index).unwrap_or(u32::MAX));
+    members.get(index).map_or_else(
+        || NodeName::of_rank(rank),
+        |(node, agent)| NodeName::of_node(node, agent.as_ref().map(|agent| agent.host.as_str()), Some(rank)),
+    )
 }

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RunId};
 
-use super::Round;
 use super::descriptor::Descriptor;
 use super::error::RendezvousError;
 use super::exchange::{Aborted, Between, ExchangeError, Ready, Seats, Talk, Told, round};
 use super::keys::{Keys, RoundKeys};
 use super::pickle;
 use super::state::{Node, State, Timestamp};
+use super::{NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
 use authority::Authority;
@@ -145,7 +145,7 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
         return Ok(FirstRound::Mixed(round(0, &Seats { members: &seen, ..seats }, assigned, told)));
     }
     let unreadable =
-        || RendezvousError::Unreadable { what: "who takes part", node: "node rank 0".to_owned() };
+        || RendezvousError::Unreadable { what: "who takes part", node: NodeName::of_rank(NodeRank(0)) };
     let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
     if nodes.get(setup.node_rank.index()) != Some(setup.node) {
         // We took the place of an agent that died after it had done its part.
@@ -160,15 +160,15 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
 /// Who has come to a job with given ranks: for people who wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RollCall {
-    /// The names of those who are here, as far as they are known.
-    pub here: Vec<String>,
+    /// Those who are here.
+    pub here: Vec<NodeName>,
     /// The node ranks of which nobody has come yet.
     pub missing: Vec<NodeRank>,
-    /// The name of the agent that still holds the node rank of whoever asks, and may be dead.
-    pub holder: Option<String>,
+    /// The agent that still holds the node rank of whoever asks, and may be dead.
+    pub holder: Option<NodeName>,
 }
 
-/// Calls the roll, for an agent of this name with this node rank.
+/// Calls the roll, for the agent with this node rank.
 ///
 /// # Errors
 /// See [`Client`].
@@ -176,7 +176,7 @@ pub fn roll_call(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     (own_rank, own): (NodeRank, &Node),
-    own_host: &str,
+    own_name: NodeName,
 ) -> Result<RollCall, ClientError> {
     let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
     let ranks = || (0..nodes.get()).map(NodeRank);
@@ -186,14 +186,14 @@ pub fn roll_call(
     for (rank, pair) in ranks().zip(values.chunks_exact(2)) {
         let claim = Claim::from_json(&pair[0]);
         if rank == own_rank {
-            roll.holder = claim.filter(|claim| claim.node != *own).map(|claim| claim.host());
-            roll.here.push(own_host.to_owned());
+            roll.holder = claim.filter(|claim| claim.node != *own).map(|claim| claim.name().without_rank());
+            roll.here.push(own_name.clone());
             continue;
         }
         match claim {
-            Some(claim) => roll.here.push(claim.host()),
+            Some(claim) => roll.here.push(NodeName { rank: Some(rank), ..claim.name() }),
             None if pair[1].is_empty() || pair[0] == claim::TAKEN_BACK => roll.missing.push(rank),
-            None => roll.here.push(format!("node rank {rank}")),
+            None => roll.here.push(NodeName::of_rank(rank)),
         }
     }
     Ok(roll)
@@ -224,8 +224,8 @@ impl Job<'_> {
         if is_there != [false, true, false] {
             return Ok(());
         }
-        let theirs = "another node, which runs torchrun".to_owned();
-        Err(RendezvousError::SameNodeRank { node_rank, ours: self.host(), theirs }.into())
+        let theirs = NodeName::of_host("another node, which runs torchrun");
+        Err(RendezvousError::SameNodeRank { node_rank, ours: self.name(), theirs }.into())
     }
 
     /// Those whose claims can be read, by node rank.
@@ -278,22 +278,23 @@ impl Job<'_> {
         let setup = self.setup;
         let job = (setup.run_id, setup.nodes);
         let RollCall { here, missing, .. } =
-            roll_call(talk.store, job, (setup.node_rank, setup.node), &setup.descriptor.host)?;
+            roll_call(talk.store, job, (setup.node_rank, setup.node), self.name())?;
         let waited = setup.timeout;
         if missing.is_empty() {
-            let nodes = vec!["node rank 0".to_owned()];
+            let nodes = vec![NodeName::of_rank(NodeRank(0))];
             return Ok(RendezvousError::NoAnswer { what: "ranks of this node's workers", nodes, waited });
         }
         Ok(RendezvousError::TooFew {
             here: u32::try_from(here.len()).unwrap_or(u32::MAX),
             needed: setup.nodes.get(),
             waited,
-            missing: missing.into_iter().map(|rank| format!("node rank {rank}")).collect(),
+            missing: missing.into_iter().map(NodeName::of_rank).collect(),
         })
     }
 
-    fn host(&self) -> String {
-        self.setup.descriptor.host.clone()
+    /// What messages call this node, which says its rank itself.
+    fn name(&self) -> NodeName {
+        NodeName::of_node(self.setup.node, Some(&self.setup.descriptor.host), None)
     }
 }
 
@@ -303,5 +304,5 @@ fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<Descriptor>) {
 
 /// Stands for a node that has not said who it is.
 fn unknown_node(rank: NodeRank) -> Node {
-    Node { addr: format!("node rank {rank}"), pid: 0, local_id: 0 }
+    Node { addr: String::new(), pid: 0, local_id: i64::from(rank.0) }
 }

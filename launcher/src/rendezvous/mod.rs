@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod fixed;
 pub mod host;
 pub mod keys;
+pub mod node_name;
 pub mod note;
 pub mod pickle;
 pub mod ranks;
@@ -25,6 +26,7 @@ pub mod torch_peer;
 pub mod worker_store;
 
 pub(crate) use keys::checksum;
+pub use node_name::NodeName;
 
 use std::time::{Duration, Instant};
 
@@ -61,8 +63,8 @@ pub struct Round {
 pub struct Member {
     /// Its index.
     pub node_rank: NodeRank,
-    /// What people call it: its host name where it has told it, else the address that it has published.
-    pub name: String,
+    /// What messages call it.
+    pub name: NodeName,
     /// How many workers it has, where it has told.
     pub workers: Option<LocalWorldSize>,
 }
@@ -85,6 +87,13 @@ impl Round {
             interface: None,
         }
     }
+
+    /// What messages call this node.
+    #[must_use]
+    pub fn own_name(&self) -> NodeName {
+        let own = self.members.iter().find(|member| member.node_rank == self.node_rank);
+        own.map_or_else(|| NodeName::of_rank(self.node_rank), |member| member.name.clone())
+    }
 }
 
 /// How a node has ended whose launcher has failed.
@@ -97,6 +106,8 @@ pub struct FailureNote {
     pub node_rank: NodeRank,
     /// The host's name.
     pub host: String,
+    /// The address that the node publishes, where the note tells it.
+    pub addr: Option<String>,
     /// Global rank of the worker.
     pub rank: Rank,
     /// Its local rank.
@@ -124,11 +135,14 @@ pub enum PeerLoss {
 impl FailureNote {
     /// A node was lost, and what failed elsewhere in the same moment is its doing.
     #[must_use]
-    pub fn of_lost_node(node_rank: NodeRank, host: String) -> Self {
+    pub fn of_lost_node(node_rank: NodeRank, node: NodeName) -> Self {
         let ended = "the node is lost".to_owned();
+        // A torchrun agent tells no more than its address.
+        let host = node.host.or_else(|| node.addr.clone()).unwrap_or_default();
         Self {
             node_rank,
             host,
+            addr: node.addr,
             rank: Rank(0),
             local_rank: LocalRank(0),
             pid: 0,
@@ -146,14 +160,21 @@ impl FailureNote {
 
     /// The node that hosts the store leaves for this reason, and the job ends with it.
     #[must_use]
-    pub fn of_leaving_host(node_rank: NodeRank, host: String, why: String) -> Self {
-        Self { message: Some(why), ..Self::of_lost_node(node_rank, host) }
+    pub fn of_leaving_host(node_rank: NodeRank, node: NodeName, why: String) -> Self {
+        Self { message: Some(why), ..Self::of_lost_node(node_rank, node) }
     }
 
     /// The launcher on this node has failed for this reason, and has ended the job.
     #[must_use]
-    pub fn of_failed_launcher(node_rank: NodeRank, host: String, why: String) -> Self {
-        Self { ended: LAUNCHER_FAILED.to_owned(), ..Self::of_leaving_host(node_rank, host, why) }
+    pub fn of_failed_launcher(node_rank: NodeRank, node: NodeName, why: String) -> Self {
+        Self { ended: LAUNCHER_FAILED.to_owned(), ..Self::of_leaving_host(node_rank, node, why) }
+    }
+
+    /// The node that it tells of.
+    #[must_use]
+    pub fn node(&self) -> NodeName {
+        let host = Some(self.host.clone()).filter(|host| !host.is_empty());
+        NodeName { rank: Some(self.node_rank), host, addr: self.addr.clone() }
     }
 
     /// Whether it tells of a launcher that has failed, and of no worker.
@@ -224,7 +245,7 @@ pub enum News {
     /// The round is over for a reason elsewhere: stop the workers, then [`Wish::Join`].
     Changed(Change),
     /// The answer to [`Wish::Blame`]: the node that was lost, if any.
-    Blamed(Option<String>),
+    Blamed(Option<NodeName>),
     /// Nobody is left to wait for: the workers of all nodes have succeeded.
     AllSucceeded,
     /// Still waiting for nodes.
@@ -243,19 +264,19 @@ pub enum Change {
     /// A node has gone without a word.
     PeerLost {
         /// Its name.
-        node: String,
+        node: NodeName,
     },
     /// A node has left.
     PeerLeft {
         /// Its name.
-        node: String,
+        node: NodeName,
         /// What it said.
         why: String,
     },
     /// A node wants to take part.
     NodeWaits {
         /// Its name.
-        node: String,
+        node: NodeName,
     },
     /// This node does not reach the store, and the others take it for dead by then.
     CutOff {
@@ -272,9 +293,9 @@ pub enum Change {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Names of those who are here, this node included.
-    pub here: Vec<String>,
-    /// Names of those who were in the round before and are not here, or `node rank 2` where ranks are given.
-    pub missing: Vec<String>,
+    pub here: Vec<NodeName>,
+    /// Names of those who were in the round before and are not here, or node ranks where ranks are given.
+    pub missing: Vec<NodeName>,
     /// How many nodes the job needs at least.
     pub min: NodeCount,
     /// And at most.
@@ -298,7 +319,7 @@ pub enum Awaited {
     /// Nodes that are there, and stop their workers. Until they have, no time counts.
     Stops {
         /// Their names.
-        nodes: Vec<String>,
+        nodes: Vec<NodeName>,
     },
     /// What the others say of their workers: the nodes of the round are here.
     Ranks,

@@ -93,6 +93,8 @@ impl RuleEnd {
 struct Wire {
     node_rank: u32,
     host: String,
+    #[serde(default)]
+    addr: Option<String>,
     rank: u32,
     local_rank: u32,
     pid: i32,
@@ -126,6 +128,7 @@ impl From<&FailureNote> for Wire {
         Self {
             node_rank: note.node_rank.0,
             host: harmless(&note.host, MAX_HOST),
+            addr: note.addr.as_deref().map(|addr| harmless(addr, MAX_HOST)),
             rank: note.rank.0,
             local_rank: note.local_rank.0,
             pid: note.pid,
@@ -145,6 +148,7 @@ impl From<Wire> for FailureNote {
         Self {
             node_rank: NodeRank(wire.node_rank),
             host: harmless(&wire.host, MAX_HOST),
+            addr: wire.addr.map(|addr| harmless(&addr, MAX_HOST)),
             rank: Rank(wire.rank),
             local_rank: LocalRank(wire.local_rank),
             pid: wire.pid,
@@ -211,11 +215,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::rendezvous::NodeName;
 
     fn note() -> FailureNote {
         FailureNote {
             node_rank: NodeRank(1),
             host: "th1".to_owned(),
+            addr: Some("10.0.0.2".to_owned()),
             rank: Rank(9),
             local_rank: LocalRank(1),
             pid: 4711,
@@ -236,6 +242,16 @@ mod tests {
         }
     }
 
+    /// An agent of an earlier version writes no address.
+    #[test]
+    fn note_without_address_is_read() {
+        let text = String::from_utf8(note().to_json()).unwrap();
+        let earlier = text.replace(r#""addr":"10.0.0.2","#, "");
+        assert_ne!(earlier, text);
+        let read = FailureNote::from_json(earlier.as_bytes());
+        assert_eq!(read, Some(FailureNote { addr: None, ..note() }));
+    }
+
     #[test]
     fn a_rule_is_read_as_it_is_written_and_fits_the_end() {
         for then in [RuleEnd::Succeed, RuleEnd::Requeue, RuleEnd::NoRequeue] {
@@ -254,9 +270,11 @@ mod tests {
     #[test]
     fn who_was_lost_who_left_and_who_failed_are_told_apart() {
         let of = |note: &FailureNote| FailureNote::from_json(&note.to_json()).unwrap();
-        let lost = of(&FailureNote::of_lost_node(NodeRank(1), "th1".to_owned()));
-        let left = of(&FailureNote::of_leaving_host(NodeRank(1), "th1".to_owned(), "SIGTERM\n".to_owned()));
-        let failed = of(&FailureNote::of_failed_launcher(NodeRank(1), "th1".to_owned(), "x".to_owned()));
+        let lost = of(&FailureNote::of_lost_node(NodeRank(1), NodeName::of_host("th1")));
+        let left =
+            of(&FailureNote::of_leaving_host(NodeRank(1), NodeName::of_host("th1"), "SIGTERM\n".to_owned()));
+        let failed =
+            of(&FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th1"), "x".to_owned()));
         let all = [&lost, &left, &failed, &note()];
         assert_eq!(all.map(FailureNote::is_of_lost_node), [true, false, false, false]);
         assert_eq!(all.map(FailureNote::is_of_failed_launcher), [false, false, true, false]);

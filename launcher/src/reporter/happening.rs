@@ -90,12 +90,8 @@ fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
     match round {
         Some(round) => {
             let rank = round.base_rank.0.saturating_add(end.local_rank.0);
-            let own = round.members.iter().find(|member| member.node_rank == round.node_rank);
-            let name = own.map(|member| format!(" ({})", plain(&member.name))).unwrap_or_default();
-            format!(
-                "rank {rank} (local rank {}, pid {}) on node {}{name}",
-                end.local_rank, end.pid, round.node_rank
-            )
+            let node = plain(&round.own_name().to_string());
+            format!("rank {rank} (local rank {}, pid {}) on {node}", end.local_rank, end.pid)
         }
         None => format!("local rank {} (pid {})", end.local_rank, end.pid),
     }
@@ -116,7 +112,7 @@ pub fn some_finished(
     let (has, runs) =
         (if finished.len() == 1 { "has" } else { "have" }, if live.len() == 1 { "s" } else { "" });
     let after = if finished.len() == 1 { "later" } else { "after the first of them" };
-    let node = round.map(|round| format!(" (node {})", round.node_rank)).unwrap_or_default();
+    let node = round.map(|round| plain(&format!(", on {}", round.own_name()))).unwrap_or_default();
     format!(
         "{} {has} exited with 0, and {} still run{runs} {} s {after}{node}",
         names(finished),
@@ -330,7 +326,7 @@ mod tests {
         (round.node_rank, round.base_rank) = (rankrun_contract::rank::NodeRank(1), Rank(8));
         assert_eq!(
             render(&[0, 1, 2], &[3, 5], Some(&round)),
-            "ranks 8-10 have exited with 0, and ranks 11, 13 still run 60 s after the first of them (node 1)"
+            "ranks 8-10 have exited with 0, and ranks 11, 13 still run 60 s after the first of them, on node 1"
         );
     }
 

@@ -6,7 +6,7 @@ use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::Ending;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{Awaited, Change, FailureNote, PeerLoss, Round, Waiting};
+use crate::rendezvous::{Awaited, Change, FailureNote, NodeName, PeerLoss, Round, Waiting};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
 
@@ -18,15 +18,15 @@ const NAMES_SHOWN: usize = 8;
 pub fn changed(change: &Change) -> String {
     match change {
         Change::PeerFailed(note) if note.is_of_lost_node() => {
-            plain(&format!("node {} ({}) is lost, and failed first", note.node_rank, note.host))
+            plain(&format!("{} is lost, and failed first", note.node()))
         }
         Change::PeerFailed(note) => {
             let words = || format!("{} failed: {}{}", worker(note), plain(&note.ended), lost(note.lost));
             ended_by_node(note).unwrap_or_else(words)
         }
-        Change::PeerLost { node } => format!("{} is lost: it gives no sign of life", plain(node)),
+        Change::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
         Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
-        Change::NodeWaits { node } => format!("{} wants to take part", plain(node)),
+        Change::NodeWaits { node } => plain(&format!("{node} wants to take part")),
         Change::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
         }
@@ -47,10 +47,10 @@ pub fn over(ending: &Ending) -> String {
     match ending {
         Ending::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         Ending::Closed { failure: Some(note) } if note.is_of_lost_node() => {
-            plain(&format!("the job has ended since node {} ({}) was lost", note.node_rank, note.host))
+            plain(&format!("the job has ended since {} was lost", note.node()))
         }
         Ending::Closed { failure: Some(note) } => {
-            let words = || plain(&format!("node {} ({}) has ended the job", note.node_rank, note.host));
+            let words = || plain(&format!("{} has ended the job", note.node()));
             ended_by_node(note).unwrap_or_else(words)
         }
         Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
@@ -63,12 +63,7 @@ fn by_rule(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
     let what = if rule.is_success() { "is done" } else { "has failed" };
     let where_from = failure.map_or_else(
         || " of another node".to_owned(),
-        |note| {
-            format!(
-                " on node {} ({}): rank {} ended with {}",
-                note.node_rank, note.host, note.rank, note.ended
-            )
-        },
+        |note| format!(" on {}: rank {} ended with {}", note.node(), note.rank, note.ended),
     );
     plain(&format!("the job {what}, by the rule `{}`{where_from}", rule.text))
 }
@@ -82,11 +77,11 @@ pub fn rejoined(round: &Round, workers: u32) -> String {
         _ => format!("ranks {first}-{}", first.saturating_add(workers.saturating_sub(1))),
     };
     format!(
-        "going on with {} and {} worker{}; this is node {}, with {ranks}",
+        "going on with {} and {} worker{}; this is {}, with {ranks}",
         nodes(round.nodes),
         round.world_size,
         if round.world_size.get() == 1 { "" } else { "s" },
-        round.node_rank
+        plain(&round.own_name().to_string())
     )
 }
 
@@ -96,11 +91,11 @@ pub fn waiting(waiting: &Waiting) -> String {
     let Waiting { min, max, .. } = *waiting;
     let count = waiting.here.len();
     let is_or_are = if count == 1 { "is" } else { "are" };
-    let here = format!("{is_or_are} here ({})", names(&waiting.here));
+    let here = format!("{is_or_are} here: {}", names(&waiting.here));
     let missing = match waiting.missing.len() {
         0 => String::new(),
-        1 => format!(", {} is missing", names(&waiting.missing)),
-        _ => format!(", {} are missing", names(&waiting.missing)),
+        1 => format!("; {} is missing", names(&waiting.missing)),
+        _ => format!("; {} are missing", names(&waiting.missing)),
     };
     let left = whole_seconds(waiting.left);
     match &waiting.awaited {
@@ -111,16 +106,16 @@ pub fn waiting(waiting: &Waiting) -> String {
         Awaited::Stops { nodes } => {
             let whose = if nodes.len() == 1 { "its" } else { "their" };
             let of_all = if min == max { format!(" of {max}") } else { String::new() };
-            format!("waiting for {} to stop {whose} workers: {count}{of_all} {here}{missing}", names(nodes))
+            format!("waiting for {} to stop {whose} workers; {count}{of_all} {here}{missing}", names(nodes))
         }
         Awaited::Ranks => {
             format!(
-                "waiting for what the others say of their workers: {} {here}; {left} left",
+                "waiting for what the others say of their workers; {} {here}; {left} left",
                 nodes_here(count)
             )
         }
         Awaited::More { starts_in } => format!(
-            "waiting for more nodes: {count} {here}{missing}, {min} {} enough and {max} the most; \
+            "waiting for more nodes: {count} {here}{missing}; {min} {} enough and {max} the most; \
              it starts with those who are here in {}",
             if min == NodeCount::ONE { "is" } else { "are" },
             whole_seconds(*starts_in)
@@ -129,7 +124,7 @@ pub fn waiting(waiting: &Waiting) -> String {
             format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
         }
         Awaited::Enough => {
-            format!("waiting for nodes: {count} {here}{missing}, at least {min} are needed; {left} left")
+            format!("waiting for nodes: {count} {here}{missing}; at least {min} are needed; {left} left")
         }
     }
 }
@@ -148,7 +143,7 @@ pub fn note(text: &str) -> String {
 #[must_use]
 pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {
-        return plain(&format!("node {} ({}) was lost first", note.node_rank, note.host)) + "\n";
+        return plain(&format!("{} was lost first", note.node())) + "\n";
     }
     if let Some(text) = ended_by_node(note) {
         return text + "\n";
@@ -158,7 +153,7 @@ pub fn first_cause(note: &FailureNote) -> String {
         "  worker    rank {}, local rank {}, pid {}\n",
         note.rank, note.local_rank, note.pid
     ));
-    text.push_str(&format!("  node      {}, {}\n", note.node_rank, plain(&note.host)));
+    text.push_str(&format!("  node      {}\n", plain(&note.node().as_row())));
     if let Some(message) = &note.message {
         text.push_str(&format!("  reported  {}\n", plain(message)));
     }
@@ -168,14 +163,15 @@ pub fn first_cause(note: &FailureNote) -> String {
 /// Where the rest of the story is.
 #[must_use]
 pub fn hint(note: &FailureNote) -> String {
+    let node = note.node();
     let words = if note.is_of_lost_node() {
-        format!("see whether {} is up, and what its launcher said last", note.host)
+        format!("see whether {node} is up, and what its launcher said last")
     } else if note.is_of_failed_launcher() {
-        format!("the launcher on {} says more", note.host)
+        format!("the launcher on {node} says more")
     } else if note.why_node_ended_job().is_some() {
-        format!("{} hosts the rendezvous store, and no node goes on without it", note.host)
+        format!("{node} hosts the rendezvous store, and no node goes on without it")
     } else {
-        format!("the launcher on {} shows its last lines and where its logs are", note.host)
+        format!("the launcher on {node} shows its last lines and where its logs are")
     };
     plain(&words)
 }
@@ -183,7 +179,7 @@ pub fn hint(note: &FailureNote) -> String {
 /// Where a node has ended the job, and no worker.
 fn ended_by_node(note: &FailureNote) -> Option<String> {
     let why = note.why_node_ended_job()?;
-    Some(plain(&format!("node {} ({}) has ended the job: {why}", note.node_rank, note.host)))
+    Some(plain(&format!("{} has ended the job: {why}", note.node())))
 }
 
 /// What a worker lost before it failed, after how it ended.
@@ -205,7 +201,7 @@ pub fn finished_before(note: &FailureNote) -> String {
 }
 
 fn worker(note: &FailureNote) -> String {
-    worker_on(note.rank, note.local_rank, (note.node_rank, &note.host))
+    worker_on(note.rank, note.local_rank, &note.node())
 }
 
 fn nodes(count: NodeCount) -> String {
@@ -216,8 +212,9 @@ fn nodes_here(count: usize) -> String {
     if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
 }
 
-fn names(names: &[String]) -> String {
-    let mut shown: Vec<String> = names.iter().take(NAMES_SHOWN).map(|name| plain(name)).collect();
+fn names(names: &[NodeName]) -> String {
+    let mut shown: Vec<String> =
+        names.iter().take(NAMES_SHOWN).map(|name| plain(&name.to_string())).collect();
     if names.len() > NAMES_SHOWN {
         shown.push(format!("{} more", names.len() - NAMES_SHOWN));
     }
@@ -227,6 +224,7 @@ fn names(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::Member;
     use rankrun_contract::env::Master;
     use rankrun_contract::rank::{LocalRank, NodeRank, Rank, WorldSize};
 
@@ -234,14 +232,18 @@ mod tests {
         NodeCount::new(nodes).unwrap()
     }
 
-    fn texts(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    /// With an address each: `th2` has 10.0.0.2.
+    fn known(names: &[&str]) -> Vec<NodeName> {
+        let name =
+            |name: &&str| NodeName { addr: Some(name.replace("th", "10.0.0.")), ..NodeName::of_host(*name) };
+        names.iter().map(name).collect()
     }
 
     fn note() -> FailureNote {
         FailureNote {
             node_rank: NodeRank(1),
             host: "th2".to_owned(),
+            addr: Some("10.0.0.2".to_owned()),
             rank: Rank(5),
             local_rank: LocalRank(1),
             pid: 77,
@@ -254,30 +256,30 @@ mod tests {
     #[test]
     fn a_wait_says_who_is_here_who_is_missing_and_how_long_still() {
         let mut seen = Waiting {
-            here: texts(&["th1", "th2"]),
-            missing: texts(&["th3"]),
+            here: known(&["th1", "th2"]),
+            missing: known(&["th3"]),
             min: count(3),
             max: count(3),
             left: Duration::from_millis(590_400),
             awaited: Awaited::Enough,
         };
-        let words = "waiting for nodes: 2 of 3 are here (th1, th2), th3 is missing; 9m 50s left";
+        let words = "waiting for nodes: 2 of 3 are here: th1 (10.0.0.1), th2 (10.0.0.2); th3 (10.0.0.3) is missing; 9m 50s left";
         assert_eq!(waiting(&seen), words);
-        seen.here = texts(&["th1"]);
+        seen.here = known(&["th1"]);
         (seen.missing, seen.max) = (Vec::new(), count(5));
-        let words = "waiting for nodes: 1 is here (th1), at least 3 are needed; 9m 50s left";
+        let words = "waiting for nodes: 1 is here: th1 (10.0.0.1); at least 3 are needed; 9m 50s left";
         assert_eq!(waiting(&seen), words);
-        seen.here = texts(&["th1", "th2", "th3"]);
+        seen.here = known(&["th1", "th2", "th3"]);
         seen.awaited = Awaited::More { starts_in: Duration::from_millis(25_900) };
-        let words = "waiting for more nodes: 3 are here (th1, th2, th3), 3 are enough and 5 the most; \
+        let words = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
                      it starts with those who are here in 25s";
         assert_eq!(waiting(&seen), words);
         seen.awaited = Awaited::Ranks;
-        let words =
-            "waiting for what the others say of their workers: 3 nodes are here (th1, th2, th3); 9m 50s left";
+        let words = "waiting for what the others say of their workers; 3 nodes are here: \
+                     th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 9m 50s left";
         assert_eq!(waiting(&seen), words);
         seen.awaited = Awaited::Enough;
-        seen.here = (0..200).map(|at| format!("n{at}")).collect();
+        seen.here = (0..200).map(|at| NodeName::of_host(format!("n{at}"))).collect();
         assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
         seen.awaited = Awaited::Place;
         assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
@@ -286,17 +288,21 @@ mod tests {
     #[test]
     fn a_wait_for_nodes_that_stop_their_workers_says_so() {
         let mut seen = Waiting {
-            here: texts(&["th1", "th3"]),
+            here: known(&["th1", "th3"]),
             missing: Vec::new(),
             min: count(3),
             max: count(3),
             left: Duration::from_secs(9),
-            awaited: Awaited::Stops { nodes: texts(&["th2"]) },
+            awaited: Awaited::Stops { nodes: known(&["th2"]) },
         };
-        assert_eq!(waiting(&seen), "waiting for th2 to stop its workers: 2 of 3 are here (th1, th3)");
-        (seen.here, seen.missing, seen.max) = (texts(&["th3"]), texts(&["th4"]), count(4));
-        seen.awaited = Awaited::Stops { nodes: texts(&["th1", "th2"]) };
-        let words = "waiting for th1, th2 to stop their workers: 1 is here (th3), th4 is missing";
+        assert_eq!(
+            waiting(&seen),
+            "waiting for th2 (10.0.0.2) to stop its workers; 2 of 3 are here: th1 (10.0.0.1), th3 (10.0.0.3)"
+        );
+        (seen.here, seen.missing, seen.max) = (known(&["th3"]), known(&["th4"]), count(4));
+        seen.awaited = Awaited::Stops { nodes: known(&["th1", "th2"]) };
+        let words = "waiting for th1 (10.0.0.1), th2 (10.0.0.2) to stop their workers; \
+                     1 is here: th3 (10.0.0.3); th4 (10.0.0.4) is missing";
         assert_eq!(waiting(&seen), words);
     }
 
@@ -305,29 +311,30 @@ mod tests {
         assert_eq!(
             first_cause(&note()),
             "\
-rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
+rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
   worker    rank 5, local rank 1, pid 77
-  node      1, th2
+  node      1, th2, 10.0.0.2
   reported  ValueError: bad batch
 "
         );
         assert_eq!(
             changed(&Change::PeerFailed(note())),
-            "rank 5 (local rank 1) on node 1 (th2) failed: exit code 7"
+            "rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed: exit code 7"
         );
-        let lost = FailureNote::of_lost_node(NodeRank(2), "th3".to_owned());
-        assert_eq!(first_cause(&lost), "node 2 (th3) was lost first\n");
-        assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3) is lost, and failed first");
+        let lost = FailureNote::of_lost_node(NodeRank(2), known(&["th3"]).remove(0));
+        assert_eq!(first_cause(&lost), "node 2 (th3, 10.0.0.3) was lost first\n");
+        assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3, 10.0.0.3) is lost, and failed first");
         let why = "it was told to stop by SIGTERM".to_owned();
-        let host = FailureNote::of_leaving_host(NodeRank(0), "th\x1b[2J1".to_owned(), why);
+        let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th\x1b[2J1"), why);
         let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
         assert_eq!(first_cause(&host), format!("{words}\n"));
         assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
-        assert_eq!(hint(&host), "th1 hosts the rendezvous store, and no node goes on without it");
-        let failed = FailureNote::of_failed_launcher(NodeRank(1), "th2".to_owned(), "cannot".to_owned());
+        assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
+        let failed =
+            FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot".to_owned());
         assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
-        assert_eq!(hint(&failed), "the launcher on th2 says more");
-        let left = Change::PeerLeft { node: "th\x1b[2J3".to_owned(), why: "SIGTERM".to_owned() };
+        assert_eq!(hint(&failed), "the launcher on node 1 (th2) says more");
+        let left = Change::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }
 
@@ -348,5 +355,9 @@ rank 5 (local rank 1) on node 1 (th2) failed first: exit code 7
         };
         let words = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
         assert_eq!(rejoined(&round, 4), words);
+        let name = NodeName { rank: Some(NodeRank(1)), ..known(&["th2"]).remove(0) };
+        let members = vec![Member { node_rank: NodeRank(1), name, workers: None }];
+        let words = "going on with 3 nodes and 12 workers; this is node 1 (th2, 10.0.0.2), with ranks 4-7";
+        assert_eq!(rejoined(&Round { members, ..round }, 4), words);
     }
 }

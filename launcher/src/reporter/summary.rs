@@ -8,13 +8,14 @@ use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{LocalRank, NodeRank, Rank, RestartCount};
+use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
 
 use crate::agent::failure::Manner;
 use crate::placement::Device;
 use crate::process::{Exit, signal_name};
+use crate::rendezvous::NodeName;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::plain::plain;
 use peers::PeerReport;
@@ -30,10 +31,8 @@ pub struct FailureCard {
     pub pid: Pid,
     /// What it computed on.
     pub device: Device,
-    /// The node's name.
-    pub host: String,
-    /// Which one it is, where there are several.
-    pub node_rank: Option<NodeRank>,
+    /// The node: of the only one the host's name alone.
+    pub node: NodeName,
     /// How it ended.
     pub exit: Exit,
     /// Whether it ended by itself.
@@ -110,8 +109,8 @@ const MESSAGE_START: usize = 1000;
 /// The card as text, each line ended.
 #[must_use]
 pub fn render(card: &FailureCard) -> String {
-    let who = match card.node_rank {
-        Some(node) => worker_on(card.rank, card.local_rank, (node, &card.host)),
+    let who = match card.node.rank {
+        Some(_) => worker_on(card.rank, card.local_rank, &card.node),
         None => format!("rank {}", card.rank),
     };
     let mut lines = vec![format!("{who} failed first: {}", what_happened(card))];
@@ -126,7 +125,7 @@ pub fn render(card: &FailureCard) -> String {
     if !card.not_joined.is_empty() {
         row("missing", ranks(&card.not_joined));
     }
-    row("node", card.node_rank.map_or_else(|| card.host.clone(), |node| format!("{node}, {}", card.host)));
+    row("node", plain(&card.node.as_row()));
     row("started", timestamp(card.started));
     let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
     row("ended", format!("{}, after {:.1} s", timestamp(card.ended), lifetime.as_secs_f64()));
@@ -183,10 +182,10 @@ fn tail_beside_report(card: &FailureCard) -> Vec<&str> {
     tail[from..end].to_vec()
 }
 
-/// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2)`.
+/// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2, 10.0.0.2)`.
 #[must_use]
-pub fn worker_on(rank: Rank, local_rank: LocalRank, (node, host): (NodeRank, &str)) -> String {
-    plain(&format!("rank {rank} (local rank {local_rank}) on node {node} ({host})"))
+pub fn worker_on(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
+    plain(&format!("rank {rank} (local rank {local_rank}) on {node}"))
 }
 
 /// A worker's text, which may hold anything and be of any length.

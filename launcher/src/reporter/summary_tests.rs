@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::DeviceType;
+use rankrun_contract::rank::NodeRank;
 use std::time::Duration;
 
 pub(in crate::reporter) fn card() -> FailureCard {
@@ -10,8 +11,7 @@ pub(in crate::reporter) fn card() -> FailureCard {
         local_rank: LocalRank(1),
         pid: Pid::from_raw(77),
         device: Device::cpu(1),
-        host: "gpu-node-7".to_owned(),
-        node_rank: None,
+        node: NodeName::of_host("gpu-node-7"),
         exit: Exit::Signal { number: 9, core_dumped: false },
         manner: Manner::Ended,
         started: SystemTime::UNIX_EPOCH,
@@ -54,11 +54,13 @@ rank 1 failed first: killed by SIGKILL
 
 #[test]
 fn one_of_several_nodes_is_named() {
-    let card = FailureCard { rank: Rank(5), node_rank: Some(NodeRank(1)), ..card() };
+    let addr = Some("10.0.0.2".to_owned());
+    let node = NodeName { rank: Some(NodeRank(1)), addr, ..card().node };
+    let card = FailureCard { rank: Rank(5), node, ..card() };
     let text = render(&card);
-    let first = "rank 5 (local rank 1) on node 1 (gpu-node-7) failed first: killed by SIGKILL\n";
+    let first = "rank 5 (local rank 1) on node 1 (gpu-node-7, 10.0.0.2) failed first: killed by SIGKILL\n";
     assert!(text.starts_with(first), "{text}");
-    assert!(text.contains("  node      1, gpu-node-7\n"), "{text}");
+    assert!(text.contains("  node      1, gpu-node-7, 10.0.0.2\n"), "{text}");
 }
 
 #[test]

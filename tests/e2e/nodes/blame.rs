@@ -96,7 +96,9 @@ fn rank_fails_for_good_on_far_node_every_node_names_it() {
         let outcomes: Vec<_> =
             fleet.hosts().map(start).collect::<Vec<_>>().into_iter().map(Job::wait).collect();
         for outcome in &outcomes {
-            let first = format!("rank {rank} (local rank 0) on node {rank} (th{hosts}) failed first");
+            let first = format!(
+                "rank {rank} (local rank 0) on node {rank} (th{hosts}, 198.18.0.1{hosts}) failed first"
+            );
             outcome.exits(1).complains(&first).complains("failed before step 6, as asked");
         }
         fleet.is_empty();
@@ -154,7 +156,7 @@ fn budget_is_the_jobs_and_each_nodes_under_the_name_torchrun() {
         match name {
             Name::Rankrun => {
                 outcomes[0].exits(6).complains("restarts  1 of 1 used");
-                outcomes[1].exits(1).complains("on node 0 (th1) failed first: exit code 6");
+                outcomes[1].exits(1).complains("on node 0 (th1, 198.18.0.11) failed first: exit code 6");
             }
             Name::Torchrun | Name::Reference => outcomes.iter().for_each(|outcome| {
                 outcome.exits(0);
@@ -183,7 +185,8 @@ fn lost_peer_that_lives_leaves_the_failure_where_it_is() {
     };
     let outcomes = succeed(fleet.hosts().map(start).collect::<Vec<_>>());
     assert_eq!([lives(&outcomes[0]), lives(&outcomes[1])], [["0", "1"], ["0", "0"]], "{outcomes:?}");
-    outcomes[1].complains("rank 0 (local rank 0) on node 0 (th1) failed: exit code 4 (it lost rank 1)");
+    outcomes[1]
+        .complains("rank 0 (local rank 0) on node 0 (th1, 198.18.0.11) failed: exit code 4 (it lost rank 1)");
     fleet.is_empty();
 }
 
@@ -201,11 +204,15 @@ fn lost_peer_that_does_not_end_holds_a_failure_back_for_a_lease() {
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     let [one, two] = <[Job; 2]>::try_from(jobs).expect("two jobs");
-    one.wait().exits(4).complains("rank 0 (local rank 0) on node 0 (th1) failed first: exit code 4");
+    one.wait()
+        .exits(4)
+        .complains("rank 0 (local rank 0) on node 0 (th1, 198.18.0.11) failed first: exit code 4");
     let line = two.line("seat rank=1");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
     two.signal_to(pid, nix::sys::signal::Signal::SIGKILL);
-    two.wait().exits(1).complains("rank 0 (local rank 0) on node 0 (th1) failed first: exit code 4");
+    two.wait()
+        .exits(1)
+        .complains("rank 0 (local rank 0) on node 0 (th1, 198.18.0.11) failed first: exit code 4");
     fleet.is_empty();
 }
 
@@ -223,7 +230,7 @@ fn lost_peer_that_is_slow_to_go_is_the_cause() {
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     for outcome in jobs.into_iter().map(Job::wait) {
-        outcome.exits(1).complains("rank 1 (local rank 0) on node 1 (th2) failed first");
+        outcome.exits(1).complains("rank 1 (local rank 0) on node 1 (th2, 198.18.0.12) failed first");
         outcome.complains("ValueError: bad column 7");
     }
     fleet.is_empty();
@@ -250,7 +257,9 @@ fn worker_that_prints_a_closed_connection_yields_to_its_peer() {
     jobs[1].line("gone");
     gate.open(1);
     for (job, code) in jobs.into_iter().zip([1, 5]) {
-        job.wait().exits(code).complains("rank 1 (local rank 0) on node 1 (th2) failed first: exit code 5");
+        job.wait()
+            .exits(code)
+            .complains("rank 1 (local rank 0) on node 1 (th2, 198.18.0.12) failed first: exit code 5");
     }
     fleet.is_empty();
 }

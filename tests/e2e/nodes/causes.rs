@@ -98,7 +98,7 @@ fn the_stop_of_the_stores_host_is_the_cause_on_every_node() {
             let outcome = job.wait();
             outcome.exits(code).never_says("panicked").never_says("is lost").never_says("failed first");
             if code == 1 {
-                outcome.complains(&format!("(th1) has ended the job: {why}"));
+                outcome.complains(&format!("(th1, 198.18.0.11) has ended the job: {why}"));
             }
         }
         fleet.is_empty();

@@ -65,7 +65,7 @@ fn a_host_of_the_store_without_a_free_port_says_so_on_every_node() {
     let cause = "every port from `29400` to `29400` is in use";
     outcomes[0].complains(cause);
     for outcome in &outcomes[1..] {
-        outcome.complains(&format!("node 0 (th1) has ended the job: {cause}"));
+        outcome.complains(&format!("node 0 (th1, 198.18.0.11) has ended the job: {cause}"));
     }
 }
 

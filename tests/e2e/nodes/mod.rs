@@ -16,6 +16,7 @@ mod listening;
 mod membership;
 mod mixed;
 mod mixed_losses;
+mod names;
 mod partings;
 mod refusals;
 mod rules;

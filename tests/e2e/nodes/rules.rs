@@ -20,7 +20,9 @@ fn ends_by_rule(own: impl Fn(usize) -> Launch, code: i32, (status, what, action)
         let rule = format!("by the rule `exit={code}:{action}`");
         outcome.exits(status).complains(&rule).never_says("panicked").never_says("restart 1 of 1");
         if host != 2 {
-            let line = format!("the job {what}, {rule} on node 1 (th2): rank 1 ended with exit code {code}");
+            let line = format!(
+                "the job {what}, {rule} on node 1 (th2, 198.18.0.12): rank 1 ended with exit code {code}"
+            );
             let lines = outcome.err().matches(&line).count();
             assert_eq!(lines, 1, "{line}\n{outcome}");
         }

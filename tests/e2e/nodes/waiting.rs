@@ -14,7 +14,7 @@ fn it_says_how_many_are_here_and_who() {
     let jobs = [own(1), own(2)];
     for job in &jobs {
         let line = job.line("2 of 3");
-        assert!(line.contains("th1") && line.contains("th2"), "{line}");
+        assert!(line.contains("2 of 3 are here: th1 (198.18.0.11), th2 (198.18.0.12);"), "{line}");
     }
     let mut jobs = Vec::from(jobs);
     jobs.push(own(3));
@@ -31,7 +31,7 @@ fn a_missing_node_rank_is_named() {
     let own = |host| fleet.on(host, fixed(Name::Rankrun, "th1", 3, host - 1).worker(["seat"])).start();
     let jobs = [own(1), own(3)];
     let line = jobs[0].line("2 of 3");
-    assert!(line.contains("node rank 1"), "{line}");
+    assert!(line.contains("node 1 is missing"), "{line}");
     let mut jobs = Vec::from(jobs);
     jobs.push(own(2));
     succeed(jobs);
@@ -57,9 +57,13 @@ fn a_grace_may_be_longer_than_the_join_timeout() {
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     let line = jobs[2].line("to stop their workers");
     // In the order of their ranks, which is that in which they came.
-    let is_told =
-        |nodes| line.contains(&format!("waiting for {nodes} to stop their workers: 1 of 3 is here (th3)"));
-    assert!(is_told("th1, th2") || is_told("th2, th1"), "{line}");
+    let here = "th3 (198.18.0.13)";
+    let is_told = |one: &str, two: &str| {
+        line.contains(&format!("waiting for {one}, {two} to stop their workers; 1 of 3 is here: {here}"))
+    };
+    let nodes = [("th1, 198.18.0.11", "th2, 198.18.0.12"), ("th2, 198.18.0.12", "th1, 198.18.0.11")];
+    let in_order = |(one, two)| is_told(&format!("node 0 ({one})"), &format!("node 1 ({two})"));
+    assert!(nodes.into_iter().any(in_order), "{line}");
     for outcome in succeed(jobs) {
         outcome.says("finished").never_says("nodes came");
     }

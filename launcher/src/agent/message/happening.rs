@@ -11,7 +11,7 @@ use super::{Ending, WorkerEnd};
 use crate::agent::checkup::{DeadDevice, DeviceWarning};
 use crate::agent::policy::Refusal;
 use crate::agent::stuck::Asleep;
-use crate::rendezvous::{Change, FailureNote, Round};
+use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 use crate::spec::restart::RestartRule;
 
 /// What people are told while the job runs.
@@ -62,7 +62,7 @@ pub enum Happening {
     /// The failure was put down to a node that was lost.
     Blamed {
         /// Which.
-        node: String,
+        node: NodeName,
     },
     /// A further round is complete.
     Rejoined {

@@ -15,7 +15,7 @@ use crate::agent::phase::{Phase, Step};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
-use crate::rendezvous::{Change, FailureNote};
+use crate::rendezvous::{Change, FailureNote, NodeName};
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -107,7 +107,7 @@ impl Mutant {
 
     /// Of the other nodes.
     fn mishear_others(&self, input: Input) -> Vec<Input> {
-        let lost = || Input::Changed(Change::PeerLost { node: "th2".to_owned() });
+        let lost = || Input::Changed(Change::PeerLost { node: NodeName::of_host("th2") });
         match (self.fault, self.doing, input) {
             (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
             (Fault::OutlivesTheLease, _, Input::Changed(Change::CutOff { .. })) => vec![lost()],

@@ -16,7 +16,7 @@ use crate::agent::message::{Action, Ending, Farewell, Happening, Input, WorkerEn
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{Change, FailureNote, PeerLoss, Round};
+use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss, Round};
 use crate::spec::Persona;
 
 /// A rank of another node.
@@ -102,7 +102,7 @@ impl Rendezvous {
     pub(super) fn happen(&mut self, what: Elsewhere, now: Instant) -> Option<Input> {
         let is_member = matches!(self.stance, Stance::Member | Stance::Succeeded);
         let change = |change| is_member.then_some(Input::Changed(change));
-        let node = "th2".to_owned();
+        let node = NodeName::of_host("th2");
         match what {
             Elsewhere::Completes if self.stance == Stance::Joining => {
                 self.stance = Stance::Member;
@@ -158,6 +158,7 @@ fn note() -> FailureNote {
     FailureNote {
         node_rank: NodeRank(1),
         host: "th2".to_owned(),
+        addr: None,
         rank: Rank(5),
         local_rank: LocalRank(1),
         pid: 1,

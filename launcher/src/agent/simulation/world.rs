@@ -22,6 +22,7 @@ use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
 use crate::process::Exit;
+use crate::rendezvous::NodeName;
 
 /// More turns than this within one wait are a loop that turns for nothing.
 const MOST_TURNS: u32 = 2_000;
@@ -173,7 +174,7 @@ impl<M: Machine> World<'_, M> {
                 let sight = self.setup.files_after(generation).map(|files| Sight(files.into()));
                 Input::ProgressSeen { generation, sight }
             }
-            Some(Question::Blame) => Input::Blamed(dead.then(|| "th2".to_owned())),
+            Some(Question::Blame) => Input::Blamed(dead.then(|| NodeName::of_host("th2"))),
             None => return,
         };
         self.queue.push_back(input);

@@ -18,7 +18,7 @@ use crate::agent::message::{Action, Ending, Farewell, Happening, OwnStop, Worker
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::agent::policy::{Decision, Place, Refusal};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::rendezvous::{Change, FailureNote, PeerLoss, Round};
+use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss, Round};
 use crate::spec::Persona;
 
 /// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
@@ -275,7 +275,7 @@ impl State {
     }
 
     /// Whether what failed here is the doing of a node that was lost.
-    pub(super) fn blamed(&mut self, now: Instant, lost: Option<String>) -> Vec<Action> {
+    pub(super) fn blamed(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
         let Phase::Blaming { failure, until } = &self.phase else { return Vec::new() };
         // An answer that comes too late is none.
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));

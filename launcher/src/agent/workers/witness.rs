@@ -14,7 +14,7 @@ use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
-use crate::rendezvous::FailureNote;
+use crate::rendezvous::{FailureNote, NodeName};
 
 /// How long the last lines of a worker that failed are waited for, where its output is held up.
 const LAST_LINES: Duration = Duration::from_millis(50);
@@ -82,6 +82,7 @@ impl Workers {
         Some(FailureNote {
             node_rank: round.node_rank,
             host: short_hostname(),
+            addr: round.own_name().addr,
             rank: seat.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
@@ -93,8 +94,16 @@ impl Workers {
 
     /// What the other nodes are told where the launcher itself has failed in a round.
     pub(in crate::agent) fn note_of_launcher(&self, why: String) -> Option<FailureNote> {
-        let node_rank = self.round.as_ref()?.node_rank;
-        Some(FailureNote::of_failed_launcher(node_rank, short_hostname(), why))
+        let round = self.round.as_ref()?;
+        let node = NodeName { host: Some(short_hostname()), ..round.own_name() };
+        Some(FailureNote::of_failed_launcher(round.node_rank, node, why))
+    }
+
+    /// Whether a failure happened on this node. In containers another node may have this one's host name.
+    pub(in crate::agent) fn is_on_this_node(&self, note: &FailureNote) -> bool {
+        let own = self.round.as_ref().and_then(|round| round.own_name().addr);
+        let is_elsewhere = note.addr.as_ref().zip(own.as_ref()).is_some_and(|(addr, own)| addr != own);
+        note.host == short_hostname() && !is_elsewhere
     }
 
     fn lost(&self, rank: Rank) -> Lost {

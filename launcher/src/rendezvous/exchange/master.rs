@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::NodeRank;
 
-use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name, node_name};
+use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name};
+use crate::rendezvous::NodeName;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::torch_peer::{Choice, Memory, Place, Refusal, deputy};
@@ -91,7 +92,7 @@ pub(super) fn agree(
     } else {
         if rank_zero.1.is_some() {
             let foreseen = memory.foresee(&rank_zero.0, plan.members);
-            foreseen.map_err(|refusal| moved(plan, &refusal, &name(plan.members, 0)))?;
+            foreseen.map_err(|refusal| moved(plan, &refusal, &name(plan.members, 0).to_string()))?;
         }
         let host = rank_zero.1.is_none().then_some(&rank_zero.0);
         (read(plan, talk, &keys)?, Refresh::No, host)
@@ -118,7 +119,7 @@ fn decide(
             Ok((place, Refresh::Own))
         }
         Ok(Choice::Stay(place)) => Ok((place.clone(), Refresh::Of(place))),
-        Err(refusal) => Err(moved(plan, &refusal, &here()).into()),
+        Err(refusal) => Err(moved(plan, &refusal, &here().to_string()).into()),
     }
 }
 
@@ -141,7 +142,7 @@ fn stand_in(
         Some(place) => Some(place),
         None => memory.store_of(rank_zero, plan.round, &history(plan, talk)?),
     };
-    let place = place.ok_or_else(|| RendezvousError::MasterUnknown { node: node_name(rank_zero) })?;
+    let place = place.ok_or_else(|| RendezvousError::MasterUnknown { node: name(plan.members, 0) })?;
     publish(talk, keys, &place)?;
     Ok(place)
 }
@@ -237,14 +238,15 @@ fn try_to_empty(
 }
 
 fn silent(plan: &Exchange<'_>, what: &'static str) -> RendezvousError {
-    let nodes = vec![format!("`{}`", name(plan.members, 0))];
+    let nodes = vec![name(plan.members, 0)];
     RendezvousError::NoAnswer { what, nodes, waited: plan.read_timeout }
 }
 
 fn moved(plan: &Exchange<'_>, refusal: &Refusal, now: &str) -> RendezvousError {
     let index = plan.members.iter().position(|(node, _)| *node == refusal.peer);
+    let of_peer = || NodeName::of_node(&refusal.peer, None, None);
     RendezvousError::MasterMoved {
-        peer: index.map_or_else(|| node_name(&refusal.peer), |index| name(plan.members, index)),
+        peer: index.map_or_else(of_peer, |index| name(plan.members, index)),
         believed: refusal.believed.to_string(),
         now: now.to_owned(),
     }

@@ -12,6 +12,7 @@ use rankrun_contract::rank::RunId;
 
 use super::*;
 use crate::rendezvous::descriptor::{Descriptor, PROTOCOL};
+use crate::rendezvous::state::Node;
 use crate::rendezvous::torch_peer::Place;
 use crate::spec::rendezvous::NodeRange;
 use crate::store::StoreServer;
@@ -197,7 +198,10 @@ fn members_agree_on_ranks_and_place() {
     for round in &rounds {
         assert_eq!((round.number, round.nodes.get()), (4, 3));
         assert_eq!(round.master, a.store.place().master(true));
-        assert_eq!(round.members.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(
+            round.members.iter().map(|one| one.name.to_string()).collect::<Vec<_>>(),
+            ["node 0 (a)", "node 1 (b)", "node 2 (c)"]
+        );
     }
     assert_eq!(rounds[0].members[2].workers, LocalWorldSize::new(3));
 }
@@ -252,11 +256,11 @@ fn who_does_not_do_its_part_is_named() {
     let join = |agent: &mut Agent, round, names: &str| {
         failure(agent.join(&store, round, &members(names), &mut |_| Ok(())))
     };
-    assert_eq!(join(&mut a, 0, "a b T"), "no number of workers from `b`, `T` within 20ms");
-    assert_eq!(join(&mut b, 1, "a b T"), "no address of the workers' store from `a` within 20ms");
-    assert_eq!(join(&mut b, 2, "T b"), "no number of workers from `T` within 20ms");
+    assert_eq!(join(&mut a, 0, "a b T"), "no number of workers from node 1 (b), node 2 (T) within 20ms");
+    assert_eq!(join(&mut b, 1, "a b T"), "no address of the workers' store from node 0 (a) within 20ms");
+    assert_eq!(join(&mut b, 2, "T b"), "no number of workers from node 0 (T) within 20ms");
     // The address is there now, and the ranks are not.
-    assert_eq!(join(&mut b, 0, "a b T"), "no ranks of this node's workers from `a` within 20ms");
+    assert_eq!(join(&mut b, 0, "a b T"), "no ranks of this node's workers from node 0 (a) within 20ms");
 }
 
 #[test]
@@ -272,7 +276,10 @@ fn what_no_agent_writes_is_refused_with_its_writer() {
     };
     let round = keys().round(0);
     let role_info = (round.role_info(NodeRank(1)), r#"{"role": "x", "rank": 1, "local_world_size": 1e9}"#);
-    assert_eq!(join(&mut a, 0, &[role_info]), "cannot read the number of workers that `b` has written");
+    assert_eq!(
+        join(&mut a, 0, &[role_info]),
+        "cannot read the number of workers that node 1 (b) has written"
+    );
     let many = r#"{"role": "x", "rank": 1, "local_world_size": 4294967295}"#;
     assert_eq!(
         join(&mut a, 0, &[(round.role_info(NodeRank(1)), many)]),
@@ -280,13 +287,16 @@ fn what_no_agent_writes_is_refused_with_its_writer() {
     );
     let round = keys().round(1);
     let place = [(round.master_addr(), "th1"), (round.master_port(), "99999")];
-    assert_eq!(join(&mut b, 1, &place), "cannot read the address of the workers' store that `a` has written");
+    assert_eq!(
+        join(&mut b, 1, &place),
+        "cannot read the address of the workers' store that node 0 (a) has written"
+    );
     let place = [
         (round.master_addr(), "th1"),
         (round.master_port(), "29500"),
         (round.assigned_ranks(NodeRank(1)), "[1, 1, 0, 1]"),
     ];
-    assert_eq!(join(&mut b, 1, &place), "cannot read the ranks that `a` has written");
+    assert_eq!(join(&mut b, 1, &place), "cannot read the ranks that node 0 (a) has written");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Instant;
 use rankrun_contract::rank::NodeRank;
 
 use super::{Job, claim};
+use crate::rendezvous::NodeName;
 use crate::rendezvous::descriptor::{Mismatch, meet};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Ready, Talk};
@@ -14,13 +15,13 @@ use crate::store::client::Client;
 
 /// A node whose claim is not of the job of node rank 0.
 pub(super) struct Misfit {
-    host: String,
+    node: NodeName,
     mismatch: Mismatch,
 }
 
 impl From<Misfit> for ExchangeError {
-    fn from(Misfit { host, mismatch }: Misfit) -> Self {
-        RendezvousError::Mismatch { host, mismatch }.into()
+    fn from(Misfit { node, mismatch }: Misfit) -> Self {
+        RendezvousError::Mismatch { node, mismatch }.into()
     }
 }
 
@@ -71,9 +72,9 @@ impl Job<'_> {
     }
 
     pub(super) fn compare(&self, claim: &[u8]) -> Option<Misfit> {
-        let (host, agent) = claim::outer(claim);
+        let (node, agent) = claim::outer(claim);
         let mismatch = meet(self.setup.descriptor, agent.as_bytes()).err()?;
-        Some(Misfit { host, mismatch })
+        Some(Misfit { node, mismatch })
     }
 
     /// Node rank 0 waits until a misfit has refused itself, or until a rank is free of the node that leaves it.

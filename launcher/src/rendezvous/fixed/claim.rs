@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Job;
 use super::authority::Authority;
+use crate::rendezvous::NodeName;
 use crate::rendezvous::descriptor::Descriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
@@ -82,8 +83,8 @@ impl Claim {
         Some(Self { node: wire.node(), agent })
     }
 
-    pub(super) fn host(&self) -> String {
-        self.agent.host.clone()
+    pub(super) fn name(&self) -> NodeName {
+        NodeName::of_node(&self.node, Some(&self.agent.host), self.agent.node_rank)
     }
 }
 
@@ -97,11 +98,14 @@ fn read(text: &[u8]) -> Option<Wire> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
-/// Host and descriptor of a claim, of whatever version.
-pub(super) fn outer(text: &[u8]) -> (String, String) {
+/// Node and descriptor of a claim, of whatever version.
+pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
     match read(text) {
-        Some(wire) => (harmless(&wire.host, MAX_NAME), wire.agent),
-        None => ("another node".to_owned(), String::new()),
+        Some(wire) => {
+            let rank = Descriptor::from_json(wire.agent.as_bytes()).ok().and_then(|agent| agent.node_rank);
+            (NodeName::of_node(&wire.node(), Some(&wire.host), rank), wire.agent)
+        }
+        None => (NodeName::default(), String::new()),
     }
 }
 
@@ -131,8 +135,8 @@ impl Job<'_> {
                     if let Some(misfit) = self.compare(&found) {
                         return Err(misfit.into());
                     }
-                    let (theirs, _) = outer(&found);
-                    let (node_rank, ours) = (setup.node_rank, self.host());
+                    let theirs = outer(&found).0.without_rank();
+                    let (node_rank, ours) = (setup.node_rank, self.name());
                     return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());
                 }
             }
@@ -237,8 +241,9 @@ mod tests {
     #[test]
     fn a_claim_of_any_version_names_its_host() {
         let text = br#"{"host":"th1\u001b","addr":"a","pid":1,"local_id":0,"agent":"{\"protocol\":9}"}"#;
-        assert_eq!(outer(text), ("th1 ".to_owned(), "{\"protocol\":9}".to_owned()));
+        let (name, agent) = outer(text);
+        assert_eq!((name.to_string().as_str(), agent.as_str()), ("th1  (a)", "{\"protocol\":9}"));
         assert_eq!(Claim::from_json(text), None);
-        assert_eq!(outer(b"\xff").0, "another node");
+        assert_eq!(outer(b"\xff").0.to_string(), "another node");
     }
 }

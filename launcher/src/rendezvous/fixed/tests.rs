@@ -153,8 +153,8 @@ fn agents_of_ours_alone_go_on_with_the_same_state() {
         assert_eq!((round.base_rank.0, round.world_size.get()), ([0, 1, 3][rank as usize], 6));
         assert_eq!(round.master, agent.master);
         assert_eq!(
-            round.members.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(),
-            ["th0", "th1", "th2"]
+            round.members.iter().map(|one| one.name.host.as_deref()).collect::<Vec<_>>(),
+            [Some("th0"), Some("th1"), Some("th2")]
         );
         assert!(state.complete && !state.closed && state.round == 0);
         assert_eq!(state.participants.rank(&agent.node), Some(rank.into()));
@@ -177,7 +177,7 @@ fn with_torchrun_there_is_one_round() {
             let assigned = scope.spawn(|| torchrun(&store, (theirs, 2)));
             let joined = agent.join(&store, &mut |_| Ok(()));
             let Ok(FirstRound::Mixed(round)) = joined else { panic!("{joined:?}") };
-            assert_eq!(round.members[theirs as usize].name, format!("node rank {theirs}"));
+            assert_eq!(round.members[theirs as usize].name.to_string(), format!("node {theirs}"));
             assert_eq!(round.world_size, assigned.join().unwrap().world_size);
         });
         assert_eq!(connect(&store).get("init/").unwrap(), b"2");
@@ -202,25 +202,26 @@ fn who_is_missing_is_named() {
     for rank in [0, 2] {
         let agent = Agent { timeout: Duration::from_millis(20), ..Agent::new(rank, 5) };
         // The other has been here, and its claim and its part stay.
-        let missing = if rank == 0 {
-            "node rank 1, node rank 2, node rank 3, node rank 4"
-        } else {
-            "node rank 1, node rank 3, node rank 4"
-        };
+        let missing = if rank == 0 { "node 1, node 2, node 3, node 4" } else { "node 1, node 3, node 4" };
         assert_eq!(
             failure(agent.join(&store, &mut |_| Ok(()))),
             format!("only {} of 5 nodes came within 20ms: {missing} missing", if rank == 0 { 1 } else { 2 })
         );
     }
     let roll = roll_of(&Agent::new(2, 5), &store);
-    assert_eq!(roll.here, ["th0", "th2"]);
+    assert_eq!(hosts(&roll), ["th0", "th2"]);
     assert_eq!(roll.missing, [NodeRank(1), NodeRank(3), NodeRank(4)]);
     assert_eq!(roll.holder, None);
 }
 
 fn roll_of(agent: &Agent, store: &StoreServer) -> RollCall {
     let own = (agent.descriptor.node_rank.unwrap(), &agent.node);
-    roll_call(&mut connect(store), (&agent.run_id, agent.nodes), own, &agent.descriptor.host).unwrap()
+    let own_name = NodeName::of_host(agent.descriptor.host.clone());
+    roll_call(&mut connect(store), (&agent.run_id, agent.nodes), own, own_name).unwrap()
+}
+
+fn hosts(roll: &RollCall) -> Vec<&str> {
+    roll.here.iter().filter_map(|name| name.host.as_deref()).collect()
 }
 
 /// An agent that waits for others, and says when it does; it is alive as long as the test lets it be.
@@ -248,7 +249,7 @@ fn two_agents_with_the_same_node_rank_are_refused_with_both_hosts() {
         scope.spawn(move || waits(first, store, &waiting, &ended));
         is_waiting.recv().unwrap();
         let error = failure(first.other_process("th9").join(store, &mut |_| Ok(())));
-        assert_eq!(error, "node rank 1 is given twice: to this agent on `th9`, and to the one on `th1`");
+        assert_eq!(error, "node rank 1 is given twice: to this agent on th9, and to the one on th1");
         drop(end);
     });
 }
@@ -263,7 +264,7 @@ fn a_rank_that_torchrun_has_is_refused() {
     let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
     assert_eq!(
         error,
-        "node rank 1 is given twice: to this agent on `th1`, and to the one on `another node, which runs torchrun`"
+        "node rank 1 is given twice: to this agent on th1, and to the one on another node, which runs torchrun"
     );
 }
 
@@ -289,7 +290,7 @@ fn an_agent_that_does_not_belong_to_the_job_refuses_itself() {
             (protocol, "this agent is rankrun 0.9.0 (protocol 2), that one 0.1.0 (protocol 1)"),
         ] {
             let error = failure(agent.join(store, &mut |_| Ok(())));
-            assert_eq!(error, format!("this agent and the one on `th0` are not of one job: {words}"));
+            assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));
         }
         // None of them has left anything.
         assert!(!connect(store).check(&[&keys().0.claim(NodeRank(1))]).unwrap());

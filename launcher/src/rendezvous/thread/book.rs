@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use rankrun_contract::rank::RestartCount;
+use rankrun_contract::rank::{NodeRank, RestartCount};
 
+use crate::rendezvous::NodeName;
 use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
-use crate::rendezvous::exchange::node_name;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::round::View;
 use crate::rendezvous::sightings::Sightings;
@@ -91,7 +91,7 @@ impl Book {
         let host = self.name(node);
         self.other_budgets.insert(theirs).then(|| {
             format!(
-                "`--max-restarts` is {ours} on this node and {theirs} on `{host}`: the node whose worker fails counts by its own"
+                "`--max-restarts` is {ours} on this node and {theirs} on {host}: the node whose worker fails counts by its own"
             )
         })
     }
@@ -125,9 +125,19 @@ impl Book {
         View { state, sightings: &self.sightings, agents: &self.agents, ranks }
     }
 
-    /// What people call a node; fit for a terminal, whoever has written it.
-    pub(super) fn name(&self, node: &Node) -> String {
-        self.agents.get(node).map_or_else(|| node_name(node), |agent| agent.host.clone())
+    /// What messages call a node; its rank is that of the newest known round, or the one that it was given.
+    pub(super) fn name(&self, node: &Node) -> NodeName {
+        let rank = self.ranks.as_ref().and_then(|ranks| ranks.of.get(node));
+        let rank = rank.and_then(|rank| u32::try_from(*rank).ok()).map(NodeRank);
+        let newcomer = self.newcomer(node);
+        NodeName { rank: rank.or(newcomer.rank), ..newcomer }
+    }
+
+    /// What messages call a node that wants to be in the next round: of its ranks only the one that it was given holds.
+    pub(super) fn newcomer(&self, node: &Node) -> NodeName {
+        let agent = self.agents.get(node);
+        let given = agent.and_then(|agent| agent.node_rank);
+        NodeName::of_node(node, agent.map(|agent| agent.host.as_str()), given)
     }
 
     /// Whose connections have this number in their greeting.
@@ -157,7 +167,7 @@ mod tests {
     fn a_name_of_a_stranger_is_fit_for_a_terminal() {
         let book = Book::new(&RoundTimes::default());
         let node = Node { addr: format!("\x1b]0;{}\u{202e}", "x".repeat(500)), pid: 1, local_id: 0 };
-        let name = book.name(&node);
+        let name = book.name(&node).to_string();
         assert!(name.starts_with(" ]0;xxx") && name.chars().count() <= 255, "{name}");
     }
 }

@@ -18,7 +18,7 @@ use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{News, Over};
+use crate::rendezvous::{News, NodeName, Over};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
@@ -192,7 +192,7 @@ impl Driver {
             return self.bond.retry_at;
         }
         // Whoever fails while the store is not reached fails of that.
-        self.answer_blame(Some(self.plan.endpoint.host.clone()));
+        self.answer_blame(Some(NodeName::of_host(self.plan.endpoint.host.clone())));
         let retry = match self.connect(now) {
             Ok(true) => {
                 self.bond.failure = None;
@@ -424,8 +424,8 @@ impl Driver {
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
         let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
-            let host = self.book.name(node);
-            self.over(Over::Failed(RendezvousError::Mismatch { host, mismatch }));
+            let node = self.book.name(node);
+            self.over(Over::Failed(RendezvousError::Mismatch { node, mismatch }));
         }
     }
 

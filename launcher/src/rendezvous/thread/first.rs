@@ -12,7 +12,7 @@ use crate::rendezvous::exchange::{Aborted, ExchangeError};
 use crate::rendezvous::fixed::{FirstRound, RollCall, Setup, first_round, roll_call, take_back};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Awaited, News, Over, Round, Waiting};
+use crate::rendezvous::{Awaited, News, NodeName, Over, Round, Waiting};
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
@@ -152,18 +152,19 @@ impl Driver {
         let Some(left) = joining.line_is_due(now) else { return Ok(()) };
         let nodes = self.plan.nodes;
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
+        let own = NodeName::of_node(&me.node, Some(&self.plan.host), Some(fixed.node_rank));
         let (job, us) = ((&fixed.run_id, nodes.max), (fixed.node_rank, &me.node));
-        let RollCall { here, missing, holder } = roll_call(backend.calls(), job, us, &self.plan.host)?;
+        let RollCall { here, missing, holder } = roll_call(backend.calls(), job, us, own)?;
         if let Some(holder) = holder {
             let lease = humantime::format_duration(self.plan.times.lease);
             self.outlet.tell(News::Note(format!(
-                "node rank {} is held by an agent on `{holder}`: it is taken over unless that one gives a sign of life within {lease}",
+                "node rank {} is held by an agent on {holder}: it is taken over unless that one gives a sign of life within {lease}",
                 fixed.node_rank
             )));
             return Ok(());
         }
         let awaited = if missing.is_empty() { Awaited::Ranks } else { Awaited::Enough };
-        let missing = missing.into_iter().map(|rank| format!("node rank {rank}")).collect();
+        let missing = missing.into_iter().map(NodeName::of_rank).collect();
         let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, awaited };
         self.outlet.tell(News::Waiting(waiting));
         Ok(())

@@ -11,7 +11,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
 use crate::rendezvous::round::{Goal, Step, Upheaval, next};
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Change, FailureNote, News, Over};
+use crate::rendezvous::{Change, FailureNote, News, NodeName, Over};
 
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
@@ -64,7 +64,7 @@ pub(super) struct Membership {
     /// The agent wants to know whom to blame.
     blame: Option<Question>,
     /// Who was lost: its rank and its name.
-    lost: Option<(usize, String)>,
+    lost: Option<(usize, NodeName)>,
 }
 
 impl Membership {
@@ -398,7 +398,7 @@ impl Driver {
     }
 
     /// Answers, where it was asked.
-    pub(super) fn answer_blame(&mut self, lost: Option<String>) {
+    pub(super) fn answer_blame(&mut self, lost: Option<NodeName>) {
         if let Phase::Member(membership) = &mut self.phase
             && membership.blame.take().is_some()
         {

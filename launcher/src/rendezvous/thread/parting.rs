@@ -7,9 +7,9 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::Trouble;
 use crate::rendezvous::note::ClosingNote;
-use crate::rendezvous::round::{Goal, Step, next};
+use crate::rendezvous::round::{Goal, Me, Step, next};
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{FailureNote, Parting};
+use crate::rendezvous::{FailureNote, NodeName, Parting};
 
 use super::driver::{Driver, Phase, Standing, wall};
 
@@ -69,9 +69,9 @@ impl Driver {
             return Ok(());
         }
         self.tell()?;
-        let (rank, host) = (self.own_rank(), self.plan.host.clone());
+        let (rank, node) = (self.own_rank(), self.own_name());
         let Some(backend) = &mut self.backend else { return Ok(()) };
-        let failure = Some(FailureNote::of_leaving_host(rank, host, why.to_owned()));
+        let failure = Some(FailureNote::of_leaving_host(rank, node, why.to_owned()));
         backend.tell_end(&ClosingNote { succeeded: false, failure, rule: None })?;
         self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
@@ -85,6 +85,12 @@ impl Driver {
         let rank = self.me.as_ref().and_then(|me| self.book.ranks.as_ref()?.of.get(&me.node));
         let rank = rank.and_then(|rank| u32::try_from(*rank).ok()).map(NodeRank);
         rank.or(self.plan.node_rank).unwrap_or_default()
+    }
+
+    /// What messages call this node.
+    pub(super) fn own_name(&self) -> NodeName {
+        let of_me = |me: &Me| NodeName::of_node(&me.node, Some(&self.plan.host), self.plan.node_rank);
+        self.me.as_ref().map_or_else(|| NodeName::of_host(self.plan.host.clone()), of_me)
     }
 
     fn say_farewell(&mut self, parting: &Parting, deadline: Instant) -> Result<(), Trouble> {

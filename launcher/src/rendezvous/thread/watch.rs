@@ -8,7 +8,7 @@ use crate::rendezvous::c10d::Look;
 use crate::rendezvous::note::{ClosingNote, RuleNote};
 use crate::rendezvous::round::{Me, ending, is_spare};
 use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{Awaited, FailureNote, Waiting};
+use crate::rendezvous::{Awaited, FailureNote, NodeName, Waiting};
 
 use crate::spec::rendezvous::RoundTimes;
 
@@ -146,7 +146,7 @@ pub(super) fn waiting(
         (_, Some(ranks)) if me.node_rank.is_some() && me.nodes.min == me.nodes.max => (0..me.nodes.max.get())
             .map(NodeRank)
             .filter(|rank| !ranks.contains(rank))
-            .map(|rank| format!("node rank {rank}"))
+            .map(NodeName::of_rank)
             .collect(),
         (Some(past), _) => {
             let is_known = |node: &&Node| known().any(|other| other == node);
@@ -159,8 +159,10 @@ pub(super) fn waiting(
         (false, true) => awaited(state, me, book, now),
         (false, false) => Awaited::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() },
     };
+    // Of a spare's nodes the ranks are known.
+    let name = |node: &Node| if is_spare { book.name(node) } else { book.newcomer(node) };
     Waiting {
-        here: here.into_iter().map(|node| book.name(node)).collect(),
+        here: here.into_iter().map(name).collect(),
         missing,
         min: me.nodes.min,
         max: me.nodes.max,
@@ -195,6 +197,7 @@ mod tests {
         FailureNote {
             node_rank: NodeRank(1),
             host: "th1".to_owned(),
+            addr: None,
             rank: Rank(rank),
             local_rank: LocalRank(0),
             pid: 7,

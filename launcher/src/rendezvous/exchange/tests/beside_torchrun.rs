@@ -146,10 +146,10 @@ fn a_move_that_torchrun_cannot_follow_is_refused_by_all_who_know() {
     assert_eq!(
         failure(results.remove(0)),
         format!(
-            "the workers' store has moved from `{place}` to `b`, and torchrun on `T` cannot follow: it reads the address only once"
+            "the workers' store has moved from `{place}` to `node 0 (b)`, and torchrun on node 2 (T) cannot follow: it reads the address only once"
         )
     );
-    assert!(failure(results.remove(0)).contains("torchrun on `T` cannot follow"));
+    assert!(failure(results.remove(0)).contains("torchrun on node 2 (T) cannot follow"));
     assert!(!connect(&store).check(&[&keys().round(1).role_info(NodeRank(0))]).unwrap());
 }
 

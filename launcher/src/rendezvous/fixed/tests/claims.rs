@@ -22,8 +22,8 @@ fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
 fn who_still_holds_the_own_rank_is_named_and_not_counted() {
     let store = store_with_the_claim_of(&Agent::new(1, 2));
     let roll = roll_of(&Agent::new(1, 2).other_process("th7"), &store);
-    assert_eq!((roll.here, roll.missing), (vec!["th7".to_owned()], vec![NodeRank(0)]));
-    assert_eq!(roll.holder.as_deref(), Some("th1"));
+    assert_eq!((hosts(&roll).as_slice(), &*roll.missing), (&["th7"][..], &[NodeRank(0)][..]));
+    assert_eq!(roll.holder.and_then(|holder| holder.host).as_deref(), Some("th1"));
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
     let next = dead.other_process("th7");
     let result = next.join(&store, &mut |_| Err(Aborted));
     assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
-    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th7"]);
+    assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th7"]);
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn who_has_come_again_keeps_its_rank() {
     let agent = Agent::new(1, 2);
     let store = store_with_the_claim_of(&agent);
     take_back_of(&agent, &store, true);
-    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th1"]);
+    assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th1"]);
     assert!(connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
 }
 
@@ -60,7 +60,7 @@ fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
     let mut is_known = false;
     let result = next.join(&store, &mut |_| {
         if is_known {
-            let is_ours = roll_of(&Agent::new(0, 2), &store).here == ["th0", "th7"];
+            let is_ours = hosts(&roll_of(&Agent::new(0, 2), &store)) == ["th0", "th7"];
             return if is_ours { Err(Aborted) } else { Ok(()) };
         }
         take_back_of(&dead, &store, false);
@@ -87,7 +87,7 @@ fn a_dead_agents_rank_is_taken_over() {
     client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
     let last = Agent::new(1, 2).other_process("th8");
     assert_eq!(last.join(&store, &mut |_| Err(Aborted)).unwrap(), FirstRound::Running);
-    assert_eq!(roll_of(&Agent::new(0, 2), &store).here, ["th0", "th8"]);
+    assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th8"]);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_claim_that_nobody_can_read_is_not_taken_over() {
         assert!(client.check(&[&key]).unwrap());
         let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
         let words = "this agent is rankrun 0.1.0, and what that one says of itself cannot be read";
-        assert_eq!(error, format!("this agent and the one on `another node` are not of one job: {words}"));
+        assert_eq!(error, format!("this agent and the one on another node are not of one job: {words}"));
     }
 }
 
@@ -140,7 +140,7 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
         let error = failure(refused.join().unwrap());
         assert_eq!(
             error,
-            "this agent and the one on `th0` are not of one job: this agent was started with `--nnodes 3`, \
+            "this agent and the one on node 0 (th0) are not of one job: this agent was started with `--nnodes 3`, \
              that one with `--nnodes 2`"
         );
         // What the host of the store does when the connections of the misfit have closed.

@@ -1,6 +1,7 @@
 //! A launcher has an error of its own.
 
 use super::*;
+use crate::rendezvous::NodeName;
 use crate::spec::rendezvous::PortRange;
 
 fn with_full_range(job: &Job) -> Setup {
@@ -30,7 +31,8 @@ fn a_launcher_that_has_failed_is_told_with_its_node() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let [host, other] = job.round(2).try_into().ok().unwrap();
-    let note = FailureNote::of_failed_launcher(NodeRank(1), "th2".to_owned(), "cannot start".to_owned());
+    let note =
+        FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot start".to_owned());
     other.close(false, Some(note));
     assert_eq!(why_node_ended_job(&host.over()), (NodeRank(1), "cannot start"));
 }

@@ -1,6 +1,7 @@
 //! Jobs of a fixed number of nodes with given ranks.
 
 use super::*;
+use crate::rendezvous::NodeName;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::thread::plan::Plan;
 
@@ -91,10 +92,10 @@ fn who_is_missing_is_said_by_node_rank() {
     job.times.join = Duration::from_secs(4);
     job.times.read = job.times.join;
     let agents = [job.agent(0), job.agent(2)];
-    assert_eq!(agents[0].waiting().missing, ["node rank 1"]);
+    assert_eq!(agents[0].waiting().missing, [NodeName::of_rank(NodeRank(1))]);
     for agent in &agents {
         let error = agent.failed();
-        assert!(error.to_string().contains("node rank 1"), "{error}");
+        assert!(error.to_string().contains("node 1"), "{error}");
     }
 }
 
@@ -117,10 +118,10 @@ fn who_dies_while_others_are_awaited_is_replaced_at_once() {
     let mut job = Static::new(3);
     job.times.lease = Duration::from_secs(1000);
     let (first, dies) = (job.agent(0), job.agent(1));
-    assert_eq!(first.waiting().missing, ["node rank 2"]);
+    assert_eq!(first.waiting().missing, [NodeName::of_rank(NodeRank(2))]);
     drop(dies);
     let comes = job.agent(1);
-    assert_eq!(comes.waiting().missing, ["node rank 2"]);
+    assert_eq!(comes.waiting().missing, [NodeName::of_rank(NodeRank(2))]);
     let last = job.agent(2);
     for agent in [&first, &comes, &last] {
         assert_eq!(agent.joined().number, 0);
@@ -136,7 +137,7 @@ fn who_dies_just_before_the_last_one_comes_is_replaced_at_once() {
     let mut job = Static::new(3);
     job.times.lease = Duration::from_secs(1000);
     let (first, dies) = (job.agent(0), job.agent(1));
-    assert_eq!(first.waiting().missing, ["node rank 2"]);
+    assert_eq!(first.waiting().missing, [NodeName::of_rank(NodeRank(2))]);
     drop(dies);
     let (last, comes) = (job.agent(2), job.agent(1));
     let others = [first, last].map(|agent| std::thread::spawn(move || agent.goes_on_until_the_end()));

@@ -59,7 +59,7 @@ fn a_second_agent_of_the_same_node_rank_is_refused() {
     let store = store();
     let job = Job { node_rank: Some(NodeRank(0)), ..Job::at(&store, 2, 2) };
     let first = job.agent();
-    assert_eq!(first.waiting().missing, ["node rank 1"]);
+    assert_eq!(first.waiting().missing, [crate::rendezvous::NodeName::of_rank(NodeRank(1))]);
     let error = job.agent().failed();
     assert!(matches!(&error, RendezvousError::SameNodeRank { node_rank: NodeRank(0), .. }), "{error}");
     let second = Job { node_rank: Some(NodeRank(1)), ..job }.agent();

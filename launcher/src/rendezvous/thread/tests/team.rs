@@ -241,6 +241,7 @@ pub(super) fn note(rank: u32) -> FailureNote {
     FailureNote {
         node_rank: NodeRank(rank),
         host: "th1".to_owned(),
+        addr: None,
         rank: Rank(rank),
         local_rank: LocalRank(0),
         pid: 7,
