@@ -110,7 +110,11 @@ pub(super) fn resolve_rendezvous(
                 nodes,
                 node_rank,
                 // One time for everything: for the nodes to come, and for what each of them tells.
-                times: resolve_times(settings, conf).map(|times| RoundTimes { read: times.join, ..times })?,
+                times: resolve_times(settings, conf).map(|times| RoundTimes {
+                    read: times.join,
+                    connect: times.join,
+                    ..times
+                })?,
             })
         }
     }

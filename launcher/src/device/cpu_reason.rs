@@ -105,12 +105,18 @@ pub fn reason(evidence: &Evidence<'_>) -> CpuReason {
     match found {
         None => CpuReason::Because(nothing_usable(evidence)),
         Some((.., Wanted::Cpus | Wanted::Nothing)) => CpuReason::Requested,
-        Some((_, name, value, Wanted::Devices)) if value.trim() == SLURM_NONE => {
-            CpuReason::Because(format!("`{name}={value}`: Slurm gave this task no GPU"))
-        }
+        Some((_, name, value, Wanted::Devices)) if value.trim() == SLURM_NONE => CpuReason::Because(format!(
+            "`{name}={value}`: Slurm gave this task no GPU; `--gres=gpu:N` asks for them"
+        )),
         Some((vendor, name, value, Wanted::Devices)) => {
             let why = unmet(vendor, evidence);
-            CpuReason::Because(format!("`{name}={value}` asks for devices, and {why}"))
+            let way_out = match (evidence.has_node)(vendor.kind) {
+                true => "`rankrun devices` shows what is there",
+                false => "start the container or job step with its devices",
+            };
+            CpuReason::Because(format!(
+                "`{name}={value}` asks for devices, and {why}; {way_out}, or say `--device-type cpu` if CPUs are meant"
+            ))
         }
     }
 }
@@ -124,7 +130,7 @@ fn lost_entries(warnings: &[Warning]) -> Option<String> {
         _ => None,
     });
     let lost: Vec<String> = lost.collect();
-    (!lost.is_empty()).then(|| lost.join("; "))
+    (!lost.is_empty()).then(|| format!("{}; compare with `rankrun devices`", lost.join("; ")))
 }
 
 type Said<'a> = (&'a Vendor, &'static str, String, Wanted);

@@ -9,6 +9,8 @@ use super::NodeName;
 use super::address::AddressError;
 use super::descriptor::Mismatch;
 use super::pickle::NotAState;
+use super::port_owner::PortOwner;
+use super::unreached::Unreached;
 use crate::error::which_names;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
@@ -35,8 +37,26 @@ pub enum RendezvousError {
         endpoint: String,
         /// How long it was tried.
         waited: Duration,
+        /// `--master-port` names its port.
+        has_master_port: bool,
         /// What the last try gave.
-        source: ClientError,
+        source: Unreached,
+    },
+    /// Another launcher of this machine hosts the store of this job.
+    #[error(
+        "another launcher{} already hosts this job on port {port}{}",
+        if *has_node_rank { " with node rank 0" } else { "" },
+        owner_words(owner.as_ref(), node.as_ref())
+    )]
+    AlreadyHosted {
+        /// `--node-rank` says who hosts.
+        has_node_rank: bool,
+        /// The store's port.
+        port: u16,
+        /// The process that listens there, where this user may see it.
+        owner: Option<PortOwner>,
+        /// Its node, where it tells it.
+        node: Option<NodeName>,
     },
     /// The endpoint's name means nothing here.
     #[error("cannot find the host `{host}`{} (tried for {})", which_names(named_by.as_deref()), humantime::format_duration(*waited))]
@@ -195,6 +215,12 @@ pub enum RendezvousError {
     },
 }
 
+fn owner_words(owner: Option<&PortOwner>, node: Option<&NodeName>) -> String {
+    let words = [owner.map(ToString::to_string), node.map(|node| format!("on {node}"))];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) }
+}
+
 fn value_words(value: &str) -> String {
     if value.is_empty() { "no value".to_owned() } else { format!("the value `{value}`") }
 }
@@ -215,8 +241,12 @@ impl RendezvousError {
             Self::TooFew { .. } => {
                 "start the launcher on every node with the same `--rdzv-id` and endpoint; `--join-timeout TIME` waits longer (for torchrun's name: `--rdzv-conf join_timeout=SECONDS`)"
             }
-            Self::Unreachable { .. } => {
-                "is the launcher running on the node that hosts the store, and is its port open there?"
+            Self::Unreachable { source, has_master_port, .. } => source.hint(*has_master_port),
+            Self::AlreadyHosted { has_node_rank: true, .. } => {
+                "give every node a `--node-rank` of its own; a launcher that was left behind is ended with `kill`"
+            }
+            Self::AlreadyHosted { .. } => {
+                "let one node host (`--rdzv-conf is_host=1`), or end the launcher that was left behind"
             }
             Self::NoSuchHost { .. } => "give an address there, or a name that this machine knows",
             Self::Refused { is_spoiled: true, .. } => {

@@ -10,7 +10,7 @@ mod claim;
 #[cfg(test)]
 mod tests;
 
-pub use claim::take_back;
+pub use claim::{claim_name, take_back};
 
 use std::time::{Duration, Instant};
 

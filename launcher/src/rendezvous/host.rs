@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{self, interfaces};
+use crate::rendezvous::port_owner::{is_listened_on, port_owner};
 use crate::spec::rendezvous::PortRange;
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
@@ -147,7 +148,7 @@ pub fn open(
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine was first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(with_owner(error).into()),
     }
 }
 
@@ -177,7 +178,18 @@ fn unless_answered<T>(
 /// The error of a port in use, with its cause where nothing listens on it.
 #[must_use]
 pub fn held_unless_answered(error: StoreError) -> StoreError {
-    held_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error)
+    with_owner(held_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error))
+}
+
+/// The error of a port in use, with the process that listens on it, where this user may see that.
+fn with_owner(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Bind { addr, source } if is_in_use(&source) => match port_owner(addr.port()) {
+            Some(owner) => StoreError::InUse { addr, owner: owner.to_string(), source },
+            None => StoreError::Bind { addr, source },
+        },
+        error => error,
+    }
 }
 
 fn held_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> StoreError {
@@ -200,24 +212,6 @@ fn is_answered(addr: SocketAddr) -> bool {
     [addr].iter().filter(|addr| !addr.ip().is_unspecified()).any(answers)
         || loopback(addr.port()).iter().any(answers)
         || own().any(|address| answers(&SocketAddr::new(address, addr.port())))
-}
-
-/// Whether the kernel lists a listener on the port, at any address.
-fn is_listened_on(port: u16) -> bool {
-    let lists = |file: &str| std::fs::read_to_string(file).is_ok_and(|table| lists_listener(&table, port));
-    lists("/proc/net/tcp") || lists("/proc/net/tcp6")
-}
-
-/// Whether a table of the kernel (proc_net_tcp in its documentation) has a listener on the port. Pure.
-fn lists_listener(table: &str, port: u16) -> bool {
-    const LISTEN: &str = "0A";
-    let is_listener = |line: &str| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (local, state) = (words.next()?, words.nth(1)?);
-        let found = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
-        Some(found == port && state == LISTEN)
-    };
-    table.lines().skip(1).any(|line| is_listener(line).unwrap_or(false))
 }
 
 fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
@@ -308,17 +302,6 @@ mod tests {
         assert_eq!(tries.get(), 1);
         let held = unless_answered(refused, |_| false).unwrap_err();
         assert!(matches!(held, StoreError::Held { .. }), "{held}");
-    }
-
-    #[test]
-    fn listener_is_found_in_the_kernels_table() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
-                        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n\
-                        1: 0100007F:1F91 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 2\n\
-                        2: junk\n";
-        assert_eq!([8080, 8081, 40_000].map(|port| lists_listener(table, port)), [true, false, false]);
-        let listener = TcpListener::bind("127.0.0.53:0").unwrap();
-        assert!(is_listened_on(listener.local_addr().unwrap().port()));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod keys;
 pub mod node_name;
 pub mod note;
 pub mod pickle;
+pub mod port_owner;
 pub mod ranks;
 pub mod ranks_text;
 pub mod roles;
@@ -23,6 +24,7 @@ pub mod state;
 pub mod text;
 pub mod thread;
 pub mod torch_peer;
+pub mod unreached;
 pub mod worker_store;
 
 pub(crate) use keys::checksum;

@@ -7,6 +7,7 @@ mod connect;
 mod driver;
 mod fence;
 mod first;
+mod hosted;
 mod inbox;
 mod joining;
 mod member;
@@ -17,6 +18,7 @@ mod refusals;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod unreached;
 pub(crate) mod watch;
 mod workers_store;
 

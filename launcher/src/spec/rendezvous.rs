@@ -44,8 +44,10 @@ pub struct RoundTimes {
     pub last_call: Duration,
     /// `close_timeout`: to write the closed flag.
     pub close: Duration,
-    /// `read_timeout`: to connect, and for every wait on the store.
+    /// `read_timeout`: for every wait on the store.
     pub read: Duration,
+    /// To reach the store for the first time: torchrun's `read_timeout`, under our own name the join timeout.
+    pub connect: Duration,
     /// `keep_alive_interval`: between two heartbeats in the state.
     pub keep_alive: Duration,
     /// `keep_alive_max_attempt`: a torchrun agent is dead after so many intervals.
@@ -63,7 +65,12 @@ impl RoundTimes {
     /// torch's for a static rendezvous: one time to wait for everything.
     #[must_use]
     pub fn of_static() -> Self {
-        Self { join: Self::STATIC_JOIN, read: Self::STATIC_JOIN, ..Self::default() }
+        Self {
+            join: Self::STATIC_JOIN,
+            read: Self::STATIC_JOIN,
+            connect: Self::STATIC_JOIN,
+            ..Self::default()
+        }
     }
 }
 
@@ -75,6 +82,7 @@ impl Default for RoundTimes {
             last_call: Duration::from_secs(30),
             close: Duration::from_secs(30),
             read: Duration::from_secs(60),
+            connect: Duration::from_secs(60),
             keep_alive: Duration::from_secs(5),
             keep_alive_attempts: 3,
             cas_backoff: Duration::ZERO,

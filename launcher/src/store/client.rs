@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "the limit of a call to the store is this shell's own")]
 
 mod open;
+pub mod stranger;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -94,7 +95,7 @@ impl Client {
                 }
             }
             // A round that ran out of time says less than one that did not.
-            if failure.is_none() || told.as_ref().is_some_and(|told| told.says() > 0) {
+            if failure.is_none() || told.as_ref().is_some_and(|told| !told.is_timeout()) {
                 failure = told;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -409,6 +410,12 @@ pub enum ClientError {
     /// What answers is no store.
     #[error("what answers does not speak the store's protocol")]
     NoStore,
+    /// What answers the first request is no store.
+    #[error("what answers does not speak the store's protocol")]
+    Stranger {
+        /// Its first bytes, not fit for a terminal.
+        said: Vec<u8>,
+    },
     /// A key, value or count is above what the protocol allows.
     #[error("too much for the store's protocol")]
     Limit,
@@ -418,13 +425,19 @@ impl ClientError {
     /// Whether it took too long, and nothing else is known.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        self.says() == 0 && !matches!(self, Self::Limit)
+        match self {
+            Self::Silent { .. } => true,
+            Self::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+            Self::NoStore | Self::Stranger { .. } | Self::Limit => false,
+        }
     }
 
-    /// How much a failed try to connect says about what is there; 0 is that it took too long.
+    /// How much a failed try to connect says about what is there: a program that accepts the connection in silence is
+    /// there, while the other addresses of its name may be of no machine.
     fn says(&self) -> u8 {
         match self {
-            Self::NoStore => 3,
+            Self::NoStore | Self::Stranger { .. } => 4,
+            Self::Silent { .. } => 3,
             // Of a machine that is there; others may be of an address that nobody has.
             Self::Io(error) => match error.kind() {
                 io::ErrorKind::TimedOut => 0,
@@ -433,7 +446,7 @@ impl ClientError {
                 | io::ErrorKind::UnexpectedEof => 2,
                 _ => 1,
             },
-            Self::Silent { .. } | Self::Limit => 0,
+            Self::Limit => 0,
         }
     }
 

@@ -42,6 +42,16 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
+    /// A process of this machine listens there.
+    #[error("cannot listen on `{addr}`: {owner} listens on this port")]
+    InUse {
+        /// The address.
+        addr: SocketAddr,
+        /// Its name and pid.
+        owner: String,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// Another socket holds the port, and nothing can be reached there.
     #[error("cannot listen on `{addr}`: a socket holds the port and does not listen")]
     Held {
@@ -81,6 +91,11 @@ impl StoreError {
     pub fn hint(&self) -> Option<&'static str> {
         if let Self::PortsTaken { .. } = self {
             return Some("other programs listen on them: a larger `--port-range` has more");
+        }
+        if let Self::InUse { .. } = self {
+            return Some(
+                "end that program, or choose another port: the same on every node, or 0 for any free one where there is one node",
+            );
         }
         if let Self::Held { .. } = self {
             return Some(

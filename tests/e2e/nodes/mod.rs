@@ -22,6 +22,7 @@ mod refusals;
 mod rules;
 mod strangers;
 mod times;
+mod unreached;
 mod versions;
 mod waiting;
 mod walls;

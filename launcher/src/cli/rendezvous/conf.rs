@@ -58,6 +58,8 @@ pub(super) struct Conf {
     pub(super) join: Option<Said>,
     /// The item that says how long the last call is.
     pub(super) last_call: Option<Said>,
+    /// An item says how long the store may take.
+    pub(super) has_read_timeout: bool,
 }
 
 /// An item, and where it stands.
@@ -75,7 +77,8 @@ pub(super) struct Said {
 /// # Errors
 /// What torch cannot read, and a store in a file.
 pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTimes) -> Result<Conf, CliError> {
-    let mut conf = Conf { times: defaults, is_host: None, join: None, last_call: None };
+    let mut conf =
+        Conf { times: defaults, is_host: None, join: None, last_call: None, has_read_timeout: false };
     let Some(Setting { origin, value }) = settings.text(&RDZV_CONF)? else { return Ok(conf) };
     let bad = |item: &str, problem| {
         let (origin, item) = (origin.clone(), item.to_owned());
@@ -98,6 +101,7 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
             Key::IsHost => conf.is_host = Some(said),
             Key::Join | Key::Timeout => conf.join = Some(said),
             Key::LastCall => conf.last_call = Some(said),
+            Key::Read => conf.has_read_timeout = true,
             _ => {}
         }
     }

@@ -12,6 +12,7 @@ use crate::cli::run::{JOIN_TIMEOUT, LAST_CALL, LEASE};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::{NNODES, STANDALONE};
 use crate::cli::values::time;
+use crate::spec::Persona;
 use crate::spec::rendezvous::RoundTimes;
 
 /// What means nothing to a node that waits for nobody.
@@ -44,7 +45,7 @@ pub(super) fn refuse_idle(settings: &Settings<'_>, rows: &[&'static OptionRow]) 
 /// # Errors
 /// Times that cannot be read, or are too short, and two that contradict each other.
 pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<RoundTimes, CliError> {
-    let Conf { mut times, join, last_call, .. } = conf;
+    let Conf { mut times, join, last_call, has_read_timeout, .. } = conf;
     if let Some(Setting { origin, value }) = time(settings, &LEASE, Expected::Lease)? {
         if value < SHORTEST_LEASE {
             return Err(refused(origin, humantime::format_duration(value).to_string(), Expected::Lease));
@@ -53,6 +54,9 @@ pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<Round
     }
     times.join = over(times.join, join, time(settings, &JOIN_TIMEOUT, Expected::Time)?)?;
     times.last_call = over(times.last_call, last_call, time(settings, &LAST_CALL, Expected::Time)?)?;
+    // The node that hosts may come as late as any other; torchrun gives it less time.
+    let waits_for_host = settings.persona == Persona::Rankrun && !has_read_timeout;
+    times.connect = if waits_for_host { times.join } else { times.read };
     Ok(times)
 }
 

@@ -102,7 +102,11 @@ fn unmet_list_names_driver_and_first_trouble() {
             true => cuda.to_owned(),
             false => format!("`{variables}` asks for devices, and "),
         };
-        assert_eq!(said(variables, machine, &nodes, &[]), format!("{asks}{expected}"), "{variables}");
+        let way_out =
+            if nodes.is_empty() { "start the container or job step with" } else { "`rankrun devices` shows" };
+        let said = said(variables, machine, &nodes, &[]);
+        assert!(said.starts_with(&format!("{asks}{expected}; {way_out} ")), "{said}");
+        assert!(said.ends_with(", or say `--device-type cpu` if CPUs are meant"), "{said}");
     }
 }
 
@@ -117,10 +121,16 @@ fn dropped_entries_are_named_with_their_rule() {
     let machine = fake::cuda(4);
     let words = "`CUDA_VISIBLE_DEVICES=5` leaves no device: `5` is no index of a device, which ends the list";
     let warnings = [cuda.clone()];
-    assert_eq!(said("CUDA_VISIBLE_DEVICES=5", Some(&machine), &[DeviceType::Cuda], &warnings), words);
+    let one = said("CUDA_VISIBLE_DEVICES=5", Some(&machine), &[DeviceType::Cuda], &warnings);
+    assert_eq!(one, format!("{words}; compare with `rankrun devices`"));
     let both = [cuda, dropped("ROCR_VISIBLE_DEVICES", "9", "`9` names no device")];
     let both = said("CUDA_VISIBLE_DEVICES=5|ROCR_VISIBLE_DEVICES=9", Some(&machine), &[], &both);
-    assert_eq!(both, format!("{words}; `ROCR_VISIBLE_DEVICES=9` leaves no device: `9` names no device"));
+    assert_eq!(
+        both,
+        format!(
+            "{words}; `ROCR_VISIBLE_DEVICES=9` leaves no device: `9` names no device; compare with `rankrun devices`"
+        )
+    );
 }
 
 #[test]

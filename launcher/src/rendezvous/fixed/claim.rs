@@ -98,6 +98,12 @@ fn read(text: &[u8]) -> Option<Wire> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
+/// The node of a claim of whatever version; nothing where there is none.
+#[must_use]
+pub fn claim_name(text: &[u8]) -> Option<NodeName> {
+    read(text).map(|_| outer(text).0)
+}
+
 /// Node and descriptor of a claim, of whatever version.
 pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
     match read(text) {

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use crate::rendezvous::c10d::Backend;
 use crate::rendezvous::keys::Keys;
-use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS};
+use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, stranger};
 
 /// How long the driver waits for a try before it looks for commands again.
 const SLICE: Duration = Duration::from_millis(200);
 /// How long a first try takes at most.
 const FIRST: Duration = Duration::from_secs(1);
+/// How long a silent program may take to answer in another protocol.
+const ASK: Duration = Duration::from_millis(500);
 /// Bounds of the longest try; between the two it is the lease. Each try looks up the host's name again.
 const LONGEST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 
@@ -43,18 +45,24 @@ impl Attempts {
         self.running.is_some()
     }
 
-    /// Begins a try.
+    /// Begins a try. Where `asks`, a program that accepts the connection in silence is asked what it is.
     pub(super) fn begin(
         &mut self,
         addresses: Vec<SocketAddr>,
         settings: ClientSettings,
         keys: Keys,
+        asks: bool,
     ) -> Result<(), ClientError> {
         let (outcome, running) = mpsc::channel();
         let limit = self.limit;
         thread::Builder::new().name("store-connect".to_owned()).spawn(move || {
+            let connected = Backend::connect(&addresses, &settings, keys, limit).map_err(|error| {
+                let is_silent = asks && matches!(error, ClientError::Silent { .. });
+                let said = if is_silent { stranger::ask(&addresses, ASK) } else { None };
+                said.unwrap_or(error)
+            });
             // A driver that has ended drops the connection.
-            let _ = outcome.send(Backend::connect(&addresses, &settings, keys, limit));
+            let _ = outcome.send(connected);
         })?;
         self.running = Some(running);
         Ok(())

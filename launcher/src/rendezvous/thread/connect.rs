@@ -1,6 +1,7 @@
 //! To the store, and back to it: connecting, and when a store is given up.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
+use std::cell::OnceCell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -16,10 +17,11 @@ use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::port_owner::PortOwner;
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
+use crate::rendezvous::unreached::WaitingLines;
 use crate::rendezvous::{News, NodeName, Over};
-use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
 use super::attempt::Attempts;
@@ -27,37 +29,35 @@ use super::driver::{Driver, Phase, Standing, interfaces, random};
 use super::first::Begun;
 use super::pulse::{Heart, Pulse};
 use super::refusals::Refusals;
+use super::unreached::LOST_LINE;
 
 /// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long a name server may take, and how often it is asked again.
 const RESOLVE: Duration = Duration::from_secs(2);
-/// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
-/// that stays. Whoever comes back later could only join as a new node.
-const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
 /// Before it is tried again to connect.
 const RETRY: Duration = Duration::from_millis(20);
 /// A lease of so many round trips leaves time to send a lost packet again.
 const SAFE_ROUND_TRIPS: u32 = 4;
-/// When people are told for the first time that a store does not answer, and how often then.
-const FIRST_LINE: Duration = Duration::from_secs(2);
-const LINE: Duration = Duration::from_secs(5);
-
 /// How we stand with the store.
 #[derive(Debug)]
 pub(super) struct Bond {
     /// Since when we try to connect.
-    since: Instant,
+    pub(super) since: Instant,
     /// Which store it is that we have joined.
-    identity: Option<String>,
+    pub(super) identity: Option<String>,
     /// Why there is no connection.
-    failure: Option<Failure>,
+    pub(super) failure: Option<Failure>,
     addresses: Vec<SocketAddr>,
     attempts: Attempts,
     /// People know that the round trip is long for the lease.
     is_far_told: bool,
     resolve_at: Instant,
-    next_line: Instant,
+    pub(super) next_line: Instant,
+    /// What people were told while this node waits for a first connection.
+    pub(super) waiting: WaitingLines,
+    /// The process that listens on the endpoint's port of this machine, once it was looked for.
+    pub(super) owner: OnceCell<Option<PortOwner>>,
     /// Connections that the store has closed on a request.
     pub(super) refusals: Refusals,
     /// Not before then it is tried to connect.
@@ -67,7 +67,7 @@ pub(super) struct Bond {
 }
 
 #[derive(Debug)]
-enum Failure {
+pub(super) enum Failure {
     Store(ClientError),
     Name(io::Error),
 }
@@ -82,7 +82,9 @@ impl Bond {
             attempts: Attempts::new(lease),
             is_far_told: false,
             resolve_at: now,
-            next_line: now + FIRST_LINE,
+            next_line: now,
+            waiting: WaitingLines::default(),
+            owner: OnceCell::new(),
             refusals: Refusals::default(),
             retry_at: now,
             connected_at: now,
@@ -177,7 +179,7 @@ impl Driver {
                 self.worn = self.backend.take().or(self.worn.take());
                 self.bond.since = now;
                 self.bond.failure = Some(Failure::Store(error));
-                self.bond.next_line = now + LINE;
+                self.bond.next_line = now + LOST_LINE;
                 self.give_up_refused(now);
                 // A first try at once: the connection alone may have been lost.
                 return self.bond.retry_at.max(now);
@@ -214,19 +216,8 @@ impl Driver {
                 Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
                 _ => self.over(Over::Failed(error)),
             }
-        } else if !self.is_over() && now >= self.bond.next_line {
-            self.bond.next_line = now + LINE;
-            let waited = Duration::from_secs(now.saturating_duration_since(self.bond.since).as_secs());
-            let waited = humantime::format_duration(waited);
-            let line = match &self.bond.failure {
-                Some(Failure::Name(_)) => {
-                    format!("no address is known for the host of `{}`, for {waited} now", self.plan.endpoint)
-                }
-                _ => {
-                    format!("the rendezvous store at `{}` has not answered for {waited}", self.plan.endpoint)
-                }
-            };
-            self.outlet.tell(News::Note(line));
+        } else if !self.is_over() {
+            self.say_unreached(now);
         }
         now + retry
     }
@@ -235,7 +226,8 @@ impl Driver {
     fn connect(&mut self, now: Instant) -> Result<bool, Failure> {
         if !self.bond.attempts.is_running() {
             let (addresses, settings) = (self.addresses(now)?, self.client_settings());
-            let begun = self.bond.attempts.begin(addresses, settings, self.plan.keys.clone());
+            let asks = self.bond.identity.is_none();
+            let begun = self.bond.attempts.begin(addresses, settings, self.plan.keys.clone(), asks);
             begun.map_err(Failure::Store)?;
         }
         let Some(outcome) = self.bond.attempts.wait() else { return Ok(false) };
@@ -376,50 +368,6 @@ impl Driver {
         })
     }
 
-    /// Why it is not tried any longer.
-    fn gives_up(&mut self, now: Instant) -> Option<RendezvousError> {
-        if self.is_over() {
-            return None;
-        }
-        let endpoint = self.plan.endpoint.to_string();
-        let (since, times) = (self.bond.since, &self.plan.times);
-        let waited = now.saturating_duration_since(since);
-        let has_joined = self.bond.identity.is_some();
-        let limit = match &self.phase {
-            _ if has_joined && self.bond.is_refused() => {
-                // Nobody else has the store either: there is nothing to come back to.
-                let seen = self.fencepost.acknowledged().unwrap_or(since);
-                return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
-            }
-            _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
-            Phase::Joining(joining) if has_joined => {
-                longest_silence(times).min(joining.deadline.saturating_duration_since(since))
-            }
-            _ if has_joined => longest_silence(times),
-            _ => times.read,
-        };
-        (waited >= limit).then(|| self.lost(endpoint, waited))
-    }
-
-    fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
-        let waited = Duration::from_secs(waited.as_secs().max(1));
-        let has_joined = self.bond.identity.is_some();
-        match self.bond.failure.take() {
-            Some(Failure::Name(source)) => {
-                let (host, named_by) = (self.plan.endpoint.host.clone(), self.plan.named_by.clone());
-                RendezvousError::NoSuchHost { host, named_by, waited, source }
-            }
-            Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
-            Some(Failure::Store(source)) => RendezvousError::Unreachable { endpoint, waited, source },
-            // The first try has not ended.
-            None => {
-                let source =
-                    io::Error::new(io::ErrorKind::TimedOut, "no answer to a connection request").into();
-                RendezvousError::Unreachable { endpoint, waited, source }
-            }
-        }
-    }
-
     /// An agent of the job is not like us: whoever came later goes.
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
         let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
@@ -455,11 +403,6 @@ impl Driver {
     }
 }
 
-/// How long a store that this node has joined may be away.
-fn longest_silence(times: &RoundTimes) -> Duration {
-    AWAY.0.max(times.lease * AWAY.1).min(times.join)
-}
-
 /// Where a process begins to count: in a container that is started anew address and pid may be those of the life before,
 /// which the others do not yet take for dead. torch reads any number that fits into 32 bits, and compares them.
 const fn first_id(random: u64) -> i64 {
@@ -476,19 +419,6 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_store_that_is_away_is_not_waited_for_as_long_as_for_nodes() {
-        let seconds = Duration::from_secs;
-        let limit = |lease, join| {
-            longest_silence(&RoundTimes {
-                lease: seconds(lease),
-                join: seconds(join),
-                ..RoundTimes::default()
-            })
-        };
-        assert_eq!([limit(5, 600), limit(60, 600), limit(5, 8)], [seconds(30), seconds(180), seconds(8)]);
-    }
 
     #[test]
     fn a_process_that_is_started_anew_has_another_name() {

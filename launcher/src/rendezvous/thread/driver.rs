@@ -28,6 +28,7 @@ use super::book::Book;
 use super::connect::Bond;
 use super::fence::{Fencepost, Heard};
 use super::first::Begun;
+use super::hosted;
 use super::inbox::{Command, Next, Outlet};
 use super::joining::Joining;
 use super::member::Membership;
@@ -105,8 +106,8 @@ impl Driver {
         let (plan, is_host) = Plan::of(setup);
         let may_host = host::may_host(&plan.endpoint, is_host);
         let guests = guests(&plan, may_host)?;
-        let store =
-            if may_host { host::open(&plan.endpoint, is_host, (guests, plan.network.ports))? } else { None };
+        let open = || host::open(&plan.endpoint, is_host, (guests, plan.network.ports));
+        let store = if may_host { open().map_err(|error| hosted::named(error, &plan))? } else { None };
         let store = store.map(Arc::new);
         if let (Some(store), Some(limit)) = (&store, plan.network.store_limit) {
             store.limit(limit)?;

@@ -13,7 +13,7 @@ use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKin
 
 use super::super::socket;
 use super::open::open;
-use super::{ClientError, ClientSettings, ROUND_TRIPS, answer_limit};
+use super::{ClientError, ClientSettings, ROUND_TRIPS, answer_limit, stranger};
 
 /// Longest answer, in bytes: a state and everything beside it, or the names of a few hundred thousand keys.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
@@ -63,14 +63,27 @@ impl Wire {
         let deadline = deadline.max(began + round_trip * ROUND_TRIPS);
         let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
         let greeted = wire.write(&HANDSHAKE, deadline)? && wire.send(&Request::Ping { nonce }, deadline)?;
-        match if greeted { wire.answer(ReplyKind::Pong, deadline)? } else { None } {
+        let answer = if greeted { wire.answer(ReplyKind::Pong, deadline) } else { Ok(None) };
+        match answer.map_err(|error| wire.stranger_or(error))? {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
+            Some(Reply::Pong(answer)) => {
+                let said = [&answer.to_le_bytes(), wire.input.as_slice()].concat();
+                Err(ClientError::Stranger { said: stranger::first_line(&mut wire.stream, said) })
+            }
             Some(_) => Err(ClientError::NoStore),
             None => {
                 let millis = u64::try_from((deadline - began).as_millis()).unwrap_or(u64::MAX);
                 Err(ClientError::Silent { limit: Duration::from_millis(millis) })
             }
         }
+    }
+
+    /// A greeting that ended after fewer bytes than a store answers was ended by another program.
+    fn stranger_or(&mut self, error: ClientError) -> ClientError {
+        if self.input.is_empty() {
+            return error;
+        }
+        ClientError::Stranger { said: std::mem::take(&mut self.input) }
     }
 
     /// The kernel's smoothed round-trip time of the connection; zero where it knows none.

@@ -47,7 +47,9 @@ fn lost_entries_are_said_once() {
     let list = [("CUDA_VISIBLE_DEVICES", "5")];
     let rule = "`5` is no index of a device, which ends the list";
     let told = |line: &str| lines(with_sign(gpus(4)).cpus(1), line, &list);
-    let one_line = format!("rank 0 → cpu: `CUDA_VISIBLE_DEVICES=5` leaves no device: {rule}");
+    let one_line = format!(
+        "rank 0 → cpu: `CUDA_VISIBLE_DEVICES=5` leaves no device: {rule}; compare with `rankrun devices`"
+    );
     assert_eq!(told("rankrun"), [one_line]);
     let warning = format!("`CUDA_VISIBLE_DEVICES=5`: {rule}");
     for line in ["rankrun --quiet", "torchrun --nproc-per-node auto"] {
@@ -75,7 +77,7 @@ fn line_starts_no_probe() {
         told,
         [
             "ranks 0-1 → cpu: `CUDA_VISIBLE_DEVICES=0,1` asks for devices, and the NVIDIA driver is missing: no \
-          `/dev/nvidiactl`"
+          `/dev/nvidiactl`; start the container or job step with its devices, or say `--device-type cpu` if CPUs are meant"
         ]
     );
 }

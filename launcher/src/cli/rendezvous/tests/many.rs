@@ -82,7 +82,8 @@ fn dynamic_nodes_meet_at_the_endpoint() {
 #[test]
 fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
     let (c10d, fixed) = ("rankrun --rdzv-backend c10d --nnodes 1:2", "rankrun --nnodes 2");
-    let usual = RoundTimes::default();
+    // Under our own name the store's host may come as late as any other node.
+    let usual = RoundTimes { connect: RoundTimes::default().join, ..RoundTimes::default() };
     assert_eq!(times(c10d), usual);
     assert_eq!(times(fixed), RoundTimes::of_static());
     let keys = "join_timeout=1,last_call_timeout=2,close_timeout=3,keep_alive_interval=4,keep_alive_max_attempt=5,\
@@ -98,10 +99,11 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
             keep_alive_attempts: 5,
             cas_backoff: Duration::from_millis(500),
             read: seconds(6),
+            connect: seconds(6),
             lease: usual.lease,
         }
     );
-    let waits = RoundTimes { join: seconds(9), read: seconds(9), ..usual };
+    let waits = RoundTimes { join: seconds(9), read: seconds(9), connect: seconds(9), ..usual };
     assert_eq!(times(&format!("{fixed} --rdzv-conf timeout=9,join_timeout=x")), waits);
     let huge = times(&format!(
         "{c10d} --rdzv-conf join_timeout=99999999999999999999,keep_alive_max_attempt=9999999999"
@@ -109,9 +111,9 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
     assert_eq!((huge.join, huge.keep_alive_attempts), (crate::spec::LONGEST, u32::MAX));
 
     let ours = times(&format!("{c10d} --lease 2s --join-timeout 2m --last-call 1.5"));
-    assert_eq!((ours.lease, ours.join), (seconds(2), seconds(120)));
+    assert_eq!((ours.lease, ours.join, ours.connect), (seconds(2), seconds(120), seconds(120)));
     assert_eq!(ours.last_call, Duration::from_millis(1500));
-    let waits = RoundTimes { join: seconds(120), read: seconds(120), ..usual };
+    let waits = RoundTimes { join: seconds(120), read: seconds(120), connect: seconds(120), ..usual };
     assert_eq!(times(&format!("{fixed} --join-timeout 2m")), waits);
     // What is typed counts before a variable, whichever of the two it is.
     let launch = |line: &str, variable| match try_launch(line, &[variable]).unwrap().spec.rendezvous {

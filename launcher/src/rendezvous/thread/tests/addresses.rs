@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn nobody_listens() {
     let mut job = Job::at(&store(), 1, 1);
-    job.times.read = Duration::from_millis(300);
+    job.times.connect = Duration::from_millis(300);
     let error = job.agent().failed();
     assert!(matches!(&error, RendezvousError::Unreachable { .. }), "{error}");
 }
@@ -17,7 +17,7 @@ fn a_host_name_that_means_nothing() {
     let mut job = Job::at(&store(), 1, 1);
     job.host = "no-such-host.invalid".to_owned();
     job.is_host = None;
-    job.times.read = Duration::from_millis(300);
+    job.times.connect = Duration::from_millis(300);
     let error = job.agent().failed();
     assert!(matches!(&error, RendezvousError::NoSuchHost { host, .. } if *host == job.host), "{error}");
     assert!(error.to_string().contains("`no-such-host.invalid`, which `--rdzv-endpoint` names"), "{error}");

@@ -1,0 +1,96 @@
+//! Which process of this machine listens on a port, as far as this user may see it.
+
+use std::fs;
+
+use crate::rendezvous::text::harmless;
+
+/// Longest name of a process that is shown, in characters.
+const MAX_NAME: usize = 64;
+
+/// A process that listens on a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortOwner {
+    /// Its pid.
+    pub pid: i32,
+    /// Its name, fit for a terminal.
+    pub name: String,
+}
+
+impl std::fmt::Display for PortOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` (pid {})", self.name, self.pid)
+    }
+}
+
+/// The process that listens on the port, at any address. Nothing where no process does, or another user's.
+#[must_use]
+pub fn port_owner(port: u16) -> Option<PortOwner> {
+    let links: Vec<String> =
+        tables().flat_map(|table| listeners(&table, port)).map(|inode| format!("socket:[{inode}]")).collect();
+    if links.is_empty() {
+        return None;
+    }
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let pid = pids.find(|pid| holds(*pid, &links))?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(PortOwner { pid, name: harmless(name.trim(), MAX_NAME) })
+}
+
+/// Whether the kernel lists a listener on the port, at any address.
+#[must_use]
+pub fn is_listened_on(port: u16) -> bool {
+    tables().any(|table| !listeners(&table, port).is_empty())
+}
+
+fn tables() -> impl Iterator<Item = String> {
+    ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().filter_map(|file| fs::read_to_string(file).ok())
+}
+
+fn holds(pid: i32, links: &[String]) -> bool {
+    let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let mut targets = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+    targets.any(|target| links.iter().any(|link| target.as_os_str() == link.as_str()))
+}
+
+/// The inodes of the listeners on the port in a table of the kernel (proc_net_tcp in its documentation). Pure.
+fn listeners(table: &str, port: u16) -> Vec<u64> {
+    const LISTEN: &str = "0A";
+    let inode = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (local, state) = (words.get(1)?, words.get(3)?);
+        let found = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        let inode = words.get(9).and_then(|inode| inode.parse().ok()).unwrap_or(0);
+        (found == port && *state == LISTEN).then_some(inode)
+    };
+    table.lines().skip(1).filter_map(inode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn listener_is_found_in_the_kernels_table() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
+                        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 71\n\
+                        1: 0100007F:1F91 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 72\n\
+                        2: junk\n";
+        assert_eq!([8080, 8081, 40_000].map(|port| listeners(table, port)), [vec![71], vec![], vec![]]);
+        let listener = TcpListener::bind("127.0.0.53:0").unwrap();
+        assert!(is_listened_on(listener.local_addr().unwrap().port()));
+    }
+
+    #[test]
+    fn listener_of_this_process_is_named_with_its_pid() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let owner = port_owner(port).unwrap();
+        assert_eq!(owner.pid, i32::try_from(std::process::id()).unwrap());
+        assert!(!owner.name.is_empty() && owner.to_string().contains("(pid "), "{owner}");
+        drop(listener);
+        assert_eq!(port_owner(port), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! Why the rendezvous store at the endpoint is not reached, in words. Pure.
+
+use std::io;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::port_owner::PortOwner;
+use super::text::harmless_bytes;
+use crate::store::client::ClientError;
+
+/// Longest text of another program that is shown, in characters.
+const MAX_SHOWN: usize = 80;
+
+/// A node that starts a little before its host waits in silence; then the first line comes once a try has shown why, and
+/// without a reason a little later.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+const FIRST_LINE_WITHOUT_REASON: Duration = Duration::from_millis(4500);
+
+/// How often the line is said again.
+const REMINDER: Duration = Duration::from_secs(30);
+
+/// Reasons that are told apart; what another program says may be another text each time.
+const MOST_REASONS: usize = 8;
+
+/// Why the rendezvous store at the endpoint is not reached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreached {
+    /// The machine refuses the connection.
+    #[error("nothing listens there")]
+    NothingListens,
+    /// No packet comes back.
+    #[error("no answer to any connection request: the machine is down, or a firewall drops the packets")]
+    NoAnswer,
+    /// A router, or this machine, knows no way.
+    #[error("no way leads there ({system}): the machine is down, or this is not its address")]
+    NoRoute {
+        /// The kernel's words.
+        system: String,
+    },
+    /// The connection stands, and nothing comes over it.
+    #[error("a program accepts connections there and says nothing")]
+    Silent,
+    /// The connection stands, and ends at once.
+    #[error(
+        "a program accepts connections there and closes them at once, as a proxy does without its target"
+    )]
+    Closes,
+    /// What answers is no store.
+    #[error("another program listens there, {program}")]
+    AnotherProgram {
+        /// What it is, as far as it says.
+        program: String,
+    },
+    /// The host's name has no address.
+    #[error("no address is known for the host `{host}` ({why})")]
+    NoAddress {
+        /// The name.
+        host: String,
+        /// The resolver's words.
+        why: String,
+    },
+    /// Something else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Unreached {
+    /// Of a try that failed.
+    #[must_use]
+    pub fn of_client(error: &ClientError) -> Self {
+        match error {
+            ClientError::Io(error) => Self::of_io(error),
+            ClientError::Silent { .. } => Self::Silent,
+            ClientError::Stranger { said } => Self::AnotherProgram { program: program(said) },
+            ClientError::NoStore => Self::AnotherProgram { program: program(&[]) },
+            ClientError::Limit => Self::Other(error.to_string()),
+        }
+    }
+
+    /// Of a name that was looked up in vain.
+    #[must_use]
+    pub fn of_name(host: &str, error: &io::Error) -> Self {
+        let text = error.to_string();
+        let why = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text);
+        Self::NoAddress { host: host.to_owned(), why: why.to_owned() }
+    }
+
+    fn of_io(error: &io::Error) -> Self {
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ECONNREFUSED) => return Self::NothingListens,
+            Some(errno @ (Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN)) => {
+                return Self::NoRoute { system: errno.desc().to_owned() };
+            }
+            Some(Errno::EPERM | Errno::EACCES) => {
+                let words = "this machine may not connect there: its firewall, or a sandbox, refuses it";
+                return Self::Other(words.to_owned());
+            }
+            _ => {}
+        }
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::NoAnswer,
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => Self::Closes,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+
+    /// With the process that listens, where it is one of this machine.
+    #[must_use]
+    pub fn with_owner(self, owner: impl FnOnce() -> Option<PortOwner>) -> Self {
+        match self {
+            Self::AnotherProgram { program } => match owner() {
+                Some(owner) => Self::AnotherProgram { program: format!("{owner}, {program}") },
+                None => Self::AnotherProgram { program },
+            },
+            other => other,
+        }
+    }
+
+    /// While the node that hosts may still come.
+    fn so_far(&self) -> String {
+        let yet = if matches!(self, Self::NothingListens) { " yet" } else { "" };
+        format!("{self}{yet}")
+    }
+
+    /// One thing to do about it, where the endpoint's port is told by `--master-port` or by `--rdzv-endpoint`.
+    #[must_use]
+    pub fn hint(&self, has_master_port: bool) -> &'static str {
+        match self {
+            Self::AnotherProgram { .. } if has_master_port => {
+                "choose another port with `--master-port`, the same on every node"
+            }
+            Self::AnotherProgram { .. } => {
+                "choose another port with `--rdzv-endpoint HOST:PORT`, the same on every node"
+            }
+            Self::NothingListens => {
+                "start the launcher on the node that hosts the store (node rank 0, or the one that the endpoint names), with \
+                 the same port"
+            }
+            Self::NoAnswer => "is that machine up, and does its firewall let this port in?",
+            Self::NoRoute { .. } | Self::Other(_) => {
+                "give an address of the node that hosts the store which this machine can reach (`ping` and `ip route` \
+                 tell)"
+            }
+            Self::Silent => {
+                "see with `ss -tlnp` there whether the launcher listens on this port, and whether it is stopped"
+            }
+            Self::Closes => "see with `ss -tlnp` on that machine what listens on this port",
+            Self::NoAddress { .. } => "give an address there, or a name that this machine knows",
+        }
+    }
+}
+
+/// What people were told while this node waits for its first connection to the store.
+#[derive(Debug, Default)]
+pub struct WaitingLines {
+    reasons: Vec<Unreached>,
+    /// When the last line was said, since the wait began.
+    said_at: Option<Duration>,
+}
+
+impl WaitingLines {
+    /// Whether a line can be due, whatever the reason.
+    #[must_use]
+    pub fn may_be_due(&self, waited: Duration) -> bool {
+        waited >= FIRST_LINE
+    }
+
+    /// What is said after so much of the wait, with what is left of it: each reason once, and the present one again
+    /// after a longer time.
+    pub fn line(
+        &mut self,
+        waited: Duration,
+        reason: Option<Unreached>,
+        (left, has_master_port): (Duration, bool),
+    ) -> Option<String> {
+        let is_new = match &reason {
+            Some(reason) => !self.reasons.contains(reason) && self.reasons.len() < MOST_REASONS,
+            None => self.said_at.is_none() && waited >= FIRST_LINE_WITHOUT_REASON,
+        };
+        let is_again = self.said_at.is_some_and(|said| waited >= said + REMINDER);
+        if !is_new && !is_again {
+            return None;
+        }
+        self.said_at = Some(waited);
+        let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
+        let Some(reason) = reason else { return Some(format!("it has not answered yet; {left} left")) };
+        let advice = match &reason {
+            Unreached::AnotherProgram { .. } => format!("; {}", reason.hint(has_master_port)),
+            _ => String::new(),
+        };
+        let line = format!("{}{advice}; {left} left", reason.so_far());
+        if is_new {
+            self.reasons.push(reason);
+        }
+        Some(line)
+    }
+}
+
+/// What a program is by its first words.
+fn program(said: &[u8]) -> String {
+    let line = said.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let shown = harmless_bytes(line.trim_ascii(), MAX_SHOWN);
+    // TLS: an alert or a handshake record of any version.
+    let is_tls = matches!(said, [0x15 | 0x16, 0x03, ..]);
+    let is_text = !shown.is_empty() && line.iter().all(|byte| (0x20..0x7f).contains(byte) || *byte == b'\r');
+    match line {
+        _ if is_tls => "a TLS server".to_owned(),
+        _ if line.starts_with(b"HTTP/") => format!("an HTTP server (`{shown}`)"),
+        _ if line.starts_with(b"SSH-") => format!("an SSH server (`{shown}`)"),
+        _ if is_text => format!("which says `{shown}`"),
+        _ => "which does not speak the store's protocol".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_errno(errno: Errno) -> String {
+        Unreached::of_client(&ClientError::Io(errno.into())).to_string()
+    }
+
+    #[test]
+    fn each_failed_try_has_its_cause_in_words() {
+        assert_eq!(of_errno(Errno::ECONNREFUSED), "nothing listens there");
+        let no_route =
+            "no way leads there (No route to host): the machine is down, or this is not its address";
+        assert_eq!(of_errno(Errno::EHOSTUNREACH), no_route);
+        assert!(of_errno(Errno::ENETUNREACH).contains("Network is unreachable"));
+        assert!(of_errno(Errno::ETIMEDOUT).starts_with("no answer to any connection request"));
+        assert!(of_errno(Errno::EPERM).contains("firewall"));
+        assert!(of_errno(Errno::ECONNRESET).contains("closes them at once"));
+        let eof = ClientError::Io(io::ErrorKind::UnexpectedEof.into());
+        assert!(Unreached::of_client(&eof).to_string().contains("closes them at once"));
+        let silent = ClientError::Silent { limit: std::time::Duration::from_secs(1) };
+        assert!(Unreached::of_client(&silent).to_string().ends_with("says nothing"));
+        let name = io::Error::other("failed to lookup address information: Name or service not known");
+        assert_eq!(
+            Unreached::of_name("node0", &name).to_string(),
+            "no address is known for the host `node0` (Name or service not known)"
+        );
+    }
+
+    #[test]
+    fn another_program_is_named_by_its_first_line_fit_for_a_terminal() {
+        let long = [b"HTTP/1.0 ".as_slice(), &[b'x'; 500]].concat();
+        let cases: [(&[u8], &str); 8] = [
+            (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "an HTTP server (`HTTP/1.1 400 Bad Request`)"),
+            (b"SSH-2.0-OpenSSH_9.2\r\n", "an SSH server (`SSH-2.0-OpenSSH_9.2`)"),
+            (b"\x15\x03\x01\x00\x02\x02\x46", "a TLS server"),
+            (b"-ERR unknown command\r\n", "which says `-ERR unknown command`"),
+            (b"\x1b]0;title\x07\n", "which does not speak the store's protocol"),
+            (b"\n\n", "which does not speak the store's protocol"),
+            (&[0; 64], "which does not speak the store's protocol"),
+            (b"", "which does not speak the store's protocol"),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(program(said), expected);
+        }
+        assert!(program(&long).len() < 120, "{}", program(&long));
+        assert!(!program(b"HTTP/1.0 \x1b[2J\r\n").contains('\x1b'));
+    }
+
+    #[test]
+    fn waiting_line_comes_with_each_new_reason_and_seldom_again() {
+        let (mut lines, seconds) = (WaitingLines::default(), Duration::from_secs);
+        let mut line = |waited: u64, reason: Option<Unreached>| {
+            let waited = Duration::from_millis(waited);
+            let left = (seconds(600).saturating_sub(waited), false);
+            lines.may_be_due(waited).then(|| lines.line(waited, reason, left)).flatten()
+        };
+        let (closed, silent) = (|| Some(Unreached::NothingListens), || Some(Unreached::Silent));
+        assert_eq!(line(1_000, closed()), None, "its host may start a moment later");
+        assert_eq!(line(2_000, None), None, "no try has ended");
+        assert_eq!(line(2_100, closed()).as_deref(), Some("nothing listens there yet; 9m 57s left"));
+        assert_eq!(line(2_200, closed()), None);
+        let changed = line(9_000, silent());
+        assert!(changed.is_some_and(|line| line.contains("says nothing; 9m 51s left")));
+        // A reason that comes and goes is no news.
+        assert_eq!((line(10_000, closed()), line(11_000, silent())), (None, None));
+        assert!(line(39_000, closed()).is_some_and(|line| line.starts_with("nothing listens there yet")));
+        let other = |number: u32| Some(Unreached::AnotherProgram { program: number.to_string() });
+        let said = (0..100).filter(|number| line(39_100, other(*number)).is_some()).count();
+        assert_eq!(said, MOST_REASONS - 2, "texts of others are bounded in number");
+    }
+
+    #[test]
+    fn waiting_line_without_a_reason_comes_before_five_seconds() {
+        let mut lines = WaitingLines::default();
+        let left = (Duration::from_secs(60), false);
+        assert_eq!(lines.line(Duration::from_secs(4), None, left), None);
+        let line = lines.line(FIRST_LINE_WITHOUT_REASON, None, left);
+        assert_eq!(line.as_deref(), Some("it has not answered yet; 1m left"));
+    }
+
+    #[test]
+    fn waiting_line_for_another_program_has_the_way_out() {
+        let owner = || Some(PortOwner { pid: 7, name: "python3".to_owned() });
+        let reason = Unreached::AnotherProgram { program: program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
+        let line = WaitingLines::default().line(FIRST_LINE, Some(reason), (Duration::from_secs(9), true));
+        assert_eq!(
+            line.as_deref(),
+            Some(
+                "another program listens there, `python3` (pid 7), an HTTP server (`HTTP/1.0 200 OK`); choose another port \
+                 with `--master-port`, the same on every node; 9s left"
+            )
+        );
+    }
+
+    #[test]
+    fn hint_for_another_program_names_the_option_of_the_port() {
+        let other = Unreached::AnotherProgram { program: String::new() };
+        assert!(other.hint(true).contains("--master-port") && other.hint(false).contains("--rdzv-endpoint"));
+    }
+}
