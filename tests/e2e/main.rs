@@ -31,6 +31,7 @@ mod limits;
 mod locked_down;
 mod logs;
 mod long_messages;
+mod mistakes;
 mod nesting;
 mod nodes;
 mod options;

@@ -19,6 +19,7 @@ pub mod payload;
 mod place;
 mod processes;
 mod random;
+mod session;
 mod settings;
 mod store;
 mod transcript;
@@ -36,6 +37,7 @@ pub use place::{
 };
 pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
+pub use session::{Session, check_sessions, read_sessions, session_launch};
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
 pub use store::Store;
 pub use transcript::field;

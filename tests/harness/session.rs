@@ -1,0 +1,264 @@
+//! Terminal sessions in text files: what is typed, what is answered, the exit status. A test runs each anew and compares.
+//!
+//! A file has rows. A row begins with `== NAME`; the lines below it say how it is graded (`grade 5, was 2`) and where it runs
+//! (`on 2 GPUs`); then come the session's lines. `RANKRUN_UPDATE=1` writes the answers of today into the files.
+#![expect(clippy::disallowed_methods, reason = "a test run is configured by its environment")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::launch::{Launch, Name};
+use crate::outcome::Outcome;
+use crate::place::free_port;
+
+/// Parts two answers: a line's own output never has it.
+const SEPARATOR: char = '\u{1e}';
+/// In a typed line; each run has a free port of its own in its place.
+const PORT: &str = "29500";
+
+/// One row of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// What is done, in words.
+    pub name: String,
+    /// Whether a user knows what to do after the answer, from 1 to 5.
+    pub grade: u8,
+    /// The grade at the time of `docs/mistakes.md`, where it is one of that list.
+    pub was: Option<u8>,
+    /// Why the grade is below 5.
+    pub reason: String,
+    /// The machine, as in `2 GPUs`.
+    pub on: Option<String>,
+    /// What is typed, then what is answered.
+    pub text: String,
+}
+
+impl Session {
+    /// The lines that are typed.
+    pub fn typed(&self) -> impl Iterator<Item = &str> {
+        self.text.lines().filter_map(|line| line.strip_prefix("$ "))
+    }
+
+    /// Types the lines into one shell, in a home folder that has `job/train.py`.
+    #[must_use]
+    #[track_caller]
+    fn run(&self, launch: Launch) -> String {
+        let home = launch.temporary().with_file_name("home");
+        let job = home.join("job");
+        fs::create_dir_all(&job).expect("the scratch folder is writable");
+        fs::write(job.join("train.py"), "print(\"trained\")\n").expect("the scratch folder is writable");
+        let (scratch, port) = (home.with_file_name(""), free_port().to_string());
+        let typed = self.typed().map(|line| format!("printf '{SEPARATOR}'\n{}\n", line.replace(PORT, &port)));
+        let typed: String = typed.collect();
+        let python = launch_folder(&scratch);
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{typed}");
+        let launch = launch.cwd(job).under(["sh", "-c", &line]);
+        let outcome = launch.run();
+        let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
+        self.written(&outcome, &[(&scratch, "/scratch"), (&port, PORT)])
+    }
+
+    /// The session as its file has it.
+    fn written(&self, outcome: &Outcome, masks: &[(&str, &str)]) -> String {
+        let out = outcome.out();
+        let mut text = String::new();
+        for (line, answer) in self.typed().zip(out.split(SEPARATOR).skip(1)) {
+            text.push_str(&format!("$ {line}\n{}", masked(answer, masks)));
+            if !answer.is_empty() && !answer.ends_with('\n') {
+                text.push('\n');
+            }
+        }
+        match outcome.status.code() {
+            Some(code) => text + &format!("[exit {code}]\n"),
+            None => text + &format!("[{}]\n", outcome.status),
+        }
+    }
+
+    fn render(&self) -> String {
+        let was = self.was.map_or_else(String::new, |was| format!(", was {was}"));
+        let reason = if self.reason.is_empty() { String::new() } else { format!(": {}", self.reason) };
+        let on = self.on.as_ref().map_or_else(String::new, |on| format!("on {on}\n"));
+        format!("== {}\ngrade {}{was}{reason}\n{on}{}", self.name, self.grade, self.text)
+    }
+}
+
+/// The rows of a file, and the text above them.
+///
+/// # Panics
+/// When it is not such a file.
+#[must_use]
+#[track_caller]
+pub fn read_sessions(path: &Path) -> (String, Vec<Session>) {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut parts = text.split("\n== ");
+    let head = parts.next().unwrap_or_default().trim_end().to_owned();
+    (head, parts.map(parse).collect())
+}
+
+#[track_caller]
+fn parse(row: &str) -> Session {
+    let typed = row.find("\n$ ").unwrap_or_else(|| panic!("nothing is typed in: {row}"));
+    let (above, text) = (&row[..typed], format!("{}\n", row[typed..].trim()));
+    let mut lines = above.lines();
+    let name = lines.next().unwrap_or_default().to_owned();
+    let mut session = Session { name, grade: 0, was: None, reason: String::new(), on: None, text };
+    for line in lines {
+        if let Some(grades) = line.strip_prefix("grade ") {
+            let (grades, reason) = grades.split_once(": ").unwrap_or((grades, ""));
+            let (grade, was) = grades.split_once(", was ").map_or((grades, None), |(now, was)| (now, Some(was)));
+            let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("`{text}` is no grade: {row}"));
+            (session.grade, session.was, session.reason) = (number(grade), was.map(number), reason.to_owned());
+        } else if let Some(on) = line.strip_prefix("on ") {
+            session.on = Some(on.to_owned());
+        } else {
+            panic!("`{line}` is neither a grade nor a machine: {row}");
+        }
+    }
+    session
+}
+
+/// Runs every row of the file, and fails with each answer that is not the file's.
+///
+/// # Panics
+/// See above.
+#[track_caller]
+pub fn check_sessions(path: &Path, launch: impl Fn(&Session) -> Launch) {
+    let (head, mut sessions) = read_sessions(path);
+    let updates = std::env::var_os("RANKRUN_UPDATE").is_some_and(|value| value == "1");
+    let mut failures = Vec::new();
+    for session in &mut sessions {
+        let now = session.run(launch(session));
+        if now != session.text {
+            failures.push(format!("== {}\n{}", session.name, difference(&session.text, &now)));
+            session.text = now;
+        }
+    }
+    if updates {
+        let rows: Vec<String> = sessions.iter().map(Session::render).collect();
+        fs::write(path, format!("{head}\n\n{}", rows.join("\n"))).expect("the checkout is writable");
+        return;
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {} sessions are not as {} has them; RANKRUN_UPDATE=1 writes what is said today into it, to be read and \
+         graded\n\n{}",
+        failures.len(),
+        sessions.len(),
+        path.display(),
+        failures.join("\n")
+    );
+}
+
+/// The launch of a row: no accelerator of this machine matters, and no number of CPUs.
+#[must_use]
+pub fn session_launch() -> Launch {
+    let launch = Launch::new(Name::Rankrun).env("OMP_NUM_THREADS", "1").without_env("LD_LIBRARY_PATH");
+    launch.without_env("RUST_BACKTRACE")
+}
+
+/// The lines that only one of them has.
+fn difference(expected: &str, now: &str) -> String {
+    let (before, after): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), now.lines().collect());
+    let same = before.iter().zip(&after).take_while(|(one, other)| one == other).count();
+    let ends = before[same..].iter().rev().zip(after[same..].iter().rev());
+    let same_end = ends.take_while(|(one, other)| one == other).count();
+    let marked = |mark: &str, lines: &[&str]| {
+        lines[same..lines.len() - same_end].iter().map(|line| format!("{mark} {line}\n")).collect::<String>()
+    };
+    let above: String = before[..same].iter().map(|line| format!("  {line}\n")).collect();
+    above + &marked("-", &before) + &marked("+", &after)
+}
+
+/// What differs from run to run, replaced by words.
+fn masked(answer: &str, masks: &[(&str, &str)]) -> String {
+    let home = format!("{}/home", masks[0].0);
+    let mut text = answer.replace(&home, "/home/me");
+    for (from, to) in masks {
+        text = text.replace(from, to);
+    }
+    let text = replaced_words(&text, host_name(), "HOST");
+    text.lines().map(|line| format!("{}\n", masked_line(line))).collect()
+}
+
+fn masked_line(line: &str) -> String {
+    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    for at in 0..words.len() {
+        let follows = |before: &str| at > 0 && words[at - 1].ends_with(before);
+        if is_time(words[at].trim_end_matches(',')) {
+            words[at] = if words[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
+        } else if follows("pid") || (follows("after") && words.get(at + 1).is_some_and(|unit| unit == "s")) {
+            words[at] = digits_masked(&words[at]);
+        } else if words.get(at + 1).is_some_and(|next| next == "left") && words[at].ends_with('s') {
+            // `14m 57s left`
+            words[at] = "N".to_owned();
+            if at > 0 && words[at - 1].ends_with('m') {
+                words[at - 1] = String::new();
+            }
+        }
+    }
+    words.retain({
+        let mut before_left = false;
+        move |word| {
+            let drop = word.is_empty() && before_left;
+            before_left = word.ends_with(';');
+            !drop
+        }
+    });
+    words.join(" ")
+}
+
+/// `12.5` and `1234` are `N`, with what stands around.
+fn digits_masked(word: &str) -> String {
+    let start = word.find(|letter: char| letter.is_ascii_digit()).unwrap_or(word.len());
+    let rest = word[start..].trim_start_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
+    if start == word.len() { word.to_owned() } else { format!("{}N{rest}", &word[..start]) }
+}
+
+/// `2026-11-23T06:44:12.232Z`
+fn is_time(word: &str) -> bool {
+    word.len() >= 20 && word.ends_with('Z') && word.as_bytes()[4] == b'-' && word.as_bytes()[10] == b'T'
+}
+
+/// Replaces the word where no letter or digit stands beside it.
+fn replaced_words(text: &str, word: &str, by: &str) -> String {
+    let is_part = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '_' | '/');
+    let mut result = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let inside = before.chars().next_back().or_else(|| result.chars().next_back()).is_some_and(is_part)
+            || after.chars().next().is_some_and(is_part);
+        result.push_str(before);
+        result.push_str(if inside { word } else { by });
+        rest = after;
+    }
+    result + rest
+}
+
+fn host_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let name = nix::unistd::gethostname().expect("the host has a name");
+        name.into_string().expect("a host name is text")
+    })
+}
+
+/// A folder with `python3` alone: the machine's own, wherever it is.
+fn launch_folder(scratch: &Path) -> String {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    let python = PYTHON.get_or_init(|| {
+        let line = ["-c", "import sys; print(sys.executable, end='')"];
+        let output = Command::new("python3").args(line).output().expect("`python3` is installed");
+        PathBuf::from(String::from_utf8(output.stdout).expect("a path is text"))
+    });
+    let folder = scratch.join("python");
+    fs::create_dir_all(&folder).expect("the scratch folder is writable");
+    let link = folder.join("python3");
+    if !link.exists() {
+        symlink(python, link).expect("the scratch folder takes a link");
+    }
+    folder.to_string_lossy().into_owned()
+}
