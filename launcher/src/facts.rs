@@ -79,6 +79,8 @@ pub trait World {
     /// # Errors
     /// It cannot be read, is something else, or is larger.
     fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>>;
+    /// The names in a folder that are text, at most so many, in no order; none where it cannot be read.
+    fn names_in(&self, folder: &Path, most: usize) -> Vec<String>;
     /// The path without symbolic links; the path itself where that cannot be found out.
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
@@ -158,6 +160,12 @@ impl World for System {
             return Err(io::Error::other(format!("it has more than {most} bytes")));
         }
         Ok(bytes)
+    }
+
+    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+        entries.take(most).filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
     }
 
     fn resolve_links(&self, path: &Path) -> PathBuf {

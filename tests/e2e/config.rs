@@ -149,7 +149,7 @@ const WRONG: [(&str, &str, &str); 51] = [
     ("[stop]\ngarce = 5\n", "2: `stop.garce` is no known key", "did you mean `grace`?"),
     ("[stop.grace-for]\ntimelimit = 5\n", "2: `stop.grace-for.timelimit` is no known key", "`time-limit`?"),
     ("\n\n[restarts]\nmax-restarts = 1\n", "3: `restarts` is no known key", "did you mean `restart`?"),
-    ("max-restarts = 1\n", "1: `max-restarts` is no known key", "there are launch, nodes, restart, stop"),
+    ("max-restarts = 1\n", "1: `max-restarts` is no known key", "an option stands below `[launch]`"),
     (
         "[[restart.rules]]\nreason = 3\nthen = \"fail\"\n",
         "2: `restart.rules.reason` is no known key",

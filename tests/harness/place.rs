@@ -170,16 +170,19 @@ pub fn example_source(name: &str) -> PathBuf {
 /// When there is none.
 #[must_use]
 pub fn python() -> PathBuf {
-    if let Some(chosen) = env::var_os("RANKRUN_TEST_PYTHON") {
-        return PathBuf::from(chosen);
-    }
-    let python = cache().join("venv-torch-2.15.0/bin/python");
+    let python = python_path();
     assert!(
         python.is_file(),
         "no PyTorch at {}: run `tests/run` once, or name a Python that has it in RANKRUN_TEST_PYTHON",
         python.display()
     );
     python
+}
+
+/// Where [`python`] is, whether or not it is there.
+pub(crate) fn python_path() -> PathBuf {
+    let installed = || cache().join("venv-torch-2.15.0/bin/python");
+    env::var_os("RANKRUN_TEST_PYTHON").map_or_else(installed, PathBuf::from)
 }
 
 /// The wheel that `tests/run` builds: `RANKRUN_TEST_WHEEL`.

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use crate::launch::{Launch, Name};
 use crate::outcome::Outcome;
-use crate::place::free_port;
+use crate::place::{free_port, python_path};
 
 /// Parts two answers: a line's own output never has it.
 const SEPARATOR: char = '\u{1e}';
@@ -51,14 +51,23 @@ impl Session {
         fs::create_dir_all(&job).expect("the scratch folder is writable");
         fs::write(job.join("train.py"), "print(\"trained\")\n").expect("the scratch folder is writable");
         let (scratch, port) = (home.with_file_name(""), free_port().to_string());
-        let typed = self.typed().map(|line| format!("printf '{SEPARATOR}'\n{}\n", line.replace(PORT, &port)));
+        let typed = self.typed().map(|line| {
+            let line = line.replace(PORT, &port);
+            // A line that starts a program in the background has no status of its own.
+            let status = if starts_launcher(&line) { "printf '\\n[exit %d]\\n' $?\n" } else { "" };
+            format!("printf '{SEPARATOR}'\n{line}\n{status}")
+        });
         let typed: String = typed.collect();
         let python = launch_folder(&scratch);
         let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{typed}");
         let launch = launch.cwd(job).under(["sh", "-c", &line]);
         let outcome = launch.run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
-        self.written(&outcome, &[(&scratch, "/scratch"), (&port, PORT)])
+        let python = python_path();
+        let venv = python.ancestors().nth(2).and_then(Path::to_str).filter(|venv| venv.len() > 1);
+        let mut masks = vec![(scratch.as_str(), "/scratch"), (port.as_str(), PORT)];
+        masks.extend(venv.map(|venv| (venv, "/venv")));
+        self.written(&outcome, &masks)
     }
 
     /// The session as its file has it.
@@ -66,15 +75,14 @@ impl Session {
         let out = outcome.out();
         let mut text = String::new();
         for (line, answer) in self.typed().zip(out.split(SEPARATOR).skip(1)) {
-            text.push_str(&format!("$ {line}\n{}", masked(answer, masks)));
-            if !answer.is_empty() && !answer.ends_with('\n') {
-                text.push('\n');
-            }
+            // The status stands on a line of its own, also where the answer has no line end.
+            let answer = answer.replace("\n\n[exit ", "\n[exit ");
+            text.push_str(&format!("$ {line}\n{}", masked(answer.trim_start_matches('\n'), masks)));
         }
-        match outcome.status.code() {
-            Some(code) => text + &format!("[exit {code}]\n"),
-            None => text + &format!("[{}]\n", outcome.status),
+        if outcome.status.code().is_none() {
+            text.push_str(&format!("[{}]\n", outcome.status));
         }
+        text
     }
 
     fn render(&self) -> String {
@@ -83,6 +91,10 @@ impl Session {
         let on = self.on.as_ref().map_or_else(String::new, |on| format!("on {on}\n"));
         format!("== {}\ngrade {}{was}{reason}\n{on}{}", self.name, self.grade, self.text)
     }
+}
+
+fn starts_launcher(line: &str) -> bool {
+    line.contains("rankrun ") && !line.ends_with('&')
 }
 
 /// The rows of a file, and the text above them.
@@ -108,9 +120,11 @@ fn parse(row: &str) -> Session {
     for line in lines {
         if let Some(grades) = line.strip_prefix("grade ") {
             let (grades, reason) = grades.split_once(": ").unwrap_or((grades, ""));
-            let (grade, was) = grades.split_once(", was ").map_or((grades, None), |(now, was)| (now, Some(was)));
+            let (grade, was) =
+                grades.split_once(", was ").map_or((grades, None), |(now, was)| (now, Some(was)));
             let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("`{text}` is no grade: {row}"));
-            (session.grade, session.was, session.reason) = (number(grade), was.map(number), reason.to_owned());
+            (session.grade, session.was, session.reason) =
+                (number(grade), was.map(number), reason.to_owned());
         } else if let Some(on) = line.strip_prefix("on ") {
             session.on = Some(on.to_owned());
         } else {
@@ -120,17 +134,18 @@ fn parse(row: &str) -> Session {
     session
 }
 
-/// Runs every row of the file, and fails with each answer that is not the file's.
+/// Runs every row of the file that has a launch, and fails with each answer that is not the file's.
 ///
 /// # Panics
 /// See above.
 #[track_caller]
-pub fn check_sessions(path: &Path, launch: impl Fn(&Session) -> Launch) {
+pub fn check_sessions(path: &Path, launch: impl Fn(&Session) -> Option<Launch>) {
     let (head, mut sessions) = read_sessions(path);
     let updates = std::env::var_os("RANKRUN_UPDATE").is_some_and(|value| value == "1");
     let mut failures = Vec::new();
     for session in &mut sessions {
-        let now = session.run(launch(session));
+        let Some(launch) = launch(session) else { continue };
+        let now = session.run(launch);
         if now != session.text {
             failures.push(format!("== {}\n{}", session.name, difference(&session.text, &now)));
             session.text = now;

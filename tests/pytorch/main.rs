@@ -4,6 +4,7 @@ mod by_hand;
 mod ddp;
 mod early_exit;
 mod frameworks;
+mod mistakes;
 mod nodes;
 mod programs;
 mod restart;

@@ -126,6 +126,10 @@ impl World for Seen {
         System::SILENT.may(permission, path)
     }
 
+    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
+        System::SILENT.names_in(folder, most)
+    }
+
     fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
         System::SILENT.first_bytes(path, most)
     }

@@ -223,7 +223,8 @@ impl Reader<'_> {
             if known.len() < 16 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
         let name =
             if table.is_empty() { key.get_ref().to_string() } else { format!("{table}.{}", key.get_ref()) };
-        self.error(&name, key.span().start, ConfigProblem::UnknownKey { nearest, known })
+        let problem = ConfigProblem::UnknownKey { nearest, is_table: table.is_empty(), known };
+        self.error(&name, key.span().start, problem)
     }
 
     fn launch(&mut self, entry: Entry<'_>) -> Result<(), ConfigError> {

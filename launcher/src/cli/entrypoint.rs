@@ -9,6 +9,7 @@ use super::notice::{IgnoredBecause, Notice};
 use super::python::{choose_python, find_program};
 use super::settings::Settings;
 use super::shebang::{LONGEST_LINE, starts_launcher};
+use super::suggest::nearest_of;
 use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::spec::{Entrypoint, Persona};
@@ -44,6 +45,8 @@ pub(super) fn resolve_entrypoint(
     };
     if !module {
         check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
+    } else if settings.persona == Persona::Rankrun && is_path(typed, settings.facts) {
+        return Err(SettingError::ModuleIsPath { module: typed.to_string_lossy().into_owned() }.into());
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
     notices.extend(notice);
@@ -123,7 +126,7 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
             }
             Ok(path) => Ok(Some(Found::Program(path))),
             Err(EntrypointProblem::NotInPath { folders, .. }) => {
-                let script = script_of_name(typed, facts);
+                let script = script_of_name(typed, facts).or_else(|| nearest_file(typed, facts));
                 Err(refused(typed, EntrypointProblem::NotInPath { folders, script }))
             }
             Err(problem) => Err(refused(typed, problem)),
@@ -147,6 +150,24 @@ fn script_of_name(typed: &OsStr, facts: &Facts) -> Option<String> {
     (facts.world().kind(Path::new(&script)) == FileKind::File).then_some(script)
 }
 
+/// Whether Python finds no module of this name: a slash is in it, or it is the name of a file.
+fn is_path(module: &OsStr, facts: &Facts) -> bool {
+    let path = Path::new(module);
+    module.as_bytes().contains(&b'/') || (path.extension() == Some(OsStr::new("py")) && facts.is_file(path))
+}
+
+/// So many names of a folder are compared with a misspelt one.
+const MOST_NAMES: usize = 2000;
+
+/// A file beside the one that is missing, with nearly its name.
+fn nearest_file(typed: &OsStr, facts: &Facts) -> Option<String> {
+    let path = Path::new(typed);
+    let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
+    let names = facts.world().names_in(folder, MOST_NAMES);
+    let nearest = folder.join(nearest_of(name, names.iter().map(String::as_str))?);
+    facts.is_file(&nearest).then(|| nearest.to_string_lossy().into_owned())
+}
+
 fn may_be_in_path(typed: &OsStr) -> bool {
     !typed.is_empty()
         && typed != "-"
@@ -161,11 +182,17 @@ fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), Entrypoint
         return Ok(());
     }
     let path = Path::new(typed);
-    let facts = settings.facts;
+    let (facts, own) = (settings.facts, settings.persona == Persona::Rankrun);
     match facts.world().kind(path) {
-        FileKind::Missing => Err(EntrypointProblem::Missing { folder: facts.working_folder() }),
+        FileKind::Missing => Err(EntrypointProblem::Missing {
+            folder: facts.working_folder(),
+            nearest: nearest_file(typed, facts),
+        }),
         FileKind::Directory if !facts.exists(&path.join("__main__.py")) => Err(EntrypointProblem::Directory),
         _ if !facts.world().may(Permission::Read, path) => Err(EntrypointProblem::NotReadable),
+        FileKind::File if own && path.extension() == Some(OsStr::new("ipynb")) => {
+            Err(EntrypointProblem::Notebook)
+        }
         _ => Ok(()),
     }
 }

@@ -21,17 +21,16 @@ use crate::exit_code;
 use crate::reporter::plain::is_bidi_control;
 use crate::spec::Persona;
 
+mod advice;
 mod clash;
 mod conf;
 mod config;
 mod device;
+mod entrypoint;
 mod expected;
 mod host;
 mod rule;
 mod setting;
-
-/// Where nothing better can be said.
-const SEE_HELP: &str = "see `rankrun --help` for what each option takes, with examples";
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,8 +167,13 @@ impl CliError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     /// Nothing to run.
-    #[error("there is no entrypoint to run")]
-    MissingEntrypoint,
+    #[error("there is no entrypoint to run{}", taken_as_value(taken.as_ref()))]
+    MissingEntrypoint {
+        /// A script that the last option took as its value.
+        taken: Option<(&'static OptionRow, String)>,
+        /// Whether a module was to be named.
+        module: bool,
+    },
     /// A line that launches nothing, so there is nothing to explain.
     #[error("`explain` explains a launch, and `{word}` is none")]
     NoLaunch {
@@ -225,7 +229,7 @@ pub enum UsageError {
         value: String,
     },
     /// A value that is not of the option's type.
-    #[error("{origin} is `{value}`, which is not {}", expected(option.kind))]
+    #[error("{origin} is {}, which is not {}", quoted(value), expected(option.kind))]
     BadValue {
         /// The option.
         option: &'static OptionRow,
@@ -241,7 +245,7 @@ impl UsageError {
     #[must_use]
     pub fn argparse(&self) -> String {
         match self {
-            Self::MissingEntrypoint => {
+            Self::MissingEntrypoint { .. } => {
                 "the following arguments are required: training_script, training_script_args".to_owned()
             }
             Self::Unknown { words } => format!("unrecognized arguments: {}", words.join(" ")),
@@ -269,9 +273,21 @@ impl UsageError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::MissingEntrypoint => Some(SEE_HELP.to_owned()),
+            Self::MissingEntrypoint { taken: Some((option, script)), .. } => {
+                Some(format!("give the option its value: `--{} {} {script}`", option.long, option.value_name))
+            }
+            Self::MissingEntrypoint { module: true, .. } => {
+                Some("name the module behind `-m`, as in `rankrun -m package.train`".to_owned())
+            }
+            Self::MissingEntrypoint { .. } => Some(
+                "name the script behind the options, as in `rankrun --nproc-per-node 2 train.py`; `rankrun --help` \
+                 explains them"
+                    .to_owned(),
+            ),
             Self::Unknown { words } => Some(unknown_options_hint(words)),
-            Self::NoLaunch { word } => Some(format!("a program of that name is `./{word}`")),
+            Self::NoLaunch { word } => {
+                Some(format!("leave `explain` out; a program of that name is `./{word}`"))
+            }
             Self::TwoForms | Self::WatchedJson => Some("drop one of them".to_owned()),
             Self::UnknownTo { command, word } => {
                 let see_help = || format!("see `rankrun {command} --help`");
@@ -280,12 +296,21 @@ impl UsageError {
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
-            Self::MissingValue { option } if option.kind == Kind::Text => {
-                Some(format!("a value that begins with `-` is written `{option}=VALUE`"))
-            }
-            Self::MissingValue { .. } | Self::BadValue { .. } => Some(SEE_HELP.to_owned()),
+            Self::MissingValue { option } => Some(advice::hint_for_missing(option)),
+            Self::BadValue { option, origin, value } => Some(advice::hint_for_type(option, origin, value)),
         }
     }
+}
+
+/// A value in a message.
+fn quoted(value: &str) -> String {
+    if value.is_empty() { "empty".to_owned() } else { format!("`{value}`") }
+}
+
+fn taken_as_value(taken: Option<&(&'static OptionRow, String)>) -> String {
+    let taken =
+        taken.map(|(option, script)| format!(": `{script}` is read as the value of `--{}`", option.long));
+    taken.unwrap_or_default()
 }
 
 fn backticked(words: &[String]) -> String {

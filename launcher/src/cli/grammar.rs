@@ -250,10 +250,10 @@ impl Reader<'_> {
         let is_separator = |word: &OsString| word == "--";
         let (entrypoint, args) = match self.rest {
             [first, entrypoint, args @ ..] if is_separator(first) => (entrypoint, args),
-            [first] if is_separator(first) => return Err(UsageError::MissingEntrypoint),
+            [first] if is_separator(first) => return Err(missing_entrypoint(&self.given)),
             [entrypoint, second, args @ ..] if is_separator(second) => (entrypoint, args),
             [entrypoint, args @ ..] => (entrypoint, args),
-            [] => return Err(UsageError::MissingEntrypoint),
+            [] => return Err(missing_entrypoint(&self.given)),
         };
         if !self.unknown.is_empty() {
             return Err(UsageError::Unknown { words: self.unknown });
@@ -261,6 +261,14 @@ impl Reader<'_> {
         let (entrypoint, args) = (entrypoint.clone(), args.to_vec());
         Ok(Parsed::Launch(Request { given: self.given, entrypoint, args }))
     }
+}
+
+/// What may have swallowed the entrypoint: the last option, where its value is a script's name.
+fn missing_entrypoint(given: &[Given]) -> UsageError {
+    let script = given.last().filter(|last| last.value.as_bytes().ends_with(b".py"));
+    let taken = script.map(|last| (last.row, last.value.to_string_lossy().into_owned()));
+    let module = given.iter().any(|given| *given.row == torchrun::MODULE);
+    UsageError::MissingEntrypoint { taken, module }
 }
 
 /// What an option asks for that is done instead of a launch.

@@ -14,7 +14,7 @@ use super::torchrun::{
 };
 use crate::facts::{Facts, FileKind, Permission};
 use crate::spec::{Duplicates, LogDir, LogSpec, Persona, StreamMap, Streams};
-use rankrun_contract::rank::LocalRank;
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 /// torch's default for the prefix template.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
@@ -44,6 +44,37 @@ pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -
         }
     }
     Ok(LogSpec { dir, redirects, tee, console, prefix, duplicates })
+}
+
+/// A warning for each list of ranks that names one above the last; torchrun says nothing.
+pub(super) fn tell_missing_ranks(
+    settings: &Settings<'_>,
+    logs: &LogSpec,
+    workers: LocalWorldSize,
+) -> Result<Vec<Notice>, CliError> {
+    if settings.persona == Persona::Torchrun {
+        return Ok(Vec::new());
+    }
+    let is_missing = |rank: &LocalRank| rank.0 >= workers.get();
+    let names_missing = |map: &StreamMap| match map {
+        StreamMap::All(_) => false,
+        StreamMap::Ranks(ranks) => ranks.iter().any(|(rank, _)| is_missing(rank)),
+    };
+    let console = logs.console.as_ref();
+    let is_silent = console.is_some_and(|ranks| ranks.iter().all(is_missing));
+    let effect = if is_silent { "no rank is heard on the console" } else { "the others have no effect" };
+    let lists = [
+        (&REDIRECTS, names_missing(&logs.redirects), "the others have no effect"),
+        (&TEE, names_missing(&logs.tee), "the others have no effect"),
+        (&LOCAL_RANKS_FILTER, console.is_some_and(|ranks| ranks.iter().any(is_missing)), effect),
+    ];
+    let mut notices = Vec::new();
+    for (row, _, effect) in lists.into_iter().filter(|(_, is_named, _)| *is_named) {
+        if let Some(Setting { origin, value }) = settings.text(row)? {
+            notices.push(Notice::NoSuchRanks { origin, value, workers, effect });
+        }
+    }
+    Ok(notices)
 }
 
 /// Under our own name redirected streams do go nowhere without a log tree, and tee'd ones to the console.

@@ -206,7 +206,7 @@ mod tests {
     fn what_is_none_is_refused_with_its_value() {
         for (words, text) in [
             (["rankrun", "--iface=a/b"], "`--iface` is `a/b`, which is not the name of a network interface"),
-            (["rankrun", "--iface="], "`--iface` is ``, which is not the name of a network interface"),
+            (["rankrun", "--iface="], "`--iface` is empty, which is not the name of a network interface"),
             (["rankrun", "--port-range=9-8"], "`--port-range` is `9-8`, which is not two ports"),
             (["rankrun", "--port-range=0-8"], "`--port-range` is `0-8`, which is not two ports"),
             (

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use super::error::Origin;
@@ -128,6 +130,26 @@ pub enum Notice {
         /// The variable for users.
         meant: String,
     },
+    /// A key of `--rdzv-conf` that nothing reads.
+    UnknownConfKey {
+        /// Where the list came from.
+        origin: Origin,
+        /// The key.
+        key: String,
+        /// A key that is written nearly so.
+        nearest: Option<&'static str>,
+    },
+    /// Local ranks are named that do not exist.
+    NoSuchRanks {
+        /// Where they are named.
+        origin: Origin,
+        /// The value.
+        value: String,
+        /// Workers on this node.
+        workers: LocalWorldSize,
+        /// What follows from it.
+        effect: &'static str,
+    },
     /// A `LOGLEVEL` that is none.
     UnknownLogLevel {
         /// Its value.
@@ -215,7 +237,12 @@ impl fmt::Display for Notice {
             ),
             Self::MadeUpRunId { run_id } => write!(f, "the run id is empty, so it is `{run_id}`"),
             Self::Signal { origin, name, problem: SignalProblem::Unknown } => {
-                write!(f, "{origin} names `{name}`, which is no signal (they are written as in `SIGTERM`)")
+                let meant = Signal::from_str(&format!("SIG{}", name.to_uppercase()));
+                let way_out = meant.map_or_else(
+                    |_| "signals are written as in `SIGTERM`".to_owned(),
+                    |signal| format!("did you mean `{signal}`?"),
+                );
+                write!(f, "{origin} names `{name}`, which is not a signal; {way_out}")
             }
             Self::Signal { origin, name, problem: SignalProblem::CannotBeHandled } => {
                 write!(f, "{origin} names `{name}`, which a launcher cannot handle")
@@ -242,9 +269,19 @@ impl fmt::Display for Notice {
             Self::WorkerVariable { name, meant } => {
                 write!(f, "`{name}` is set by the launcher for each worker; did you mean `{meant}`?")
             }
-            Self::UnknownLogLevel { value } => {
-                write!(f, "`LOGLEVEL` is `{value}`, which is no level; warnings and errors are shown")
+            Self::UnknownConfKey { origin, key, nearest } => {
+                let question = nearest.map(|nearest| format!("; did you mean `{nearest}`?"));
+                write!(f, "{origin} has the key `{key}`, which has no effect{}", question.unwrap_or_default())
             }
+            Self::NoSuchRanks { origin, value, workers, effect } => {
+                let last = workers.get() - 1;
+                write!(f, "{origin} is `{value}`, but the local ranks are 0 to {last}: {effect}")
+            }
+            Self::UnknownLogLevel { value } => write!(
+                f,
+                "`LOGLEVEL` is `{value}`, which is not DEBUG, INFO, WARNING, ERROR or CRITICAL; warnings and errors \
+                 are shown"
+            ),
         }
     }
 }

@@ -96,7 +96,9 @@ pub(crate) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, Entry
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match facts.world().kind(&path) {
-            FileKind::Missing => Err(EntrypointProblem::Missing { folder: facts.working_folder() }),
+            FileKind::Missing => {
+                Err(EntrypointProblem::Missing { folder: facts.working_folder(), nearest: None })
+            }
             FileKind::Directory => Err(EntrypointProblem::Directory),
             _ if facts.is_executable(&path) => Ok(path),
             _ => Err(EntrypointProblem::NotExecutable { path }),

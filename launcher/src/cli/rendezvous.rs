@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use rankrun_contract::rank::{NodeCount, RunId};
 
-use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf};
+use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf, tell_unknown_keys};
 use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
@@ -73,6 +73,7 @@ pub(super) fn resolve_rendezvous(
     settings: &Settings<'_>,
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
+    notices.extend(tell_unknown_keys(settings)?);
     let port = settings.int(&MASTER_PORT)?;
     let node_rank = settings.int(&NODE_RANK)?;
     let nodes = Nodes::of(settings)?;

@@ -104,12 +104,12 @@ mod tests {
             said,
             [
                 "`--signals-to-handle` names `SIGKILL`, which a launcher cannot handle",
-                "`--signals-to-handle` names `TERM`, which is no signal (they are written as in `SIGTERM`)",
+                "`--signals-to-handle` names `TERM`, which is not a signal; did you mean `SIGTERM`?",
                 "`--signals-to-handle` names `SIGCLD`, which a launcher cannot handle",
             ]
         );
         let (spec, said) = signals(&["rankrun"], &[("PET_SIGNALS_TO_HANDLE", "")]);
         assert_eq!((spec.text.as_str(), spec.stop.len(), said.len()), ("", 0, 1));
-        assert!(said[0].starts_with("`PET_SIGNALS_TO_HANDLE` names ``, which is no signal"), "{said:?}");
+        assert!(said[0].starts_with("`PET_SIGNALS_TO_HANDLE` names ``, which is not a signal"), "{said:?}");
     }
 }

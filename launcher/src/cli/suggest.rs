@@ -67,6 +67,10 @@ const FOREIGN: &[(&[&str], &str)] = &[
         FOR_THE_PROGRAM,
     ),
     (&["use-deepspeed", "use-fsdp", "zero-stage"], FOR_THE_PROGRAM),
+    (
+        &["backend", "dist-backend"],
+        "leave it out: the program chooses its backend, in `init_process_group(backend=...)`",
+    ),
     (&["config-file"], "`--config PATH` reads options from a file in TOML"),
     (&["use-env"], "leave it out: every worker has `LOCAL_RANK` in its environment"),
     (&["no-local-rank"], "leave it out: arguments get a local rank only where they say `${local_rank}`"),
@@ -116,7 +120,9 @@ pub(super) fn unknown_options_hint(words: &[String]) -> String {
     let answers: Vec<(&String, String)> =
         words.iter().filter_map(|word| Some((word, answer_to_option(word)?))).collect();
     match answers.as_slice() {
-        [] => "see `rankrun --help`; the program's own options stand behind it".to_owned(),
+        [] => "an option of the program stands behind the script, as in `rankrun train.py --lr 0.1`; see `rankrun \
+               --help` for ours"
+            .to_owned(),
         [(_, answer)] if words.len() == 1 => answer.clone(),
         several => {
             let answers: Vec<String> =
@@ -197,8 +203,29 @@ pub(super) fn similar_option_of(command: &str, word: &str) -> Option<String> {
     if command == "devices" && matches!(name.as_str(), "l" | "loop") {
         return Some("`--watch` looks again every 2 seconds, `--watch=1` every second".to_owned());
     }
+    if let Some(answer) = answer_behind(command, &name) {
+        return Some(answer);
+    }
     let meant = similar_names(&name.to_lowercase(), known.iter().copied());
     did_you_mean(&meant.iter().map(|name| format!("`--{name}`")).collect::<Vec<_>>())
+}
+
+/// What to do where a word behind a subcommand was meant in another way.
+fn answer_behind(command: &str, name: &str) -> Option<String> {
+    let is_list = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit() || byte == b',');
+    let answer = match (command, name) {
+        ("devices", _) if is_list => format!("`rankrun devices --id {name}` shows these alone"),
+        ("gc", "all" | "a" | "f" | "prune" | "y" | "yes") => {
+            "`rankrun gc` alone ends everything that crashed jobs left; `--dry-run` only lists it".to_owned()
+        }
+        ("gc", _) if is_list => {
+            "leave it out: `gc` finds what crashed jobs left; a job that runs is stopped with `kill` and its \
+             launcher's process id"
+                .to_owned()
+        }
+        _ => return None,
+    };
+    Some(answer)
 }
 
 /// What to do where an entrypoint that is not there may be a misspelt or foreign subcommand.

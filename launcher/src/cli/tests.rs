@@ -272,7 +272,7 @@ fn log_settings() {
         ("torchrun -t 4 x.py", "`--tee` is `4`, which is not 0, 1, 2 or 3"),
         ("torchrun -t 0:1, x.py", "`--tee` is `0:1,`, which is not"),
         ("torchrun -t 10:1 x.py", "`--tee` is `10:1`, which is not"),
-        ("torchrun --redirects= x.py", "`--redirects` is ``, which is not"),
+        ("torchrun --redirects= x.py", "`--redirects` is empty, which is not"),
         ("torchrun --log-dir x.py x.py", "`--log-dir` is `x.py`, which is a file"),
     ] {
         let (code, text) = refusal(line, &[]);

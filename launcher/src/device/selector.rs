@@ -143,7 +143,9 @@ impl SelectorError {
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
-            Self::Empty => "`--devices none` runs on CPUs, `--devices all` takes every device".to_owned(),
+            Self::Empty => "if a shell variable stands there, check that it is set; `--devices all` takes every device, \
+                            `--devices none` runs on CPUs"
+                .to_owned(),
             Self::EmptyEntry { .. } => "write the devices with one comma between them, such as `0,2`".to_owned(),
             Self::LoneDash => "`-2` leaves out device 2".to_owned(),
             Self::OutOfRange { .. } => "`rankrun devices` shows the numbers".to_owned(),
@@ -160,13 +162,32 @@ impl SelectorError {
                 let words: Vec<String> = [kind, devices].into_iter().flatten().collect();
                 format!("write it as `{}`", words.join(" "))
             }
-            Self::Junk { .. } => {
+            Self::Junk { entry } => meant_by(entry).unwrap_or_else(|| {
                 "a device is an index (`3`), a range (`0-3`), an exclusion (`-2`), a UUID (`GPU-…`, `MIG-…`) or its \
                  beginning, a MIG device (`1:0`) or a PCI address (`0000:1b:00.0`)"
                     .to_owned()
-            }
+            }),
         }
     }
+}
+
+/// What an entry that names no device was to be.
+fn meant_by(entry: &str) -> Option<String> {
+    let small = entry.to_ascii_lowercase();
+    if matches!(small.as_str(), "auto" | "any" | "every" | "*") {
+        return Some(
+            "`--devices all` takes every device; so does the launcher without `--devices`".to_owned(),
+        );
+    }
+    if matches!(small.as_str(), "cpu" | "cpus" | "no" | "off" | "false") {
+        return Some("`--devices none` runs on CPUs".to_owned());
+    }
+    if matches!(small.as_str(), "gpu-" | "mig-") {
+        return Some("write more of the UUID; `rankrun devices` shows it".to_owned());
+    }
+    let digits = ["gpu", "cuda", "device", "nvidia"].into_iter().find_map(|word| small.strip_prefix(word))?;
+    let is_index = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_index.then(|| format!("write the index alone: `--devices {digits}`"))
 }
 
 impl FromStr for Selector {

@@ -180,6 +180,12 @@ impl World for FakeWorld {
         if entry.readable { Ok(entry.bytes.to_vec()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
+    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
+        let folder = if folder.as_os_str().is_empty() { Path::new("/job") } else { folder };
+        let here = self.entries.keys().filter(|path| path.parent() == Some(folder)).take(most);
+        here.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect()
+    }
+
     fn resolve_links(&self, path: &Path) -> PathBuf {
         let target = self.entry(path).and_then(|entry| entry.target.clone());
         target.unwrap_or_else(|| path.to_owned())

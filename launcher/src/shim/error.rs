@@ -111,7 +111,9 @@ impl ShimError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::VerbMissing | Self::UnknownWord { .. } => "see `rankrun shim --help`",
+            Self::VerbMissing | Self::UnknownWord { .. } => {
+                "`rankrun shim on` makes `torchrun` rankrun's, `off` gives PyTorch's own back, `status` says which it is"
+            }
             Self::PythonMissing | Self::NoSuchPython { .. } => "as in `--python /path/to/venv/bin/python`",
             Self::NoEnvironment { .. } => {
                 "activate the environment, or name its Python with `--python /path/to/venv/bin/python`"

@@ -243,7 +243,7 @@ fn a_key_that_means_nothing_is_named_with_its_line() {
         (
             "grace = 3\n",
             "`rankrun.toml`, line 1: `grace` is no known key",
-            "there are launch, nodes, restart, stop",
+            "the tables are `[launch]`, `[nodes]`, `[restart]` and `[stop]`",
         ),
         (
             "[[restart.rules]]\nexits = 3\n",

@@ -43,9 +43,10 @@ impl ConfProblem {
         match self {
             Self::NoKey | Self::NoValue => "write `key=value,key=value`",
             Self::Reserved => "give it by that option",
-            Self::Positive | Self::Backoff | Self::YesOrNo | Self::StoreType => {
-                "correct it, or leave the key out"
-            }
+            Self::Positive => "write it without a unit, as in `join_timeout=600` (seconds)",
+            Self::Backoff => "write it as in `cas_backoff_max_seconds=1.5`",
+            Self::YesOrNo => "write `is_host=1` or `is_host=0`",
+            Self::StoreType => "leave the key out: the store is `tcp`",
             Self::NobodyHosts => "leave the key out, or name the store with `--rdzv-endpoint HOST:PORT`",
         }
     }

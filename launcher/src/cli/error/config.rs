@@ -47,6 +47,8 @@ pub enum ConfigProblem {
     UnknownKey {
         /// One that is written nearly so.
         nearest: Option<String>,
+        /// Whether it stands where a table's name is expected.
+        is_table: bool,
         /// All that there are, where they are few.
         known: Vec<String>,
     },
@@ -93,7 +95,9 @@ impl fmt::Display for ConfigProblem {
 impl ConfigProblem {
     pub(super) fn hint(&self) -> String {
         match self {
-            Self::Unreadable(_) => "name a file that can be read, or leave `--config` out".to_owned(),
+            Self::Unreadable(_) => {
+                "correct the path in `--config` or `RANKRUN_CONFIG`, or leave both out".to_owned()
+            }
             Self::NotRegular(_) => {
                 "write it into a file: the launcher reads it again after a failure".to_owned()
             }
@@ -105,11 +109,15 @@ impl ConfigProblem {
                 "the file is TOML: `key = value` below `[launch]`, texts in quotes".to_owned()
             }
             Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
-            Self::UnknownKey { nearest: None, known } if known.is_empty() => {
+            Self::UnknownKey { nearest: None, known, .. } if known.is_empty() => {
                 "keys are the long names of options, as in `rankrun --help`, without dashes in front"
                     .to_owned()
             }
-            Self::UnknownKey { nearest: None, known } => format!("there are {}", known.join(", ")),
+            Self::UnknownKey { is_table: true, .. } => {
+                "the tables are `[launch]`, `[nodes]`, `[restart]` and `[stop]`; an option stands below `[launch]`"
+                    .to_owned()
+            }
+            Self::UnknownKey { nearest: None, known, .. } => format!("there are {}", known.join(", ")),
             Self::WrongType { is: "a date" | "a time of day", expected } if expected.contains("text") => {
                 "put it in quotes".to_owned()
             }

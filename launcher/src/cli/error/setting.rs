@@ -8,7 +8,8 @@ use rankrun_contract::rank::LocalRank;
 use crate::cli::suggest::answer_to_command;
 
 use super::{
-    Clash, ConfProblem, ConfigError, DeviceError, Expected, HostProblem, Origin, RuleProblem, SEE_HELP,
+    Clash, ConfProblem, ConfigError, DeviceError, Expected, HostProblem, Origin, RuleProblem, advice,
+    entrypoint, quoted,
 };
 
 /// What was asked for cannot be done.
@@ -79,7 +80,7 @@ pub enum SettingError {
     #[error(transparent)]
     Devices(Box<DeviceError>),
     /// A number outside of its range, or a word that is no value of the setting.
-    #[error("{origin} is `{value}`, which is not {expected}")]
+    #[error("{origin} is {}, which is not {expected}", quoted(value))]
     Refused {
         /// Where it came from.
         origin: Origin,
@@ -220,6 +221,12 @@ pub enum SettingError {
     /// `--module` with `--no-python`.
     #[error("`--no-python` and `--module` exclude each other")]
     ModuleWithoutPython,
+    /// `--module` with a path.
+    #[error("`--module` takes the name of a module, and `{module}` is a path")]
+    ModuleIsPath {
+        /// As it was typed.
+        module: String,
+    },
     /// The entrypoint cannot be run.
     #[error("the entrypoint `{entrypoint}` {problem}")]
     Entrypoint {
@@ -261,8 +268,10 @@ pub enum SettingError {
 pub enum EntrypointProblem {
     /// Nothing there.
     Missing {
-        /// The working folder, which a relative path starts from.
+        /// The working folder, which a relative path starts from; empty where that was removed.
         folder: PathBuf,
+        /// A file with nearly that name.
+        nearest: Option<String>,
     },
     /// Neither a file here nor a program in `PATH`.
     NotInPath {
@@ -273,6 +282,8 @@ pub enum EntrypointProblem {
     },
     /// A folder that Python cannot run.
     Directory,
+    /// A notebook, which only Jupyter can run.
+    Notebook,
     /// A script that we may not read.
     NotReadable,
     /// A program that we may not run.
@@ -285,11 +296,17 @@ pub enum EntrypointProblem {
 impl fmt::Display for EntrypointProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing { folder } => write!(f, "does not exist (working folder `{}`)", folder.display()),
+            Self::Missing { folder, .. } if folder.as_os_str().is_empty() => {
+                f.write_str("does not exist, and the working folder was removed")
+            }
+            Self::Missing { folder, .. } => {
+                write!(f, "does not exist (working folder `{}`)", folder.display())
+            }
             Self::NotInPath { folders: 0, .. } => f.write_str("is not in PATH, which names no folder"),
             Self::NotInPath { folders: 1, .. } => f.write_str("is not in PATH (1 folder)"),
             Self::NotInPath { folders, .. } => write!(f, "is not in PATH ({folders} folders)"),
             Self::Directory => f.write_str("is a folder"),
+            Self::Notebook => f.write_str("is a notebook, which Python cannot run"),
             Self::NotReadable => f.write_str("cannot be read: permission denied"),
             Self::NotExecutable { path } => write!(f, "has no run permission (`{}`)", path.display()),
         }
@@ -326,6 +343,11 @@ impl SettingError {
             Self::NotSupported { origin, .. } => not_supported_hint(origin),
             Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
+            Self::PythonPlugin { value, .. } if matches!(value.as_str(), "nccl" | "gloo" | "mpi" | "ucc") => {
+                Some(format!(
+                    "leave it out: the program chooses `{value}` itself, in `init_process_group(backend=\"{value}\")`"
+                ))
+            }
             Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
             Self::PythonPlugin { built_in: names, .. } => {
                 let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
@@ -354,6 +376,7 @@ impl SettingError {
                 Some(format!("one job is started by `{line}`; for separate jobs add `--nnodes 1`"))
             }
             Self::ModuleWithoutPython => Some("drop one of them".to_owned()),
+            Self::ModuleIsPath { module } => Some(entrypoint::hint_for_module(module)),
             Self::Entrypoint { entrypoint, problem } => entrypoint_hint(entrypoint, problem),
             Self::NestedTooDeep { entrypoint, .. } => Some(format!(
                 "let `{entrypoint}` start no launcher on itself; where it is meant, start that launcher with \
@@ -377,7 +400,10 @@ impl SettingError {
                 Some("give the job one name on all nodes; is a variable unset that holds it?".to_owned())
             }
             Self::NoSuchRank { .. } => Some("ranks count from 0, below `--nproc-per-node`".to_owned()),
-            Self::NotUnicode { .. } | Self::Refused { .. } => Some(SEE_HELP.to_owned()),
+            Self::NotUnicode { .. } => Some("write it in UTF-8".to_owned()),
+            Self::Refused { origin, value, expected } => {
+                Some(advice::hint_for_setting(origin, *expected, value))
+            }
         }
     }
 }
@@ -396,28 +422,43 @@ fn not_supported_hint(origin: &Origin) -> Option<String> {
     }
 }
 
-fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<String> {
+fn entrypoint_hint(name: &str, problem: &EntrypointProblem) -> Option<String> {
     match problem {
         EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. }
-            if matches!(entrypoint, "run" | "explain") =>
+            if matches!(name, "run" | "explain") =>
         {
-            Some(format!("the word `{entrypoint}` must stand first; a file of that name is `./{entrypoint}`"))
+            Some(format!("the word `{name}` must stand first; a file of that name is `./{name}`"))
         }
         EntrypointProblem::Missing { .. } | EntrypointProblem::NotInPath { .. }
-            if entrypoint.split_once(' ').is_some() =>
+            if name.split_once(' ').is_some() =>
         {
             Some("it has a space in it: leave out the quotes around the program and its arguments".to_owned())
         }
-        EntrypointProblem::Missing { .. } => Some("check the path; for a module give `-m`".to_owned()),
+        EntrypointProblem::Missing { folder, .. } if folder.as_os_str().is_empty() => {
+            Some("change to a folder that exists with `cd`".to_owned())
+        }
+        EntrypointProblem::Missing { nearest: Some(nearest), .. } => {
+            Some(format!("did you mean `{nearest}`?"))
+        }
+        EntrypointProblem::Missing { .. } => {
+            let check_path = || "check the path; for a module give `-m`".to_owned();
+            Some(entrypoint::hint_for_name(name).unwrap_or_else(check_path))
+        }
         EntrypointProblem::NotInPath { script: Some(script), .. } => {
             Some(format!("did you mean `{script}`?"))
         }
-        EntrypointProblem::NotInPath { .. } if is_list(entrypoint) => Some(format!(
-            "`{entrypoint}` stands in the place of the program; a list is one word, as in `--devices 0,2`"
+        EntrypointProblem::NotInPath { .. } if is_list(name) => Some(format!(
+            "`{name}` stands in the place of the program; a list is one word, as in `--devices 0,2`"
         )),
+        EntrypointProblem::NotInPath { .. } if is_python(Path::new(name)) => {
+            Some("leave `--no-python` out: Python then runs the script".to_owned())
+        }
         EntrypointProblem::NotInPath { .. } => {
-            let path = || format!("give its path, as in `./{entrypoint}`; for a module give `-m`");
-            Some(answer_to_command(entrypoint).unwrap_or_else(path))
+            if let Some(hint) = entrypoint::hint_for_name(name) {
+                return Some(hint);
+            }
+            let path = || format!("give its path, as in `./{name}`; for a module give `-m`");
+            Some(answer_to_command(name).unwrap_or_else(path))
         }
         EntrypointProblem::Directory => {
             Some("name a script, or a folder that has a `__main__.py`".to_owned())
@@ -427,6 +468,9 @@ fn entrypoint_hint(entrypoint: &str, problem: &EntrypointProblem) -> Option<Stri
         } else {
             format!("chmod +x {}", path.display())
         }),
+        EntrypointProblem::Notebook => {
+            Some(format!("make a script of it: `jupyter nbconvert --to script {name}`"))
+        }
         EntrypointProblem::NotReadable => Some("chmod +r, or run as a user who may read it".to_owned()),
     }
 }

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use crate::cli::error::{CliError, ConfProblem, Origin, SettingError};
+use crate::cli::notice::Notice;
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
+use crate::cli::suggest::nearest_of;
 use crate::cli::torchrun::RDZV_CONF;
-use crate::spec::LONGEST;
 use crate::spec::rendezvous::RoundTimes;
+use crate::spec::{LONGEST, Persona};
 
 /// Settings of the rendezvous that have options of their own; torchrun fails on them.
 const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];
@@ -106,6 +108,21 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
         }
     }
     Ok(conf)
+}
+
+/// A warning for each key that nothing reads; torchrun takes no notice of it.
+pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
+    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.persona == Persona::Rankrun);
+    let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };
+    let all = || STATIC_KEYS.iter().chain(C10D_KEYS).map(|(name, _)| *name);
+    let items = parse_conf(&value).unwrap_or_default();
+    let unknown = items.iter().filter(|(key, _)| !all().any(|name| name == *key));
+    let notice = |(key, _): &(&str, &str)| Notice::UnknownConfKey {
+        origin: origin.clone(),
+        key: (*key).to_owned(),
+        nearest: nearest_of(key, all()),
+    };
+    Ok(unknown.map(notice).collect())
 }
 
 /// Why a value does not do.

@@ -258,7 +258,10 @@ fn what_names_the_host_is_known() {
 #[test]
 fn what_torchrun_refuses_is_refused() {
     for (line, message) in [
-        ("torchrun --rdzv-backend=", "`--rdzv-backend` is ``, which is not the name of a rendezvous backend"),
+        (
+            "torchrun --rdzv-backend=",
+            "`--rdzv-backend` is empty, which is not the name of a rendezvous backend",
+        ),
         ("torchrun --rdzv-conf a", "`--rdzv-conf` has the item `a`, which has no value"),
         ("torchrun --rdzv-conf a=1,,b=2", "`--rdzv-conf` has the item ``, which has no key"),
         ("torchrun --rdzv-conf a=", "`--rdzv-conf` has the item `a=`, which has no value"),
@@ -271,7 +274,7 @@ fn what_torchrun_refuses_is_refused() {
             "torchrun --master-port 5 --master-addr a/b",
             "`--master-addr` is `a/b`, which is not a host name or",
         ),
-        ("torchrun --master-port 5 --master-addr=", "`--master-addr` is ``, which is not a host name or"),
+        ("torchrun --master-port 5 --master-addr=", "`--master-addr` is empty, which is not a host name or"),
         (
             "torchrun --master-port 5 --node-rank 1",
             "`--node-rank` is `1`, which is not 0, the only node rank",

@@ -29,7 +29,7 @@ fn misspelt_option_is_answered_with_the_nearest_names() {
         assert_eq!(hint(word), format!("did you mean {answer}?"), "{word}");
     }
     for word in ["--lr", "--epochs=3", "-z", "--", "--=", "-", "--\u{e9}\u{e9}"] {
-        assert!(hint(word).starts_with("see `rankrun --help`"), "{word}: {}", hint(word));
+        assert!(hint(word).contains("see `rankrun --help`"), "{word}: {}", hint(word));
     }
 }
 

@@ -211,6 +211,9 @@ impl ChoiceError {
             Self::InMigMode { instances, .. } if instances.is_empty() => {
                 "create instances with `nvidia-smi mig`, or choose another device".to_owned()
             }
+            Self::InMigMode { entry, .. } if entry.bytes().all(|byte| byte.is_ascii_digit()) => {
+                format!("name its instances, as in `--devices {entry}:0`")
+            }
             Self::InMigMode { .. } => "`1:0` is the first MIG device of GPU 1".to_owned(),
             Self::Repeated { .. } => {
                 "write each device once; `--oversubscribe` runs several workers on one device".to_owned()
@@ -219,11 +222,18 @@ impl ChoiceError {
                 "exclusions come after what they are taken from; a list that begins with one begins with all"
                     .to_owned()
             }
-            Self::NothingLeft { .. } => "`--devices none` runs on CPUs".to_owned(),
-            Self::NoDevices { instead, .. } if instead.is_empty() => {
-                "`rankrun devices` tells what was looked for".to_owned()
+            Self::NothingLeft { .. } => {
+                "`rankrun devices` shows each device and its processes; `--devices none` runs on CPUs".to_owned()
             }
-            Self::NoDevices { instead: kinds, .. } | Self::SeveralTypes { kinds, .. } => types(kinds),
+            Self::NoDevices { instead, .. } if instead.is_empty() => {
+                "`rankrun devices` tells what was looked for; `--device-type cpu` runs the workers on the CPUs"
+                    .to_owned()
+            }
+            Self::NoDevices { instead: kinds, .. } => {
+                let words: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
+                format!("devices of another type are here: {}", words.join(" or "))
+            }
+            Self::SeveralTypes { kinds, .. } => types(kinds),
             Self::MixedVendors { first_kind, .. } => {
                 format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
             }

@@ -3,7 +3,7 @@
 use super::{ChoiceError, Question, Selector, Warning, no_driver};
 use crate::device::selector::Entry;
 use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
-use crate::device::{Accelerator, DeviceType, Machine, Part};
+use crate::device::{Accelerator, DeviceType, Machine, Part, Trouble, TroubleKind};
 
 /// What the workers run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,22 @@ pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
 /// Nothing of this type, and what the probes met on their way.
 fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
     let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
-    let because = of_kind.map(ToString::to_string);
-    ChoiceError::NoDevices { kind, because: because.collect(), instead: present(machine) }
+    let (absent, telling): (Vec<&Trouble>, Vec<&Trouble>) =
+        of_kind.partition(|trouble| is_plain_absence(trouble));
+    let because = if telling.is_empty() && !absent.is_empty() {
+        vec!["no driver is found here".to_owned()]
+    } else {
+        telling.into_iter().map(ToString::to_string).collect()
+    };
+    ChoiceError::NoDevices { kind, because, instead: present(machine) }
+}
+
+/// A library or folder that a machine without such devices lacks. A device without its node is more than that.
+fn is_plain_absence(trouble: &Trouble) -> bool {
+    let TroubleKind::Missing(words) = &trouble.what else { return false };
+    let is_node = trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu;
+    let words = words.to_lowercase();
+    !is_node && (words.contains("no such file") || words.contains("the loader finds no"))
 }
 
 fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Target, ChoiceError> {

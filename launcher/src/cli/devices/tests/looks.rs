@@ -118,8 +118,8 @@ fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
         (code, text.as_str()),
         (
             1,
-            "Cuda is not available. `--nproc-per-node` is `gpu`: there is no cuda device\n  NVML is not there: \
-             libnvidia-ml.so.1: no such file"
+            "Cuda is not available. `--nproc-per-node` is `gpu`: there is no cuda device\n  no driver is \
+             found here"
         )
     );
     let hidden = [("CUDA_VISIBLE_DEVICES", "")];

@@ -136,7 +136,7 @@ fn what_cannot_work_is_refused() {
         ("--nnodes 2:1", format!("`--nnodes` is `2:1`, {many}")),
         ("--nnodes 0:2", format!("`--nnodes` is `0:2`, {many}")),
         ("--nnodes 1:2:3", format!("`--nnodes` is `1:2:3`, {many}")),
-        ("--nnodes=", format!("`--nnodes` is ``, {many}")),
+        ("--nnodes=", format!("`--nnodes` is empty, {many}")),
         (
             "--nnodes 2 --node-rank 2",
             "`--node-rank` is `2`, and the node ranks of a job of 2 nodes are 0 to 1".to_owned(),

@@ -166,7 +166,7 @@ fn a_type_that_is_missing_is_told_with_the_troubles_and_what_is_there_instead() 
         vec![Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what: TroubleKind::Hung(5) }];
     let error = refused_on(&machine, "", "--device-type cuda");
     assert_eq!(error.to_string(), "there is no cuda device\n  NVML did not answer within 5 seconds");
-    assert_eq!(error.hint().unwrap(), "say which with `--device-type rocm`");
+    assert_eq!(error.hint().unwrap(), "devices of another type are here: `--device-type rocm`");
 }
 
 #[test]

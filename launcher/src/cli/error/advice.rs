@@ -1,0 +1,300 @@
+//! What to write in place of a value that a setting refuses. Pure.
+
+use super::{Expected, Origin};
+use crate::cli::option::{Kind, OptionRow};
+use crate::cli::suggest::nearest_of;
+
+/// Words of other vendors and launchers for a type of device.
+const DEVICE_WORDS: &[(&[&str], &str)] = &[
+    (&["gpu", "nvidia", "geforce", "h100"], "`cuda` is NVIDIA's, `rocm` AMD's"),
+    (&["amd", "hip", "radeon"], "AMD's GPUs are `rocm`"),
+    (&["intel", "arc"], "Intel's GPUs are `xpu`, Gaudi accelerators `hpu`"),
+    (&["gaudi", "habana"], "Gaudi accelerators are `hpu`"),
+    (&["ascend"], "Ascend accelerators are `npu`"),
+    (&["metal", "apple"], "Apple's GPUs are `mps`"),
+    (&["none", "cpus"], "`cpu` runs the workers on the CPUs"),
+];
+
+/// The hint for a value that is outside of a setting's range, or no value of it.
+pub(super) fn hint_for_setting(origin: &Origin, expected: Expected, value: &str) -> String {
+    let value = value.trim();
+    if value.is_empty() {
+        return hint_for_empty(origin);
+    }
+    special_hint(origin, expected, value).unwrap_or_else(|| usual_hint(origin, expected))
+}
+
+/// The hint for a value that is not of the option's type.
+pub(super) fn hint_for_type(option: &OptionRow, origin: &Origin, value: &str) -> String {
+    let value = value.trim();
+    if value.is_empty() {
+        return hint_for_empty(origin);
+    }
+    if option.long == "max-restarts" {
+        return hint_for_restarts(origin, value);
+    }
+    match option.kind {
+        Kind::Int => {
+            let number = whole(value).unwrap_or_else(|| "1".to_owned());
+            format!("write a number without a point, as in `{}`", written(origin, &number))
+        }
+        Kind::Float => format!("write a number with a point, as in `{}`", written(origin, "1.5")),
+        Kind::RankOrWord => format!("write it as in `{}`", written(origin, "0")),
+        Kind::Choice(choices) => hint_for_choice(option, origin, (choices, value)),
+        Kind::Flag | Kind::Text => "write it in UTF-8".to_owned(),
+    }
+}
+
+/// The hint where an option's value is missing: most often the shell left an unset variable out.
+pub(super) fn hint_for_missing(option: &OptionRow) -> String {
+    let name = option.value_name.split(['|', '[']).next().filter(|name| !name.is_empty()).unwrap_or("VALUE");
+    let again = if option.kind == Kind::Text {
+        format!("; a value that begins with `-` is written `--{}=VALUE`", option.long)
+    } else {
+        String::new()
+    };
+    format!("write `--{} {name}`; if a shell variable stands there, check that it is set{again}", option.long)
+}
+
+fn hint_for_empty(origin: &Origin) -> String {
+    match origin {
+        Origin::Option(name) => {
+            format!("if a shell variable stands there, check that it is set; else leave `--{name}` out")
+        }
+        Origin::Variable(name) => format!("give `{name}` a value, or unset it"),
+        Origin::File(place) => format!("give `{}` a value, or remove the line", place.key),
+    }
+}
+
+fn hint_for_restarts(origin: &Origin, value: &str) -> String {
+    match whole(value) {
+        Some(number) => format!("write a number without a point, as in `{}`", written(origin, &number)),
+        None => format!(
+            "no value means `without limit`: take a large number, as in `{}`; with `--restart-window 1h` only the \
+             restarts of the last hour count",
+            written(origin, "1000000")
+        ),
+    }
+}
+
+fn hint_for_choice(
+    option: &OptionRow,
+    origin: &Origin,
+    (choices, value): (&'static [&'static str], &str),
+) -> String {
+    let small = value.to_lowercase().replace('_', "-");
+    if option.long == "device-type"
+        && let Some((_, words)) = DEVICE_WORDS.iter().find(|(words, _)| words.contains(&small.as_str()))
+    {
+        return (*words).to_owned();
+    }
+    let begun = || choices.iter().copied().find(|choice| small.len() >= 3 && choice.starts_with(&small));
+    let known = |choice: &&'static str| **choice == small;
+    let meant = choices.iter().copied().find(|choice| known(&choice)).or_else(begun);
+    match meant.or_else(|| nearest_of(&small, choices.iter().copied())) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("write one of them, as in `{}`", written(origin, choices[0])),
+    }
+}
+
+/// Where the value itself shows what was meant.
+fn special_hint(origin: &Origin, expected: Expected, value: &str) -> Option<String> {
+    match expected {
+        Expected::WorkerCount => hint_for_workers(origin, value),
+        Expected::NodeCount => {
+            let (low, high) = value.split_once([':', '-', ','])?;
+            let (low, high): (u32, u32) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+            let range = written(origin, &format!("{}:{}", low.min(high), low.max(high)));
+            Some(format!("a range is written `{range}`, the smaller number first"))
+        }
+        Expected::RestartCount => Some(hint_for_restarts(origin, value)),
+        Expected::Port | Expected::PortOfMany => value
+            .parse::<u64>()
+            .is_ok_and(|port| port > 65_535)
+            .then(|| format!("no port is above 65535; write it as in `{}`", written(origin, "29500"))),
+        Expected::Endpoint
+        | Expected::EndpointOfMany
+        | Expected::EndpointWithPort
+        | Expected::BracketedEndpoint
+        | Expected::Host => hint_for_place(origin, expected, value),
+        Expected::Time | Expected::TimeOrZero | Expected::Lease => hint_for_time(origin, value),
+        Expected::Streams { .. } => {
+            let number = match value.to_lowercase().as_str() {
+                "both" | "all" | "true" | "yes" | "on" => "3",
+                "stdout" | "out" => "1",
+                "stderr" | "err" => "2",
+                "none" | "false" | "no" | "off" => "0",
+                _ => return None,
+            };
+            Some(format!(
+                "write `{}`: 1 is stdout, 2 is stderr, 3 is both, 0 is none",
+                written(origin, number)
+            ))
+        }
+        Expected::StoreLimit => value
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| format!("write the unit too, as in `{}`", written(origin, &format!("{value}GiB")))),
+        Expected::PortRange => {
+            let (first, last) = value.split_once(['-', ':', ','])?;
+            let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            let range = format!("{}-{}", first.min(last).max(1), first.max(last).max(1));
+            Some(format!("write `{}`", written(origin, &range)))
+        }
+        _ => None,
+    }
+}
+
+fn hint_for_workers(origin: &Origin, value: &str) -> Option<String> {
+    if let Some(number) = whole(value) {
+        return Some(format!("write a number without a point: `{}`", written(origin, &number)));
+    }
+    if value.parse::<i128>().is_ok_and(|number| number <= 0) {
+        return Some(
+            "a node has at least one worker; without the option there is one for each GPU".to_owned(),
+        );
+    }
+    let word = nearest_of(&value.to_lowercase(), ["auto", "cpu", "gpu", "cuda", "rocm", "xpu"].into_iter())?;
+    Some(format!("did you mean `{word}`?"))
+}
+
+fn hint_for_time(origin: &Origin, value: &str) -> Option<String> {
+    if value.parse::<f64>() == Ok(0.0) {
+        return Some(match origin {
+            Origin::Option(name) => format!("leave `--{name}` out where no time is meant"),
+            Origin::Variable(name) => format!("unset `{name}` where no time is meant"),
+            Origin::File(place) => format!("remove `{}` where no time is meant", place.key),
+        });
+    }
+    let pointed = value.replace(',', ".");
+    (pointed != value && pointed.parse::<f64>().is_ok())
+        .then(|| format!("write a point in place of the comma: `{}`", written(origin, &pointed)))
+}
+
+/// An address with a scheme, a path, several hosts, an unset variable or a wrong port.
+fn hint_for_place(origin: &Origin, expected: Expected, value: &str) -> Option<String> {
+    if let Some((scheme, rest)) = value.split_once("://") {
+        let place = written(origin, rest.split('/').next().unwrap_or_default());
+        return Some(format!("leave `{scheme}://` out: `{place}`"));
+    }
+    if value.contains(',') {
+        return Some(
+            "name one host: the launcher on it hosts the store, and all nodes name the same".to_owned(),
+        );
+    }
+    if let Some((place, _)) = value.split_once('/') {
+        return Some(format!("leave the path out: `{}`", written(origin, place)));
+    }
+    if value.starts_with(':') || value.ends_with(':') {
+        return Some(
+            "the host or the port is empty; if a shell variable stands there, check that it is set"
+                .to_owned(),
+        );
+    }
+    let (host, port) = value.rsplit_once(':')?;
+    if expected == Expected::BracketedEndpoint {
+        return Some(format!("write `{}`", written(origin, &format!("[{host}]:{port}"))));
+    }
+    Some(match port.parse::<u64>() {
+        Ok(65_536..) => format!("no port is above 65535; the usual one is 29400: `{host}:29400`"),
+        Ok(_) => return None,
+        Err(_) => format!("`{port}` is not a port number; write it as in `{host}:29400`"),
+    })
+}
+
+/// Where only an example helps.
+fn usual_hint(origin: &Origin, expected: Expected) -> String {
+    let example = match expected {
+        Expected::WorkerCount => "4",
+        Expected::NodeCount | Expected::Count => "2",
+        Expected::Interval | Expected::ProbeLimit | Expected::Duration => "30",
+        Expected::WarnSignal => "USR1@60",
+        Expected::Time | Expected::TimeOrZero => "1h30m",
+        Expected::Lease => "5s",
+        Expected::Factor => "2",
+        Expected::Share => "0.1",
+        Expected::Port | Expected::PortOfMany => "29500",
+        Expected::PortRange => "29500-29599",
+        Expected::StoreLimit => "4GiB",
+        Expected::Interface => "eth0",
+        Expected::Host => "node0",
+        Expected::Endpoint
+        | Expected::EndpointWithPort
+        | Expected::EndpointOfMany
+        | Expected::BracketedEndpoint => "node0:29400",
+        Expected::LocalRanks => "0,2",
+        Expected::Streams { .. } => "3",
+        Expected::NodeRank | Expected::OnlyNodeRank => "0",
+        Expected::RestartCount => "3",
+        Expected::BackendName => "c10d",
+        Expected::AtLeastDelay => return "make it as long as `--restart-delay`, or leave it out".to_owned(),
+        Expected::Library => return "name the file itself, as in `/usr/lib/libnccl.so.2`".to_owned(),
+    };
+    format!("write it as in `{}`", written(origin, example))
+}
+
+/// `8.0` as `8`.
+fn whole(value: &str) -> Option<String> {
+    let (number, fraction) = value.split_once('.')?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && fraction.bytes().all(|byte| byte == b'0')).then(|| number.to_owned())
+}
+
+/// The setting with this value, in the form of the place that said it.
+fn written(origin: &Origin, value: &str) -> String {
+    match origin {
+        Origin::Option(name) => format!("--{name} {value}"),
+        Origin::Variable(name) => format!("{name}={value}"),
+        Origin::File(place) => {
+            let key = place.key.rsplit('.').next().unwrap_or_default();
+            let is_number = value.parse::<f64>().is_ok();
+            if is_number { format!("{key} = {value}") } else { format!("{key} = \"{value}\"") }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTION: Origin = Origin::Option("x");
+
+    #[test]
+    fn hint_for_a_setting_shows_what_was_meant() {
+        for (expected, value, hint) in [
+            (Expected::WorkerCount, "8.0", "`--x 8`"),
+            (Expected::WorkerCount, "gpus", "did you mean `gpu`?"),
+            (Expected::WorkerCount, "-1", "at least one worker"),
+            (Expected::WorkerCount, "four", "`--x 4`"),
+            (Expected::NodeCount, "4:2", "`--x 2:4`"),
+            (Expected::NodeCount, "1-4", "`--x 1:4`"),
+            (Expected::NodeCount, "many", "`--x 2`"),
+            (Expected::RestartCount, "-1", "`--x 1000000`"),
+            (Expected::Port, "99999", "no port is above 65535"),
+            (Expected::Port, "-1", "`--x 29500`"),
+            (Expected::Endpoint, "tcp://a:1/b", "leave `tcp://` out: `--x a:1`"),
+            (Expected::Endpoint, "a:1/b", "leave the path out: `--x a:1`"),
+            (Expected::Endpoint, "a:1,b:1", "name one host"),
+            (Expected::Endpoint, ":", "check that it is set"),
+            (Expected::Endpoint, "a:http", "`http` is not a port number"),
+            (Expected::BracketedEndpoint, "fd00::1:5", "`--x [fd00::1]:5`"),
+            (Expected::Time, "1,5", "`--x 1.5`"),
+            (Expected::Time, "0", "leave `--x` out"),
+            (Expected::Time, "2x", "`--x 1h30m`"),
+            (Expected::Streams { any_rank: true }, "both", "`--x 3`"),
+            (Expected::StoreLimit, "4", "`--x 4GiB`"),
+            (Expected::PortRange, "9-5", "`--x 5-9`"),
+            (Expected::NodeCount, " ", "check that it is set"),
+        ] {
+            let said = hint_for_setting(&OPTION, expected, value);
+            assert!(said.contains(hint), "{expected:?} {value}: {said}");
+        }
+    }
+
+    #[test]
+    fn hint_has_the_form_of_the_place_that_said_it() {
+        let variable = Origin::Variable("PET_X".to_owned());
+        assert_eq!(hint_for_setting(&variable, Expected::NodeCount, ""), "give `PET_X` a value, or unset it");
+        assert!(hint_for_setting(&variable, Expected::Port, "x").contains("`PET_X=29500`"));
+    }
+}

@@ -1,0 +1,64 @@
+//! What an entrypoint's name shows of the mistake. Pure.
+
+/// The hint for an entrypoint that is not there, by its name alone.
+pub(super) fn hint_for_name(entrypoint: &str) -> Option<String> {
+    if entrypoint.starts_with('~') {
+        let path = entrypoint.replacen('~', "$HOME", 1);
+        return Some(format!("a shell replaces `~` only outside of quotes: write `\"{path}\"`"));
+    }
+    if entrypoint.contains("://") {
+        return Some("download it first: the entrypoint is a file on this machine".to_owned());
+    }
+    if entrypoint.starts_with('-') {
+        return Some("options stand in front of `--`, the program behind it".to_owned());
+    }
+    if is_python(entrypoint) {
+        return Some(format!(
+            "leave `{entrypoint}` out: rankrun starts Python itself, as in `rankrun train.py`"
+        ));
+    }
+    None
+}
+
+/// The hint for a module that is written as a path.
+pub(super) fn hint_for_module(module: &str) -> String {
+    let path = module.trim_start_matches("./");
+    let name = path.strip_suffix(".py").unwrap_or(path).trim_end_matches('/').replace('/', ".");
+    if path.ends_with(".py") {
+        return format!("leave `-m` out to run the file, or write the module's name: `-m {name}`");
+    }
+    format!("write the module's name, with points: `-m {name}`")
+}
+
+/// `python`, `python3`, `python3.11`
+fn is_python(word: &str) -> bool {
+    let version = word.strip_prefix("python");
+    version.is_some_and(|version| version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_an_entrypoint_shows_the_mistake() {
+        for (name, part) in [
+            ("~/train.py", "`\"$HOME/train.py\"`"),
+            ("https://a/train.py", "download it first"),
+            ("--nnodes", "options stand in front of `--`"),
+            ("python3.11", "rankrun starts Python itself"),
+        ] {
+            assert!(hint_for_name(name).is_some_and(|hint| hint.contains(part)), "{name}");
+        }
+        assert_eq!((hint_for_name("train.py"), hint_for_name("pythonic")), (None, None));
+    }
+
+    #[test]
+    fn module_written_as_a_path_gets_its_name() {
+        for (module, name) in
+            [("train.py", "`-m train`"), ("pkg/train", "`-m pkg.train`"), ("./a/b.py", "`-m a.b`")]
+        {
+            assert!(hint_for_module(module).contains(name), "{module}: {}", hint_for_module(module));
+        }
+    }
+}

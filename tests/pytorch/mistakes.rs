@@ -1,0 +1,16 @@
+//! Mistakes in programs that use PyTorch, as terminal sessions: `mistakes.txt`, in the form of `../e2e/mistakes/*.txt`.
+
+use std::path::Path;
+
+use harness::{check_sessions, only_ours, session_launch};
+
+#[test]
+fn mistakes_with_pytorch_are_answered() {
+    if only_ours() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/mistakes.txt");
+        check_sessions(&file, |_| {
+            let launch = session_launch().with_torch().env("RANKRUN_DEVICE_TYPE", "cpu");
+            Some(launch.env("CUDA_VISIBLE_DEVICES", ""))
+        });
+    }
+}
