@@ -39,6 +39,7 @@ mod orphans;
 mod output;
 mod pid_one;
 mod ports_and_names;
+mod rank_table;
 mod reports;
 mod restart_policy;
 mod restarts;

@@ -1,6 +1,7 @@
 //! What can happen to a job, and what can be done about it.
 
 mod happening;
+pub mod rank_table;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,6 +19,7 @@ use crate::process::Exit;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 pub use happening::{Happening, Impatience};
+use rank_table::{EndedRank, RankTable, TableCause};
 
 /// Something happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +78,13 @@ pub enum Input {
         at: SystemTime,
         /// Who has not joined the store.
         missing: Vec<NotJoined>,
+    },
+    /// The answer to [`Action::CollectRanks`].
+    RanksCollected {
+        /// Which life of the group.
+        generation: Generation,
+        /// The ranks before the stop signal.
+        table: RankTable,
     },
     /// The look at the devices that [`Action::CheckDevices`] asked for.
     DevicesChecked {
@@ -245,6 +254,16 @@ pub enum Action {
         generation: Generation,
         /// Which workers of it.
         local_ranks: Vec<LocalRank>,
+    },
+    /// Collect what is known of all ranks of this node. The answer may be left out where all have joined the store and the
+    /// cause is a signal.
+    CollectRanks {
+        /// Which life of the group.
+        generation: Generation,
+        /// The ranks that have ended.
+        ended: Vec<EndedRank>,
+        /// Why the workers are about to be stopped.
+        cause: TableCause,
     },
     /// See how the devices of the workers are, none of whom is left; signals are answered meanwhile.
     CheckDevices {

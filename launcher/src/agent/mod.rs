@@ -257,6 +257,11 @@ impl<'a> Agent<'a> {
                 let missing = self.workers.not_joined(&local_ranks, greeted);
                 return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
             }
+            Action::CollectRanks { generation, ended, cause } => {
+                let greeted = self.others.as_ref().map(Others::greeted);
+                let table = self.workers.rank_table((generation, cause), &ended, greeted)?;
+                return Some(Input::RanksCollected { generation, table });
+            }
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
                 self.check = settings.map(|settings| Check::start(generation, settings));

@@ -16,6 +16,7 @@ mod finished;
 mod grace;
 mod halt;
 mod limit;
+mod rank_table;
 mod rendezvous;
 mod restart;
 mod siblings;
@@ -150,6 +151,7 @@ impl State {
             }
             Input::Looked { .. } => Vec::new(),
             Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
+            Input::RanksCollected { generation, table } => self.ranks_collected(generation, table),
             Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
             Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
             Input::ProgressSeen { generation, sight } => self.progress_seen(now, generation, sight),

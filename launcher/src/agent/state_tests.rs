@@ -33,6 +33,8 @@ mod left_out;
 mod limits;
 #[path = "parting_tests.rs"]
 mod partings;
+#[path = "rank_table_tests.rs"]
+mod rank_tables;
 #[path = "rendezvous_tests.rs"]
 mod rendezvous_tests;
 #[path = "several_nodes_tests.rs"]

@@ -2,6 +2,7 @@
 
 pub(super) mod error_files;
 mod look;
+mod rank_table;
 mod witness;
 
 use std::collections::BTreeMap;

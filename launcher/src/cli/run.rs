@@ -146,8 +146,8 @@ pub(super) static START_TIMEOUT: OptionRow = OptionRow::text(
 pub(super) static TIME_LIMIT: OptionRow = OptionRow::text(
     "time-limit",
     "TIME",
-    "Stop the whole job, restarts included, after this time: seconds as in 90, units as in 5m or 1h30m, or as Slurm \
-     writes it, 02:30:00 or 1-12:00:00 [default: none]",
+    "Stop the whole job, restarts included, after this time, and say what each rank was doing: seconds as in 90, units \
+     as in 5m or 1h30m, or as Slurm writes it, 02:30:00 or 1-12:00:00 [default: none]",
 )
 .family(Family::Rankrun);
 pub(super) static WARN_SIGNAL: OptionRow = OptionRow::text(

@@ -30,6 +30,7 @@ use tree::Attempt;
 mod channel;
 pub mod error_folder;
 mod filter;
+pub mod last_output;
 mod latch;
 mod pump;
 pub mod route;
@@ -167,6 +168,7 @@ enum PseudoTerminals {
 #[derive(Debug, Default)]
 struct WorkerTail {
     captured: Arc<Mutex<Tail>>,
+    is_captured: bool,
     stdout: Option<PathBuf>,
     stderr: Option<PathBuf>,
 }
@@ -231,10 +233,12 @@ impl Logs {
         let captured = Arc::new(Mutex::new(Tail::default()));
         let stdout = self.open_stream(worker, (Stream::Stdout, &routes.stdout), &captured)?;
         let stderr = self.open_stream(worker, (Stream::Stderr, &routes.stderr), &captured)?;
+        let is_captured = stdout.source.is_some() || stderr.source.is_some();
         for source in [stdout.source, stderr.source].into_iter().flatten() {
             self.pump_of(source.stream)?.send(Command::Open(source));
         }
-        let tail = WorkerTail { captured, stdout: file(&routes.stdout), stderr: file(&routes.stderr) };
+        let (stdout_file, stderr_file) = (file(&routes.stdout), file(&routes.stderr));
+        let tail = WorkerTail { captured, is_captured, stdout: stdout_file, stderr: stderr_file };
         self.workers.insert(worker, tail);
         Ok(WorkerStdio { stdout: stdout.child, stderr: stderr.child })
     }

@@ -308,11 +308,11 @@ impl Pump {
         let Some((speaker, source)) = self.sources.get_mut(&token) else { return Read::End };
         let read = source.read(&mut self.buffer);
         let Read::Some(count) = read else { return read };
-        let bytes = &self.buffer[..count];
-        source.keep(bytes);
+        let (bytes, now) = (&self.buffer[..count], Instant::now());
+        source.keep(bytes, now);
         self.pace = self.pace.max(if count < source.channel.brim / 4 { Pace::Trickle } else { Pace::Flood });
         if self.health != Health::Gone {
-            self.screen.feed(*speaker, bytes, Instant::now(), &mut self.out);
+            self.screen.feed(*speaker, bytes, now, &mut self.out);
             if self.out.len() >= FLUSH {
                 self.flush();
             }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use rankrun_contract::rank::Generation;
@@ -55,7 +56,7 @@ impl Source {
     }
 
     /// Gives `bytes` to everybody but the console.
-    pub(super) fn keep(&mut self, bytes: &[u8]) {
+    pub(super) fn keep(&mut self, bytes: &[u8], now: Instant) {
         if let Some(LogFile { file, path }) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
@@ -66,7 +67,7 @@ impl Source {
         if let Some(picker) = &mut self.picker {
             picker.feed(bytes);
         }
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner).feed(self.stream, bytes);
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).feed_at(self.stream, bytes, now);
     }
 
     /// Nothing comes any more.

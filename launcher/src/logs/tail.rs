@@ -1,6 +1,7 @@
 //! The last lines of a worker, kept for the failure report. Pure.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use memchr::memrchr_iter;
 
@@ -18,6 +19,8 @@ pub(super) struct Tail {
     lines: VecDeque<Vec<u8>>,
     stdout: Partial,
     stderr: Partial,
+    /// When the last bytes came.
+    fed_at: Option<Instant>,
 }
 
 /// A line that is not finished: what came after the last carriage return that was overwritten.
@@ -42,6 +45,17 @@ impl Partial {
 }
 
 impl Tail {
+    /// The worker wrote `bytes` by now.
+    pub(super) fn feed_at(&mut self, stream: Stream, bytes: &[u8], now: Instant) {
+        self.fed_at = Some(now);
+        self.feed(stream, bytes);
+    }
+
+    /// When the last bytes came.
+    pub(super) const fn fed_at(&self) -> Option<Instant> {
+        self.fed_at
+    }
+
     /// The worker wrote `bytes`.
     pub(super) fn feed(&mut self, stream: Stream, bytes: &[u8]) {
         let partial = match stream {

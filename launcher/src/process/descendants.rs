@@ -226,7 +226,7 @@ impl Found {
 /// The living descendants that are `chosen`, which is told whether their parent is; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
-fn below(
+pub(super) fn below(
     root: Pid,
     root_is: bool,
     chosen: &dyn Fn(Pid, bool) -> Result<bool, CannotLook>,

@@ -29,7 +29,9 @@ pub mod probe;
 pub mod proc;
 pub mod reserve;
 pub mod signal;
+pub mod sockets;
 pub mod spawn;
+pub mod usage;
 pub mod watchdog;
 
 use std::fmt;

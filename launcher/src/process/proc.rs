@@ -94,6 +94,22 @@ impl Stat {
         self.field(22)?.parse().ok()
     }
 
+    /// Its state, such as `S` or `D`.
+    pub(super) fn state(&self) -> Option<&str> {
+        self.field(3)
+    }
+
+    /// User and system time, its own and that of its reaped children, in clock ticks.
+    pub(super) fn cpu_ticks(&self) -> u64 {
+        (14..=17).filter_map(|number| self.field(number)?.parse::<u64>().ok()).sum()
+    }
+
+    /// What a file of that text says.
+    #[cfg(test)]
+    pub(super) fn from_text(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
     /// Whether it sits in front of a terminal, in whose session it is.
     pub(super) fn has_terminal(&self) -> bool {
         self.field(7).is_some_and(|terminal| terminal != "0")

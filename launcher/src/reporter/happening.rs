@@ -39,7 +39,8 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
         | Happening::Settling
         | Happening::FinishedBeforeLoss { .. } => return of_nodes(happening, spec),
         Happening::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
-        Happening::GroupFailed { .. } => return None,
+        // The table has a form of its own.
+        Happening::GroupFailed { .. } | Happening::RankTable(_) => return None,
         Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
         Happening::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")

@@ -12,6 +12,7 @@ pub mod parent_file;
 pub mod plain;
 pub mod program;
 pub mod rank_names;
+pub mod rank_table;
 mod row;
 pub mod screen;
 pub mod summary;

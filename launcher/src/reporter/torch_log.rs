@@ -154,6 +154,8 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::OverElsewhere { .. }
         | Happening::Settling
         | Happening::FinishedBeforeLoss { .. } => of_nodes(happening, group),
+        // torchrun has no such table.
+        Happening::RankTable(_) => Vec::new(),
         Happening::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
             let text = happening::some_finished(finished, live, *since, group.round);

@@ -14,6 +14,7 @@ use crate::reporter::console::{Console, Stream};
 use crate::reporter::happening;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::plain::{plain, with_bidi_escaped};
+use crate::reporter::rank_table;
 use crate::reporter::torch_log::{self, Group, Level, LogLine};
 use crate::spec::Persona;
 
@@ -92,12 +93,23 @@ impl Voice {
     pub fn happening(&self, happening: &Happening, group: Group<'_>) {
         match self.manner {
             Manner::Ours => {
+                if let Happening::RankTable(table) = happening {
+                    let setting = rank_table::Setting::of(group.spec, group.round, self.columns());
+                    self.say(&rank_table::render(table, &setting));
+                }
                 if let Some(line) = happening::render(happening, group.spec, group.round) {
                     self.say(&line);
                 }
             }
             Manner::Torch { .. } => self.log(&torch_log::of_happening(happening, group)),
         }
+    }
+
+    /// Of the terminal, where there is one that knows its size.
+    fn columns(&self) -> Option<usize> {
+        let output = self.console.output(Stream::Stderr);
+        let size = output.size().filter(|size| output.is_terminal() && size.ws_col > 0)?;
+        Some(usize::from(size.ws_col))
     }
 
     /// A file that somebody else will miss was there, with these contents.

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use super::rank_table::RankTable;
 use super::{Ending, WorkerEnd};
 use crate::agent::checkup::{DeadDevice, DeviceWarning};
 use crate::agent::policy::Refusal;
@@ -137,6 +138,8 @@ pub enum Happening {
         /// From now to SIGKILL.
         grace: Duration,
     },
+    /// The ranks of this node before the stop, of which some may hang.
+    RankTable(RankTable),
     /// Workers that were asked to end are killed.
     Killing {
         /// Who has not ended.

@@ -162,6 +162,7 @@ impl Book {
             | Input::StartedByHand { generation, .. }
             | Input::Looked { generation, .. }
             | Input::JoinsSeen { generation, .. }
+            | Input::RanksCollected { generation, .. }
             | Input::DevicesChecked { generation, .. }
             | Input::Reseated { generation, .. }
             | Input::ProgressSeen { generation, .. } => *generation,
@@ -235,6 +236,7 @@ impl Book {
             | Input::SignalPassed { .. }
             | Input::Looked { .. }
             | Input::JoinsSeen { .. }
+            | Input::RanksCollected { .. }
             | Input::StartedByHand { .. }
             | Input::DeadlinePassed => {}
         }
@@ -310,7 +312,10 @@ impl Book {
                 self.life.settled = Some(now);
                 self.life.ended.get_or_insert(now);
             }
-            Action::TellStop { .. } | Action::Pass { .. } | Action::Look { .. } => {}
+            Action::TellStop { .. }
+            | Action::Pass { .. }
+            | Action::Look { .. }
+            | Action::CollectRanks { .. } => {}
         }
         if let Some(cause) = self.life.found(action) {
             self.life.because(cause, now);

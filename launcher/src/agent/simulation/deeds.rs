@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::book::Question;
@@ -9,8 +10,11 @@ use super::mutants::Machine;
 use super::others::Elsewhere;
 use super::setup::millis;
 use super::world::World;
+use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined};
 use crate::agent::stuck::Asleep;
+use crate::logs::last_output::LastOutput;
+use crate::process::usage::RunState;
 
 impl<M: Machine> World<'_, M> {
     /// As the agent's loop does it.
@@ -31,6 +35,7 @@ impl<M: Machine> World<'_, M> {
             Action::LookWhoJoined { generation, local_ranks } => {
                 self.look_who_joined(*generation, local_ranks)
             }
+            Action::CollectRanks { generation, cause, .. } => self.collect_ranks(*generation, *cause),
             Action::CheckDevices { .. } => self.ask(Question::Devices),
             Action::Reseat { .. } => self.ask(Question::Seats),
             Action::LookForProgress { .. } => self.ask(Question::Progress),
@@ -75,6 +80,12 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(Input::JoinsSeen { generation, at: self.wall_clock(), missing });
     }
 
+    fn collect_ranks(&mut self, generation: Generation, cause: TableCause) {
+        let rows = self.node.ours(generation).map(|process| missing_rank((process.local_rank, process.pid)));
+        let table = RankTable { cause, rows: rows.collect() };
+        self.queue.push_back(Input::RanksCollected { generation, table });
+    }
+
     fn start(&mut self, generation: Generation) {
         let first_missing = self.first_missing(generation);
         let left_out = self.setup.left_out.map(LocalRank);
@@ -85,5 +96,17 @@ impl<M: Machine> World<'_, M> {
             self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
             self.book.life.start_pending = true;
         }
+    }
+}
+
+/// A rank that has not joined the store: a table with it is shown.
+pub(super) fn missing_rank((local_rank, pid): (LocalRank, Pid)) -> RankRow {
+    RankRow {
+        local_rank,
+        pid: Some(pid),
+        process: ProcessState::Alive(RunState::Waiting),
+        joined: JoinState::NotJoined,
+        cpu_time: None,
+        output: LastOutput::Nothing,
     }
 }

@@ -60,6 +60,8 @@ pub(super) enum Fault {
     WarnsNobody,
     /// The warning is a signal to stop.
     WarningStops,
+    /// It looks at the ranks when they were told to stop.
+    CollectsRanksLate,
     RestartsAfterTheTimeLimit,
     /// It takes who ends by the warning for one that failed.
     BlamesTheWarned,
@@ -114,7 +116,7 @@ pub(super) enum Fault {
 }
 
 /// All of them, with the invariant that each breaks.
-pub(super) const FAULTS: [(Fault, &str); 70] = [
+pub(super) const FAULTS: [(Fault, &str); 71] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -153,6 +155,7 @@ pub(super) const FAULTS: [(Fault, &str); 70] = [
     (Fault::ForgivesTheMissing, "limits"),
     (Fault::WarnsNobody, "limits"),
     (Fault::WarningStops, "4"),
+    (Fault::CollectsRanksLate, "ranks"),
     (Fault::RestartsAfterTheTimeLimit, "7"),
     (Fault::BlamesTheWarned, "5"),
     (Fault::HidesTheTimeLimit, "8"),

@@ -17,7 +17,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use super::book::{Book, Cause, LENIENCY, Question};
 use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
 use super::causes::invariant_5;
-use super::limits::{limits_strike, the_window_is_kept};
+use super::limits::{limits_strike, ranks_are_collected_before_the_stop, the_window_is_kept};
 use super::node::{Node, Process};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
@@ -79,7 +79,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 15] = [
+pub(super) static INVARIANTS: [Invariant; 16] = [
     Invariant {
         number: "1",
         words: "At most one generation has living workers.",
@@ -162,6 +162,12 @@ pub(super) static INVARIANTS: [Invariant; 15] = [
                 (`state/limit.rs`, `state/start.rs`).",
         of: Of::Silence,
         holds: limits_strike,
+    },
+    Invariant {
+        number: "ranks",
+        words: "The ranks are collected once in a generation, before the first stop signal (`state/rank_table.rs`).",
+        of: Of::Words,
+        holds: ranks_are_collected_before_the_stop,
     },
     Invariant {
         number: "others",

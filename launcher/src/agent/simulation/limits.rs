@@ -35,6 +35,7 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::Signal { .. }
         | Action::Look { .. }
         | Action::LookWhoJoined { .. }
+        | Action::CollectRanks { .. }
         | Action::CheckDevices { .. }
         | Action::Reseat { .. }
         | Action::LookForProgress { .. }
@@ -154,4 +155,14 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
     must(missing.is_empty() || is_named, || {
         format!("{missing:?} have not joined, and it is {:?}", turn.cause())
     })
+}
+
+/// A worker may act on a stop signal at once. What it does then is not what it did before.
+pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
+    let is_collected = |action: &Action| matches!(action, Action::CollectRanks { .. });
+    let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };
+    let is_signal = |action: &Action| matches!(action, Action::Signal { .. });
+    let is_early = turn.book.life.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
+    must(is_early, || "the ranks are collected when they were told to stop".to_owned())?;
+    must(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
 }

@@ -176,6 +176,9 @@ impl Mutant {
             Fault::StopsForNothing if matches!(input, Input::SignalPassed { .. }) => {
                 actions.push(self.stop_of_all());
             }
+            Fault::CollectsRanksLate => {
+                actions.sort_by_key(|action| matches!(action, Action::CollectRanks { .. }));
+            }
             Fault::WarningStops if actions.iter().any(is_warning) => actions.push(self.stop_of_all()),
             Fault::SpeaksAfterTheEnd
                 if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>

@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 use super::book::{Book, Question};
+use super::deeds::missing_rank;
 use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
@@ -18,6 +19,7 @@ use super::node::{Being, Ended, Node};
 use super::others::{ELSEWHERE, Elsewhere, Rendezvous};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::failure::{Lost, Testimony};
+use crate::agent::message::rank_table::{RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
@@ -215,6 +217,11 @@ impl<M: Machine> World<'_, M> {
             }
             Stale::JoinsSeen => {
                 Input::JoinsSeen { generation, at, missing: vec![NotJoined { local_rank, pid }] }
+            }
+            Stale::RanksCollected => {
+                let rows = vec![missing_rank((local_rank, pid))];
+                let table = RankTable { cause: TableCause::Signal(Signal::SIGTERM), rows };
+                Input::RanksCollected { generation, table }
             }
             Stale::ProgressSeen => Input::ProgressSeen { generation, sight: None },
             Stale::Looked => Input::Looked { generation, at, asleep: vec![Asleep { local_rank, pid }] },

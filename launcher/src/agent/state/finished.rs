@@ -31,6 +31,11 @@ impl Finished {
         self.ends.push((end, now));
     }
 
+    /// Their ends.
+    pub(super) fn ends(&self) -> impl Iterator<Item = WorkerEnd> {
+        self.ends.iter().map(|(end, _)| *end)
+    }
+
     /// All of them, as of a failure at this time.
     pub(super) fn before(&self, now: Instant) -> Box<[EarlySuccess]> {
         let ends = self.ends.iter();

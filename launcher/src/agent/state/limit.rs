@@ -9,6 +9,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
 use crate::agent::failure::Failure;
+use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, Happening, OwnStop, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
 use crate::exit_code::code_of_signal;
@@ -142,7 +143,7 @@ impl State {
         end: WorkerEnd,
     ) -> Vec<Action> {
         (self.timer.is_over, self.timer.warn_at) = (true, None);
-        self.stop_for_the_limit(now, live, Some(end))
+        self.stop_for_the_limit(now, live, Some(end), None)
     }
 
     fn stop_for_the_limit(
@@ -150,6 +151,7 @@ impl State {
         now: Instant,
         live: BTreeSet<LocalRank>,
         by_warning: Option<WorkerEnd>,
+        ranks: Option<Action>,
     ) -> Vec<Action> {
         self.timer.ended_it = true;
         self.wants_an_end(now, StopReason::TimeLimit);
@@ -160,12 +162,14 @@ impl State {
         let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
         // Told at once, but not before those who run are told to stop.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        self.tell_of_stop(OwnStop::TimeLimit).into_iter().chain(with_at(actions, at, said)).collect()
+        let told = self.tell_of_stop(OwnStop::TimeLimit);
+        told.into_iter().chain(ranks).chain(with_at(actions, at, said)).collect()
     }
 
     fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
+        let ranks = self.collect_ranks(TableCause::TimeLimit);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } => self.stop_for_the_limit(now, live, None),
+            Phase::Running { live } => self.stop_for_the_limit(now, live, None, ranks),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             // It came while the question was open.

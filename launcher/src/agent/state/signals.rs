@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
+use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, Farewell, Happening, Impatience, JobEnd, OwnStop};
 use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::exit_code::ExitStatus;
@@ -20,6 +21,7 @@ impl State {
         let told_before = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
         self.wants_an_end(now, StopReason::Signal);
+        let ranks = self.collect_ranks(TableCause::Signal(signal));
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Starting => vec![self.stopped_before_the_start(signal)],
             Phase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
@@ -34,7 +36,7 @@ impl State {
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 let said = self.stopping(now, signal, &ours);
                 let told = self.tell_of_stop(OwnStop::Signal(signal));
-                told.into_iter().chain(with_at(actions, 1, said)).collect()
+                told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
             }
             Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
                 if again {

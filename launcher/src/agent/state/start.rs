@@ -8,6 +8,7 @@ use rankrun_contract::rank::Generation;
 
 use super::{State, with_at};
 use crate::agent::failure::Manner;
+use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, Happening, NotJoined, WorkerEnd};
 use crate::agent::phase::{Phase, StopCause};
 use crate::process::Exit;
@@ -48,6 +49,7 @@ impl State {
         };
         let mut failure = self.failure(now, first.not_yet_ended(at), Manner::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
+        let ranks = self.collect_ranks(TableCause::StartTimeout);
         let told = self.tell_of(failure.first);
         let missing = failure.not_joined.to_vec();
         let ours = self.ours(&live);
@@ -55,7 +57,7 @@ impl State {
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::NotJoined { missing, limit, live: ours, grace });
-        told.into_iter().chain(with_at(actions, 1, said)).collect()
+        told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
     }
 }
 

@@ -1,0 +1,93 @@
+//! The ranks are collected before a stop, and shown where one may hang.
+
+use super::*;
+use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::logs::last_output::LastOutput;
+use crate::process::usage::RunState;
+
+const SIGTERM: TableCause = TableCause::Signal(Signal::SIGTERM);
+
+fn table(cause: TableCause, joined: &[JoinState]) -> RankTable {
+    let row = |(local_rank, joined): (u32, &JoinState)| RankRow {
+        local_rank: LocalRank(local_rank),
+        pid: Some(Pid::from_raw(100)),
+        process: ProcessState::Alive(RunState::Waiting),
+        joined: *joined,
+        cpu_time: None,
+        output: LastOutput::Nothing,
+    };
+    RankTable { cause, rows: (0..).zip(joined).map(row).collect() }
+}
+
+fn collected(cause: TableCause, ended: Vec<EndedRank>) -> Action {
+    Action::CollectRanks { generation: Generation(0), ended, cause }
+}
+
+fn is_collected(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::CollectRanks { .. }))
+}
+
+fn answer(table: &RankTable, generation: u32) -> Input {
+    Input::RanksCollected { generation: Generation(generation), table: table.clone() }
+}
+
+#[test]
+fn ranks_are_collected_before_the_signal_and_shown_where_one_is_missing() {
+    use JoinState::{Joined, NotJoined, Unknown};
+    let at = clock();
+    for (joined, is_shown) in
+        [([Joined, Joined], false), ([Joined, NotJoined], true), ([Unknown, Joined], true)]
+    {
+        let mut job = state(2, 0, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(1), stop(Signal::SIGTERM, false));
+        assert_eq!(actions[0], collected(SIGTERM, Vec::new()));
+        assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
+        let table = table(SIGTERM, &joined);
+        let said = is_shown.then(|| Action::Say(Happening::RankTable(table.clone())));
+        assert_eq!(job.handle(at(1), answer(&table, 7)), [], "of another generation");
+        assert_eq!(job.handle(at(1), answer(&table, 0)), Vec::from_iter(said), "{joined:?}");
+        assert!(!is_collected(&job.handle(at(2), stop(Signal::SIGINT, true))), "once");
+    }
+}
+
+#[test]
+fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
+    let at = clock();
+    let mut job = state(3, 0, Persona::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), exited(0, 1, Exit::Code(0)));
+    // The same signal may be on its way to the launcher.
+    let _ = job.handle(at(2), exited(0, 2, killed_by(15)));
+    let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
+    let ended = [(1, Exit::Code(0)), (2, killed_by(15))];
+    let ended = ended.map(|(rank, exit)| EndedRank { local_rank: LocalRank(rank), exit });
+    assert_eq!(actions[0], collected(SIGTERM, ended.to_vec()));
+    assert!(end(&job.handle(at(2), exited(0, 0, killed_by(15)))).is_some());
+    assert_eq!(job.handle(at(2), answer(&table(SIGTERM, &[JoinState::NotJoined]), 0)), []);
+}
+
+#[test]
+fn time_limit_shows_joined_ranks_and_a_single_one() {
+    let at = clock();
+    for workers in [1, 2] {
+        let mut job = state(workers, 0, Persona::Rankrun);
+        let limit = Duration::from_secs(5);
+        job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
+        let _ = job.handle(at(0), Input::Ready);
+        let actions = job.handle(at(5), Input::DeadlinePassed);
+        assert_eq!(actions[0], collected(TableCause::TimeLimit, Vec::new()));
+        let table = table(TableCause::TimeLimit, &[JoinState::Joined]);
+        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Say(Happening::RankTable(table.clone()))]);
+    }
+}
+
+#[test]
+fn torchrun_and_a_single_rank_collect_nothing_at_a_signal() {
+    let at = clock();
+    for (persona, workers) in [(Persona::Torchrun, 2), (Persona::Rankrun, 1)] {
+        let mut job = state(workers, 0, persona);
+        let _ = job.handle(at(0), Input::Ready);
+        assert!(!is_collected(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
+    }
+}

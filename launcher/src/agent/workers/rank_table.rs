@@ -1,0 +1,109 @@
+//! What is known of all ranks of this node, before a stop.
+#![expect(clippy::disallowed_methods, reason = "a look at processes has a limit")]
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use nix::unistd::Pid;
+
+use rankrun_contract::rank::{Generation, LocalRank};
+
+use super::Workers;
+use crate::agent::master::Meeting;
+use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::logs::last_output::LastOutput;
+use crate::placement::WorkerId;
+use crate::process::proc::can_walk;
+use crate::process::sockets::ConnectedSockets;
+use crate::process::usage::{tree_of, tree_usage};
+
+/// The stop signal waits for the look at the processes, but no longer than this.
+const LOOK_LIMIT: Duration = Duration::from_millis(250);
+
+impl Workers {
+    /// One row for each rank; nothing where all have joined the store and that is all that a reader wants to know.
+    /// `greeted` is as for [`Workers::not_joined`].
+    pub(in crate::agent) fn rank_table(
+        &self,
+        (generation, cause): (Generation, TableCause),
+        ended: &[EndedRank],
+        greeted: Option<Option<BTreeSet<u32>>>,
+    ) -> Option<RankTable> {
+        let probe = self.join_probe(greeted);
+        let ranks = (0..self.spec.workers.get()).map(LocalRank);
+        let mut rows: Vec<RankRow> = ranks.map(|local_rank| self.row(local_rank, ended, &probe)).collect();
+        if !cause.is_for_joined_ranks() && !rows.iter().any(RankRow::may_be_missing) {
+            return None;
+        }
+        for row in rows.iter_mut().filter(|row| row.process == ProcessState::Unknown) {
+            let usage = row.pid.and_then(|pid| tree_usage(pid, &|| probe.is_late()));
+            row.process = usage.map_or(ProcessState::Unknown, |usage| ProcessState::Alive(usage.state));
+            row.cpu_time = usage.map(|usage| usage.cpu_time);
+        }
+        let workers: Vec<_> =
+            rows.iter().map(|row| WorkerId { generation, local_rank: row.local_rank }).collect();
+        for (row, output) in rows.iter_mut().zip(self.logs.last_outputs(&workers)) {
+            row.output = output;
+        }
+        Some(RankTable { cause, rows })
+    }
+
+    /// As far as it is cheap: whether it has joined. The pid of a worker that has ended may have a new owner.
+    fn row(&self, local_rank: LocalRank, ended: &[EndedRank], probe: &JoinProbe) -> RankRow {
+        let pid = self.pids.get(&local_rank).copied();
+        let exit = ended.iter().find(|ended| ended.local_rank == local_rank).map(|ended| ended.exit);
+        let (process, joined) = match (pid, exit) {
+            (None, _) => (ProcessState::NotStarted, JoinState::NotJoined),
+            (Some(pid), Some(exit)) => (ProcessState::Ended(exit), probe.of_ended(pid)),
+            (Some(pid), None) => (ProcessState::Unknown, probe.of_living(pid)),
+        };
+        RankRow { local_rank, pid, process, joined, cpu_time: None, output: LastOutput::NotSeen }
+    }
+
+    fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
+        let of_meeting = || self.meeting.as_ref().and_then(Meeting::greeted);
+        let greeted = greeted.unwrap_or_else(of_meeting);
+        let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
+        let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();
+        JoinProbe { greeted, connected, until: Instant::now() + LOOK_LIMIT }
+    }
+}
+
+/// How it is seen that a rank has joined the store.
+struct JoinProbe {
+    /// The pids by which clients have greeted the store, where it is ours.
+    greeted: Option<BTreeSet<u32>>,
+    /// Connections to its port, where it is not: a rank with one has joined, and one without may have left again.
+    connected: ConnectedSockets,
+    until: Instant,
+}
+
+impl JoinProbe {
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    fn has_joined(&self, pid: Pid) -> bool {
+        match &self.greeted {
+            Some(greeted) => u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid)),
+            None => self.connected.is_held_by(pid),
+        }
+    }
+
+    fn of_living(&self, pid: Pid) -> JoinState {
+        if self.has_joined(pid) {
+            return JoinState::Joined;
+        }
+        match tree_of(pid, &|| self.is_late()) {
+            Ok(pids) if pids.iter().any(|pid| self.has_joined(*pid)) => JoinState::Joined,
+            Ok(_) if self.greeted.is_some() && can_walk() => JoinState::NotJoined,
+            Ok(_) | Err(_) => JoinState::Unknown,
+        }
+    }
+
+    /// Its descendants are gone, and one of them may have joined.
+    fn of_ended(&self, pid: Pid) -> JoinState {
+        let is_greeted = self.greeted.is_some() && self.has_joined(pid);
+        if is_greeted { JoinState::Joined } else { JoinState::Unknown }
+    }
+}

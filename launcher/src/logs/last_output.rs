@@ -1,0 +1,169 @@
+//! The last line of each worker and its age, while the workers run.
+//!
+//! A thread of its own reads redirected files: a file server that does not answer must not delay a stop.
+#![expect(clippy::disallowed_methods, reason = "the age of a line is read from the clock")]
+
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::tail::{Tail, join};
+use super::{Logs, end_of};
+use crate::placement::WorkerId;
+
+/// Files that take longer are not waited for.
+const FILES_LIMIT: Duration = Duration::from_millis(200);
+
+/// The last line of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LastOutput {
+    /// It wrote this.
+    Line {
+        /// Without line end and control characters.
+        text: String,
+        /// Since its last bytes.
+        age: Duration,
+    },
+    /// It has written nothing.
+    Nothing,
+    /// The launcher does not see its output.
+    NotSeen,
+}
+
+impl LastOutput {
+    /// Of two streams of one worker.
+    fn newer(self, other: Self) -> Self {
+        match (&self, &other) {
+            (Self::Line { age, .. }, Self::Line { age: age_of_other, .. }) if age_of_other < age => other,
+            (Self::Line { .. }, _) | (_, Self::NotSeen) => self,
+            (Self::Nothing | Self::NotSeen, _) => other,
+        }
+    }
+}
+
+impl Tail {
+    fn last_output(&self, now: Instant) -> LastOutput {
+        let text = self.lines().into_iter().rev().find(|line| !line.trim().is_empty());
+        match (text, self.fed_at()) {
+            (Some(text), Some(at)) => LastOutput::Line { text, age: now.saturating_duration_since(at) },
+            _ => LastOutput::Nothing,
+        }
+    }
+}
+
+impl Logs {
+    /// The last lines of these workers, in their order.
+    #[must_use]
+    pub fn last_outputs(&self, workers: &[WorkerId]) -> Vec<LastOutput> {
+        let now = Instant::now();
+        let tails: Vec<_> = workers.iter().map(|worker| self.workers.get(worker)).collect();
+        let paths = |stream: fn(&super::WorkerTail) -> &Option<PathBuf>| {
+            tails.iter().map(move |tail| tail.and_then(|tail| stream(tail).clone()))
+        };
+        let files = paths(|tail| &tail.stdout).zip(paths(|tail| &tail.stderr)).collect();
+        let of_files = last_lines_of(files);
+        let captured = tails.iter().map(|tail| match tail {
+            Some(tail) if tail.is_captured => {
+                tail.captured.lock().unwrap_or_else(PoisonError::into_inner).last_output(now)
+            }
+            Some(_) | None => LastOutput::NotSeen,
+        });
+        captured.zip(of_files).map(|(captured, of_file)| captured.newer(of_file)).collect()
+    }
+}
+
+type Files = Vec<(Option<PathBuf>, Option<PathBuf>)>;
+
+fn last_lines_of(files: Files) -> Vec<LastOutput> {
+    let unseen = vec![LastOutput::NotSeen; files.len()];
+    if files.iter().all(|(stdout, stderr)| stdout.is_none() && stderr.is_none()) {
+        return unseen;
+    }
+    let (answer, asked) = mpsc::channel();
+    let read = move || {
+        let last = |path: Option<PathBuf>| path.map_or(LastOutput::NotSeen, |path| last_line_of(&path));
+        let outputs = files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect();
+        // The receiver may have given up.
+        let _ = answer.send(outputs);
+    };
+    if let Err(error) = thread::Builder::new().name("last-lines".to_owned()).spawn(read) {
+        tracing::warn!(%error, "the log files are not read");
+        return unseen;
+    }
+    asked.recv_timeout(FILES_LIMIT).unwrap_or(unseen)
+}
+
+fn last_line_of(path: &Path) -> LastOutput {
+    let (Ok(bytes), Ok(metadata)) = (end_of(path), path.symlink_metadata()) else {
+        return LastOutput::NotSeen;
+    };
+    let text = join(Vec::new(), &bytes, b"").into_iter().rev().find(|line| !line.trim().is_empty());
+    let Some(text) = text else { return LastOutput::Nothing };
+    let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+    LastOutput::Line { text, age: age.unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reporter::console::Stream;
+
+    fn line(text: &str, seconds: u64) -> LastOutput {
+        LastOutput::Line { text: text.to_owned(), age: Duration::from_secs(seconds) }
+    }
+
+    #[test]
+    fn last_output_is_the_newer_line_of_both_streams() {
+        let (nothing, not_seen) = (LastOutput::Nothing, LastOutput::NotSeen);
+        for (one, other, newer) in [
+            (line("a", 5), line("b", 3), line("b", 3)),
+            (line("a", 3), line("b", 5), line("a", 3)),
+            (line("a", 3), nothing.clone(), line("a", 3)),
+            (nothing.clone(), line("b", 5), line("b", 5)),
+            (not_seen.clone(), line("b", 5), line("b", 5)),
+            (not_seen.clone(), nothing.clone(), nothing.clone()),
+            (nothing.clone(), not_seen.clone(), nothing),
+            (not_seen.clone(), not_seen.clone(), not_seen),
+        ] {
+            assert_eq!(one.newer(other), newer);
+        }
+    }
+
+    #[test]
+    fn last_output_of_a_tail_skips_blank_lines_and_keeps_the_time_of_the_last_bytes() {
+        let began = Instant::now();
+        let mut tail = Tail::default();
+        assert_eq!(tail.last_output(began), LastOutput::Nothing);
+        tail.feed_at(Stream::Stdout, b"one\n\x1b[31mtwo\x1b[0m\n \n", began);
+        assert_eq!(tail.last_output(began + Duration::from_secs(4)), line("two", 4));
+        tail.feed_at(Stream::Stderr, b"10%\r20%", began + Duration::from_secs(4));
+        assert_eq!(tail.last_output(began + Duration::from_secs(7)), line("20%", 3));
+    }
+
+    #[test]
+    fn redirected_file_gives_its_last_line_and_other_files_are_not_seen() {
+        let folder = std::env::temp_dir().join(format!("rankrun-last-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("stdout.log");
+        std::fs::write(&path, format!("{}\nlast\n\n", "x".repeat(200_000))).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(SystemTime::now() - Duration::from_secs(90))
+            .unwrap();
+        let found = last_lines_of(vec![
+            (Some(path.clone()), None),
+            (None, None),
+            (Some("/dev/null".into()), Some(folder.join("missing"))),
+        ]);
+        std::fs::write(&path, "").unwrap();
+        let empty = last_line_of(&path);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(matches!(&found[0], LastOutput::Line { text, age } if text == "last" && age.as_secs() >= 90));
+        assert_eq!(found[1..], [LastOutput::NotSeen, LastOutput::NotSeen]);
+        assert_eq!(empty, LastOutput::Nothing);
+    }
+}

@@ -1,0 +1,121 @@
+//! What a process and its descendants do, and how much CPU time they have used.
+
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+use crate::process::descendants::below;
+use crate::process::proc::{CannotLook, Stat};
+use crate::process::reserve::with_reserve;
+
+/// What a process and its descendants do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunState {
+    /// One is on a CPU, or waits for one.
+    Running,
+    /// All sleep.
+    Waiting,
+    /// One sits in the kernel and cannot be interrupted.
+    Uninterruptible,
+    /// One is stopped by a signal or a debugger.
+    Stopped,
+    /// The process has ended, and its parent has not reaped it.
+    Ended,
+}
+
+/// The sum over a process and its descendants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeUsage {
+    /// See there.
+    pub state: RunState,
+    /// User and system time, that of reaped children included.
+    pub cpu_time: Duration,
+}
+
+/// The process and its living descendants.
+///
+/// # Errors
+/// There is no room for a look, or `is_late` before its end (`ETIME`).
+pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, CannotLook> {
+    with_reserve(|| walk(root, is_late))
+}
+
+/// The usage of the process and its descendants; nothing where there is no such process, or `/proc` does not tell in
+/// time.
+#[must_use]
+pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
+    let stats = with_reserve(|| {
+        let pids = walk(root, is_late)?;
+        pids.into_iter().map(Stat::of).collect::<Result<Vec<_>, _>>()
+    });
+    let ticks_per_second = rustix::param::clock_ticks_per_second();
+    sum(&stats.ok()?.into_iter().collect::<Vec<_>>(), ticks_per_second)
+}
+
+fn walk(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, CannotLook> {
+    let in_time =
+        |_, parent_is| if is_late() { Err(CannotLook(Errno::ETIME)) } else { Ok::<_, CannotLook>(parent_is) };
+    let found = below(root, true, &in_time)?;
+    Ok([root].into_iter().chain(found.into_iter().map(|found| found.pid)).collect())
+}
+
+/// The root is the first one. Descendants that have ended since the walk count no more.
+fn sum(stats: &[Option<Stat>], ticks_per_second: u64) -> Option<TreeUsage> {
+    let root = stats.first()?.as_ref()?;
+    let all = || stats.iter().flatten();
+    let is_one = |states: &str| all().any(|stat| stat.state().is_some_and(|state| states.contains(state)));
+    let state = if root.has_ended() {
+        RunState::Ended
+    } else if is_one("D") {
+        RunState::Uninterruptible
+    } else if is_one("Tt") {
+        RunState::Stopped
+    } else if is_one("R") {
+        RunState::Running
+    } else {
+        RunState::Waiting
+    };
+    let ticks: u64 = all().map(Stat::cpu_ticks).sum();
+    let millis = ticks.saturating_mul(1000) / ticks_per_second.max(1);
+    Some(TreeUsage { state, cpu_time: Duration::from_millis(millis) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `stat` of a process in this state that has used 1, 2, 3 and 4 ticks: user, system, and both of its children.
+    fn stat(state: char) -> Option<Stat> {
+        Some(Stat::from_text(&format!("7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99")))
+    }
+
+    #[test]
+    fn tree_usage_adds_times_and_shows_the_state_that_matters_most() {
+        let usage = |states: &[char]| sum(&states.iter().map(|state| stat(*state)).collect::<Vec<_>>(), 100);
+        for (states, state) in [
+            (&['S'][..], RunState::Waiting),
+            (&['S', 'R'], RunState::Running),
+            (&['R', 'T'], RunState::Stopped),
+            (&['S', 't'], RunState::Stopped),
+            (&['R', 'T', 'D'], RunState::Uninterruptible),
+            (&['Z', 'R'], RunState::Ended),
+        ] {
+            let cpu_time = Duration::from_millis(100 * states.len() as u64);
+            assert_eq!(usage(states), Some(TreeUsage { state, cpu_time }), "{states:?}");
+        }
+        assert_eq!(sum(&[None, stat('R')], 100), None, "the root is gone");
+        assert_eq!(sum(&[stat('S'), None], 100), usage(&['S']), "a descendant is gone");
+    }
+
+    #[test]
+    fn tree_usage_of_this_process_is_known_unless_it_is_late() {
+        let (own, gone) = (nix::unistd::getpid(), Pid::from_raw(i32::MAX));
+        assert!(tree_usage(own, &|| false).is_some());
+        assert_eq!(tree_usage(gone, &|| false), None);
+        assert_eq!(tree_of(own, &|| false).map(|pids| pids[0]), Ok(own));
+        // The test runner has no children, and a walk without one cannot be late: init has some.
+        let late = tree_of(nix::unistd::getppid(), &|| true);
+        assert_eq!(late, Err(CannotLook(Errno::ETIME)));
+    }
+}

@@ -1,0 +1,333 @@
+//! The table of ranks that follows a stop of a job in which a rank has not joined the store.
+
+use std::fs;
+use std::path::Path;
+
+use harness::{Job, Launch, Name, Outcome, Scratch, field, fixture, free_port, library, only_ours};
+use nix::sys::signal::Signal;
+
+/// The row of one rank, without the blanks in front of it.
+#[track_caller]
+fn row(outcome: &Outcome, rank: &str) -> String {
+    let start = format!("{rank} ");
+    let lines = outcome.lines_with("alive, ").into_iter().chain(outcome.lines_with("exit code "));
+    let mut rows = lines.map(|line| line.trim_start().to_owned()).filter(|line| line.starts_with(&start));
+    rows.next().unwrap_or_else(|| panic!("rank {rank} has no row\n{outcome}"))
+}
+
+#[track_caller]
+fn row_has(outcome: &Outcome, rank: &str, texts: &[&str]) {
+    let row = row(outcome, rank);
+    texts.iter().for_each(|text| assert!(row.contains(text), "`{row}` lacks `{text}`\n{outcome}"));
+}
+
+fn pid_of(line: &str) -> i32 {
+    field(line, "pid").and_then(|pid| pid.parse().ok()).expect("the worker tells its pid")
+}
+
+/// Waits until a file is there.
+fn appears(path: &str) {
+    while !Path::new(path).exists() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn rank_that_never_joins_is_shown_after_a_stop_signal() {
+    if !only_ours() {
+        return;
+    }
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let steps = ["rank2:alive", "rank2:print=loading data", "rank<2:join", "forever"];
+        let job = Launch::standalone(Name::Rankrun, 3).worker(steps).start();
+        let pid = pid_of(&job.line("alive rank=2"));
+        job.lines("joined rank=", 2);
+        job.line("loading data");
+        job.signal(signal);
+        let outcome = job.wait();
+        outcome.exits(128 + signal as i32);
+        outcome.complains(&format!(
+            "rankrun: rank 2 has not joined the store; the ranks when {signal} came:\n  rank  pid"
+        ));
+        row_has(&outcome, "0", &["alive, ", " yes ", " s before: joined rank=0"]);
+        row_has(&outcome, "1", &["alive, ", " yes ", " s before: joined rank=1"]);
+        row_has(&outcome, "2", &["alive, ", " no ", " s before: loading data", &format!(" {pid} ")]);
+        outcome.complains("  hint: the last output says how far a rank got");
+    }
+}
+
+#[test]
+fn job_that_has_joined_gets_no_table_at_a_stop_signal() {
+    for (name, steps, signal) in [
+        (Name::Rankrun, ["join", "forever"], Signal::SIGINT),
+        (Name::Rankrun, ["join", "forever"], Signal::SIGTERM),
+        // torchrun has no table.
+        (Name::Torchrun, ["rank0:join", "forever"], Signal::SIGTERM),
+    ] {
+        if !only_ours() {
+            return;
+        }
+        let job = Launch::standalone(name, 2).worker(steps).start();
+        job.lines("joined rank=", if name == Name::Rankrun { 2 } else { 1 });
+        job.signal(signal);
+        let outcome = job.wait();
+        outcome
+            .exits(name.code(128 + signal as i32))
+            .never_says("joined the store")
+            .never_says("last output");
+    }
+}
+
+/// A rank that is alone waits for no other.
+#[test]
+fn single_rank_gets_no_table_at_a_stop_signal() {
+    if only_ours() {
+        let job = Launch::standalone(Name::Rankrun, 1).worker(["alive", "forever"]).start();
+        job.line("alive rank=0");
+        job.signal(Signal::SIGTERM);
+        job.wait().exits(143).never_says("joined the store");
+    }
+}
+
+/// A job whose steady clock leaps over its time limit of 30 s when this tells it.
+fn over_the_limit(job: Job, leap: &str) -> Outcome {
+    fs::write(leap, "").expect("the scratch folder takes a file");
+    // It wakes the agent, which looks at its clock.
+    job.signal_to(job.only_child_of(job.pid()), Signal::SIGCHLD);
+    job.wait()
+}
+
+fn limited(name: Name, leap: &str) -> Launch {
+    let launch = Launch::standalone(name, 2).env("LD_PRELOAD", library("fake_clock"));
+    let launch = launch.env("FAKE_CLOCK_SHIFT", "0").env("FAKE_CLOCK_LEAP", leap);
+    launch.env("RANKRUN_TIME_LIMIT", "30").limit(std::time::Duration::from_secs(200))
+}
+
+#[test]
+fn time_limit_over_a_hang_shows_all_ranks() {
+    if !only_ours() {
+        return;
+    }
+    for (steps, joined, said) in [
+        (["rank0:join", "rank1:alive", "forever"], 1, "rank 1 has not joined the store"),
+        (["join", "rank1:alive", "forever"], 2, "all ranks that run have joined the store"),
+    ] {
+        let scratch = Scratch::new();
+        let leap = scratch.at("leap");
+        let job = limited(Name::Rankrun, &leap).worker(steps).start();
+        job.lines("joined rank=", joined);
+        job.line("alive rank=1");
+        let outcome = over_the_limit(job, &leap);
+        outcome.exits(124).complains(&format!("rankrun: {said}; the ranks when the time limit was over:\n"));
+        row_has(&outcome, "0", &["alive, ", " yes ", "before: joined rank=0"]);
+        row_has(
+            &outcome,
+            "1",
+            &["alive, ", if joined == 2 { " yes " } else { " no " }, "before: alive rank=1"],
+        );
+        outcome.complains("hint: ").complains("py-spy dump --pid PID");
+    }
+    let scratch = Scratch::new();
+    let leap = scratch.at("leap");
+    let job = limited(Name::Torchrun, &leap).worker(["alive", "forever"]).start();
+    job.lines("alive rank=", 2);
+    over_the_limit(job, &leap).exits(1).complains("the time limit of 30s is over").never_says("joined");
+}
+
+#[test]
+fn start_timeout_shows_all_ranks() {
+    if only_ours() {
+        let launch = Launch::standalone(Name::Rankrun, 2).args(["--start-timeout", "2"]);
+        let outcome = launch.worker(["print=here", "forever"]).run();
+        outcome.exits(1).complains("local ranks 0, 1 have not joined the store within 2 s: waiting up to");
+        outcome.complains("rankrun: ranks 0, 1 have not joined the store; the ranks at that time:\n");
+        row_has(&outcome, "0, 1", &["alive, ", " no ", " before: here"]);
+        outcome.never_says("`--start-timeout 60`");
+    }
+}
+
+#[test]
+fn table_after_a_restart_is_of_the_new_ranks() {
+    if !only_ours() {
+        return;
+    }
+    let steps = ["life0:join", "alive", "life0:rank0:exit=3", "forever"];
+    let job = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).worker(steps).start();
+    let pids: Vec<_> = (0..2).map(|rank| pid_of(&job.line(&format!("alive rank={rank} life=1")))).collect();
+    job.signal(Signal::SIGINT);
+    let outcome = job.wait();
+    outcome
+        .exits(130)
+        .complains("rankrun: ranks 0, 1 have not joined the store; the ranks when SIGINT came:");
+    for (rank, pid) in ["0", "1"].iter().zip(pids) {
+        row_has(&outcome, rank, &[&format!(" {pid} "), " no ", &format!("before: alive rank={rank} life=1")]);
+    }
+}
+
+#[test]
+fn rank_that_has_finished_is_shown_with_its_exit() {
+    if !only_ours() {
+        return;
+    }
+    let steps = ["rank0:print=done", "rank0:exit=0", "catch=SIGUSR1", "alive", "signal=SIGUSR1", "forever"];
+    let job = Launch::standalone(Name::Rankrun, 2).worker(steps).start();
+    job.line("alive rank=1");
+    let agent = job.only_child_of(job.pid());
+    while job.children_of(agent).len() > 1 {
+        std::thread::yield_now();
+    }
+    // When rank 1 has this signal, the launcher has taken in the end that it reaped before.
+    job.signal(Signal::SIGUSR1);
+    job.line("got SIGUSR1 rank=1");
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome.exits(143).complains("rank 1 has not joined the store");
+    row_has(&outcome, "0", &["exit code 0", " - ", "before: done"]);
+}
+
+/// Rank 0 joins by a child. Rank 1 has a child that computes.
+#[test]
+fn descendants_count_for_the_rank_above_them() {
+    if !only_ours() {
+        return;
+    }
+    let worker = fixture("worker");
+    let line = format!(
+        "if [ $$RANK = 0 ]; then {} join forever & wait; fi; \
+         sh -c 'i=0; while [ $$i -lt 300000 ]; do i=$$((i+1)); done; echo computed; exec sleep 1000' & wait",
+        worker.display()
+    );
+    let job = Launch::standalone(Name::Rankrun, 2).shell(&line).start();
+    job.line("joined rank=0");
+    job.line("computed");
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome.exits(143).complains("rank 1 has not joined the store");
+    row_has(&outcome, "0", &[" yes "]);
+    row_has(&outcome, "1", &[" no ", "before: computed"]);
+    assert!(!row(&outcome, "1").contains(" 0.00 s"), "the child has used CPU time\n{outcome}");
+}
+
+#[test]
+fn rank_that_is_stopped_is_shown_as_stopped() {
+    if !only_ours() {
+        return;
+    }
+    let job = Launch::standalone(Name::Rankrun, 2).worker(["rank0:join", "alive", "forever"]).start();
+    let pid = pid_of(&job.line("alive rank=1"));
+    job.line("alive rank=0");
+    job.signal_to(pid, Signal::SIGSTOP);
+    let is_stopped = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    while !is_stopped() {
+        std::thread::yield_now();
+    }
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    row_has(&outcome, "1", &["alive, stopped (T)", " no "]);
+    outcome.exits(143).complains("  hint: rank 1 is stopped, by SIGSTOP or by a debugger");
+}
+
+#[test]
+fn last_line_of_a_redirected_rank_is_read_from_its_file() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (logs, ready) = (scratch.folder("logs", 0o755), scratch.at("ready"));
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--redirects", "1:3", "--log-dir", &logs]);
+    let steps = ["rank0:join", "rank1:eprint=reading the data", &format!("rank1:touch={ready}"), "forever"];
+    let job = launch.worker(steps).start();
+    job.line("joined rank=0");
+    appears(&ready);
+    job.signal(Signal::SIGINT);
+    let outcome = job.wait();
+    row_has(&outcome, "1", &[" no ", " before: reading the data"]);
+}
+
+#[test]
+fn output_that_goes_nowhere_is_not_seen() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let ready = scratch.at("ready");
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--local-ranks-filter", "0"]);
+    let steps = ["rank0:join", "rank1:print=silent", &format!("rank1:touch={ready}"), "forever"];
+    let job = launch.worker(steps).start();
+    job.line("joined rank=0");
+    appears(&ready);
+    job.signal(Signal::SIGINT);
+    row_has(&job.wait(), "1", &[" no ", "not seen"]);
+}
+
+/// Rows fit 80 columns, and a progress bar is one line.
+#[test]
+fn table_on_a_terminal_fits_its_width() {
+    if !only_ours() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2).terminal().env("NO_COLOR", "1");
+    // `stty` sets the terminal that the launcher has too.
+    let long = "x".repeat(300);
+    let line = format!(
+        "if [ $$RANK = 0 ]; then stty cols 80; printf '10%%\\r20%%\\r'; printf '%s\\n' {long} ready; fi; exec sleep 1000"
+    );
+    let launch = launch.under(["sh", "-c", "stty cols 80 && exec \"$0\" \"$@\""]);
+    let job = launch.shell(&line).start();
+    job.line("ready");
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    let rows: Vec<_> = outcome.lines_with("alive, ");
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.trim_end().chars().count() < 80), "{outcome}");
+}
+
+/// Two launchers on this host. The store is node 0's, so that node 1 sees connections alone.
+#[test]
+fn each_node_shows_its_own_ranks() {
+    if !only_ours() {
+        return;
+    }
+    for (steps, joined) in
+        [(["rank<3:stay-joined", "alive", "forever"], 3), (["stay-joined", "alive", "forever"], 4)]
+    {
+        let port = free_port().to_string();
+        let start = |node_rank: &str| {
+            let launch = Launch::new(Name::Rankrun).args(["--nnodes", "2", "--node-rank", node_rank]);
+            let launch = launch.args(["--master-addr", "127.0.0.1", "--master-port", &port]);
+            launch.args(["--nproc-per-node", "2"]).worker(steps).start()
+        };
+        let jobs = ["0", "1"].map(start);
+        jobs.iter().for_each(|job| drop(job.lines("alive rank=", 2)));
+        // Node 1 goes first: it would be told to stop otherwise.
+        let [zero, one] = jobs;
+        one.signal(Signal::SIGTERM);
+        let one = one.wait();
+        if joined == 4 {
+            one.exits(143).never_says("joined the store");
+        } else {
+            one.exits(143).complains("it is not known whether rank 3 joined the store; the ranks of node 1");
+            row_has(&one, "2", &[" yes ", "before: alive rank=2"]);
+            row_has(&one, "3", &[" unknown ", "before: alive rank=3"]);
+            one.complains("hint: the launcher of the node with rank 0 has the store");
+        }
+        drop(zero);
+    }
+}
+
+/// A worker that ignores the signal does not hide the table, and a second signal adds none.
+#[test]
+fn table_comes_once() {
+    if !only_ours() {
+        return;
+    }
+    let job = Launch::standalone(Name::Rankrun, 2).worker(["catch", "alive", "forever"]).start();
+    job.lines("alive rank=", 2);
+    job.signal(Signal::SIGINT);
+    job.line("last output");
+    job.signal(Signal::SIGINT);
+    let outcome = job.wait();
+    assert_eq!(outcome.exits(130).lines_with("  rank  pid").len(), 1, "{outcome}");
+}
