@@ -95,8 +95,7 @@ fn machine(session: &Session) -> Machine {
 fn mistakes_about_devices_are_answered() {
     if namespaces() && only_ours() {
         let tree = MachineTree::new();
-        let launch =
-            |session: &Session| -> Option<Launch> {
+        let launch = |session: &Session| -> Option<Launch> {
             Some(session_launch().under(tree.stage()).on(&machine(session)))
         };
         check_sessions(&file("devices"), launch);

@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use rankrun_contract::rank::{NodeRank, Rank};
+use rankrun_contract::rank::Rank;
 
 use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
-use crate::rendezvous::Round;
+use crate::rendezvous::{NodeName, Round};
 use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
@@ -27,8 +27,8 @@ const HEADINGS: [&str; 5] = ["rank", "pid", "process", "joined", "CPU time"];
 pub struct Setting {
     /// Global rank of local rank 0.
     base_rank: Rank,
-    /// Node rank and host name, where there are several nodes.
-    node: Option<(NodeRank, String)>,
+    /// This node, where there are several.
+    node: Option<NodeName>,
     /// Whether `--start-timeout` is possible and was not given.
     lacks_start_timeout: bool,
     /// Columns of the terminal, where there is one.
@@ -39,10 +39,7 @@ impl Setting {
     /// For one launch, in this round where there are several nodes.
     #[must_use]
     pub fn of(spec: &LaunchSpec, round: Option<&Round>, columns: Option<usize>) -> Self {
-        let node = round.map(|round| {
-            let own = round.members.iter().find(|member| member.node_rank == round.node_rank);
-            (round.node_rank, own.map(|member| plain(&member.name)).unwrap_or_default())
-        });
+        let node = round.map(Round::own_name);
         Self {
             base_rank: round.map_or(Rank(0), |round| round.base_rank),
             node,
@@ -84,8 +81,7 @@ fn heading(table: &RankTable, setting: &Setting) -> String {
         (_, _) => format!("{} have not joined the store", setting.names(missing)),
     };
     let node = match &setting.node {
-        Some((number, name)) if name.is_empty() => format!(" of node {number}"),
-        Some((number, name)) => format!(" of node {number} ({name})"),
+        Some(name) => format!(" of {name}"),
         None => String::new(),
     };
     let moment = match table.cause {

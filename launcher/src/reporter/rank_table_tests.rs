@@ -1,7 +1,7 @@
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::LocalRank;
+use rankrun_contract::rank::{LocalRank, NodeRank};
 
 use super::*;
 use crate::process::Exit;
@@ -49,7 +49,7 @@ fn table_of_a_node_has_global_ranks_and_unknown_joins() {
     rows.push(row(2, JoinState::Unknown, 0, ""));
     (rows[2].process, rows[2].cpu_time) = (ProcessState::Ended(Exit::Code(0)), None);
     rows[0].output = LastOutput::NotSeen;
-    let node = Some((NodeRank(1), "th2".to_owned()));
+    let node = Some(NodeName { rank: Some(NodeRank(1)), host: Some("th2".to_owned()), addr: None });
     let setting = Setting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
     let cause = TableCause::Signal(Signal::SIGTERM);
     let expected = "\

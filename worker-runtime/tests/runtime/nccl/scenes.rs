@@ -117,7 +117,7 @@ pub(super) fn one_call() {
         });
         println!("{}", result.map_or_else(|error| words(&error), |()| "done".to_owned()));
     }
-    assert!(is_free(STREAM), "whoever waits for the stream waits for ever");
+    assert!(is_free(STREAM), "the wait for the stream never ends");
     timed("drop", || drop(group));
 }
 
