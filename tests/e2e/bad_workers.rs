@@ -168,6 +168,24 @@ fn few_descriptors_are_enough_or_an_error() {
     }
 }
 
+/// From the first fork to the last pipe.
+#[test]
+fn limit_on_open_files_is_named_with_the_way_out() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        for limit in [5, 8, 14, 20, 28] {
+            let line = format!("ulimit -n {limit}; exec \"$@\"");
+            let launch = Launch::standalone(*name, 16).under(["sh", "-c", &line, "sh"]);
+            let outcome = launch.args(["--tee", "3"]).worker(["print=over"]).run();
+            outcome.exits(1).complains("Too many open files");
+            outcome.complains(&format!(": the limit is {limit} (`ulimit -n`)"));
+            outcome.complains("hint: run `ulimit -n 1024` before the launcher");
+        }
+    }
+}
+
 #[test]
 fn workers_get_the_limits_that_the_launcher_was_started_with() {
     for name in Name::both() {

@@ -8,6 +8,7 @@
 //! - `RANKRUN_E2E_ORACLE=1` runs PyTorch's torchrun wherever a test says [`Name::Torchrun`]: the proof that the
 //!   tests describe torchrun.
 
+mod cgroup;
 mod fleet;
 mod gate;
 mod job;
@@ -25,6 +26,7 @@ mod store;
 mod transcript;
 
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
+pub use cgroup::MemoryCgroup;
 pub use fleet::{Fleet, Refusal};
 pub use gate::Gate;
 pub use job::Job;

@@ -18,10 +18,12 @@ use crate::facts::short_hostname;
 use crate::logs::route::chosen;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
+use crate::process::oom::OomKills;
 use crate::regular_file::{self, NotRegular};
 use crate::rendezvous::{NodeName, Round};
 use crate::reporter::early::EarlyRank;
 use crate::reporter::local_time::LocalTime;
+use crate::reporter::log_space::LogDisk;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::summary::{DeadCard, FailureCard, KeptOutput, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
@@ -43,6 +45,10 @@ pub(super) struct Evidence<'a> {
     pub(super) error_files: &'a BTreeMap<LocalRank, ErrorFile>,
     /// The last lines of the worker that failed first.
     pub(super) tail: Vec<String>,
+    /// What the kernel has killed for lack of memory.
+    pub(super) oom: OomKills,
+    /// The disk of that worker's logs, where that was full.
+    pub(super) log_disk: Option<LogDisk>,
 }
 
 /// torchrun's report shows this much of all messages together, and at least [`MAX_CUT_TEXT`] of each, in bytes.
@@ -110,6 +116,9 @@ impl Evidence<'_> {
                 .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
             node: NodeName { host: Some(short_hostname()), ..self.node_among_others() },
             exit: first.exit,
+            foreign_kill: first.foreign_kill,
+            oom: self.oom,
+            log_disk: self.log_disk.clone(),
             manner: failure.manner,
             started: self.started,
             ended: first.at,

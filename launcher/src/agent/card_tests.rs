@@ -12,7 +12,7 @@ use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
     let at = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-    WorkerEnd { local_rank: LocalRank(local_rank), pid, exit, at, testimony: None }
+    WorkerEnd { local_rank: LocalRank(local_rank), pid, exit, at, testimony: None, foreign_kill: None }
 }
 
 fn signal(number: i32) -> Exit {
@@ -42,6 +42,8 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
         attempt: None,
         error_files: &file.into_iter().collect(),
         tail: Vec::new(),
+        oom: crate::process::oom::OomKills::default(),
+        log_disk: None,
     };
     evidence.torch_report(&failure, "x".to_owned())
 }

@@ -282,6 +282,7 @@ mod tests {
                 written: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
                 lost: lost.map(|rank| Lost::Here(LocalRank(rank))),
             }),
+            foreign_kill: None,
         }
     }
 

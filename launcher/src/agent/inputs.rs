@@ -71,7 +71,8 @@ impl Agent<'_> {
                 check.reaped(pid, exit);
             }
         }
-        inputs.extend(reaped.workers.into_iter().map(|exit| Input::Exited {
+        let kills = self.workers.foreign_kills(&reaped.workers);
+        inputs.extend(reaped.workers.into_iter().zip(kills).map(|(exit, foreign_kill)| Input::Exited {
             generation: exit.worker.generation,
             end: WorkerEnd {
                 local_rank: exit.worker.local_rank,
@@ -79,6 +80,7 @@ impl Agent<'_> {
                 exit: exit.exit,
                 at,
                 testimony: self.workers.testimony(&exit),
+                foreign_kill,
             },
         }));
     }

@@ -16,6 +16,7 @@ use crate::agent::policy::Sight;
 use crate::agent::stuck::Asleep;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 pub use happening::{Happening, Impatience};
@@ -183,6 +184,17 @@ pub struct WorkerEnd {
     pub at: SystemTime,
     /// What it wrote about its failure.
     pub testimony: Option<Testimony>,
+    /// What is known of a SIGKILL that the launcher did not send.
+    pub foreign_kill: Option<ForeignKill>,
+}
+
+/// A worker's death by a SIGKILL that the launcher did not send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForeignKill {
+    /// Whether the kernel sent it for lack of memory.
+    pub oom: OomEvidence,
+    /// The most memory that the worker, or a process that it waited for, had at one time, in bytes.
+    pub peak: Option<u64>,
 }
 
 impl WorkerEnd {

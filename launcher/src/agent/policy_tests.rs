@@ -26,6 +26,7 @@ fn failure(local_rank: u32, exit: Exit) -> Failure {
         exit,
         at: SystemTime::UNIX_EPOCH,
         testimony: None,
+        foreign_kill: None,
     };
     Failure {
         generation: Generation(0),

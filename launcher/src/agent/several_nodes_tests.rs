@@ -202,7 +202,7 @@ impl World<'_> {
         let lost = |rank: usize| Lost::Elsewhere(Rank(u32::try_from(rank).unwrap()));
         let testimony = testimony.map(|rank| Testimony { written, lost: rank.map(lost) });
         let (local_rank, pid, at) = (LocalRank(0), Pid::from_raw(100), written);
-        let end = WorkerEnd { local_rank, pid, exit, at, testimony };
+        let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
         self.input(node, Input::Exited { generation: Generation(0), end });
     }
 

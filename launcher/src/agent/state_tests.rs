@@ -92,6 +92,7 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
         exit,
         at: SystemTime::UNIX_EPOCH,
         testimony: None,
+        foreign_kill: None,
     };
     Input::Exited { generation: Generation(generation), end }
 }

@@ -1,6 +1,8 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
 pub(super) mod error_files;
+mod kills;
+mod log_disk;
 mod look;
 mod rank_table;
 mod witness;
@@ -24,17 +26,19 @@ use crate::agent::Setup;
 use crate::agent::events::{self, EventSink};
 use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
-use crate::agent::message::{Input, JobEnd, WorkerEnd};
+use crate::agent::message::{Input, JobEnd};
 use crate::agent::reseat::Seating;
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::logs::route::{Speaker, routes};
+use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::by_hand::Reported;
 use crate::process::child::{Children, Reapings, WorkerExit};
 use crate::process::command::{self, Life};
+use crate::process::oom::OomLedger;
 use crate::process::spawn::{Original, Stdio};
 use crate::rendezvous::Round;
 use crate::reporter::console::Console;
@@ -70,6 +74,10 @@ pub(super) struct Workers {
     pids: BTreeMap<LocalRank, Pid>,
     /// What those of them that failed wrote about it.
     error_files: BTreeMap<LocalRank, ErrorFile>,
+    /// What the kernel has killed for lack of memory since they were started.
+    oom: OomLedger,
+    /// Their log folder, where its disk was full when one of them failed.
+    full_log_folder: Option<FullLogFolder>,
     events: Option<EventSink>,
 }
 
@@ -134,6 +142,8 @@ impl Workers {
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
             error_files: BTreeMap::new(),
+            oom: OomLedger::default(),
+            full_log_folder: None,
         })
     }
 
@@ -171,6 +181,7 @@ impl Workers {
         self.started = now;
         self.pids.clear();
         self.error_files.clear();
+        self.full_log_folder = None;
         let started = self.start_each(generation, restart_count, joined);
         if let (Ok(()), Some(events)) = (&started, &self.events) {
             events.started(&self.seats());
@@ -213,6 +224,10 @@ impl Workers {
         for placement in self.placements.clone() {
             self.start_one(&life, &placement)
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;
+            if placement.local_rank == LocalRank(0) {
+                // The first worker does not wait for it, and has no memory yet.
+                self.oom = OomLedger::begin();
+            }
         }
         Ok(())
     }
@@ -304,8 +319,9 @@ impl Workers {
                 Input::StartedByHand { generation, local_rank, pid }
             }
             Reported::Ended { pid, exit } => {
-                let testimony = self.testimony(&WorkerExit { worker, pid, exit });
-                Input::Exited { generation, end: WorkerEnd { local_rank, pid, exit, at, testimony } }
+                let (peak, is_killed) = (None, false);
+                let exit = WorkerExit { worker, pid, exit, peak, is_killed };
+                Input::Exited { generation, end: self.end_by_hand(&exit, at) }
             }
         };
         reported.into_iter().map(input).collect()
@@ -377,16 +393,16 @@ impl Workers {
         self.children.reap()
     }
 
-    pub(super) fn signal(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
+    pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
         self.children.signal_groups(&of_generation(generation, local_ranks), signal);
     }
 
     /// Signals the groups of all that live.
-    pub(super) fn signal_all(&self, signal: Signal) {
+    pub(super) fn signal_all(&mut self, signal: Signal) {
         self.children.signal_all_groups(signal);
     }
 
-    pub(super) fn pass(&self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
+    pub(super) fn pass(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
         self.children.signal_alone(&of_generation(generation, local_ranks), signal);
     }
 }

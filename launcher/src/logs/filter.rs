@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memchr::memmem::Finder;
 use memchr::{memchr, memrchr};
 
-use super::source::why_unwritten;
+use super::space::why_unwritten;
 
 /// A longer line is looked at, and copied, in pieces of this size: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
@@ -54,8 +54,8 @@ impl Filter {
         if let Some(copies) = &mut *file
             && let Err(error) = copies.append(lines)
         {
-            let error = why_unwritten(&error);
-            tracing::warn!(path = %copies.path.display(), error, "cannot write the filtered log file: it ends here");
+            let (path, why) = (copies.path.display(), why_unwritten(&error, &copies.path));
+            tracing::warn!("cannot write the filtered log file `{path}`, it ends here: {why}");
             *file = None;
         }
     }

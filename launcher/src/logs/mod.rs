@@ -35,6 +35,7 @@ mod latch;
 mod pump;
 pub mod route;
 mod source;
+pub mod space;
 mod tail;
 #[cfg(test)]
 mod tests;

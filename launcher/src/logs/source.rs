@@ -11,6 +11,7 @@ use rankrun_contract::rank::Generation;
 
 use super::channel::Channel;
 use super::filter::Picker;
+use super::space::why_unwritten;
 use super::tail::Tail;
 use crate::reporter::console::Stream;
 
@@ -60,8 +61,8 @@ impl Source {
         if let Some(LogFile { file, path }) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
-            let error = why_unwritten(&error);
-            tracing::warn!(path = %path.display(), error, "cannot write the log file: it ends here");
+            let why = why_unwritten(&error, path);
+            tracing::warn!("cannot write the log file `{}`, it ends here: {why}", path.display());
             self.file = None;
         }
         if let Some(picker) = &mut self.picker {
@@ -75,15 +76,5 @@ impl Source {
         if let Some(picker) = self.picker {
             picker.end();
         }
-    }
-}
-
-/// The system's words, with the limit that they mean.
-pub(super) fn why_unwritten(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::FileTooLarge => {
-            format!("{error}; the limit on file sizes (`ulimit -f`) is reached")
-        }
-        _ => error.to_string(),
     }
 }

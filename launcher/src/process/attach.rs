@@ -136,7 +136,7 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
                 let _ = kill(pid, signal);
             }
         }
-        while let Reaped::Child { pid: ended, exit } = wait_for_any() {
+        while let Reaped::Child { pid: ended, exit, .. } = wait_for_any() {
             if ended == pid {
                 tell_exit(agent, exit);
                 return Ok(exit);

@@ -24,11 +24,17 @@ pub struct WorkerExit {
     pub pid: Pid,
     /// How it ended.
     pub exit: Exit,
+    /// The most memory that it had, in bytes; nothing where another process reaped it.
+    pub peak: Option<u64>,
+    /// Whether the launcher had sent it SIGKILL.
+    pub is_killed: bool,
 }
 
 #[derive(Debug)]
 struct Child {
     worker: WorkerId,
+    /// Whether SIGKILL was sent to it.
+    is_killed: bool,
     /// Kept open so that the epoll set keeps watching it.
     _pidfd: Option<OwnedFd>,
 }
@@ -71,7 +77,7 @@ impl Children {
             }
             _ => tracing::info!("no pidfd for pid {}: the order of deaths is lost", spawned.pid),
         }
-        self.by_pid.insert(spawned.pid, Child { worker, _pidfd: spawned.pidfd });
+        self.by_pid.insert(spawned.pid, Child { worker, is_killed: false, _pidfd: spawned.pidfd });
         Ok(spawned.pid)
     }
 
@@ -79,7 +85,7 @@ impl Children {
     /// who is stopped cannot act on a signal.
     ///
     /// The leader being unreaped, the group's number cannot have been taken over by another one.
-    pub fn signal_groups(&self, workers: &[WorkerId], signal: Signal) {
+    pub fn signal_groups(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, killpg);
         if signal != Signal::SIGKILL {
             self.signal_each(workers, Signal::SIGCONT, killpg);
@@ -87,19 +93,21 @@ impl Children {
     }
 
     /// Signals the process groups of all workers that are not reaped yet.
-    pub fn signal_all_groups(&self, signal: Signal) {
-        for pid in self.by_pid.keys() {
+    pub fn signal_all_groups(&mut self, signal: Signal) {
+        for (pid, child) in &mut self.by_pid {
+            child.is_killed |= signal == Signal::SIGKILL;
             let _ = killpg(*pid, signal);
         }
     }
 
     /// Signals the workers themselves.
-    pub fn signal_alone(&self, workers: &[WorkerId], signal: Signal) {
+    pub fn signal_alone(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, kill);
     }
 
-    fn signal_each(&self, workers: &[WorkerId], signal: Signal, send: fn(Pid, Signal) -> nix::Result<()>) {
-        for (pid, _) in self.by_pid.iter().filter(|(_, child)| workers.contains(&child.worker)) {
+    fn signal_each(&mut self, workers: &[WorkerId], signal: Signal, send: fn(Pid, Signal) -> nix::Result<()>) {
+        for (pid, child) in self.by_pid.iter_mut().filter(|(_, child)| workers.contains(&child.worker)) {
+            child.is_killed |= signal == Signal::SIGKILL;
             if let Err(error) = send(*pid, signal) {
                 tracing::debug!(pid = pid.as_raw(), %signal, %error, "not signalled");
             }
@@ -115,20 +123,21 @@ impl Children {
         {
             for event in &ready[..count] {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
-                if let Reaped::Child { pid, exit } = wait_for(pid) {
-                    self.sort_in(&mut reapings, pid, exit);
-                }
+                self.sort_in(&mut reapings, wait_for(pid));
             }
         }
-        while let Reaped::Child { pid, exit } = wait_for_any() {
-            self.sort_in(&mut reapings, pid, exit);
+        while let reaped @ Reaped::Child { .. } = wait_for_any() {
+            self.sort_in(&mut reapings, reaped);
         }
         reapings
     }
 
-    fn sort_in(&mut self, reapings: &mut Reapings, pid: Pid, exit: Exit) {
+    fn sort_in(&mut self, reapings: &mut Reapings, reaped: Reaped) {
+        let Reaped::Child { pid, exit, peak } = reaped else { return };
         match self.by_pid.remove(&pid) {
-            Some(child) => reapings.workers.push(WorkerExit { worker: child.worker, pid, exit }),
+            Some(Child { worker, is_killed, .. }) => {
+                reapings.workers.push(WorkerExit { worker, pid, exit, peak: Some(peak), is_killed });
+            }
             None => reapings.others.push((pid, exit)),
         }
     }
@@ -152,6 +161,8 @@ pub enum Reaped {
         pid: Pid,
         /// How it ended.
         exit: Exit,
+        /// The most memory that it, or a process that it waited for, had at one time, in bytes.
+        peak: u64,
     },
     /// There are children, none is dead.
     AllAlive,
@@ -169,14 +180,19 @@ pub fn wait_for_any() -> Reaped {
 #[must_use]
 pub fn wait_for(pid: Pid) -> Reaped {
     let mut status = 0;
+    // SAFETY: numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     loop {
-        // SAFETY: `status` is a valid place for the kernel to write to.
-        match unsafe { libc::waitpid(pid.as_raw(), &raw mut status, libc::WNOHANG) } {
+        // SAFETY: both are valid places for the kernel to write to.
+        match unsafe { libc::wait4(pid.as_raw(), &raw mut status, libc::WNOHANG, &raw mut usage) } {
             0 => return Reaped::AllAlive,
             -1 if Errno::last() == Errno::EINTR => {}
             -1 => return Reaped::NoChildren,
             pid => {
-                return Reaped::Child { pid: Pid::from_raw(pid), exit: Exit::from_wait_status(status) };
+                // In KiB (getrusage(2)).
+                let peak = u64::try_from(usage.ru_maxrss).unwrap_or_default() << 10;
+                let exit = Exit::from_wait_status(status);
+                return Reaped::Child { pid: Pid::from_raw(pid), exit, peak };
             }
         }
     }

@@ -152,7 +152,7 @@ impl Guard {
                     signal => self.forward(signal, sender),
                 }
             }
-            while let Reaped::Child { pid, exit } = wait_for_any() {
+            while let Reaped::Child { pid, exit, .. } = wait_for_any() {
                 if pid == self.agent {
                     return Ok(self.end(exit));
                 }

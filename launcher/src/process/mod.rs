@@ -25,6 +25,7 @@ pub mod heap;
 pub mod inherited;
 pub mod job_limit;
 pub mod link;
+pub mod oom;
 pub mod probe;
 pub mod proc;
 pub mod reserve;

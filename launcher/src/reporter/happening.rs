@@ -11,6 +11,7 @@ use crate::agent::message::{Happening, Impatience, Released, WorkerEnd};
 use crate::agent::policy::Refusal;
 use crate::process::signal_name;
 use crate::rendezvous::Round;
+use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
 use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
@@ -22,12 +23,12 @@ use crate::spec::LaunchSpec;
 pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match happening {
         Happening::WorkerFailed { end, others, .. } if others.is_empty() => {
-            format!("{} failed: {}", who(end, round), end.exit)
+            format!("{} failed: {}", who(end, round), end_in_words(end, rank_of(end, round)))
         }
         Happening::WorkerFailed { end, others, grace } => format!(
             "{} failed: {}; waiting up to {} s for {} other{} to stop",
             who(end, round),
-            end.exit,
+            end_in_words(end, rank_of(end, round)),
             seconds(*grace),
             others.len(),
             plural(others.len())
@@ -84,6 +85,10 @@ fn killing(local_ranks: &[LocalRank], because: &Impatience) -> String {
         Impatience::SecondSignal => "told a second time",
     };
     format!("killing {}: {because}", ranks(local_ranks))
+}
+
+fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
+    Rank(round.map_or(0, |round| round.base_rank.0).saturating_add(end.local_rank.0))
 }
 
 /// The worker that this was the end of.

@@ -4,9 +4,12 @@
 pub mod console;
 pub mod early;
 pub mod events;
+pub mod file_limit;
 pub mod happening;
 pub mod leftovers;
 pub mod local_time;
+pub mod log_space;
+pub mod memory;
 pub mod nodes;
 pub mod parent_file;
 pub mod plain;
@@ -173,8 +176,9 @@ pub fn agent_lost(
 }
 
 fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
-    let cause = error.source().map(|source| format!("  caused by: {source}\n")).unwrap_or_default();
-    let hint = hint.map(|hint| format!("\nhint: {hint}\n")).unwrap_or_default();
+    let caused_by = |source| format!("  caused by: {}\n", file_limit::cause_in_words(source));
+    let cause = error.source().map(caused_by).unwrap_or_default();
+    let hint = file_limit::hint_of(error, hint).map(|hint| format!("\nhint: {hint}\n")).unwrap_or_default();
     format!("error: {error}\n{cause}{hint}")
 }
 

@@ -13,10 +13,14 @@ use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
 
 use crate::agent::failure::Manner;
+use crate::agent::message::ForeignKill;
 use crate::placement::Device;
+use crate::process::oom::OomKills;
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::NodeName;
 use crate::reporter::early::{self, EarlyRank};
+use crate::reporter::log_space::{self, LogDisk};
+use crate::reporter::memory::{self, kill_in_words};
 use crate::reporter::plain::plain;
 use peers::PeerReport;
 
@@ -35,6 +39,12 @@ pub struct FailureCard {
     pub node: NodeName,
     /// How it ended.
     pub exit: Exit,
+    /// What is known of a SIGKILL that the launcher did not send.
+    pub foreign_kill: Option<ForeignKill>,
+    /// What the kernel killed for lack of memory since its generation was started.
+    pub oom: OomKills,
+    /// The disk of its logs, where that is full.
+    pub log_disk: Option<LogDisk>,
     /// Whether it ended by itself.
     pub manner: Manner,
     /// When its generation was started.
@@ -135,6 +145,9 @@ pub fn render(card: &FailureCard) -> String {
     for file in &card.files {
         row("log", file.display().to_string());
     }
+    for (name, value) in memory::rows(card).into_iter().chain(log_space::row(card)) {
+        row(name, plain(&value));
+    }
     if let Some(cause) = early::probable_cause(card) {
         row("cause", format!("probably an early end: {cause}"));
     }
@@ -218,10 +231,10 @@ pub fn hint(card: &FailureCard) -> Option<String> {
             card.rank
         ));
     }
+    if let Some(hint) = memory::hint(card).or_else(|| log_space::hint(card)) {
+        return Some(hint);
+    }
     match card.exit {
-        Exit::Signal { number: libc::SIGKILL, .. } => Some(
-            "SIGKILL from outside is most often the kernel's out-of-memory killer: see `dmesg`".to_owned(),
-        ),
         Exit::Signal { number: libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE, .. } => {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
@@ -270,7 +283,7 @@ fn device(device: &Device) -> String {
 fn what_happened(card: &FailureCard) -> String {
     let exit = in_words(card.exit);
     match card.manner {
-        Manner::Ended => exit,
+        Manner::Ended => card.foreign_kill.map_or(exit, |kill| kill_in_words(kill, card.rank)),
         Manner::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
         Manner::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())

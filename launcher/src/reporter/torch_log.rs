@@ -342,7 +342,7 @@ mod tests {
 
     fn end(exit: Exit) -> WorkerEnd {
         let (local_rank, pid, at) = (LocalRank(1), Pid::from_raw(101), SystemTime::UNIX_EPOCH);
-        WorkerEnd { local_rank, pid, exit, at, testimony: None }
+        WorkerEnd { local_rank, pid, exit, at, testimony: None, foreign_kill: None }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 use crate::agent::message::Happening;
 use crate::cli::{Notice, Verbosity};
 use crate::reporter::console::{Console, Stream};
+use crate::reporter::file_limit::{cause_in_words, hint_of};
 use crate::reporter::happening;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::plain::{plain, with_bidi_escaped};
@@ -141,10 +142,10 @@ impl Voice {
         let mut text = self.heading(&error.to_string());
         let mut cause = error.source();
         while let Some(error) = cause {
-            text.push_str(&format!("\n  caused by: {error}"));
+            text.push_str(&format!("\n  caused by: {}", cause_in_words(error)));
             cause = error.source();
         }
-        self.with_hint(text, hint);
+        self.with_hint(text, hint_of(error, hint).as_deref());
     }
 
     /// A whole report whose first line is the fact, and one hint.

@@ -153,7 +153,7 @@ impl Mutant {
 
     fn with_all_ended(&self, input: Input, exit: Exit) -> Vec<Input> {
         let (pid, at) = (Pid::from_raw(1), SystemTime::UNIX_EPOCH);
-        let end = |local_rank| WorkerEnd { local_rank, pid, exit, at, testimony: None };
+        let end = |local_rank| WorkerEnd { local_rank, pid, exit, at, testimony: None, foreign_kill: None };
         let ended = |rank| Input::Exited { generation: self.generation, end: end(LocalRank(rank)) };
         [input].into_iter().chain((0..MOST_WORKERS).map(ended)).collect()
     }

@@ -212,7 +212,7 @@ impl<M: Machine> World<'_, M> {
         let at = self.wall_clock();
         self.queue.push_back(match kind {
             Stale::Exited => {
-                let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None };
+                let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None, foreign_kill: None };
                 Input::Exited { generation, end }
             }
             Stale::JoinsSeen => {
@@ -251,7 +251,7 @@ impl<M: Machine> World<'_, M> {
                 Wrote::LostElsewhere => Some(Some(Lost::Elsewhere(Rank(ELSEWHERE)))),
             };
             let testimony = lost.filter(|_| !exit.is_success()).map(|lost| Testimony { written: at, lost });
-            let end = WorkerEnd { local_rank, pid, exit, at, testimony };
+            let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
             self.queue.push_back(Input::Exited { generation, end });
         }
     }
@@ -354,7 +354,7 @@ impl<M: Machine> World<'_, M> {
         }
         let (generation, at) = (self.book.generation, self.wall_clock());
         let (local_rank, pid) = (LocalRank(0), Pid::from_raw(100));
-        let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None };
+        let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None, foreign_kill: None };
         self.queue.extend([
             Input::Ready,
             Input::Exited { generation, end },

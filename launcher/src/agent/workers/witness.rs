@@ -15,6 +15,8 @@ use crate::facts::short_hostname;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
 use crate::rendezvous::{FailureNote, NodeName};
+use crate::reporter::log_space;
+use crate::reporter::memory::end_in_words;
 
 /// How long the last lines of a worker that failed are waited for, where its output is held up.
 const LAST_LINES: Duration = Duration::from_millis(50);
@@ -41,6 +43,8 @@ impl Workers {
             attempt: self.attempt.as_ref(),
             error_files: &self.error_files,
             tail: self.logs.tail(WorkerId { generation: failure.generation, local_rank }),
+            oom: self.oom_kills(),
+            log_disk: self.log_disk_of(local_rank),
         }
     }
 
@@ -50,6 +54,7 @@ impl Workers {
         if exit.exit.is_success() {
             return None;
         }
+        self.look_at_log_disk(local_rank);
         let attempt = self.attempt.as_ref();
         let Some((file, written)) =
             attempt.and_then(|attempt| card::error_file(&attempt.error_file(local_rank)))
@@ -77,7 +82,8 @@ impl Workers {
         let round = self.round.as_ref()?;
         let seat = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
-        let message = file.and_then(|file| short(&file.report.message));
+        let of_disk = || self.log_disk_of(end.local_rank).as_ref().and_then(log_space::cause_of);
+        let message = file.and_then(|file| short(&file.report.message)).or_else(of_disk);
         let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote {
             node_rank: round.node_rank,
@@ -86,7 +92,7 @@ impl Workers {
             rank: seat.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
-            ended: end.exit.to_string(),
+            ended: end_in_words(end, seat.rank),
             message,
             lost: end.testimony.and_then(|testimony| testimony.loss_elsewhere()).filter(|_| is_shared),
         })

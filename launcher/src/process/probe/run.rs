@@ -306,7 +306,7 @@ impl ProbeRun {
     #[cfg(test)]
     pub(super) fn reaped_elsewhere(&self) -> (Pid, Exit) {
         match wait_for(self.pid) {
-            Reaped::Child { pid, exit } => (pid, exit),
+            Reaped::Child { pid, exit, .. } => (pid, exit),
             other => panic!("{other:?}"),
         }
     }

@@ -1,0 +1,45 @@
+//! Whether the disk of a failed worker's logs was full.
+
+use rankrun_contract::rank::LocalRank;
+
+use super::Workers;
+use crate::logs::route::chosen;
+use crate::logs::space::{DiskShortage, FullLogFolder};
+use crate::reporter::log_space::LogDisk;
+use crate::spec::{LogDir, Streams};
+
+impl Workers {
+    /// Looks at the disk when a worker with a log file has failed: at the job's end there may be room again.
+    pub(super) fn look_at_log_disk(&mut self, local_rank: LocalRank) {
+        let Some(attempt) = &self.attempt else { return };
+        let folder = match &self.spec.logs.dir {
+            LogDir::At(folder) | LogDir::Temporary(folder) => folder,
+            LogDir::ErrorFiles(_) | LogDir::Off => return,
+        };
+        let [teed, redirected] = self.kept_streams(local_rank);
+        if self.full_log_folder.is_none() && (has_any(teed) || has_any(redirected)) {
+            let shortage = DiskShortage::at(attempt.folder());
+            let full = |shortage| FullLogFolder { folder: folder.clone(), shortage };
+            self.full_log_folder = shortage.map(full);
+        }
+    }
+
+    /// The disk of this worker's logs, where it was full.
+    pub(super) fn log_disk_of(&self, local_rank: LocalRank) -> Option<LogDisk> {
+        let full = self.full_log_folder.clone()?;
+        let [teed, redirected] = self.kept_streams(local_rank);
+        // A stream that is copied to the console too is a pipe, and the launcher writes the file.
+        let is_written_by_worker =
+            redirected.stdout && !teed.stdout || redirected.stderr && !teed.stderr;
+        (has_any(teed) || has_any(redirected)).then_some(LogDisk { full, is_written_by_worker })
+    }
+
+    fn kept_streams(&self, local_rank: LocalRank) -> [Streams; 2] {
+        let logs = &self.spec.logs;
+        [chosen(&logs.tee, local_rank), chosen(&logs.redirects, local_rank)]
+    }
+}
+
+const fn has_any(streams: Streams) -> bool {
+    streams.stdout || streams.stderr
+}

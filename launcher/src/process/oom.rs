@@ -1,0 +1,219 @@
+//! Processes that the kernel killed for lack of memory (the OOM killer), by the counters that it keeps.
+//!
+//! The counter of a memory cgroup counts victims in it, whichever limit was reached: its own, that of a cgroup above, or the
+//! machine's memory (cgroup v2: `oom_kill` in `memory.events`; v1: in `memory.oom_control`, since Linux 4.13). Which limit
+//! was reached is told by a counter beside each limit. `/proc/vmstat` counts the victims of the whole machine, those of
+//! other containers too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The counters at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OomCounters {
+    /// Of this process's memory cgroup; nothing where it cannot be read.
+    cgroup: Option<CgroupCounters>,
+    /// Of the machine.
+    machine: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct CgroupCounters {
+    folder: PathBuf,
+    kills: u64,
+    /// Those of the cgroup and of the cgroups above it, nearest first.
+    limits: Vec<Limit>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limit {
+    bytes: u64,
+    /// How often the memory of this cgroup has come to it.
+    reached: u64,
+}
+
+/// What the kernel killed for lack of memory since an earlier reading.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OomKills {
+    /// In the memory cgroup of the launcher; nothing where that is not known.
+    pub cgroup: Option<u64>,
+    /// The nearest limit that was reached meanwhile, in bytes.
+    pub limit: Option<u64>,
+    /// On the whole machine; nothing where that is not known.
+    pub machine: Option<u64>,
+}
+
+/// The form of a cgroup's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Version {
+    const fn mount(self) -> &'static str {
+        match self {
+            Self::V1 => "sys/fs/cgroup/memory",
+            Self::V2 => "sys/fs/cgroup",
+        }
+    }
+
+    /// The file with the line `oom_kill`.
+    const fn kills_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.oom_control",
+            Self::V2 => "memory.events",
+        }
+    }
+
+    fn limit_in(self, folder: &Path) -> Option<Limit> {
+        let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let number = |name: &str| -> Option<u64> { read(name)?.trim().parse().ok() };
+        let (limit_file, reached) = match self {
+            // With an equal limit on memory and swap together, that one is reached first.
+            Self::V1 => {
+                let with_swap = number("memory.memsw.failcnt").unwrap_or_default();
+                ("memory.limit_in_bytes", number("memory.failcnt")?.saturating_add(with_swap))
+            }
+            Self::V2 => ("memory.max", value_of(&read("memory.events")?, "oom")?),
+        };
+        let bytes = number(limit_file).filter(|bytes| *bytes < NO_LIMIT)?;
+        Some(Limit { bytes, reached })
+    }
+}
+
+/// From here on a limit of version 1 stands for none: the kernel writes the largest number of whole pages.
+const NO_LIMIT: u64 = 1 << 62;
+
+impl OomCounters {
+    /// The counters now.
+    #[must_use]
+    pub fn read() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// Those of the file system below `root`.
+    fn below(root: &Path) -> Self {
+        let machine = fs::read_to_string(root.join("proc/vmstat")).ok();
+        Self {
+            cgroup: CgroupCounters::below(root),
+            machine: machine.and_then(|text| value_of(&text, "oom_kill")),
+        }
+    }
+
+    /// What has been killed since `before` was read.
+    #[must_use]
+    pub fn kills_since(&self, before: &Self) -> OomKills {
+        let since = |now: u64, before: u64| now.saturating_sub(before);
+        let cgroups = self.cgroup.as_ref().zip(before.cgroup.as_ref());
+        // Numbers of another cgroup say nothing.
+        let cgroups = cgroups.filter(|(now, before)| now.folder == before.folder);
+        let reached = |(now, before): (&Limit, &Limit)| (now.reached > before.reached).then_some(now.bytes);
+        let limit = cgroups.and_then(|(now, before)| now.limits.iter().zip(&before.limits).find_map(reached));
+        OomKills {
+            cgroup: cgroups.map(|(now, before)| since(now.kills, before.kills)),
+            limit,
+            machine: self.machine.zip(before.machine).map(|(now, before)| since(now, before)),
+        }
+    }
+}
+
+impl CgroupCounters {
+    fn below(root: &Path) -> Option<Self> {
+        let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+        let (version, path) = memory_cgroup(&text)?;
+        let mount = root.join(version.mount());
+        let own = mount.join(path.trim_start_matches('/'));
+        // A container without a cgroup namespace sees its own cgroup as the root, under the path of the host.
+        let is_seen = !path.contains("/..") && own.join(version.kills_file()).exists();
+        let folder = if is_seen { own } else { mount.clone() };
+        let counts = fs::read_to_string(folder.join(version.kills_file())).ok()?;
+        let above = folder.ancestors().take_while(|above| above.starts_with(&mount));
+        let limits = above.filter_map(|above| version.limit_in(above)).collect();
+        Some(Self { kills: value_of(&counts, "oom_kill")?, limits, folder })
+    }
+}
+
+/// The version and path of the memory cgroup in the text of `/proc/self/cgroup`. Version 1 has the memory where it is named.
+fn memory_cgroup(text: &str) -> Option<(Version, &str)> {
+    let hierarchies = || {
+        text.lines().filter_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            rest.split_once(':')
+        })
+    };
+    let first = hierarchies().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
+    let unified = || hierarchies().find(|(controllers, _)| controllers.is_empty());
+    first.map(|(_, path)| (Version::V1, path)).or_else(|| unified().map(|(_, path)| (Version::V2, path)))
+}
+
+/// The number behind a name, of lines such as `oom_kill 3`.
+fn value_of(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Which deaths by SIGKILL the counters explain, since the workers of a generation were started.
+#[derive(Debug, Default)]
+pub struct OomLedger {
+    before: OomCounters,
+    /// Kills that stand for a worker already.
+    explained: u64,
+}
+
+impl OomLedger {
+    /// From now on.
+    #[must_use]
+    pub fn begin() -> Self {
+        Self { before: OomCounters::read(), explained: 0 }
+    }
+
+    /// What was killed since then.
+    #[must_use]
+    pub fn kills(&self) -> OomKills {
+        OomCounters::read().kills_since(&self.before)
+    }
+
+    /// What is known of so many workers that died by SIGKILL and were reaped together.
+    pub fn explain(&mut self, deaths: u64) -> OomEvidence {
+        let kills = self.kills();
+        self.take(kills, deaths)
+    }
+
+    fn take(&mut self, kills: OomKills, deaths: u64) -> OomEvidence {
+        let left = kills.cgroup.unwrap_or_default().saturating_sub(self.explained);
+        self.explained += left.min(deaths);
+        let elsewhere = kills.machine.map(|all| all.saturating_sub(kills.cgroup.unwrap_or_default()));
+        match (left, elsewhere) {
+            (1.., _) => OomEvidence::InCgroup { limit: kills.limit, is_certain: left >= deaths },
+            (0, Some(count @ 1..)) => OomEvidence::OnMachine { count },
+            (0, Some(0)) => OomEvidence::Nothing,
+            (0, None) if kills.cgroup.is_some() => OomEvidence::Nothing,
+            (0, None) => OomEvidence::Unknown,
+        }
+    }
+}
+
+/// What the counters say of a worker's death by SIGKILL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OomEvidence {
+    /// The kernel killed a process of the job's cgroup for lack of memory.
+    InCgroup {
+        /// The limit that was reached, in bytes; without one the machine itself had no memory left.
+        limit: Option<u64>,
+        /// Whether there are as many kills as deaths.
+        is_certain: bool,
+    },
+    /// The kernel killed so many processes somewhere on the machine.
+    OnMachine {
+        /// How many.
+        count: u64,
+    },
+    /// The kernel killed no process for lack of memory.
+    Nothing,
+    /// No counter can be read.
+    Unknown,
+}
+
+#[cfg(test)]
+#[path = "oom_tests.rs"]
+mod tests;

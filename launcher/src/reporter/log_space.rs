@@ -1,0 +1,92 @@
+//! A log folder without room, in a failure report. Pure.
+
+use crate::logs::space::{DiskShortage, FullLogFolder, MAKE_ROOM};
+use crate::process::Exit;
+use crate::reporter::summary::FailureCard;
+
+/// What a program prints of a write that the disk had no room for.
+const NO_SPACE: &str = "No space left on device";
+
+/// What is known of the disk of the logs of a worker that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogDisk {
+    /// The folder.
+    pub full: FullLogFolder,
+    /// Whether the worker itself writes its log file (`--redirects`), and fails with the write.
+    pub is_written_by_worker: bool,
+}
+
+/// A row of a failure report: name and value.
+#[must_use]
+pub fn row(card: &FailureCard) -> Option<(&'static str, String)> {
+    let disk = card.log_disk.as_ref()?;
+    Some(match is_cause(disk) {
+        true if says_so(card) => ("cause", format!("a full disk: {}", disk.full)),
+        true => ("cause", format!("probably a full disk: {}", disk.full)),
+        false => ("disk", disk.full.to_string()),
+    })
+}
+
+/// What to do about it, where the worker has probably failed of it or has said nothing.
+#[must_use]
+pub fn hint(card: &FailureCard) -> Option<String> {
+    let disk = card.log_disk.as_ref()?;
+    let is_silent = card.report.is_none() && card.tail.is_empty();
+    (matches!(card.exit, Exit::Code(_)) && (is_cause(disk) || is_silent)).then(|| MAKE_ROOM.to_owned())
+}
+
+/// The cause for the other nodes.
+#[must_use]
+pub fn cause_of(disk: &LogDisk) -> Option<String> {
+    is_cause(disk).then(|| format!("probably a full disk: {}", disk.full))
+}
+
+const fn is_cause(disk: &LogDisk) -> bool {
+    disk.is_written_by_worker && matches!(disk.full.shortage, DiskShortage::Space { .. })
+}
+
+fn says_so(card: &FailureCard) -> bool {
+    let report = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
+    report.flatten().chain(&card.tail).any(|text| text.contains(NO_SPACE))
+}
+
+#[cfg(test)]
+mod tests {
+    use rankrun_contract::report::ErrorReport;
+
+    use super::*;
+    use crate::reporter::summary::tests::card;
+    use crate::reporter::summary::{self, ProgramKind, render};
+
+    fn on(shortage: DiskShortage, is_written_by_worker: bool) -> FailureCard {
+        let full = FullLogFolder { folder: "/logs".into(), shortage };
+        let log_disk = Some(LogDisk { full, is_written_by_worker });
+        FailureCard { exit: Exit::Code(1), program: ProgramKind::Python, log_disk, tail: Vec::new(), ..card() }
+    }
+
+    const FULL: DiskShortage = DiskShortage::Space { free: 0, total: 1 << 20 };
+
+    #[test]
+    fn full_disk_is_the_probable_cause_where_the_worker_writes_its_log() {
+        let silent = on(FULL, true);
+        let row = "\n  cause     probably a full disk: the log folder `/logs` has no space left (0 B free of 1.0 MiB)\n";
+        assert!(render(&silent).contains(row), "{}", render(&silent));
+        assert_eq!(summary::hint(&silent).as_deref(), Some(MAKE_ROOM), "and no hint at `@record`");
+        let message = "OSError: [Errno 28] No space left on device".to_owned();
+        let report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
+        let told = FailureCard { report, ..silent };
+        assert!(render(&told).contains("\n  cause     a full disk: the log folder"), "{}", render(&told));
+    }
+
+    #[test]
+    fn full_disk_is_a_fact_where_the_launcher_writes_the_log() {
+        let teed = on(FULL, false);
+        let row = "\n  disk      the log folder `/logs` has no space left (0 B free of 1.0 MiB)\n";
+        assert!(render(&teed).contains(row), "{}", render(&teed));
+        let inodes = on(DiskShortage::Inodes { total: 8 }, true);
+        let row = "\n  disk      the log folder `/logs` has no room for another file (0 inodes free of 8)\n";
+        assert!(render(&inodes).contains(row), "{}", render(&inodes));
+        let speaks = FailureCard { tail: vec!["ValueError".to_owned()], ..teed };
+        assert_eq!(hint(&speaks), None);
+    }
+}

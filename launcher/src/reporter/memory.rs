@@ -1,0 +1,132 @@
+//! A worker's death by SIGKILL in words, and what the kernel killed for lack of memory. Pure.
+
+use bytesize::ByteSize;
+
+use rankrun_contract::rank::Rank;
+
+use crate::agent::message::{ForeignKill, WorkerEnd};
+use crate::process::Exit;
+use crate::process::oom::{OomEvidence, OomKills};
+use crate::reporter::summary::FailureCard;
+
+const MIB: u64 = 1 << 20;
+
+const RAISE_LIMIT: &str =
+    "raise the limit where the job is started (`docker run --memory`, a pod's `resources.limits.memory`, `sbatch --mem`), or \
+     use less: a smaller batch, fewer data loader workers";
+
+const USE_LESS: &str = "this machine had no memory left: use less (a smaller batch, fewer workers per node, fewer data loader \
+                        workers); `dmesg` lists what ran when the kernel chose";
+
+/// How a worker ended: its exit, or the cause of a SIGKILL that the launcher did not send.
+#[must_use]
+pub fn end_in_words(end: &WorkerEnd, rank: Rank) -> String {
+    end.foreign_kill.map_or_else(|| end.exit.to_string(), |kill| kill_in_words(kill, rank))
+}
+
+/// The cause of a SIGKILL that the launcher did not send.
+#[must_use]
+pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
+    let peak = kill.peak.map(|peak| format!("rank {rank} had {}", memory(peak)));
+    match kill.oom {
+        OomEvidence::InCgroup { limit, is_certain } => {
+            let limit = limit.map_or_else(
+                || "no cgroup limit was reached".to_owned(),
+                |limit| format!("cgroup limit {}", memory(limit)),
+            );
+            let numbers: Vec<String> = [Some(limit), peak].into_iter().flatten().collect();
+            let by = if is_certain { "by the kernel" } else { "by SIGKILL, probably by the kernel" };
+            format!("killed {by}: out of memory ({})", numbers.join(", "))
+        }
+        OomEvidence::OnMachine { .. } | OomEvidence::Nothing | OomEvidence::Unknown => {
+            "killed by SIGKILL from outside".to_owned()
+        }
+    }
+}
+
+/// Rows of a failure report: name and value.
+#[must_use]
+pub fn rows(card: &FailureCard) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    let on_machine = card.foreign_kill.and_then(|kill| match kill.oom {
+        OomEvidence::OnMachine { count } => Some(count),
+        OomEvidence::InCgroup { .. } | OomEvidence::Nothing | OomEvidence::Unknown => None,
+    });
+    if let Some(count) = on_machine {
+        let killed = processes(count);
+        rows.push((
+            "cause",
+            format!(
+                "perhaps out of memory: the kernel killed {killed} of this machine for lack of memory since the workers \
+                 were started"
+            ),
+        ));
+    }
+    if let Some(kill) = card.foreign_kill.filter(|kill| !is_by_kernel(kill))
+        && let Some(peak) = kill.peak
+    {
+        rows.push(("memory", format!("rank {} had {}", card.rank, memory(peak))));
+    }
+    if let Some((count, limit)) = kills_beside(card) {
+        let limit = limit.map(|limit| format!(" (cgroup limit {})", memory(limit))).unwrap_or_default();
+        let killed = processes(count);
+        rows.push(("memory", format!("the kernel killed {killed} of the job's cgroup for lack of memory{limit}")));
+    }
+    rows
+}
+
+/// What to do about a lack of memory, or about a SIGKILL.
+#[must_use]
+pub fn hint(card: &FailureCard) -> Option<String> {
+    let of_limit = |limit: Option<u64>| if limit.is_some() { RAISE_LIMIT } else { USE_LESS };
+    let hint = match card.foreign_kill.map(|kill| kill.oom) {
+        Some(OomEvidence::InCgroup { limit, .. }) => of_limit(limit),
+        Some(OomEvidence::OnMachine { .. }) => {
+            "`dmesg` names the processes that the kernel killed; any other SIGKILL is from a scheduler, a container runtime \
+             or a person"
+        }
+        Some(OomEvidence::Nothing) => {
+            "the kernel killed nothing for lack of memory: ask the scheduler or container runtime (its log, its time and \
+             memory limits), or see which person or script sends `kill -9`"
+        }
+        Some(OomEvidence::Unknown) => {
+            "the kernel's counters cannot be read here: `dmesg` says whether it killed the worker for lack of memory"
+        }
+        None => of_limit(kills_beside(card).filter(|_| may_be_of_a_child(card))?.1),
+    };
+    Some(hint.to_owned())
+}
+
+/// What the kernel killed beside a worker that ended in another way, with the limit that was reached.
+fn kills_beside(card: &FailureCard) -> Option<(u64, Option<u64>)> {
+    let OomKills { cgroup, limit, .. } = card.oom;
+    let count = cgroup.filter(|count| *count > 0 && card.foreign_kill.is_none())?;
+    Some((count, limit))
+}
+
+/// Whether the worker may have failed for want of a process that was killed.
+fn may_be_of_a_child(card: &FailureCard) -> bool {
+    let reported = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
+    let names_it = |text: &String| ["Killed", "killed", "SIGKILL"].iter().any(|word| text.contains(word));
+    card.exit == Exit::Code(128 + libc::SIGKILL) || card.report.is_none() || reported.flatten().any(names_it)
+}
+
+const fn is_by_kernel(kill: &ForeignKill) -> bool {
+    matches!(kill.oom, OomEvidence::InCgroup { .. })
+}
+
+fn processes(count: u64) -> String {
+    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}
+
+/// In whole MiB, as people set limits; large amounts as GiB.
+fn memory(bytes: u64) -> String {
+    if bytes < MIB || bytes >= 10_000 * MIB {
+        return ByteSize(bytes).to_string();
+    }
+    format!("{} MiB", (bytes + MIB / 2) / MIB)
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+//! What a report says of memory.
+
+use super::*;
+use crate::reporter::summary::tests::card;
+use crate::reporter::summary::{self, render};
+
+const LIMIT: Option<u64> = Some(400 * MIB);
+
+fn killed(oom: OomEvidence) -> FailureCard {
+    FailureCard { foreign_kill: Some(ForeignKill { oom, peak: Some(398 * MIB + 1000) }), ..card() }
+}
+
+fn first_line(card: &FailureCard) -> String {
+    render(card).lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn kernels_kill_names_the_limit_and_the_peak() {
+    let of = |limit, is_certain| killed(OomEvidence::InCgroup { limit, is_certain });
+    let certain = of(LIMIT, true);
+    assert_eq!(
+        first_line(&certain),
+        "rank 1 failed first: killed by the kernel: out of memory (cgroup limit 400 MiB, rank 1 had 398 MiB)"
+    );
+    assert!(summary::hint(&certain).is_some_and(|hint| hint.starts_with("raise the limit")));
+    let of_machine = of(None, true);
+    assert_eq!(
+        first_line(&of_machine),
+        "rank 1 failed first: killed by the kernel: out of memory (no cgroup limit was reached, rank 1 had 398 MiB)"
+    );
+    assert!(summary::hint(&of_machine).is_some_and(|hint| hint.starts_with("this machine had no memory left")));
+    assert_eq!(
+        first_line(&of(LIMIT, false)),
+        "rank 1 failed first: killed by SIGKILL, probably by the kernel: out of memory (cgroup limit 400 MiB, rank 1 \
+         had 398 MiB)"
+    );
+    assert!(!render(&certain).contains("  memory "), "{}", render(&certain));
+}
+
+#[test]
+fn kill_without_evidence_is_from_outside_and_a_guess_is_a_guess() {
+    let nothing = killed(OomEvidence::Nothing);
+    assert_eq!(first_line(&nothing), "rank 1 failed first: killed by SIGKILL from outside");
+    assert!(render(&nothing).contains("\n  memory    rank 1 had 398 MiB\n"), "{}", render(&nothing));
+    assert!(!render(&nothing).contains("cause"), "{}", render(&nothing));
+    let elsewhere = killed(OomEvidence::OnMachine { count: 2 });
+    assert_eq!(first_line(&elsewhere), "rank 1 failed first: killed by SIGKILL from outside");
+    let guess = "\n  cause     perhaps out of memory: the kernel killed 2 processes of this machine for lack of memory since";
+    assert!(render(&elsewhere).contains(guess), "{}", render(&elsewhere));
+    for evidence in [OomEvidence::OnMachine { count: 2 }, OomEvidence::Unknown] {
+        assert!(summary::hint(&killed(evidence)).is_some_and(|hint| hint.contains("`dmesg`")));
+    }
+    let silent = summary::hint(&nothing).unwrap_or_default();
+    assert!(silent.starts_with("the kernel killed nothing for lack of memory"), "{silent}");
+}
+
+#[test]
+fn kill_of_the_launcher_itself_is_not_from_outside() {
+    assert_eq!(first_line(&card()), "rank 1 failed first: killed by SIGKILL");
+    assert_eq!(hint(&card()), None);
+}
+
+#[test]
+fn kernels_kill_of_a_child_stands_beside_another_end() {
+    let oom = OomKills { cgroup: Some(1), limit: LIMIT, machine: Some(1) };
+    let failed = FailureCard { exit: Exit::Code(1), oom, ..card() };
+    let row =
+        "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
+    assert!(render(&failed).contains(row), "{}", render(&failed));
+    assert_eq!(hint(&failed).as_deref(), Some(RAISE_LIMIT));
+    let report = |message: &str| {
+        let message = message.to_owned();
+        rankrun_contract::report::ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None }
+    };
+    let other = FailureCard { report: Some(report("ValueError: bad batch")), ..failed.clone() };
+    assert_eq!(hint(&other), None, "it has a reason of its own");
+    let loader = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.";
+    assert!(hint(&FailureCard { report: Some(report(loader)), ..failed.clone() }).is_some());
+    let none = FailureCard { oom: OomKills { cgroup: Some(0), ..oom }, ..failed };
+    assert!(!render(&none).contains("memory"), "{}", render(&none));
+}
+
+#[test]
+fn memory_is_told_in_whole_mib() {
+    for (bytes, text) in [
+        (0, "0 B"),
+        (MIB, "1 MiB"),
+        (400 * MIB - 1, "400 MiB"),
+        (9_999 * MIB, "9999 MiB"),
+        (80 << 30, "80.0 GiB"),
+    ] {
+        assert_eq!(memory(bytes), text);
+    }
+}
