@@ -1,14 +1,17 @@
 //! Why the launcher itself failed: one variant per room.
 
+use std::borrow::Cow;
 use std::error::Error;
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
 use crate::logs::LogError;
 use crate::process::command::NulByte;
+use crate::process::exec_problem::ExecProblem;
 use crate::process::proc::CannotLook;
 use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
@@ -79,9 +82,43 @@ pub enum LaunchError {
         /// The file that was to be executed.
         program: PathBuf,
         /// The kernel's refusal.
-        source: io::Error,
+        source: SpawnError,
     },
 }
+
+/// Why a program was not started.
+#[derive(Debug)]
+pub struct SpawnError {
+    refusal: io::Error,
+    problem: Option<ExecProblem>,
+}
+
+impl SpawnError {
+    /// The kernel's refusal, with what the file says of it.
+    #[must_use]
+    pub fn new(refusal: io::Error, program: &Path) -> Self {
+        let problem = ExecProblem::find(program, &refusal);
+        Self { refusal, problem }
+    }
+
+    fn hint(&self, program: &Path) -> Option<Cow<'static, str>> {
+        match &self.problem {
+            Some(problem) => Some(problem.hint(program).into()),
+            None => spawn_hint(&self.refusal).map(Cow::Borrowed),
+        }
+    }
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.problem {
+            Some(problem) => write!(f, "{problem} ({})", self.refusal),
+            None => self.refusal.fmt(f),
+        }
+    }
+}
+
+impl Error for SpawnError {}
 
 /// Behind a value: where it comes from, if that is known.
 /// The error and its causes, as one line.
@@ -102,7 +139,14 @@ pub(crate) fn which_names(what: Option<&str>) -> String {
 impl LaunchError {
     /// One thing to do about it.
     #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        if let Self::Spawn { program, source, .. } = self {
+            return source.hint(program);
+        }
+        self.fixed_hint().map(Cow::Borrowed)
+    }
+
+    fn fixed_hint(&self) -> Option<&'static str> {
         match self {
             Self::Store(error) => error.hint(),
             Self::Rendezvous(error) => error.hint(),
@@ -111,14 +155,13 @@ impl LaunchError {
                 Some("name this machine, or leave the option out: one node needs no address")
             }
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
-            Self::Spawn { source, .. } => spawn_hint(source),
             Self::TimeLimit { .. } => Some(
                 "give it more with `--time-limit`; with `--warn-signal USR1@60` the workers can save their work before",
             ),
             Self::Unswept { .. } => {
                 Some("raise the limit of open files (`ulimit -n`); `rankrun gc` ends what is left")
             }
-            Self::Setup { .. } | Self::Command { .. } => None,
+            Self::Setup { .. } | Self::Command { .. } | Self::Spawn { .. } => None,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::only_ours`].
 
 mod bad_input;
+mod bad_programs;
 mod bad_workers;
 mod collectives;
 mod command_line;
@@ -24,6 +25,7 @@ mod explain;
 mod full_disk;
 mod gc;
 mod guide;
+mod hints;
 mod install;
 mod job_control;
 mod leave_out;

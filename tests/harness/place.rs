@@ -58,7 +58,7 @@ impl Scratch {
     /// # Panics
     /// When it cannot be written.
     #[must_use]
-    pub fn file(&self, name: &str, text: &str, mode: u32) -> String {
+    pub fn file(&self, name: &str, text: impl AsRef<[u8]>, mode: u32) -> String {
         let path = self.at(name);
         if mode & 0o111 == 0 {
             fs::write(&path, text).expect("the scratch folder is writable");

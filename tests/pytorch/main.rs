@@ -5,6 +5,7 @@ mod ddp;
 mod early_exit;
 mod frameworks;
 mod mistakes;
+mod hints;
 mod nodes;
 mod programs;
 mod restart;

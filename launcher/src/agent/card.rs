@@ -154,6 +154,7 @@ impl Evidence<'_> {
                 .map(|other| OtherEnd { rank: self.rank(other.end.local_rank), exit: other.end.exit })
                 .collect(),
             peers,
+            cause_hint: None,
         }
     }
 

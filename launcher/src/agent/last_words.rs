@@ -72,6 +72,9 @@ impl LastWords {
     fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) -> ShownTexts {
         let evidence = workers.evidence(failure);
         let (mut card, shown) = evidence.card(failure);
+        if self.persona == Persona::Rankrun {
+            card.cause_hint = workers.cause_hint(&card);
+        }
         let hint = summary::hint(&card);
         if self.persona == Persona::Torchrun {
             // Told once: torchrun's report shows it.

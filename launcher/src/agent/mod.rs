@@ -26,6 +26,7 @@ pub mod reseat;
 pub mod rules;
 pub mod state;
 pub mod stuck;
+mod surroundings;
 mod sweep;
 mod workers;
 
@@ -90,7 +91,7 @@ pub struct Setup {
 pub fn run(setup: Setup, link: &Link, voice: Voice) {
     let parent_file = setup.spec.parent_error_file.clone();
     let status = drive(setup, link, &voice).unwrap_or_else(|error| {
-        voice.error(&error, error.hint());
+        voice.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
             last_words::record(&path, &died_of(&error), &voice);
         }
@@ -290,7 +291,7 @@ impl<'a> Agent<'a> {
         joined: Option<Joined>,
     ) -> Option<Input> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
-            self.voice.error(&failed.error, failed.error.hint());
+            self.voice.error(&failed.error, failed.error.hint().as_deref());
             self.died_of = Some(died_of(&failed.error));
             self.others.iter_mut().for_each(|others| others.cannot_start(&failed.error));
             return Some(Input::StartFailed { generation, failed: failed.at });
@@ -327,7 +328,7 @@ impl<'a> Agent<'a> {
             self.voice.error(&failed, failed.hint());
         }
         if let Some(late) = late {
-            self.voice.error(&late, late.hint());
+            self.voice.error(&late, late.hint().as_deref());
         }
         let reported = self.workers.reported_error_files(&shown, self.voice);
         // Where the guard is dead nobody waits for our words, and nothing of the job may be there a second later.

@@ -77,7 +77,7 @@ impl Agent<'_> {
     pub(super) fn confess_unswept(&mut self) -> bool {
         let Some(source) = self.unswept else { return false };
         let error = LaunchError::Unswept { source };
-        self.voice.error(&error, error.hint());
+        self.voice.error(&error, error.hint().as_deref());
         self.died_of = Some(died_of(&error));
         true
     }

@@ -1,5 +1,6 @@
 //! The worker group of this node: its store, folders and streams, and the start of all its processes.
 
+mod causes;
 pub(super) mod error_files;
 mod kills;
 mod log_disk;
@@ -28,7 +29,7 @@ use crate::agent::left_out::LeftOut;
 use crate::agent::master::Meeting;
 use crate::agent::message::{Input, JobEnd};
 use crate::agent::reseat::Seating;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, SpawnError};
 use crate::facts::short_hostname;
 use crate::logs::route::{Speaker, routes};
 use crate::logs::space::FullLogFolder;
@@ -288,6 +289,7 @@ impl Workers {
 
         let pid = self.children.spawn(worker, &command, stdio, &self.original).map_err(|source| {
             let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
+            let source = SpawnError::new(source, &program);
             LaunchError::Spawn { rank, program, source }
         })?;
         self.pids.insert(local_rank, pid);

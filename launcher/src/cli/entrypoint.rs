@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{CliError, EntrypointProblem, SettingError};
 use super::notice::{IgnoredBecause, Notice};
+use super::other_language::other_language;
 use super::python::{choose_python, find_program};
 use super::settings::Settings;
 use super::shebang::{LONGEST_LINE, starts_launcher};
@@ -115,6 +116,9 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
                 false => Path::new(".").join(here),
             };
             let runs = elf || (executable && first_bytes.starts_with(b"#!"));
+            if let Some(other) = other_language(here, &first_bytes).filter(|_| !runs) {
+                return Err(refused(typed, EntrypointProblem::OtherLanguage(other)));
+            }
             Ok(runs.then(|| match is_of_launcher(&first_bytes, facts) {
                 true => Found::Script(here.to_owned()),
                 false => Found::Program(path()),

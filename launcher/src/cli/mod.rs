@@ -27,6 +27,7 @@ mod logs;
 mod nccl;
 mod nesting;
 mod network;
+mod other_language;
 mod plugins;
 mod python_text;
 mod rendezvous;

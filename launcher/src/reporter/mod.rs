@@ -1,6 +1,7 @@
 //! Everything told to people, and to whoever started us. The terminal has one writer: [`console`].
 #![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
+pub mod causes;
 pub mod console;
 pub mod early;
 pub mod events;

@@ -73,6 +73,8 @@ pub struct FailureCard {
     pub others: Vec<OtherEnd>,
     /// What the others reported, where their error files are removed.
     pub peers: Vec<PeerReport>,
+    /// What its words and its end say of the cause: the hint of [`causes`](crate::reporter::causes).
+    pub cause_hint: Option<String>,
 }
 
 /// Which options already say that a worker's output goes to files.
@@ -233,6 +235,9 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     }
     if let Some(hint) = memory::hint(card).or_else(|| log_space::hint(card)) {
         return Some(hint);
+    }
+    if card.cause_hint.is_some() {
+        return card.cause_hint.clone();
     }
     match card.exit {
         Exit::Signal { number: libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE, .. } => {

@@ -30,6 +30,7 @@ pub(in crate::reporter) fn card() -> FailureCard {
         early: Vec::new(),
         others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         peers: Vec::new(),
+        cause_hint: None,
     }
 }
 

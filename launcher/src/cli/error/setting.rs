@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::LocalRank;
 
+use crate::cli::other_language::OtherLanguage;
 use crate::cli::suggest::answer_to_command;
 
 use super::{
@@ -291,6 +292,8 @@ pub enum EntrypointProblem {
         /// Where it is.
         path: PathBuf,
     },
+    /// A script that neither the kernel nor Python can run.
+    OtherLanguage(OtherLanguage),
 }
 
 impl fmt::Display for EntrypointProblem {
@@ -309,6 +312,7 @@ impl fmt::Display for EntrypointProblem {
             Self::Notebook => f.write_str("is a notebook, which Python cannot run"),
             Self::NotReadable => f.write_str("cannot be read: permission denied"),
             Self::NotExecutable { path } => write!(f, "has no run permission (`{}`)", path.display()),
+            Self::OtherLanguage(other) => other.fmt(f),
         }
     }
 }
@@ -471,6 +475,7 @@ fn entrypoint_hint(name: &str, problem: &EntrypointProblem) -> Option<String> {
         EntrypointProblem::Notebook => {
             Some(format!("make a script of it: `jupyter nbconvert --to script {name}`"))
         }
+        EntrypointProblem::OtherLanguage(other) => Some(other.hint(name)),
         EntrypointProblem::NotReadable => Some("chmod +r, or run as a user who may read it".to_owned()),
     }
 }

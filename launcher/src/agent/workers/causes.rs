@@ -1,0 +1,41 @@
+//! The hint that a failed worker's end and words give.
+
+use rankrun_contract::rank::NodeCount;
+
+use super::Workers;
+use crate::agent::failure::Manner;
+use crate::agent::surroundings::WorkerSurroundings;
+use crate::reporter::causes::{self, Clues, Program};
+use crate::reporter::summary::FailureCard;
+use crate::spec::Entrypoint;
+
+impl Workers {
+    /// The hint of the most certain rule that fits the worker of this card.
+    pub(in crate::agent) fn cause_hint(&self, card: &FailureCard) -> Option<String> {
+        if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {
+            return None;
+        }
+        let entrypoint = &self.spec.entrypoint;
+        let round = self.round.as_ref();
+        let is_loopback = |host: &str| {
+            let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+            host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        };
+        let clues = Clues {
+            exit: card.exit,
+            program: match entrypoint {
+                Entrypoint::Script { python, .. }
+                | Entrypoint::Module { python, .. }
+                | Entrypoint::RunPath { python, .. } => Program::Python { python },
+                Entrypoint::Program { path, .. } => Program::Other { path },
+            },
+            message: card.report.as_ref().map(|report| &*report.message),
+            tail: &card.tail,
+            workers: self.spec.workers.get(),
+            master_port: round.map(|round| round.master.port),
+            several_hosts: round
+                .is_some_and(|round| round.nodes > NodeCount::ONE && !is_loopback(&round.master.addr)),
+        };
+        causes::hint(&clues, &WorkerSurroundings { environment: &self.environment, entrypoint })
+    }
+}

@@ -1,0 +1,64 @@
+//! The process that listens on a port, as far as `/proc` shows it to this user.
+
+use std::fs;
+use std::path::Path;
+
+use nix::unistd::Pid;
+
+use super::proc::{Stat, parse_pid};
+
+/// `TCP_LISTEN` in `/proc/net/tcp`.
+const LISTEN: &str = "0A";
+/// More processes are not looked at.
+const MOST_PROCESSES: usize = 65_536;
+
+/// Its id and name.
+#[must_use]
+pub fn listener(port: u16) -> Option<(Pid, String)> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    let inodes: Vec<String> = tables.iter().flat_map(|table| sockets(table, port)).collect();
+    if inodes.is_empty() {
+        return None;
+    }
+    let entries = fs::read_dir("/proc").ok()?.take(MOST_PROCESSES).filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+    let pid = pids.into_iter().find(|pid| has_socket(*pid, &inodes))?;
+    let name = Stat::of(pid).ok()??.name()?.to_owned();
+    Some((pid, name))
+}
+
+fn has_socket(pid: Pid, inodes: &[String]) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let is_one = |target: &Path| inodes.iter().any(|inode| target == Path::new(&format!("socket:[{inode}]")));
+    targets.into_iter().any(|target| is_one(&target))
+}
+
+/// The inodes of the sockets that listen on that port. Pure.
+fn sockets(table: &str, port: u16) -> Vec<String> {
+    let inode = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (address, state) = (fields.nth(1)?, fields.nth(1)?);
+        let (_, own) = address.rsplit_once(':')?;
+        let listens = state == LISTEN && u16::from_str_radix(own, 16) == Ok(port);
+        fields.nth(5).filter(|_| listens).map(str::to_owned)
+    };
+    table.lines().skip(1).filter_map(inode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_that_listen_on_the_port_are_found() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n\
+             1: 0100007F:733C 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\n\
+             2: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0\n\
+             3: broken\n";
+        assert_eq!(sockets(table, 29500), ["4711"]);
+        assert_eq!(sockets(table, 22), ["4713"]);
+        assert!(sockets(table, 80).is_empty() && sockets("", 80).is_empty());
+    }
+}

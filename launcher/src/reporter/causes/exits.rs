@@ -1,0 +1,168 @@
+//! What exit codes, signals, shells and the loader say. A guess is worded as a guess. Pure.
+
+use super::text::{between, shown};
+use super::{Clues, Program, Surroundings};
+use crate::process::exec_problem::carriage_return_hint;
+use crate::process::{Exit, signal_name};
+
+/// A shell's codes.
+const CANNOT_EXECUTE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+/// The code of a wrong use of a command, as of an option that ends in a carriage return.
+const WRONG_USE: i32 = 2;
+
+/// A library that the loader does not find, or one of another system.
+pub(super) fn missing_library(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+    if let Some(library) = clues.last_line(library_in) {
+        return Some(format!(
+            "the loader does not find `{}`: install it, or add its folder to `LD_LIBRARY_PATH`",
+            shown(library)
+        ));
+    }
+    let version = clues.last_line(|line| between(line, "version `", "' not found"))?;
+    Some(format!(
+        "it was built on a newer system than this one (`{}` is missing here): build it here, or take a build for this \
+         system",
+        shown(version)
+    ))
+}
+
+/// `./a: error while loading shared libraries: libx.so: cannot open …`, `ImportError: libx.so: cannot open …`
+fn library_in(line: &str) -> Option<&str> {
+    let (said, _) = line.split_once(": cannot open shared object file")?;
+    let of_program = said.split_once("error while loading shared libraries: ").map(|(_, library)| library);
+    of_program.or_else(|| said.strip_prefix("ImportError: ")).or_else(|| said.strip_prefix("OSError: "))
+}
+
+/// A script with the line ends of Windows.
+pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    let Program::Other { path } = clues.program else { return None };
+    let is_shells = matches!(clues.exit, Exit::Code(WRONG_USE | CANNOT_EXECUTE | NOT_FOUND));
+    (is_shells && surroundings.has_carriage_return(path)).then(|| {
+        let file = path.display();
+        format!("the first line of `{file}` ends in a carriage return (CRLF): {}", carriage_return_hint(path))
+    })
+}
+
+/// A command that a shell did not find or could not execute.
+pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+    let Exit::Code(code @ (CANNOT_EXECUTE | NOT_FOUND)) = clues.exit else { return None };
+    if clues.says(&["$'\\r': command not found", "\\r': No such file or directory"]) {
+        return Some(
+            "a script has the line ends of Windows (CRLF): `sed -i 's/\\r$//' SCRIPT` removes the carriage returns"
+                .to_owned(),
+        );
+    }
+    if code == NOT_FOUND {
+        let name = clues.last_line(missing_command)?;
+        return Some(format!(
+            "a shell did not find the command `{}`: give its path, or add its folder to `PATH`",
+            shown(name)
+        ));
+    }
+    if let Some(name) = clues.last_line(|line| last_before(line, ": Permission denied")) {
+        let name = shown(name);
+        return Some(format!(
+            "a shell may not run `{name}`: `chmod +x {name}`, or name a file that is a program"
+        ));
+    }
+    let name = clues.last_line(|line| last_before(line, ": cannot execute binary file"))?;
+    Some(format!(
+        "`{}` is not a program of this machine ({}): build or install it for this one",
+        shown(name),
+        std::env::consts::ARCH
+    ))
+}
+
+/// What stands in front of that text, behind the last colon.
+fn last_before<'a>(line: &'a str, text: &str) -> Option<&'a str> {
+    let (said, _) = line.split_once(text)?;
+    said.rsplit(": ").next()
+}
+
+/// The command in `bash: line 1: x: command not found`, `sh: 1: x: not found` or `env: 'x': No such file or directory`.
+fn missing_command(line: &str) -> Option<&str> {
+    if let Some((_, name)) = line.split_once("command not found: ") {
+        return Some(name);
+    }
+    let of_shell = line.strip_suffix(": command not found").or_else(|| line.strip_suffix(": not found"));
+    if let Some(said) = of_shell {
+        return said.rsplit(": ").next();
+    }
+    let said = line.strip_suffix(": No such file or directory")?;
+    let name = said.rsplit(": ").next()?;
+    let is_env = said.starts_with("env:") || said.contains("/env:");
+    Some(name.trim_matches(['\'', '‘', '’', '"'])).filter(|_| is_env || said.contains(": line "))
+}
+
+/// 126, 127 and 128 + n, without a line that says more.
+pub(super) fn shell_code(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+    let Exit::Code(code) = clues.exit else { return None };
+    match code {
+        CANNOT_EXECUTE => Some(
+            "exit code 126 is most often a shell's `permission denied`: `chmod +x` the command that it runs".to_owned(),
+        ),
+        NOT_FOUND => Some(
+            "exit code 127 is most often a shell's `command not found`: look for a misspelt command, or one that is not \
+             in `PATH`"
+                .to_owned(),
+        ),
+        129..=192 => of_shells_signal(code - 128, clues.program),
+        _ => None,
+    }
+}
+
+fn of_shells_signal(number: i32, program: Program<'_>) -> Option<String> {
+    let what = match number {
+        libc::SIGKILL => "was killed, most often for want of memory: see `dmesg`",
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE => {
+            "crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where"
+        }
+        libc::SIGABRT => "aborted: its own last lines say why",
+        libc::SIGTERM | libc::SIGINT | libc::SIGHUP => {
+            "was stopped from outside, as by `kill` or a scheduler"
+        }
+        _ => return None,
+    };
+    let whose = match program {
+        Program::Python { .. } => "the script passed on the end of a command that",
+        Program::Other { .. } => "a command in it",
+    };
+    let (code, name) = (128 + number, signal_name(number));
+    Some(format!("{code} is 128 + {number} ({name}): probably {whose} {what}"))
+}
+
+/// Signals with a cause that is most often the same.
+pub(super) fn signal(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    let Exit::Signal { number, .. } = clues.exit else { return None };
+    let where_it_crashed = || {
+        let core = "a core file (`ulimit -c unlimited` before the start) shows the rest";
+        if clues.says(&["Fatal Python error: "]) {
+            return format!("the lines below `Fatal Python error` say where Python was; {core}");
+        }
+        match surroundings.variable("PYTHONFAULTHANDLER") {
+            Some(_) => core.to_owned(),
+            None => format!("`PYTHONFAULTHANDLER=1` makes Python print where; {core}"),
+        }
+    };
+    match number {
+        libc::SIGSEGV => Some(format!("it crashed in native code: {}", where_it_crashed())),
+        libc::SIGILL => Some(format!(
+            "it was probably built for a newer processor than this one (`lscpu` lists what this one can): {}",
+            where_it_crashed()
+        )),
+        libc::SIGFPE => Some(format!("native code divided an integer by zero: {}", where_it_crashed())),
+        libc::SIGSYS => Some(
+            "it made a system call that is not permitted here (seccomp): run it with another profile, or outside of the \
+             container"
+                .to_owned(),
+        ),
+        libc::SIGXCPU => Some(
+            "the limit on CPU time is over: raise it with `ulimit -t` in the shell that starts the launcher".to_owned(),
+        ),
+        libc::SIGPIPE => {
+            Some("it wrote to a pipe or socket whose reader had ended: look for what ended first".to_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,135 @@
+//! What the end, the report and the last lines of a failed worker say of the cause: one hint, the most certain first. Pure.
+//!
+//! [`RULES`] is the table. A row reads [`Clues`], asks [`Surroundings`] for what it wants beside, and gives the sentence.
+
+mod exits;
+mod network;
+mod python;
+mod text;
+mod torch;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use crate::process::Exit;
+use crate::reporter::plain::plain;
+
+/// What is known of the worker that failed first.
+#[derive(Debug, Clone)]
+pub struct Clues<'a> {
+    /// How it ended.
+    pub exit: Exit,
+    /// What it ran.
+    pub program: Program<'a>,
+    /// The message of its error file.
+    pub message: Option<&'a str>,
+    /// Its last lines.
+    pub tail: &'a [String],
+    /// Workers on this node.
+    pub workers: u32,
+    /// The port of the workers' store.
+    pub master_port: Option<u16>,
+    /// Whether the job's nodes are more than one host.
+    pub several_hosts: bool,
+}
+
+/// What a worker runs.
+#[derive(Debug, Clone, Copy)]
+pub enum Program<'a> {
+    /// A script or module.
+    Python {
+        /// The interpreter.
+        python: &'a Path,
+    },
+    /// Any program.
+    Other {
+        /// The file.
+        path: &'a Path,
+    },
+}
+
+/// What the machine tells of the worker's surroundings.
+pub trait Surroundings {
+    /// A variable of the launcher's environment that is not empty.
+    fn variable(&self, name: &str) -> Option<String>;
+    /// The other Python interpreters of this user, and whether they have the module.
+    fn other_pythons(&self, module: &str) -> Vec<OtherPython>;
+    /// The file or folder by which the working folder has that module.
+    fn module_here(&self, module: &str) -> Option<String>;
+    /// The process that listens on a port.
+    fn listener(&self, port: u16) -> Option<Listener>;
+    /// The size of `/dev/shm` in bytes.
+    fn shared_memory(&self) -> Option<u64>;
+    /// Whether the first line of a script ends in CRLF.
+    fn has_carriage_return(&self, script: &Path) -> bool;
+}
+
+/// A Python interpreter that the worker did not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherPython {
+    /// The interpreter.
+    pub path: PathBuf,
+    /// Whether the module stands among its packages.
+    pub has_module: bool,
+}
+
+/// A process that listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    /// Its id.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
+}
+
+/// One row of the table.
+struct Rule {
+    /// What it is about, for the tests.
+    name: &'static str,
+    /// The hint, where the clues fit.
+    hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>,
+    /// Whether a hint of the worker's own is better.
+    is_of_text: bool,
+}
+
+const fn of_text(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>) -> Rule {
+    Rule { name, hint, is_of_text: true }
+}
+
+const fn of_exit(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>) -> Rule {
+    Rule { name, hint, is_of_text: false }
+}
+
+/// The most certain first.
+const RULES: &[Rule] = &[
+    of_text("abort at exit", torch::abort_at_exit),
+    of_text("no NCCL or no GPU", torch::without_gpu),
+    of_text("gloo on the loopback", network::gloo_on_loopback),
+    of_text("shared memory", torch::shared_memory),
+    of_text("address in use", network::address_in_use),
+    of_text("module of another name", python::shadowed_module),
+    of_text("module missing", python::missing_module),
+    of_text("library missing", exits::missing_library),
+    of_exit("carriage returns", exits::carriage_returns),
+    of_text("command that cannot run", exits::command),
+    of_exit("exit code of a shell", exits::shell_code),
+    of_exit("signal", exits::signal),
+];
+
+/// The hint of the first row that fits.
+#[must_use]
+pub fn hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    named_hint(clues, surroundings).map(|(_, hint)| hint)
+}
+
+fn named_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<(&'static str, String)> {
+    // SIGKILL comes from outside: what the worker wrote before is another matter.
+    if matches!(clues.exit, Exit::Signal { number: libc::SIGKILL, .. }) {
+        return None;
+    }
+    let has_own_hint = clues.tail.iter().any(|line| line.starts_with("hint: "));
+    let rules = RULES.iter().filter(|rule| !(rule.is_of_text && has_own_hint));
+    rules.into_iter().find_map(|rule| (rule.hint)(clues, surroundings).map(|hint| (rule.name, plain(&hint))))
+}

@@ -1,0 +1,96 @@
+//! What PyTorch says of an abort, of missing GPUs and of shared memory. Pure.
+
+use super::text::shown;
+use super::{Clues, Program, Surroundings};
+use crate::process::Exit;
+
+/// The exit code that a shell makes of an abort.
+const ABORT_CODE: i32 = 128 + libc::SIGABRT;
+
+/// A thread of gloo that wants Python while Python ends calls `std::terminate`.
+pub(super) fn abort_at_exit(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+    let aborted = match clues.exit {
+        Exit::Signal { number, .. } => number == libc::SIGABRT,
+        Exit::Code(code) => code == ABORT_CODE,
+    };
+    if !aborted || !clues.says(&["terminate called without an active exception"]) {
+        return None;
+    }
+    let destroy = "`torch.distributed.destroy_process_group()`";
+    Some(match (clues.python_error(), clues.program) {
+        (Some(error), _) => format!(
+            "`{}` came first; a thread of PyTorch then aborted the end of Python: call {destroy} in a `finally`",
+            shown(error)
+        ),
+        (None, Program::Python { .. }) => format!(
+            "a thread of PyTorch was still at work when the script had ended: call {destroy} at the end of the script"
+        ),
+        (None, Program::Other { .. }) => format!(
+            "where it runs PyTorch, call {destroy} at the end of the script; in a C++ program a `std::thread` was not \
+             joined"
+        ),
+    })
+}
+
+/// NCCL, or another part of PyTorch, that finds no GPU.
+pub(super) fn without_gpu(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    let error = clues.python_error()?;
+    let says = |texts: &[&str]| texts.iter().any(|text| error.contains(text));
+    if says(&["doesn't have NCCL built in"]) {
+        return Some(
+            "this PyTorch was built without NCCL: take the backend `gloo`, or install PyTorch with CUDA"
+                .to_owned(),
+        );
+    }
+    let nccl = says(&["only supported with GPUs, no GPUs found", "nccl2 requires at least one CUDA device"]);
+    if nccl || says(&["No CUDA GPUs are available", "Found no NVIDIA driver on your system"]) {
+        if let Some(value) = hides_gpus(surroundings) {
+            return Some(format!(
+                "`CUDA_VISIBLE_DEVICES` is `{}`, which hides every GPU: unset it",
+                shown(&value)
+            ));
+        }
+        return Some(if nccl {
+            "NCCL needs a GPU for each worker: without GPUs take the backend `gloo`; `rankrun devices` shows what this \
+             machine has"
+                .to_owned()
+        } else {
+            "PyTorch finds no GPU here: `rankrun devices` shows what this machine has; on the CPUs leave out `.cuda()` \
+             and `cuda:`"
+                .to_owned()
+        });
+    }
+    if says(&["Torch not compiled with CUDA enabled"]) {
+        return Some(
+            "this PyTorch was built for CPUs alone: install PyTorch with CUDA, or leave out `.cuda()`"
+                .to_owned(),
+        );
+    }
+    says(&["invalid device ordinal"]).then(|| {
+        "the script took the number of a GPU that its worker does not see: `LOCAL_RANK` counts them; \
+         `--nproc-per-node gpu` starts no more workers than GPUs"
+            .to_owned()
+    })
+}
+
+fn hides_gpus(surroundings: &dyn Surroundings) -> Option<String> {
+    let value = surroundings.variable("CUDA_VISIBLE_DEVICES")?;
+    let is_none = value.trim().is_empty() || value.starts_with('-') || value == "NoDevFiles";
+    is_none.then_some(value)
+}
+
+/// `/dev/shm` is full: a bus error, or what a data loader makes of it.
+pub(super) fn shared_memory(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    let size = || match surroundings.shared_memory() {
+        Some(bytes) => format!("`/dev/shm` has {} MiB", bytes >> 20),
+        None => "see `df -h /dev/shm`".to_owned(),
+    };
+    let way_out = "a container gets more with `--shm-size`; a `DataLoader` needs none with `num_workers=0`";
+    let of_loader = ["out of shared memory", "is killed by signal: Bus error"];
+    let is_full = |line: &str| line.contains("/torch_") && line.contains("No space left on device");
+    if clues.says(&of_loader) || clues.lines().any(is_full) {
+        return Some(format!("the shared memory was full ({}): {way_out}", size()));
+    }
+    matches!(clues.exit, Exit::Signal { number: libc::SIGBUS, .. })
+        .then(|| format!("a bus error is most often full shared memory ({}): {way_out}", size()))
+}
