@@ -44,6 +44,7 @@ mod output;
 mod pid_one;
 mod ports_and_names;
 mod rank_table;
+mod progress;
 mod reports;
 mod restart_policy;
 mod restarts;

@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use crate::outcome::Outcome;
 use crate::place::Scratch;
 use crate::processes::{self, Process};
+use crate::screen::Size;
 use crate::transcript::{Transcript, lines_of};
 
 /// How long whatever the job left may take to vanish once the launcher has ended.
@@ -129,6 +130,32 @@ impl Job {
             found.then_some(())
         });
         assert!(found.is_some(), "never saw `{text}`\n{self}");
+    }
+
+    /// Waits until a person at a terminal of this size sees what `look` looks for.
+    ///
+    /// # Panics
+    /// As [`Job::lines`].
+    #[track_caller]
+    pub fn sees(&self, size: Size, look: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let found = self.transcript.find(self.ends, |all| {
+            let rows = size.rows_after(&all.out);
+            look(&rows).then_some(rows)
+        });
+        found.unwrap_or_else(|| {
+            let rows = size.rows_after(&self.transcript.now().out).join("\n");
+            panic!("this is not what was to be seen:\n{rows}\n{self}")
+        })
+    }
+
+    /// Gives the launcher's terminal another size.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn resize(&self, size: Size) {
+        let input = self.input.as_ref().expect("the launch has a terminal");
+        let size = crate::screen::window_size(size);
+        rustix::termios::tcsetwinsize(&input.0, size).expect("the terminal takes a size");
     }
 
     /// Sends a signal to the process that the test started.

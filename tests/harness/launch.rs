@@ -25,6 +25,7 @@ use crate::job::{Input, Job, Start};
 use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
+use crate::screen::Size;
 use crate::settings::oracle;
 use crate::transcript::{Stream, Transcript};
 
@@ -63,7 +64,7 @@ impl Name {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Console {
     Pipes,
-    Terminal,
+    Terminal(Option<Size>),
 }
 
 #[derive(Debug)]
@@ -240,7 +241,14 @@ impl Launch {
     /// All three streams are a terminal, and the launcher is in its foreground.
     #[must_use]
     pub const fn terminal(mut self) -> Self {
-        self.console = Console::Terminal;
+        self.console = Console::Terminal(None);
+        self
+    }
+
+    /// As [`Self::terminal`], with a size.
+    #[must_use]
+    pub const fn terminal_of(mut self, size: Size) -> Self {
+        self.console = Console::Terminal(Some(size));
         self
     }
 
@@ -284,7 +292,7 @@ impl Launch {
         let transcript = Arc::new(Transcript::default());
         let (child, input) = match self.console {
             Console::Pipes => self.on_pipes(command, &transcript),
-            Console::Terminal => on_terminal(command, &transcript),
+            Console::Terminal(size) => on_terminal(command, size, &transcript),
         };
         let mark = format!("{}={}", mark.0, mark.1);
         let (limit, is_reference, scratch) = (self.limit, self.name.is_reference(), self.scratch);
@@ -293,7 +301,7 @@ impl Launch {
 
     fn command(&self) -> Command {
         let mut line = Vec::new();
-        if self.console == Console::Terminal {
+        if matches!(self.console, Console::Terminal(_)) {
             // A session leader opens its controlling terminal; the pid stays, as a child is no group leader.
             line.extend(["setsid".into(), "--ctty".into()]);
         }
@@ -339,8 +347,15 @@ impl Launch {
     }
 }
 
-fn on_terminal(mut command: Command, transcript: &Arc<Transcript>) -> (Child, Option<Input>) {
+fn on_terminal(
+    mut command: Command,
+    size: Option<Size>,
+    transcript: &Arc<Transcript>,
+) -> (Child, Option<Input>) {
     let pty = openpty(None, None).expect("the machine has a free terminal");
+    if let Some(size) = size.map(crate::screen::window_size) {
+        rustix::termios::tcsetwinsize(&pty.master, size).expect("the terminal takes a size");
+    }
     let slave = || File::from(pty.slave.try_clone().expect("the terminal can be shared"));
     command.stdin(slave()).stdout(slave()).stderr(slave());
     let child = spawn(&mut command);

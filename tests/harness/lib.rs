@@ -20,6 +20,7 @@ pub mod payload;
 mod place;
 mod processes;
 mod random;
+mod screen;
 mod session;
 mod settings;
 mod store;
@@ -39,6 +40,7 @@ pub use place::{
 };
 pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
+pub use screen::Size;
 pub use session::{Session, check_sessions, read_sessions, session_launch};
 pub use settings::{namespaces, only_ours, oracle, soak, tell};
 pub use store::Store;

@@ -37,6 +37,14 @@ pub fn blob(rank: u32, bytes: usize) -> Vec<u8> {
     byte.take(bytes).collect()
 }
 
+/// [`blob`] without the bytes that go back in a line.
+#[must_use]
+pub fn forward_blob(rank: u32, bytes: usize) -> Vec<u8> {
+    let mut blob = blob(rank, bytes);
+    blob.retain(|byte| !matches!(byte, b'\r' | 0x08 | 0x1b));
+    blob
+}
+
 /// Base64 with padding.
 #[must_use]
 pub fn base64(bytes: &[u8]) -> String {

@@ -277,7 +277,8 @@ impl Workers {
         }
 
         let (persona, role) = (self.spec.persona, &*self.spec.role);
-        let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
+        let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
+        let speaker = Speaker { persona, role, rank, local_rank, local_world, hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let streams = self.logs.open(worker, &routes)?;

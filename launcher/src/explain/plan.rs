@@ -39,7 +39,8 @@ impl Plan<'_> {
             .map_err(|source| LaunchError::Command { rank, source })?;
         let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
         let (persona, role) = (self.spec.persona, &*self.spec.role);
-        let speaker = Speaker { persona, role, rank, local_rank, hostname: short_hostname };
+        let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
+        let speaker = Speaker { persona, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let by_hand = self.spec.left_out == Some(local_rank);

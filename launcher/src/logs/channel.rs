@@ -12,6 +12,8 @@ use rustix::termios::{LocalModes, OptionalActions, OutputModes, Winsize};
 pub(super) const CAPACITY: i32 = 256 * 1024;
 /// What a pseudo-terminal surely holds.
 const TERMINAL_CAPACITY: usize = 4096;
+/// A worker's terminal is not made narrower than this.
+const LEAST_COLUMNS: u16 = 40;
 
 /// Our end of a channel.
 #[derive(Debug)]
@@ -76,6 +78,17 @@ pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<(Channel, OwnedFd
     }
     rustix::io::ioctl_fionbio(&reader, true)?;
     Ok((Channel { reader, kind: ChannelKind::Terminal, brim: TERMINAL_CAPACITY / 2 }, writer))
+}
+
+/// The size that is left beside the label of rewritten lines, so that a progress bar fits; one column more stays free,
+/// since a terminal goes to the next row in different ways.
+pub(super) fn beside_label(mut size: Winsize, label: Option<&str>) -> Winsize {
+    let taken = label.map_or(0, |label| label.chars().count() + 1);
+    let left = u16::try_from(usize::from(size.ws_col).saturating_sub(taken)).unwrap_or_default();
+    if left >= LEAST_COLUMNS {
+        size.ws_col = left;
+    }
+    size
 }
 
 impl Channel {

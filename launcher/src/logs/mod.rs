@@ -17,7 +17,7 @@ use crate::placement::WorkerId;
 use crate::regular_file;
 use crate::reporter::console::{Console, Output, Stream};
 use crate::spec::{Duplicates, Persona};
-use channel::{Channel, PipeSize};
+use channel::{Channel, PipeSize, beside_label};
 use filter::{Filter, Picker};
 pub use latch::Drained;
 use latch::{Promise, latch};
@@ -232,8 +232,9 @@ impl Logs {
             Route::Inherit | Route::Capture { .. } => None,
         };
         let captured = Arc::new(Mutex::new(Tail::default()));
-        let stdout = self.open_stream(worker, (Stream::Stdout, &routes.stdout), &captured)?;
-        let stderr = self.open_stream(worker, (Stream::Stderr, &routes.stderr), &captured)?;
+        let label = routes.label.as_deref();
+        let stdout = self.open_stream(worker, (Stream::Stdout, &routes.stdout, label), &captured)?;
+        let stderr = self.open_stream(worker, (Stream::Stderr, &routes.stderr, label), &captured)?;
         let is_captured = stdout.source.is_some() || stderr.source.is_some();
         for source in [stdout.source, stderr.source].into_iter().flatten() {
             self.pump_of(source.stream)?.send(Command::Open(source));
@@ -341,7 +342,7 @@ impl Logs {
     fn open_stream(
         &mut self,
         worker: WorkerId,
-        (stream, route): (Stream, &Route),
+        (stream, route, label): (Stream, &Route, Option<&str>),
         tail: &Arc<Mutex<Tail>>,
     ) -> Result<Opened, LogError> {
         match route {
@@ -353,7 +354,9 @@ impl Logs {
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));
-                let (channel, writer) = self.channel(&output, PipeSize::of(worker.local_rank))?;
+                // Without a prefix what goes into a file or a pipe keeps every byte.
+                let label = prefix.as_deref().or(label.filter(|_| output.is_terminal()));
+                let (channel, writer) = self.channel(&output, label, PipeSize::of(worker.local_rank))?;
                 let filter = match stream {
                     Stream::Stdout => &self.filters.stdout,
                     Stream::Stderr => &self.filters.stderr,
@@ -367,6 +370,7 @@ impl Logs {
                     generation: worker.generation,
                     stream,
                     prefix: prefix.clone().unwrap_or_default(),
+                    label: label.map(str::to_owned),
                     file,
                     picker,
                     tail: Arc::clone(tail),
@@ -377,9 +381,14 @@ impl Logs {
     }
 
     /// A pseudo-terminal in place of a terminal, else a pipe.
-    fn channel(&mut self, output: &Output, size: PipeSize) -> Result<(Channel, OwnedFd), LogError> {
+    fn channel(
+        &mut self,
+        output: &Output,
+        label: Option<&str>,
+        size: PipeSize,
+    ) -> Result<(Channel, OwnedFd), LogError> {
         if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
-            match channel::pseudo_terminal(output.size()) {
+            match channel::pseudo_terminal(output.size().map(|size| beside_label(size, label))) {
                 Ok(channel) => return Ok(channel),
                 Err(errno) => {
                     self.pseudo_terminals = PseudoTerminals::No;

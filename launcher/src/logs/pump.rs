@@ -18,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
 
-use super::channel::CAPACITY;
+use super::channel::{CAPACITY, beside_label};
 use super::latch::Promise;
 use super::source::{Read, Source};
 use crate::reporter::console::{Output, WriteError};
@@ -174,6 +174,7 @@ impl Pump {
             for text in self.ends.output.take_messages() {
                 self.screen.message(&text, &mut self.out);
             }
+            self.screen.draw_due(Instant::now(), &mut self.out);
             self.flush();
             if let Some(finished) = finished {
                 break finished;
@@ -257,7 +258,8 @@ impl Pump {
             tracing::error!(%error, "cannot watch the output of a worker");
             return;
         }
-        let speaker = self.screen.add(&source.prefix, source.channel.brim, Instant::now());
+        let names = (&*source.prefix, source.label.as_deref());
+        let speaker = self.screen.add(names, source.channel.brim, Instant::now());
         self.sources.insert(token, (speaker, source));
     }
 
@@ -349,7 +351,7 @@ impl Pump {
         self.screen.resize(self.ends.output.screen_kind());
         let Some(size) = self.ends.output.size() else { return };
         for (_, source) in self.sources.values() {
-            source.channel.resize(size);
+            source.channel.resize(beside_label(size, source.label.as_deref()));
         }
     }
 }

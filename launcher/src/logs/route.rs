@@ -12,7 +12,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rankrun_contract::rank::{LocalRank, Rank};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, Rank};
 
 use crate::spec::{LogDir, LogSpec, Persona, StreamMap, Streams};
 use crate::template::substitute;
@@ -46,6 +46,8 @@ pub struct Routes {
     pub stdout: Route,
     /// Standard error.
     pub stderr: Route,
+    /// What rewritten lines, such as progress bars, begin with on a terminal: several workers share it.
+    pub label: Option<String>,
 }
 
 /// Who a worker is, as far as its output is concerned.
@@ -59,6 +61,8 @@ pub struct Speaker<'a> {
     pub rank: Rank,
     /// The worker on this node.
     pub local_rank: LocalRank,
+    /// How many workers this node has.
+    pub local_world: LocalWorldSize,
     /// The short name of this machine; asked for only where a prefix has it.
     pub hostname: fn() -> String,
 }
@@ -81,6 +85,7 @@ pub fn routes(spec: &LogSpec, speaker: Speaker<'_>, folder: Option<&Path>) -> Ro
     Routes {
         stdout: worker.route("stdout.log", Wish::of(redirects.stdout, tee.stdout)),
         stderr: worker.route("stderr.log", Wish::of(redirects.stderr, tee.stderr)),
+        label: (speaker.local_world.get() > 1).then(|| worker.prefix()),
     }
 }
 

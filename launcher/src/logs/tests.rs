@@ -74,7 +74,7 @@ fn worker(local_rank: u32) -> WorkerId {
 
 fn bare() -> Routes {
     let route = Route::Capture { file: None, prefix: None };
-    Routes { stdout: route.clone(), stderr: route }
+    Routes { stdout: route.clone(), stderr: route, label: None }
 }
 
 fn tee(stdout: impl Into<PathBuf>) -> Routes {
@@ -168,7 +168,7 @@ fn files_are_byte_exact() {
     drop(rig.finish());
     let copy = std::fs::read(&scratch.0).unwrap();
     assert!(copy[..bytes.len()] == bytes && copy.ends_with(b"\xff\r10%\r20%"));
-    assert!(screen.join().unwrap().ends_with(b"\xff\r10%\r20%"));
+    assert!(screen.join().unwrap().ends_with(b"[w0]:20%\n"), "the console has the last picture");
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn the_last_lines_of_redirected_streams_come_from_their_files() {
 #[test]
 fn inherited_streams_need_no_thread_and_messages_are_written_at_once() {
     let mut rig = Rig::pipe();
-    let routes = Routes { stdout: Route::Inherit, stderr: Route::Inherit };
+    let routes = Routes { stdout: Route::Inherit, stderr: Route::Inherit, label: None };
     let stdio = rig.logs.open(worker(0), &routes).unwrap();
     rig.logs.pump().unwrap();
     assert!(matches!((stdio.stdout, stdio.stderr), (ChildEnd::Inherit, ChildEnd::Inherit)));

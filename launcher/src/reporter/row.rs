@@ -71,7 +71,7 @@ impl Row {
 }
 
 /// How many columns a text takes at most; `None` when it moves the cursor in ways that we do not follow.
-fn width(text: &[u8]) -> Option<usize> {
+pub(super) fn width(text: &[u8]) -> Option<usize> {
     let mut width = 0;
     let text = String::from_utf8_lossy(text);
     let mut rest = text.chars();
@@ -83,12 +83,18 @@ fn width(text: &[u8]) -> Option<usize> {
             }
             '\t' => 8,
             char if char.is_control() => return None,
-            // A guess to the safe side: what may be two columns wide counts as two.
-            '\0'..'\u{1100}' | '\u{2010}'..'\u{2300}' | '\u{2400}'..'\u{25fd}' | '\u{2800}'..'\u{2b00}' => 1,
-            _ => 2,
+            char => char_width(char),
         };
     }
     Some(width)
+}
+
+/// How many columns a printable character takes at most. A guess to the safe side: one that may take two counts as two.
+pub(super) const fn char_width(char: char) -> usize {
+    match char {
+        '\0'..'\u{1100}' | '\u{2010}'..'\u{2300}' | '\u{2400}'..'\u{25fd}' | '\u{2800}'..'\u{2b00}' => 1,
+        _ => 2,
+    }
 }
 
 /// Skips a control sequence that only sets colours or erases to the end of the row.

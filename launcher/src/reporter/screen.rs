@@ -12,6 +12,8 @@
 //!    on in a new line. So is a line that has stood for a while and is no progress (it has no carriage return): it
 //!    may be a prompt, whose answer the terminal itself echoes, so that we cannot know what stands behind it.
 //! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::floor`] is respected.
+//! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures ([`block`]): on a terminal
+//!    in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to rule 2.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,8 +21,15 @@ use std::time::{Duration, Instant};
 use memchr::memrchr;
 
 use super::row::Row;
+use block::Block;
 use speaker::{End, Speaker};
 
+mod block;
+#[cfg(test)]
+mod block_tests;
+mod cells;
+mod decoder;
+mod progress;
 mod speaker;
 #[cfg(test)]
 mod tests;
@@ -89,6 +98,8 @@ pub struct Screen {
     open: Vec<SpeakerId>,
     /// The last row is the unfinished line of a speaker that ended.
     dangling: bool,
+    /// The rewritten lines on a terminal. It is not there at the same time as an open line.
+    block: Block,
     /// The latest time that we were told.
     now: Option<Instant>,
 }
@@ -97,21 +108,39 @@ impl Screen {
     /// An empty screen, the cursor at the start of a line.
     #[must_use]
     pub const fn new(kind: ScreenKind) -> Self {
-        Self { kind, speakers: BTreeMap::new(), next_id: 0, open: Vec::new(), dangling: false, now: None }
+        let block = Block::nothing();
+        Self {
+            kind,
+            speakers: BTreeMap::new(),
+            next_id: 0,
+            open: Vec::new(),
+            dangling: false,
+            block,
+            now: None,
+        }
     }
 
-    /// A new stream, whose lines begin with `prefix`. When `brim` bytes or more come at once, the last ones may be the
-    /// middle of a write.
-    pub fn add(&mut self, prefix: &str, brim: usize, now: Instant) -> SpeakerId {
+    /// A new stream, whose lines begin with `prefix`, and rewritten ones with `label` if there is one. When `brim` bytes
+    /// or more come at once, the last ones may be the middle of a write.
+    pub fn add(&mut self, (prefix, label): (&str, Option<&str>), brim: usize, now: Instant) -> SpeakerId {
         let id = SpeakerId(self.next_id);
         self.next_id += 1;
-        self.speakers.insert(id, Speaker::new(prefix, brim, now));
+        self.speakers.insert(id, Speaker::new(prefix, label, brim, now));
         id
     }
 
     /// The speaker wrote `bytes`.
     pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         self.now = Some(now);
+        if self.speakers.get(&id).is_some_and(|speaker| speaker.label.is_some()) {
+            self.follow(id, bytes, out);
+        } else {
+            self.pass_on(id, bytes, out);
+        }
+    }
+
+    /// Lines as they are, and the beginning of one.
+    fn pass_on(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
         let Some(end) = self.speakers.get(&id).map(|speaker| speaker.end_of(bytes)) else { return };
         let (lines, rest) = bytes.split_at(memrchr(b'\n', bytes).map_or(0, |last| last + 1));
         if !lines.is_empty() {
@@ -136,6 +165,7 @@ impl Screen {
             return;
         }
         self.step_aside(out);
+        self.block.is_stale = true;
         out.extend_from_slice(text);
         if !text.ends_with(b"\n") {
             out.push(b'\n');
@@ -148,6 +178,7 @@ impl Screen {
         if self.speakers.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
             self.show(id, out);
         }
+        self.end_area(id, out);
         if self.open == [id] {
             self.open.clear();
             self.dangling = true;
@@ -168,12 +199,14 @@ impl Screen {
         while let Some(id) = self.next_due(now, busy) {
             self.show(id, out);
         }
+        self.settle_areas(now, out);
     }
 
-    /// When [`Self::show_due`] has something to do.
+    /// When [`Self::show_due`] or [`Self::draw_due`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.waiting().map(|(_, speaker)| speaker.held.since + self.patience(speaker, false)).min()
+        let lines = self.waiting().map(|(_, speaker)| speaker.held.since + self.patience(speaker, false));
+        lines.chain(self.block_deadline()).min()
     }
 
     fn next_due(&self, now: Instant, busy: bool) -> Option<SpeakerId> {
@@ -186,7 +219,8 @@ impl Screen {
 
     /// How long an unfinished line waits.
     fn patience(&self, speaker: &Speaker, busy: bool) -> Duration {
-        if may_be_taken_back(self.kind, &speaker.held.bytes) || self.speakers.len() == 1 {
+        let is_alone = self.speakers.len() == 1;
+        if is_alone || speaker.holds_whole_rows() || may_be_taken_back(self.kind, &speaker.held.bytes) {
             PATIENCE
         } else if busy || speaker.held.end == End::Cut {
             PATIENCE_WHEN_BUSY
@@ -200,6 +234,7 @@ impl Screen {
     /// The terminal has another size now.
     pub fn resize(&mut self, kind: ScreenKind) {
         self.kind = kind;
+        self.block.is_stale = true;
     }
 
     /// Speakers whose unfinished line is not shown and may be.
@@ -214,6 +249,7 @@ impl Screen {
     /// another for each of its steps.
     fn must_wait(&self, speaker: &Speaker) -> bool {
         match self.kind {
+            _ if speaker.holds_whole_rows() => false,
             ScreenKind::Plain => !self.open.is_empty() && speaker.held.is_progress(),
             ScreenKind::Terminal { .. } => self.open.len() >= self.kind.capacity(),
         }
@@ -221,18 +257,18 @@ impl Screen {
 
     /// Lines of `id` that are finished now: the held one and those in `lines`.
     fn finish_lines(&mut self, id: SpeakerId, lines: &[u8], out: &mut Vec<u8>) {
-        let alone = !self.dangling && (self.open.is_empty() || self.open == [id]);
+        let alone = !self.dangling && (self.open.is_empty() || self.open == [id]) && self.block.is_erased();
+        self.block.is_stale = true;
         if alone {
             self.open.clear();
         } else {
             self.step_aside(out);
             self.close(id, out);
         }
-        let kind = self.kind;
         if let Some(speaker) = self.speakers.get_mut(&id) {
             speaker.row = Row::default();
-            speaker.emit_held(kind, out);
-            speaker.emit(lines, kind, out);
+            speaker.emit_held(out);
+            speaker.emit(lines, out);
         }
         if !alone {
             self.redraw(out);
@@ -241,7 +277,6 @@ impl Screen {
 
     /// More of an unfinished line.
     fn go_on(&mut self, id: SpeakerId, (bytes, end): (&[u8], End), out: &mut Vec<u8>) {
-        let kind = self.kind;
         let alone = self.open == [id];
         let shown = self.open.contains(&id);
         if shown && !alone {
@@ -251,7 +286,7 @@ impl Screen {
         let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
         if alone {
             let start = out.len();
-            speaker.emit(bytes, kind, out);
+            speaker.emit(bytes, out);
             speaker.row.push(&out[start..]);
         } else if shown {
             self.go_on_among_others(id, bytes, out);
@@ -275,7 +310,7 @@ impl Screen {
         let kind = self.kind;
         let Some(speaker) = self.speakers.get_mut(&id) else { return };
         let (mut text, mut before) = (Vec::new(), Vec::new());
-        speaker.emit(bytes, kind, &mut text);
+        speaker.emit(bytes, &mut text);
         speaker.row.draw(&mut before);
         speaker.row.push(&text);
         if !kind.redraws(&speaker.row) {
@@ -290,11 +325,14 @@ impl Screen {
 
     /// Shows the unfinished line of a speaker that has none on the screen.
     fn show(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+        if self.show_whole_rows(id, out) {
+            return;
+        }
         self.step_aside(out);
         let kind = self.kind;
         let Some(speaker) = self.speakers.get_mut(&id) else { return };
         let mut text = Vec::new();
-        speaker.emit_held(kind, &mut text);
+        speaker.emit_held(&mut text);
         speaker.row.push(&text);
         if self.open.is_empty() {
             out.extend_from_slice(&text);
@@ -317,6 +355,7 @@ impl Screen {
         if std::mem::take(&mut self.dangling) {
             out.push(b'\n');
         }
+        self.block.erase(self.kind, out);
         if self.open.is_empty() {
             return;
         }

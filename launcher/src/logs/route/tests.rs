@@ -21,7 +21,14 @@ fn spec(redirects: Streams, tee: Streams) -> LogSpec {
 fn of(spec: &LogSpec, persona: Persona, folder: Option<&str>) -> Routes {
     let (rank, local_rank) = (Rank(9), LocalRank(1));
     let hostname = || panic!("no prefix asked for it");
-    let speaker = Speaker { persona, role: "trn", rank, local_rank, hostname };
+    let speaker = Speaker {
+        persona,
+        role: "trn",
+        rank,
+        local_rank,
+        local_world: LocalWorldSize::new(1).unwrap(),
+        hostname,
+    };
     routes(spec, speaker, folder.map(Path::new))
 }
 
@@ -117,7 +124,14 @@ fn where_no_tree_could_be_made_even_a_silenced_rank_loses_nothing() {
 fn a_prefix_is_filled_in() {
     let (persona, rank, local_rank) = (Persona::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
-    let speaker = Speaker { persona, role: "trn", rank, local_rank, hostname };
+    let speaker = Speaker {
+        persona,
+        role: "trn",
+        rank,
+        local_rank,
+        local_world: LocalWorldSize::new(1).unwrap(),
+        hostname,
+    };
     for (template, expected) in [
         ("${hostname}:${rank}/$local_rank ", "node7:9/1 "),
         ("$role_name $$ ${world_size}:", "trn $ ${world_size}:"),
@@ -127,4 +141,21 @@ fn a_prefix_is_filled_in() {
         let routes = routes(&spec, speaker, Some(Path::new("/l/1")));
         assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some(expected)));
     }
+}
+
+#[test]
+fn label_is_the_prefix_where_several_workers_share_the_console() {
+    let speaker = |workers| Speaker {
+        persona: Persona::Rankrun,
+        role: "trn",
+        rank: Rank(9),
+        local_rank: LocalRank(1),
+        local_world: LocalWorldSize::new(workers).unwrap(),
+        hostname: || "here".to_owned(),
+    };
+    let label = |workers, spec: &LogSpec| routes(spec, speaker(workers), None).label;
+    assert_eq!(label(1, &spec(NONE, NONE)), None);
+    assert_eq!(label(2, &spec(NONE, NONE)).as_deref(), Some("[trn1]:"));
+    let template = LogSpec { prefix: Some("${rank} ".into()), ..spec(NONE, NONE) };
+    assert_eq!(label(2, &template).as_deref(), Some("9 "));
 }

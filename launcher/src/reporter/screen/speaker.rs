@@ -2,15 +2,19 @@
 
 use std::time::Instant;
 
-use memchr::{memchr, memchr2};
+use memchr::{memchr, memrchr};
 
-use super::{Row, ScreenKind};
+use super::Row;
+use super::decoder::first_rewrite;
+use super::progress::ProgressArea;
+
+/// An escape sequence that comes in two reads is found up to this length.
+const SEAM: usize = 16;
 
 /// Where in its line the speaker is, as far as the prefix is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
     Start,
-    Returned,
     Within,
 }
 
@@ -23,6 +27,14 @@ pub(super) struct Speaker {
     pub(super) held: Held,
     /// What is on the screen of it.
     pub(super) row: Row,
+    /// What rewritten lines begin with. Without it lines are passed on as they are.
+    pub(super) label: Option<Vec<u8>>,
+    /// The rewritten lines, from the first one on until the last one is finished.
+    pub(super) area: Option<Box<ProgressArea>>,
+    /// The area was fed since a picture of it was written.
+    pub(super) is_unseen: bool,
+    /// When the next picture may be written where none can be taken back.
+    pub(super) picture_due: Instant,
 }
 
 /// The unfinished line, or what came since it was last shown.
@@ -53,6 +65,11 @@ impl Held {
         self.bytes.is_empty()
     }
 
+    /// Whether there are only blank lines.
+    pub(super) fn is_blank(&self) -> bool {
+        self.bytes.ends_with(b"\n")
+    }
+
     /// Whether the line is rewritten in place: no progress bar comes in chunks that fill a pipe.
     pub(super) fn is_progress(&self) -> bool {
         self.has_return && self.end == End::Written
@@ -60,9 +77,48 @@ impl Held {
 }
 
 impl Speaker {
-    pub(super) fn new(prefix: &str, brim: usize, now: Instant) -> Self {
-        let (column, row) = (Column::Start, Row::default());
-        Self { prefix: prefix.into(), column, brim, held: Held::nothing(now), row }
+    pub(super) fn new(prefix: &str, label: Option<&str>, brim: usize, now: Instant) -> Self {
+        Self {
+            prefix: prefix.into(),
+            column: Column::Start,
+            brim,
+            held: Held::nothing(now),
+            row: Row::default(),
+            label: label.map(Into::into),
+            area: None,
+            is_unseen: false,
+            picture_due: now,
+        }
+    }
+
+    /// Where in `bytes` the first line begins that is rewritten, or the blank lines above it, which nested bars make
+    /// for room. 0 too where what is held belongs to it.
+    pub(super) fn first_rewritten_line(&self, bytes: &[u8]) -> Option<usize> {
+        let held = &self.held.bytes[self.held.bytes.len().saturating_sub(SEAM)..];
+        let seam = [held, &bytes[..bytes.len().min(SEAM)]].concat();
+        if first_rewrite(&seam).is_some_and(|at| at < held.len()) {
+            return Some(0);
+        }
+        let line = memrchr(b'\n', &bytes[..first_rewrite(bytes)?]).map_or(0, |newline| newline + 1);
+        Some(self.blank_lines_before(&bytes[..line]))
+    }
+
+    /// Where the blank lines begin that `lines` end with.
+    pub(super) fn blank_lines_before(&self, lines: &[u8]) -> usize {
+        let last = lines.iter().rposition(|byte| *byte != b'\n');
+        let is_at_start =
+            if self.held.is_empty() { self.column == Column::Start } else { self.held.is_blank() };
+        match last {
+            // The first newline ends the line before.
+            Some(last) => lines.len().min(last + 2),
+            None if is_at_start => 0,
+            None => lines.len().min(1),
+        }
+    }
+
+    /// Whether what is held can be shown at once: blank lines, or a picture that ends with its carriage return.
+    pub(super) fn holds_whole_rows(&self) -> bool {
+        self.label.is_some() && (self.held.is_blank() || self.held.bytes.ends_with(b"\r"))
     }
 
     /// How the bytes end that came at once.
@@ -80,48 +136,62 @@ impl Speaker {
         self.held.has_return |= memchr(b'\r', bytes).is_some();
     }
 
-    /// Writes `bytes` with the prefix wherever a line (on a terminal: a row) begins.
-    pub(super) fn emit(&mut self, bytes: &[u8], kind: ScreenKind, out: &mut Vec<u8>) {
+    /// Writes `bytes` with the prefix wherever a line begins.
+    pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let Some(last) = bytes.last() else { return };
         if self.prefix.is_empty() {
             out.extend_from_slice(bytes);
-            return;
-        }
-        let next_break = |bytes: &[u8]| match kind {
-            ScreenKind::Plain => memchr(b'\n', bytes),
-            ScreenKind::Terminal { .. } => memchr2(b'\n', b'\r', bytes),
-        };
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let found = next_break(rest);
-            let (piece, behind) = rest.split_at(found.map_or(rest.len(), |at| at + 1));
-            let wanted = match self.column {
-                Column::Start => true,
-                Column::Returned => found != Some(0),
-                Column::Within => false,
-            };
-            if wanted {
-                out.extend_from_slice(&self.prefix);
+        } else {
+            for line in Lines(bytes) {
+                if std::mem::replace(&mut self.column, Column::Start) == Column::Start {
+                    out.extend_from_slice(&self.prefix);
+                }
+                out.extend_from_slice(line);
             }
-            out.extend_from_slice(piece);
-            self.column = match (found, piece.last()) {
-                (None, _) => Column::Within,
-                (Some(_), Some(b'\r')) => Column::Returned,
-                (Some(_), _) => Column::Start,
-            };
-            rest = behind;
         }
+        self.column = if *last == b'\n' { Column::Start } else { Column::Within };
     }
 
     /// Writes what was held; nothing is held then.
-    pub(super) fn emit_held(&mut self, kind: ScreenKind, out: &mut Vec<u8>) {
+    pub(super) fn emit_held(&mut self, out: &mut Vec<u8>) {
+        let held = self.take_held();
+        self.emit(&held, out);
+    }
+
+    /// Nothing is held any more: it goes elsewhere.
+    pub(super) fn take_held(&mut self) -> Vec<u8> {
         let nothing = Held::nothing(self.held.since);
-        let held = std::mem::replace(&mut self.held, nothing);
-        self.emit(&held.bytes, kind, out);
+        std::mem::replace(&mut self.held, nothing).bytes
+    }
+
+    /// What the terminal shows of an unfinished line, without its prefix.
+    pub(super) fn shown_text(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        self.row.draw(&mut text);
+        text.strip_prefix(&*self.prefix).map(<[u8]>::to_vec).unwrap_or(text)
+    }
+
+    /// What ordinary lines begin with.
+    pub(super) fn prefix(&self) -> &[u8] {
+        &self.prefix
     }
 
     /// The line was ended by us: it goes on in a new one.
     pub(super) fn forget(&mut self) {
         self.column = Column::Start;
         self.row = Row::default();
+    }
+}
+
+/// Lines with their ends, at the speed of memory.
+struct Lines<'a>(&'a [u8]);
+
+impl<'a> Iterator for Lines<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (line, rest) = self.0.split_at(memchr(b'\n', self.0).map_or(self.0.len(), |at| at + 1));
+        self.0 = rest;
+        (!line.is_empty()).then_some(line)
     }
 }

@@ -22,7 +22,7 @@ impl Bench {
     }
 
     fn add(&mut self, prefix: &str) -> SpeakerId {
-        self.screen.add(prefix, BRIM, self.now)
+        self.screen.add((prefix, None), BRIM, self.now)
     }
 
     fn feed(&mut self, id: SpeakerId, text: &str) {
@@ -159,13 +159,13 @@ fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
 #[test]
 fn on_a_terminal_an_open_line_is_drawn_again_below() {
     let mut bench = Bench::new(TERMINAL);
-    let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
+    let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(a, "50%\r");
     bench.at(50);
     bench.feed(b, "hello\n");
     bench.message("launcher");
     bench.feed(a, "60%");
-    assert_eq!(bench.take(), "[0]:50%\r\r\x1b[J[1]:hello\n[0]:50%\r\r\x1b[Jlauncher\n[0]:50%\r[0]:60%");
+    assert_eq!(bench.take(), "50%\r\r\x1b[Jhello\n50%\r\r\x1b[Jlauncher\n50%\r60%");
     bench.feed(a, "\n");
     assert_eq!(bench.take(), "\n");
 }
@@ -193,7 +193,7 @@ fn what_may_be_a_prompt_is_never_drawn_again() {
 #[test]
 fn a_terminal_shows_several_progress_bars() {
     let mut bench = Bench::new(TERMINAL);
-    let (a, b, c) = (bench.add("[0]:"), bench.add("[1]:"), bench.add("[2]:"));
+    let (a, b, c) = (bench.add(""), bench.add(""), bench.add(""));
     bench.feed(a, "\r10%");
     bench.feed(b, "\r20%");
     bench.at(50);
@@ -201,14 +201,14 @@ fn a_terminal_shows_several_progress_bars() {
     bench.feed(c, "line\n");
     bench.feed(b, "\r40%");
     let mut seen = bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:30%", "[1]:40%"]);
+    assert_eq!(shown(seen.as_bytes()), ["line", "30%", "40%"]);
     bench.feed(a, "\r100%\nepilogue\n");
     seen += &bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:100%", "[0]:epilogue", "[1]:40%"]);
+    assert_eq!(shown(seen.as_bytes()), ["line", "100%", "epilogue", "40%"]);
     bench.end(b);
     bench.message("all done");
     seen += &bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["[2]:line", "[0]:100%", "[0]:epilogue", "[1]:40%", "all done", ""]);
+    assert_eq!(shown(seen.as_bytes()), ["line", "100%", "epilogue", "40%", "all done", ""]);
 }
 
 #[test]

@@ -1,0 +1,297 @@
+//! Lines that are rewritten. On a terminal they are a block at its bottom, one row for each line, which is erased and
+//! drawn again when ordinary lines come. Elsewhere a picture of each becomes a line now and then. Pure.
+
+use std::time::{Duration, Instant};
+
+use super::super::row::width;
+use super::progress::{ProgressArea, ProgressRow};
+use super::{PROMPT_AGE, Screen, ScreenKind, SpeakerId, speaker::Speaker};
+
+/// The block is drawn at most so often for changes of its own.
+const FRAME: Duration = Duration::from_millis(50);
+/// Where nothing can be taken back, a picture of a line is written at most so often.
+pub(super) const PICTURE: Duration = Duration::from_secs(10);
+/// Rows of the terminal that the block leaves to ordinary lines.
+const ROWS_FOR_LINES: u16 = 4;
+
+/// What is on the terminal of the block; the cursor is at the start of its last row.
+#[derive(Debug)]
+pub(super) struct Block {
+    /// The columns that each row takes.
+    widths: Vec<usize>,
+    /// It does not show what it should.
+    pub(super) is_stale: bool,
+    drawn_at: Option<Instant>,
+}
+
+impl Block {
+    pub(super) const fn nothing() -> Self {
+        Self { widths: Vec::new(), is_stale: false, drawn_at: None }
+    }
+
+    pub(super) const fn is_erased(&self) -> bool {
+        self.widths.is_empty()
+    }
+
+    /// Brings the cursor to an empty row. Where the terminal has become too small, the old rows stay above it.
+    pub(super) fn erase(&mut self, kind: ScreenKind, out: &mut Vec<u8>) {
+        if self.is_erased() {
+            return;
+        }
+        if self.fits(kind) {
+            self.go_to_first_row(out);
+            out.extend_from_slice(b"\x1b[J");
+        } else {
+            out.push(b'\n');
+        }
+        self.widths.clear();
+    }
+
+    fn fits(&self, kind: ScreenKind) -> bool {
+        let ScreenKind::Terminal { columns, rows } = kind else { return false };
+        self.widths.len() <= usize::from(rows)
+            && self.widths.iter().all(|width| *width < usize::from(columns))
+    }
+
+    fn go_to_first_row(&self, out: &mut Vec<u8>) {
+        out.push(b'\r');
+        if self.widths.len() > 1 {
+            out.extend_from_slice(format!("\x1b[{}A", self.widths.len() - 1).as_bytes());
+        }
+    }
+}
+
+impl Screen {
+    /// As [`Self::pass_on`], of a speaker whose rewritten lines are followed.
+    pub(super) fn follow(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let Some(speaker) = self.speakers.get(&id) else { return };
+            let taken = if speaker.area.is_some() {
+                self.feed_area(id, rest, out)
+            } else if let Some(start) = speaker.first_rewritten_line(rest) {
+                self.pass_on(id, &rest[..start], out);
+                self.open_area(id, out);
+                start
+            } else if rest.ends_with(b"\r") && self.open.contains(&id) {
+                // The line is shown: what comes next is written over it.
+                self.open_area(id, out);
+                0
+            } else {
+                self.pass_on_but_blank(id, rest, out);
+                rest.len()
+            };
+            rest = &rest[taken..];
+        }
+    }
+
+    /// Blank lines at the end are held for a moment: they may be the room that a nested bar makes for itself.
+    fn pass_on_but_blank(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+        let Some(speaker) = self.speakers.get(&id) else { return };
+        let (end, blank) = (speaker.end_of(bytes), speaker.blank_lines_before(bytes));
+        let is_line_ended = bytes.ends_with(b"\n");
+        if speaker.held.is_blank() {
+            self.finish_lines(id, &[], out);
+        }
+        if !is_line_ended || blank == bytes.len() {
+            return self.pass_on(id, bytes, out);
+        }
+        self.pass_on(id, &bytes[..blank], out);
+        if let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) {
+            speaker.hold(&bytes[blank..], end, now);
+        }
+    }
+
+    /// From here on the speaker's lines are followed, with what there is of the line that it is in.
+    fn open_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+        self.step_aside(out);
+        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
+        let mut text = speaker.shown_text();
+        text.extend_from_slice(&speaker.take_held());
+        speaker.forget();
+        speaker.area = Some(Box::new(ProgressArea::new(now)));
+        speaker.picture_due = now + PICTURE;
+        self.open.retain(|&open| open != id);
+        self.redraw(out);
+        self.follow(id, &text, out);
+    }
+
+    fn feed_area(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) -> usize {
+        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return bytes.len() };
+        let Some(area) = &mut speaker.area else { return 0 };
+        let mut finished = Vec::new();
+        let taken = area.feed(bytes, now, &mut finished);
+        speaker.is_unseen = true;
+        if area.is_idle() {
+            speaker.area = None;
+        }
+        self.block.is_stale = true;
+        self.write_rows(id, &finished, out);
+        taken
+    }
+
+    /// Blank lines that were held, or a picture that was finished by its carriage return.
+    pub(super) fn show_whole_rows(&mut self, id: SpeakerId, out: &mut Vec<u8>) -> bool {
+        let Some(speaker) = self.speakers.get(&id).filter(|speaker| speaker.holds_whole_rows()) else {
+            return false;
+        };
+        if speaker.held.is_blank() {
+            self.finish_lines(id, &[], out);
+        } else {
+            self.open_area(id, out);
+        }
+        true
+    }
+
+    /// The stream ended: what it rewrote last is its last lines.
+    pub(super) fn end_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+        let area = self.speakers.get_mut(&id).and_then(|speaker| speaker.area.take());
+        if let Some(area) = area {
+            // The thread may end before the next frame.
+            self.block.erase(self.kind, out);
+            self.block.is_stale = true;
+            self.write_rows(id, &area.into_finished(), out);
+        }
+    }
+
+    /// What time has finished, and pictures where they cannot be taken back.
+    pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
+        let ids: Vec<SpeakerId> = self.with_areas().map(|(id, _, _)| id).collect();
+        for id in ids {
+            let Some(speaker) = self.speakers.get_mut(&id) else { continue };
+            let Some(area) = &mut speaker.area else { continue };
+            let mut finished = Vec::new();
+            area.settle(now, &mut finished);
+            if area.is_idle() {
+                speaker.area = None;
+            }
+            self.write_rows(id, &finished, out);
+            self.write_due_picture(id, now, out);
+        }
+    }
+
+    fn write_due_picture(&mut self, id: SpeakerId, now: Instant, out: &mut Vec<u8>) {
+        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        if picture_due(self.kind, speaker).is_none_or(|due| due > now) {
+            return;
+        }
+        speaker.is_unseen = false;
+        speaker.picture_due = now + PICTURE;
+        let mut pictures = Vec::new();
+        for row in speaker.area.iter().flat_map(|area| area.visible()) {
+            pictures.extend_from_slice(speaker.label.as_deref().unwrap_or_default());
+            row.cells.draw(usize::MAX, &mut pictures);
+            pictures.push(b'\n');
+        }
+        self.step_aside(out);
+        out.extend_from_slice(&pictures);
+        self.redraw(out);
+    }
+
+    /// Finished rows, as ordinary lines.
+    fn write_rows(&mut self, id: SpeakerId, rows: &[ProgressRow], out: &mut Vec<u8>) {
+        if rows.is_empty() {
+            return;
+        }
+        self.step_aside(out);
+        if let Some(speaker) = self.speakers.get(&id) {
+            for row in rows {
+                let label = speaker.label.as_deref().filter(|_| row.rewritten);
+                out.extend_from_slice(label.unwrap_or(speaker.prefix()));
+                row.cells.draw(usize::MAX, out);
+                out.push(b'\n');
+            }
+        }
+        self.redraw(out);
+        self.block.is_stale = true;
+    }
+
+    fn with_areas(&self) -> impl Iterator<Item = (SpeakerId, &Speaker, &ProgressArea)> {
+        self.speakers.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
+    }
+
+    /// Draws the block, unless it is too early. After each turn of lines and messages.
+    pub fn draw_due(&mut self, now: Instant, out: &mut Vec<u8>) {
+        let ScreenKind::Terminal { columns, rows } = self.kind else { return };
+        if self.draws_at().is_none_or(|at| at > now) {
+            return;
+        }
+        let budget = usize::from(rows.saturating_sub(ROWS_FOR_LINES)).max(2);
+        let frame = self.frame(usize::from(columns).saturating_sub(1), budget);
+        self.block.is_stale = false;
+        self.block.drawn_at = Some(now);
+        // In place, where it can be: a block that is erased first flickers.
+        let is_in_place = !self.dangling && self.open.is_empty() && !self.block.is_erased();
+        if is_in_place && self.block.fits(self.kind) && frame.len() >= self.block.widths.len() {
+            self.block.go_to_first_row(out);
+        } else if !frame.is_empty() || !self.block.is_erased() {
+            self.step_aside(out);
+        }
+        for (row, (text, _)) in frame.iter().enumerate() {
+            if row > 0 {
+                out.extend_from_slice(b"\r\n");
+            }
+            out.extend_from_slice(text);
+            out.extend_from_slice(b"\x1b[K");
+        }
+        if !frame.is_empty() {
+            out.push(b'\r');
+        }
+        self.block.widths = frame.into_iter().map(|(_, width)| width).collect();
+    }
+
+    /// The rows of the block, with the columns that each takes.
+    fn frame(&self, columns: usize, budget: usize) -> Vec<(Vec<u8>, usize)> {
+        let all =
+            || self.with_areas().flat_map(|(_, speaker, area)| area.visible().map(move |row| (speaker, row)));
+        let count = all().count();
+        let shown = if count > budget { budget - 1 } else { count };
+        let draw = |(speaker, row): (&Speaker, &ProgressRow)| {
+            let mut text = speaker.label.clone().unwrap_or_default();
+            let mut used = width(&text).filter(|used| used * 2 <= columns).unwrap_or_else(|| {
+                text.clear();
+                0
+            });
+            used += row.cells.draw(columns - used, &mut text);
+            (text, used)
+        };
+        let mut frame: Vec<_> = all().take(shown).map(draw).collect();
+        if shown < count {
+            let mut text = format!("({} more lines in progress)", count - shown);
+            text.truncate(columns);
+            frame.push((text.clone().into_bytes(), text.len()));
+        }
+        frame
+    }
+
+    /// When the block may be drawn. An unfinished line of another kind has the bottom of the terminal for a while:
+    /// it may be finished soon.
+    fn draws_at(&self) -> Option<Instant> {
+        let has_rows = !self.block.is_erased() || self.with_areas().next().is_some();
+        if !self.block.is_stale || !has_rows || self.kind == ScreenKind::Plain {
+            return None;
+        }
+        let now = self.now?;
+        let frame = match self.block.drawn_at {
+            Some(drawn) if !self.block.is_erased() => drawn + FRAME,
+            Some(_) | None => now,
+        };
+        let open = self.open.iter().filter_map(|id| self.speakers.get(id));
+        open.map(|speaker| speaker.held.since + PROMPT_AGE).chain([frame]).max()
+    }
+
+    /// When an area or the block changes without a new byte.
+    pub(super) fn block_deadline(&self) -> impl Iterator<Item = Instant> {
+        let areas = self.with_areas().flat_map(|(_, speaker, area)| {
+            [area.settles_at(), picture_due(self.kind, speaker)].into_iter().flatten()
+        });
+        areas.chain(self.draws_at())
+    }
+}
+
+/// When the next picture of this speaker's lines is written as lines.
+fn picture_due(kind: ScreenKind, speaker: &Speaker) -> Option<Instant> {
+    let area = speaker.area.as_deref()?;
+    let is_wanted = kind == ScreenKind::Plain && speaker.is_unseen && area.visible().next().is_some();
+    is_wanted.then_some(speaker.picture_due)
+}

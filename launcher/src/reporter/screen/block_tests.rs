@@ -1,0 +1,384 @@
+#![expect(clippy::disallowed_methods, reason = "an `Instant` can only be made by reading the clock")]
+
+use super::block::PICTURE;
+use super::*;
+use proptest::prelude::*;
+
+const ROWS: u16 = 12;
+const COLUMNS: u16 = 40;
+
+/// A screen with a clock of its own, and the terminal that a person looks at.
+struct Bench {
+    screen: Screen,
+    now: Instant,
+    out: Vec<u8>,
+    terminal: vt100::Parser,
+    written: String,
+}
+
+impl Bench {
+    fn new(kind: ScreenKind) -> Self {
+        let terminal = vt100::Parser::new(ROWS, COLUMNS, 1000);
+        Self {
+            screen: Screen::new(kind),
+            now: Instant::now(),
+            out: Vec::new(),
+            terminal,
+            written: String::new(),
+        }
+    }
+
+    fn terminal() -> Self {
+        Self::new(ScreenKind::Terminal { columns: COLUMNS, rows: ROWS })
+    }
+
+    /// A worker without `--tee`.
+    fn bare(&mut self, label: &str) -> SpeakerId {
+        self.screen.add(("", Some(label)), 4096, self.now)
+    }
+
+    fn teed(&mut self, prefix: &str) -> SpeakerId {
+        self.screen.add((prefix, Some(prefix)), 4096, self.now)
+    }
+
+    fn feed(&mut self, id: SpeakerId, text: &str) {
+        self.screen.feed(id, text.as_bytes(), self.now, &mut self.out);
+    }
+
+    /// One turn of the thread that writes, after a while.
+    fn after(&mut self, millis: u64) {
+        self.now += Duration::from_millis(millis);
+        self.screen.show_due(self.now, false, &mut self.out);
+        self.turn();
+    }
+
+    fn turn(&mut self) {
+        self.screen.draw_due(self.now, &mut self.out);
+        let bytes = std::mem::take(&mut self.out);
+        self.written.push_str(&String::from_utf8_lossy(&bytes));
+        // As the terminal driver does.
+        let bytes = String::from_utf8_lossy(&bytes).replace("\r\n", "\n").replace('\n', "\r\n");
+        self.terminal.process(bytes.as_bytes());
+    }
+
+    fn end(&mut self, id: SpeakerId) {
+        self.screen.end(id, &mut self.out);
+        self.turn();
+    }
+
+    /// What a person sees, from the first row on.
+    fn rows(&self) -> Vec<String> {
+        let screen = self.terminal.screen();
+        let mut rows: Vec<String> = screen.rows(0, COLUMNS).map(|row| row.trim_end().to_owned()).collect();
+        while rows.last().is_some_and(String::is_empty) {
+            rows.pop();
+        }
+        rows
+    }
+}
+
+#[test]
+fn bars_of_two_ranks_are_shown_in_place_with_labels() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    for step in 0..50 {
+        bench.feed(a, &format!("\r{step}%"));
+        bench.feed(b, &format!("\r{}%", step * 2));
+        bench.after(60);
+    }
+    assert_eq!(bench.rows(), ["[0]:49%", "[1]:98%"]);
+    bench.feed(a, "\ra line\n");
+    bench.screen.message(b"rankrun: a message\n", &mut bench.out);
+    bench.after(0);
+    bench.after(300);
+    assert_eq!(bench.rows(), ["rankrun: a message", "[0]:a line", "[1]:98%"]);
+    bench.feed(b, "\r100%\nepilogue\n");
+    bench.after(0);
+    assert_eq!(bench.rows(), ["rankrun: a message", "[0]:a line", "[1]:100%", "epilogue"]);
+}
+
+#[test]
+fn row_wider_than_terminal_is_cut_and_its_last_state_is_whole() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let wide = "\u{8a13}\u{7df4}".repeat(20);
+    bench.feed(a, &format!("\r{wide}"));
+    bench.feed(b, &format!("\r{}", "x".repeat(100)));
+    bench.after(60);
+    let rows = bench.rows();
+    assert_eq!(
+        rows,
+        [format!("[0]:{}>", "\u{8a13}\u{7df4}".repeat(8) + "\u{8a13}"), format!("[1]:{}>", "x".repeat(34))]
+    );
+    bench.feed(a, "\n");
+    bench.end(a);
+    assert!(bench.written.contains(&format!("[0]:{wide}\n")), "{}", bench.written);
+    assert_eq!(bench.rows().last().unwrap(), &rows[1]);
+}
+
+#[test]
+fn more_rows_than_the_terminal_has_are_counted() {
+    let mut bench = Bench::terminal();
+    let ids: Vec<_> = (0..30).map(|rank| bench.bare(&format!("[{rank}]:"))).collect();
+    for step in 0..5 {
+        ids.iter().for_each(|&id| bench.feed(id, &format!("\r{step}%")));
+        bench.feed(ids[0], "");
+        bench.screen.message(format!("line {step}").as_bytes(), &mut bench.out);
+        bench.after(60);
+    }
+    let rows = bench.rows();
+    assert_eq!(rows[..5], ["line 1", "line 2", "line 3", "line 4", "[0]:4%"]);
+    assert_eq!(rows[rows.len() - 2..], ["[6]:4%", "(23 more lines in progress)"]);
+}
+
+#[test]
+fn nested_bars_stay_in_their_rows() {
+    for label in ["[0]:", "[1]:"] {
+        let mut bench = Bench::terminal();
+        let (a, b) = (bench.bare(label), bench.bare("other"));
+        bench.feed(a, "\router 0%");
+        for step in 0..30 {
+            // In pieces, as tqdm writes them.
+            for piece in ["\n", &format!("\rinner {step}%"), "\x1b[A"] {
+                bench.feed(a, piece);
+                bench.after(10);
+            }
+            bench.feed(b, &format!("line {step}\n"));
+        }
+        bench.feed(a, "\router 50%");
+        bench.after(60);
+        let rows = bench.rows();
+        assert_eq!(
+            rows[rows.len() - 3..],
+            ["line 29".into(), format!("{label}outer 50%"), format!("{label}inner 29%")]
+        );
+        assert_eq!(bench.written.matches("outer 0%\n").count(), 0, "{}", bench.written);
+    }
+}
+
+#[test]
+fn bar_at_a_lower_position_takes_one_row_without_blank_lines() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    for step in 0..20 {
+        bench.feed(a, &format!("\r{step}%"));
+        for piece in ["\n\n\n", &format!("\r{step}%"), "\x1b[A\x1b[A\x1b[A"] {
+            bench.feed(b, piece);
+            bench.after(10);
+        }
+    }
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[0]:19%", "[1]:19%"]);
+}
+
+#[test]
+fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
+    for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
+        let mut bench = Bench::new(kind);
+        let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+        bench.feed(a, "one\n\n");
+        bench.after(50);
+        bench.feed(a, "two\r");
+        bench.feed(a, "\n\nthree\n");
+        bench.after(50);
+        assert_eq!(bench.written, "[0]:one\n[0]:\n[0]:two\r\n[0]:\n[0]:three\n", "{kind:?}");
+    }
+}
+
+#[test]
+fn elsewhere_pictures_are_lines_seldom_and_the_last_one_always() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let tenths = u64::try_from(PICTURE.as_millis()).unwrap() / 10;
+    for step in 0..25 {
+        bench.feed(a, &format!("\r{step}%"));
+        bench.feed(b, "line\n");
+        bench.after(tenths);
+    }
+    bench.feed(a, "\r100%\nend\n");
+    bench.after(0);
+    let pictures: Vec<_> = bench.written.lines().filter(|line| line.starts_with("[0]")).collect();
+    assert_eq!(pictures, ["[0]:9%", "[0]:19%", "[0]:100%", "[0]:end"]);
+    assert_eq!(bench.written.matches("[1]:line\n").count(), 25);
+}
+
+#[test]
+fn elsewhere_a_bar_that_stands_still_is_not_repeated() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    bench.feed(a, "\r10%\r20%");
+    bench.after(10_000);
+    assert_eq!(bench.screen.deadline(), None, "nothing is waited for");
+    bench.after(10_000);
+    bench.end(a);
+    assert_eq!(bench.written, "[0]:20%\n[0]:20%\n");
+}
+
+#[test]
+fn bar_that_erases_itself_leaves_nothing_and_the_next_line_is_ordinary() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.feed(b, "\r7%");
+    bench.feed(a, "\r100%");
+    bench.after(60);
+    bench.feed(a, "\r    \r");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[1]:7%"]);
+    bench.feed(a, "done\nmore\n");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["done", "more", "[1]:7%"]);
+}
+
+#[test]
+fn ordinary_line_behind_a_bar_keeps_every_byte() {
+    for gap in [0, 1] {
+        let mut bench = Bench::new(ScreenKind::Plain);
+        let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+        let mut feed = |bytes: &[u8]| {
+            bench.screen.feed(a, bytes, bench.now, &mut bench.out);
+            std::mem::take(&mut bench.out)
+        };
+        let out = match gap {
+            0 => feed(b"\r9%\r10%\na\xff\x00\x1b[Kb\tc\nd\n"),
+            _ => [feed(b"\r9%\r10%\n"), feed(b"a\xff\x00\x1b[Kb\tc\nd\n")].concat(),
+        };
+        assert_eq!(out, b"[0]:10%\n[0]:a\xff\x00\x1b[Kb\tc\n[0]:d\n", "{}", String::from_utf8_lossy(&out));
+    }
+}
+
+#[test]
+fn line_that_is_shown_and_then_rewritten_keeps_its_prefix() {
+    let mut bench = Bench::terminal();
+    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    bench.feed(a, "50%");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[0]:50%"]);
+    for piece in ["\r", "60%"] {
+        bench.feed(a, piece);
+        bench.after(60);
+    }
+    assert_eq!(bench.rows(), ["[0]:60%"]);
+}
+
+#[test]
+fn many_pictures_a_second_are_drawn_at_the_frame_rate() {
+    let mut bench = Bench::terminal();
+    let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    for step in 0..1000 {
+        bench.feed(a, &format!("\rstep {step}"));
+        bench.after(1);
+    }
+    let drawn = bench.written.matches("step ").count();
+    assert!((10..=22).contains(&drawn), "{drawn} pictures in a second");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[0]:step 999"]);
+    assert_eq!(bench.screen.deadline(), None, "nothing is waited for");
+}
+
+#[test]
+fn unfinished_line_of_another_rank_has_the_bottom_for_a_moment() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.feed(a, "\r10%");
+    bench.after(60);
+    bench.feed(b, "name? ");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["name?"]);
+    assert_eq!(bench.terminal.screen().cursor_position(), (0, 6), "the answer stands behind it");
+    bench.feed(a, "\r20%");
+    bench.after(500);
+    assert_eq!(bench.rows(), ["name?"]);
+    bench.after(500);
+    assert_eq!(bench.rows(), ["name?", "[0]:20%"]);
+    bench.feed(b, "thanks\n");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["name?", "thanks", "[0]:20%"]);
+}
+
+#[test]
+fn after_a_resize_to_fewer_columns_the_block_begins_anew() {
+    let mut bench = Bench::terminal();
+    let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.feed(a, "\r0123456789 0123456789");
+    bench.after(60);
+    bench.screen.resize(ScreenKind::Terminal { columns: 20, rows: ROWS });
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[0]:0123456789 0123456789", "[0]:0123456789 012>"]);
+    bench.feed(a, "\rdone\n");
+    bench.after(0);
+    bench.after(300);
+    assert_eq!(bench.rows(), ["[0]:0123456789 0123456789", "[0]:done"]);
+}
+
+#[test]
+fn colours_of_a_picture_are_kept_and_reset() {
+    let mut bench = Bench::terminal();
+    let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.feed(a, "\r\x1b[31mred\x1b[0m plain\x1b[?25l");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["[0]:red plain"]);
+    let screen = bench.terminal.screen();
+    assert_eq!(screen.cell(0, 4).unwrap().fgcolor(), vt100::Color::Idx(1));
+    assert_eq!(screen.cell(0, 8).unwrap().fgcolor(), vt100::Color::Default);
+    assert!(!screen.hide_cursor());
+}
+
+#[test]
+fn spinner_of_backspaces_stays_in_its_row() {
+    let mut bench = Bench::terminal();
+    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.feed(a, "loading |");
+    bench.after(60);
+    for sign in ["/", "-", "\\"] {
+        bench.feed(a, &format!("\x08{sign}"));
+        bench.feed(b, "line\n");
+        bench.after(60);
+    }
+    assert_eq!(bench.rows(), ["line", "line", "line", "[0]:loading \\"]);
+}
+
+proptest! {
+    /// Ordinary lines lose nothing, wherever a read ends.
+    #[test]
+    fn ordinary_lines_are_passed_on_byte_for_byte(
+        chunks in prop::collection::vec(("[ab\n]{0,6}", any::<bool>()), 0..12),
+        windows in any::<bool>(),
+    ) {
+        for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
+            let mut bench = Bench::new(kind);
+            let a = bench.bare("[0]:");
+            let mut said = String::new();
+            for (chunk, waits) in &chunks {
+                let chunk = if windows { chunk.replace('\n', "\r\n") } else { chunk.clone() };
+                said.push_str(&chunk);
+                bench.feed(a, &chunk);
+                bench.after(if *waits { 60 } else { 0 });
+            }
+            bench.end(a);
+            prop_assert_eq!(&bench.written, &said);
+        }
+    }
+
+    /// Whatever comes, a long stream neither panics nor fills the memory, and its end is seen.
+    #[test]
+    fn any_bytes_are_followed(chunks in prop::collection::vec(prop::collection::vec(
+        prop_oneof![Just(b'\r'), Just(b'\n'), Just(0x1b), Just(b'['), Just(b'A'), Just(b'K'), Just(b'J'), Just(b'9'), Just(8), any::<u8>()],
+        0..40), 0..20)) {
+        for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
+            let mut bench = Bench::new(kind);
+            let (a, b) = (bench.teed("[0]:"), bench.bare("[1]:"));
+            for chunk in &chunks {
+                bench.screen.feed(a, chunk, bench.now, &mut bench.out);
+                bench.feed(b, "line\n");
+                bench.after(30);
+            }
+            bench.end(a);
+            bench.feed(b, "the end\n");
+            bench.after(300);
+            prop_assert_eq!(bench.written.matches("line\n").count(), chunks.len());
+            prop_assert!(bench.written.contains("the end\n"));
+            let deadline = bench.screen.deadline();
+            prop_assert_eq!(deadline, None);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Progress bars of several ranks: what a person sees on a terminal, and what a log of the console has.
+
+use std::fs;
+use std::path::Path;
+
+use harness::{Gate, Launch, Name, Scratch, Size, only_ours};
+
+const SIZE: Size = Size { rows: 16, columns: 60 };
+
+/// The rows with a bar.
+fn bars(rows: &[String]) -> Vec<&str> {
+    rows.iter().map(String::as_str).filter(|row| row.contains('%')).collect()
+}
+
+#[test]
+fn bars_of_two_ranks_on_a_terminal_stay_in_place_with_labels() {
+    for options in [[].as_slice(), &["--tee", "3"]] {
+        let scratch = Scratch::new();
+        let (first, second) = (Gate::new(&scratch, "first"), Gate::new(&scratch, "second"));
+        let steps = [
+            "write=\r10% of {rank}",
+            &first.step(),
+            "write=\r20% of {rank}",
+            "eprint=a line of {rank}",
+            &second.step(),
+            "write=\r100% of {rank}\n",
+            "print=the end of {rank}",
+        ];
+        let launch = Launch::standalone(Name::Rankrun, 2).args(options).terminal_of(SIZE);
+        let job = launch.worker(steps).start();
+        job.sees(SIZE, |rows| bars(rows) == ["[default0]:10% of 0", "[default1]:10% of 1"]);
+        first.open(2);
+        let seen = job.sees(SIZE, |rows| {
+            let lines = rows.iter().filter(|row| row.contains("a line of")).count();
+            lines == 2 && bars(rows) == ["[default0]:20% of 0", "[default1]:20% of 1"]
+        });
+        assert_eq!(bars(&seen[seen.len() - 2..]).len(), 2, "the bars are below the lines: {seen:?}");
+        second.open(2);
+        let outcome = job.wait();
+        outcome.exits(0);
+        let history = SIZE.history_after(outcome.out_bytes());
+        let mut last = bars(&history);
+        last.sort_unstable();
+        assert_eq!(last, ["[default0]:100% of 0", "[default1]:100% of 1"], "{history:?}");
+        assert_eq!(history.iter().filter(|row| row.contains("the end of")).count(), 2, "{history:?}");
+    }
+}
+
+#[test]
+fn bar_as_wide_as_its_terminal_is_one_row() {
+    // As tqdm does, which fills the width that it is told.
+    let script = "columns=$$(stty size <&2 | cut -d ' ' -f 2); bar=$$(printf %$${columns}s '' | tr ' ' '#'); \
+                  for step in 1 2 3 4 5; do printf '\\r%s' \"$$bar\"; sleep 0.1; done; echo";
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3"]).terminal_of(SIZE);
+    let outcome = launch.shell(script).run();
+    outcome.exits(0);
+    let history = SIZE.history_after(outcome.out_bytes());
+    let rows: Vec<_> = history.iter().filter(|row| row.contains('#')).collect();
+    assert_eq!(rows.len(), 2, "{history:?}");
+    assert!(rows.iter().all(|row| row.len() == 59), "{history:?}");
+}
+
+#[test]
+fn narrow_terminal_cuts_rows_and_follows_a_resize() {
+    let scratch = Scratch::new();
+    let (grow, end) = (Gate::new(&scratch, "grow"), Gate::new(&scratch, "end"));
+    let text = "0123456789".repeat(6);
+    let steps = [format!("write=\r{text}"), grow.step(), format!("write=\r{text}!"), end.step()];
+    let job = Launch::standalone(Name::Rankrun, 2).terminal_of(SIZE).worker(steps).start();
+    let cut = |rank: u32, width: usize| format!("[default{rank}]:{}>", &text[..width - 13]);
+    job.sees(SIZE, |rows| rows.ends_with(&[cut(0, 60), cut(1, 60)]));
+    let wide = Size { columns: 100, ..SIZE };
+    job.resize(wide);
+    grow.open(2);
+    job.sees(wide, |rows| rows.ends_with(&[format!("[default0]:{text}!"), format!("[default1]:{text}!")]));
+    end.open(2);
+    job.wait().exits(0);
+}
+
+#[test]
+fn bar_of_a_rank_that_dies_is_kept_and_the_next_life_begins_anew() {
+    let gate = Gate::closed();
+    let steps = [
+        "write=\r{rank} at 40% in {life}",
+        &format!("life0:rank1:{}", gate.step()),
+        "life0:rank1:exit=3",
+        "life0:forever",
+    ];
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).terminal_of(SIZE);
+    let job = launch.worker(steps).start();
+    job.sees(SIZE, |rows| bars(rows) == ["[default0]:0 at 40% in 0", "[default1]:1 at 40% in 0"]);
+    gate.open(1);
+    let outcome = job.wait();
+    outcome.exits(0);
+    let history = SIZE.history_after(outcome.out_bytes());
+    let mut bars = bars(&history);
+    bars.sort_unstable();
+    let expected = [
+        "[default0]:0 at 40% in 0",
+        "[default0]:0 at 40% in 1",
+        "[default1]:1 at 40% in 0",
+        "[default1]:1 at 40% in 1",
+    ];
+    assert_eq!(bars, expected, "{history:?}");
+}
+
+#[test]
+fn launcher_line_does_not_tear_the_bars() {
+    let gate = Gate::closed();
+    let steps = ["write=\r10% of {rank}", "rank1:exit=0", &gate.step(), "write=\r20%\n"];
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--time-limit", "2", "-v"]).terminal_of(SIZE);
+    let job = launch.worker(steps).start();
+    let outcome = job.wait();
+    outcome.exits(124);
+    let history = SIZE.history_after(outcome.out_bytes());
+    let bars: Vec<_> = history.iter().filter(|row| row.contains("10%")).collect();
+    assert!(bars.contains(&&"[default0]:10% of 0".to_owned()), "{history:?}");
+    assert!(bars.contains(&&"[default1]:10% of 1".to_owned()), "{history:?}");
+    assert!(
+        history.iter().any(|row| row.starts_with("rankrun: ") && row.contains("time limit")),
+        "{history:?}"
+    );
+}
+
+#[test]
+fn one_worker_keeps_its_terminal_byte_for_byte() {
+    let steps = ["write=\r10%\x1b[A\x1b[5C\x08", "write=\r20%\n"];
+    let outcome = Launch::standalone(Name::Rankrun, 1).terminal_of(SIZE).worker(steps).run();
+    outcome.exits(0);
+    assert!(outcome.out().contains("\r10%\x1b[A\x1b[5C\x08\r20%\r\n"), "{:?}", outcome.out());
+}
+
+#[test]
+fn terminal_without_cursor_movement_gets_lines_alone() {
+    let steps = ["write=\r10% of {rank}", "write=\r20% of {rank}", "write=\r100% of {rank}\n"];
+    let launch = Launch::standalone(Name::Rankrun, 2).env("TERM", "dumb").terminal_of(SIZE);
+    let outcome = launch.worker(steps).run();
+    outcome.exits(0);
+    assert!(!outcome.out().contains('\x1b'), "{:?}", outcome.out());
+    let mut lines = outcome.lines_with("%");
+    lines.sort_unstable();
+    assert_eq!(lines, ["[default0]:100% of 0", "[default1]:100% of 1"], "{outcome}");
+}
+
+#[test]
+fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let logs = scratch.folder("logs", 0o777);
+        let pictures: String = (0..=100).map(|step| format!("\r{step}% of {{rank}}")).collect();
+        let steps = [format!("write={pictures}\n"), "print=the end of {rank}".to_owned()];
+        let launch = Launch::standalone(*name, 2).args(["--tee", "3", "--log-dir", &logs]);
+        let outcome = launch.worker(steps).run();
+        outcome.exits(0);
+        let mut lines = outcome.out_lines();
+        lines.sort_unstable();
+        let expected = [
+            "[default0]:100% of 0",
+            "[default0]:the end of 0",
+            "[default1]:100% of 1",
+            "[default1]:the end of 1",
+        ];
+        assert_eq!(lines, expected, "{outcome}");
+        let run = fs::read_dir(&logs)
+            .expect("the folder is there")
+            .next()
+            .expect("a run has logged")
+            .expect("its name");
+        for rank in 0..2 {
+            let written = format!("{}\nthe end of {rank}\n", pictures.replace("{rank}", &rank.to_string()));
+            let file: &Path = &run.path().join(format!("attempt_0/{rank}/stdout.log"));
+            assert_eq!(fs::read_to_string(file).expect("the file is there"), written);
+        }
+    }
+}
+
+#[test]
+fn bar_in_a_pipe_without_tee_keeps_every_byte() {
+    let outcome = Launch::standalone(Name::Rankrun, 1).worker(["write=\r10%\r20%\x08\n"]).run();
+    assert_eq!(outcome.exits(0).out(), "\r10%\r20%\x08\n");
+}
