@@ -268,3 +268,22 @@ fn folder_of_a_job_that_starts_beside_gc_stays() {
         tell(&format!("{rounds} of {rounds} jobs kept their folder beside a `gc` that runs again and again"));
     }
 }
+
+#[test]
+fn json_error_file_that_is_not_a_report_is_named_and_the_exit_code_stays() {
+    // PyTorch's torchrun ends with a traceback of its own, and without a report.
+    if !only_ours() {
+        return;
+    }
+    for name in Name::both() {
+        for text in ["[1,2]", r#"{"a":1}"#, "null", r#""a text""#, r#"{"message":5}"#, "{"] {
+            let scratch = Scratch::new();
+            let logs = scratch.folder("logs", 0o777);
+            let launch = Launch::standalone(*name, 1).args(["--log-dir".to_owned(), logs]);
+            let outcome = launch.worker([format!("error-file={text}"), "exit=9".to_owned()]).run();
+            let why = if text == "{" { "it is not JSON: " } else { "it is JSON, but not an error report " };
+            outcome.exits(name.code(9)).complains(&format!("error.json` is left out: {why}"));
+            outcome.complains("rank 0 failed first: exit code 9").never_says("panicked");
+        }
+    }
+}

@@ -48,9 +48,12 @@ pub enum ReportError {
     /// The bytes are no UTF-8 text.
     #[error("the error file is not UTF-8 text")]
     NotUnicode(#[from] std::str::Utf8Error),
-    /// The text is no JSON, or JSON without a `message` of a known form.
-    #[error("the error file is not an error report")]
-    Malformed(#[from] serde_json::Error),
+    /// The text is not JSON.
+    #[error("it is not JSON: {0}")]
+    NotJson(serde_json::Error),
+    /// The text is JSON without a `message` of a known form.
+    #[error("it is JSON, but not an error report as PyTorch's `record` writes one: {0}")]
+    Malformed(serde_json::Error),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -169,10 +172,12 @@ impl ErrorFile {
             return Err(ReportError::TooLong { len: bytes.len() });
         }
         let text = replace_lone_surrogates(std::str::from_utf8(bytes)?);
-        let json: Value = serde_json::from_str(&text)?;
-        let file: File<Message> = File::deserialize(&json)?;
+        let json: Value = serde_json::from_str(&text).map_err(ReportError::NotJson)?;
+        let file: File<Message> = File::deserialize(&json).map_err(ReportError::Malformed)?;
         let (form, report) = match file.message {
-            Message::Detail(detail) => (MessageForm::Object, detail.into_report()?),
+            Message::Detail(detail) => {
+                (MessageForm::Object, detail.into_report().map_err(ReportError::Malformed)?)
+            }
             Message::Text(message) => {
                 let unix_seconds = file.timestamp.0;
                 let report = ErrorReport { message, callstack: None, unix_seconds, lost_rank: None };

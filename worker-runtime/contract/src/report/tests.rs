@@ -101,9 +101,12 @@ fn half_a_surrogate_pair_is_replaced() {
 #[test]
 fn a_broken_file_is_an_error() {
     let deep = "[".repeat(100_000);
-    let texts = ["", "{", "[]", "1", "{}", r#"{"message": 1}"#, r#"{"message": {}}"#, "\\", "\\u", &deep];
-    for text in texts {
-        assert!(matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))), "`{text:.20}` was read");
+    for text in ["", "{", "\\", "\\u", &deep] {
+        assert!(matches!(parse(text.as_bytes()), Err(ReportError::NotJson(_))), "`{text:.20}` was read");
+    }
+    let others = ["[1,2]", "1", "null", "{}", r#"{"a": 1}"#, r#"{"message": 1}"#, r#"{"message": {}}"#];
+    for text in others {
+        assert!(matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))), "`{text}` was read");
     }
     assert!(matches!(parse(b"\xff"), Err(ReportError::NotUnicode(_))));
     assert!(matches!(parse(&vec![b' '; MAX_LEN + 1]), Err(ReportError::TooLong { .. })));
