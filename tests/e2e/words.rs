@@ -155,6 +155,8 @@ fn warning_names_no_file_of_our_own_program() {
             Launch::standalone(*name, 1).args(["--start-method", "fork", "--signals-to-handle", "SIGXYZ"]);
         let outcome = launch.env("LOGLEVEL", "DEBUG").shell("exit 3").run();
         outcome.complains("`--start-method` has no effect").never_says(".rs:");
+        let form = if *name == Name::Rankrun { "rankrun: `--start" } else { " rankrun:0] `--start" };
+        outcome.complains(form);
     }
 }
 
@@ -229,4 +231,63 @@ fn proc_that_is_not_mounted_has_its_sentence() {
     outcome.exits(0).says("ran").never_says("is not mounted");
     let outcome = under(Launch::new(Name::Rankrun).args(["devices"])).run();
     outcome.exits(1).says("a probe cannot be started: `/proc` is not mounted");
+}
+
+#[test]
+fn launcher_options_behind_the_script_are_named_and_go_to_it() {
+    let scratch = Scratch::new();
+    let script = scratch.file("train.py", "import sys; print('args', *sys.argv[1:])\n", 0o644);
+    let script = &*script;
+    let launch = |words: &[&str]| Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+    let outcome = launch(&[script, "--lr", "1", "--nproc-per-node", "4"]);
+    outcome.exits(0).says("args --lr 1 --nproc-per-node 4");
+    let notice = format!(
+        "rankrun: `--nproc-per-node 4` stands behind `{script}` and goes to it; if it should reach the launcher"
+    );
+    outcome.complains(&notice);
+    for words in [
+        &[script, "--", "--nproc-per-node", "4"][..],
+        &["--", script, "--nproc-per-node", "4"],
+        &["--nproc-per-node", "1", script, "--nproc-per-node", "4"],
+        &[script, "--devices", "2", "--local-rank", "0", "--config", "a", "--tee", "3"],
+    ] {
+        launch(words).exits(0).says("args --").never_says("stand");
+    }
+}
+
+#[test]
+fn launcher_options_behind_the_script_are_no_matter_for_torchrun() {
+    let scratch = Scratch::new();
+    let script = scratch.file("train.py", "import sys; print('args', *sys.argv[1:])\n", 0o644);
+    let launch = Launch::standalone(Name::Torchrun, 1).args([&*script, "--nproc-per-node", "4"]);
+    launch.run().exits(0).says("args --nproc-per-node 4").never_says("stands behind");
+}
+
+#[test]
+fn list_of_devices_in_several_words_is_put_together() {
+    for (words, list) in [
+        (&["--devices", "0", "2", "train.py"][..], "0,2"),
+        (&["--nproc-per-node", "2", "--devices", "0", "2", "3", "train.py"], "0,2,3"),
+        (&["--devices", "0,", "1,", "2", "train.py"], "0,1,2"),
+    ] {
+        let (code, said) = refused(words);
+        assert_eq!(code, 1, "{said}");
+        assert!(
+            said.contains("error: the entrypoint `") && said.contains("like more of the list of `--devices`"),
+            "{said}"
+        );
+        assert!(said.contains(&format!("hint: write the list as one word: `--devices {list}`\n")), "{said}");
+    }
+}
+
+#[test]
+fn quotes_around_all_arguments_are_named() {
+    for words in [
+        &["train.py --lr 1"][..],
+        &["--nproc-per-node 2 train.py"],
+        &["--nproc-per-node", "2", "python train.py"],
+    ] {
+        let (_, said) = refused(words);
+        assert!(said.contains("hint: it has a space in it: leave out the quotes"), "{said}");
+    }
 }

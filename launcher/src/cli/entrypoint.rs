@@ -5,9 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, EntrypointProblem, SettingError};
+use super::grammar::Request;
 use super::notice::{IgnoredBecause, Notice};
 use super::other_language::other_language;
 use super::python::{choose_python, find_program};
+use super::run::DEVICES;
 use super::settings::Settings;
 use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::suggest::nearest_of;
@@ -56,6 +58,40 @@ pub(super) fn resolve_entrypoint(
     } else {
         Entrypoint::Script { python, script }
     })
+}
+
+/// `--devices 0 2 train.py`: refused before the devices are looked for, since their error would hide this one.
+///
+/// # Errors
+/// The entrypoint can only be the rest of a list of devices.
+pub(super) fn refuse_list_as_entrypoint(
+    settings: &Settings<'_>,
+    request: &Request,
+) -> Result<(), SettingError> {
+    let is_list = |word: &OsStr| {
+        let text = word.as_bytes();
+        let may_be = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b',' | b'-' | b':');
+        text.first().is_some_and(u8::is_ascii_digit) && text.iter().all(may_be)
+    };
+    let last = request.given.last();
+    let Some(devices) = last.filter(|given| *given.row == DEVICES && is_list(&given.value)) else {
+        return Ok(());
+    };
+    if settings.persona == Persona::Torchrun || !is_list(&request.entrypoint) {
+        return Ok(());
+    }
+    let facts = settings.facts;
+    if facts.world().kind(Path::new(&request.entrypoint)) != FileKind::Missing
+        || facts.find_in_path(&request.entrypoint).is_some()
+    {
+        return Ok(());
+    }
+    let words = [&devices.value, &request.entrypoint].into_iter().chain(&request.args);
+    let list: Vec<String> = words
+        .take_while(|word| is_list(word))
+        .map(|word| word.to_string_lossy().trim_end_matches(',').to_owned())
+        .collect();
+    Err(refused(&request.entrypoint, EntrypointProblem::RestOfList { list: list.join(",") }))
 }
 
 /// What was found at the entrypoint, or in `PATH` under its name.

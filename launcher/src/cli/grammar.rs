@@ -30,6 +30,8 @@ pub(super) struct Request {
     pub(super) given: Vec<Given>,
     pub(super) entrypoint: OsString,
     pub(super) args: Vec<OsString>,
+    /// A `--` stood before or behind the entrypoint.
+    pub(super) is_separated: bool,
 }
 
 /// What the command line asks for.
@@ -258,8 +260,9 @@ impl Reader<'_> {
         if !self.unknown.is_empty() {
             return Err(UsageError::Unknown { words: self.unknown });
         }
+        let is_separated = self.rest.len() > args.len() + 1;
         let (entrypoint, args) = (entrypoint.clone(), args.to_vec());
-        Ok(Parsed::Launch(Request { given: self.given, entrypoint, args }))
+        Ok(Parsed::Launch(Request { given: self.given, entrypoint, args, is_separated }))
     }
 }
 

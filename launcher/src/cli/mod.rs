@@ -10,6 +10,7 @@ pub mod notice;
 pub mod option;
 pub mod python;
 
+mod behind;
 mod by_hand;
 mod completion;
 mod config;

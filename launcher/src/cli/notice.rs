@@ -123,6 +123,13 @@ pub enum Notice {
         /// Which variables it may have meant.
         question: Option<String>,
     },
+    /// Words behind the entrypoint that are options of the launcher.
+    BehindEntrypoint {
+        /// As they were typed, each with its value.
+        options: Vec<String>,
+        /// As it was typed.
+        entrypoint: String,
+    },
     /// A variable that the launcher sets for each worker is set outside of one.
     WorkerVariable {
         /// Its name.
@@ -266,6 +273,17 @@ impl fmt::Display for Notice {
             | Self::Device { text }
             | Self::Detail { text, .. } => f.write_str(text),
             Self::UnknownVariable { name, question } => unknown_variable(name, question.as_deref()).fmt(f),
+            Self::BehindEntrypoint { options, entrypoint } => {
+                let options: Vec<String> = options.iter().map(|option| format!("`{option}`")).collect();
+                let (stand, go, them) =
+                    if options.len() == 1 { ("stands", "goes", "it") } else { ("stand", "go", "them") };
+                write!(
+                    f,
+                    "{} {stand} behind `{entrypoint}` and {go} to it; if {them} should reach the launcher, put {them} \
+                     before `{entrypoint}`",
+                    options.join(", ")
+                )
+            }
             Self::WorkerVariable { name, meant } => {
                 write!(f, "`{name}` is set by the launcher for each worker; did you mean `{meant}`?")
             }

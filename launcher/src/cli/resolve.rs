@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use super::behind::tell_options_behind;
 use super::by_hand::resolve_left_out;
 use super::config;
 use super::contradiction::refuse_clashes;
 use super::devices::resolve_devices;
-use super::entrypoint::resolve_entrypoint;
+use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
@@ -62,6 +63,7 @@ pub(super) fn resolve(
     let max_restarts = resolve_max_restarts(&settings)?;
     check_monitor_interval(&settings)?;
     refuse_clashes(&settings)?;
+    refuse_list_as_entrypoint(&settings, &request)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
     refuse_separate_jobs(&settings, argv0, &request, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
@@ -81,6 +83,7 @@ pub(super) fn resolve(
     notices.extend(tell_missing_ranks(&settings, &logs, workers)?);
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     notices.extend(tell_without_effect(&settings));
+    notices.extend(tell_options_behind(&request).filter(|_| persona == Persona::Rankrun));
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);

@@ -1,10 +1,9 @@
 //! Log lines as torchrun writes them: its texts, which people search for, and its form,
 //! `<L><MMDD> <HH:MM:SS>.<mmm>000 <pid> <file>:<line>] text`. Pure.
 //!
-//! A text of torch's carries the place where PyTorch 2.15.0 writes it; one of ours, the place in our source.
+//! A text of torch's carries the place where PyTorch 2.15.0 writes it; one of ours, `rankrun:0`.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -67,8 +66,8 @@ impl Source {
     }
 }
 
-/// Lines that torch does not have: the file of the program is of no use to a user.
-pub(super) const OURS: &str = "rankrun";
+/// Lines that torch does not have: a place in our own source is of no use to a user.
+pub(super) const OURS: Source = Source { file: "rankrun", line: 0 };
 const RUN: &str = "torch/distributed/run.py";
 const AGENT: &str = "torch/distributed/elastic/agent/server/api.py";
 const LOCAL_AGENT: &str = "torch/distributed/elastic/agent/server/local_elastic_agent.py";
@@ -89,8 +88,8 @@ pub struct LogLine {
 impl LogLine {
     /// A line that torch does not have.
     #[must_use]
-    pub fn of_ours(level: Level, at: &Location<'static>, text: String) -> Self {
-        Self { level, source: Source { file: OURS, line: at.line() }, text }
+    pub const fn of_ours(level: Level, text: String) -> Self {
+        Self { level, source: OURS, text }
     }
 
     /// Whether it is wanted. Two of torch's modules do not ask `LOGLEVEL`: they say warnings and errors always.
@@ -130,7 +129,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         Happening::GroupFailed { cause } => vec![failed(cause, group)],
         Happening::StartedByHand { local_rank, pid } => {
             let text = happening::started_by_hand(*local_rank, *pid);
-            vec![LogLine::of_ours(Level::Warning, Location::caller(), text)]
+            vec![LogLine::of_ours(Level::Warning, text)]
         }
         Happening::Stuck { live, .. } => {
             let said = stuck(happening, group);
@@ -159,7 +158,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         Happening::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
             let text = happening::some_finished(finished, live, *since, group.round);
-            vec![LogLine::of_ours(Level::Info, Location::caller(), text)]
+            vec![LogLine::of_ours(Level::Info, text)]
         }
         Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => {
             killing(local_ranks, *told, group)
@@ -177,7 +176,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::CalledSuccess { .. }
         | Happening::Waiting { .. } => {
             let said = happening::of_policy(happening, group.spec);
-            said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
+            said.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
         }
         Happening::CheckingDevices
         | Happening::DevicesUnchecked { .. }
@@ -186,7 +185,7 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::NoRestart { .. }
         | Happening::Reseated { .. } => {
             let said = happening::of_devices(happening, group.spec);
-            said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text)).into_iter().collect()
+            said.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
         }
     }
 }
@@ -207,7 +206,7 @@ fn killing(local_ranks: &[LocalRank], told: Signal, group: Group<'_>) -> Vec<Log
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
 fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     let said = happening::of_nodes(happening, group.spec);
-    let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
+    let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
         Happening::Changed { live, .. } | Happening::OverElsewhere { live, .. } => {
             closing(live, Signal::SIGTERM, group)
@@ -220,7 +219,7 @@ fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
 /// torchrun has no such limits: the fact in our words, the signals in its own.
 fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     let said = happening::of_limits(happening);
-    let said = said.map(|text| LogLine::of_ours(Level::Warning, Location::caller(), text));
+    let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
         Happening::NotJoined { live, .. } | Happening::TimeIsUp { live, .. } => {
             closing(live, Signal::SIGTERM, group)
@@ -309,7 +308,7 @@ pub fn replaced(path: &str, contents: &str) -> LogLine {
 
 /// What is worth a warning before the start; torch's own one has stars around it.
 #[must_use]
-pub fn of_notice(notice: &Notice, at: &Location<'static>) -> LogLine {
+pub fn of_notice(notice: &Notice) -> LogLine {
     match notice {
         Notice::SingleOmpThread => {
             let stars = "*".repeat(41);
@@ -319,8 +318,8 @@ pub fn of_notice(notice: &Notice, at: &Location<'static>) -> LogLine {
         Notice::Detail { text, torch_line: Some(line) } => {
             LogLine { level: Level::Info, source: Source::torch(RUN, *line), text: text.clone() }
         }
-        Notice::Detail { text, .. } => LogLine::of_ours(Level::Info, at, text.clone()),
-        _ => LogLine::of_ours(Level::Warning, at, notice.to_string()),
+        Notice::Detail { text, .. } => LogLine::of_ours(Level::Info, text.clone()),
+        _ => LogLine::of_ours(Level::Warning, notice.to_string()),
     }
 }
 
@@ -348,8 +347,7 @@ mod tests {
     #[test]
     fn each_line_of_a_message_has_the_beginning() {
         let notice = Notice::SingleOmpThread;
-        let text =
-            of_notice(&notice, Location::caller()).render("1121 19:11:52.657000", Pid::from_raw(18245));
+        let text = of_notice(&notice).render("1121 19:11:52.657000", Pid::from_raw(18245));
         let prefix = "W1121 19:11:52.657000 18245 torch/distributed/run.py:982] ";
         let lines: Vec<&str> = text.split('\n').map(|line| line.strip_prefix(prefix).unwrap()).collect();
         assert_eq!(lines.len(), 4);
@@ -413,6 +411,6 @@ mod tests {
         assert!(Level::Error.is_shown(Verbosity::Error) && !Level::Warning.is_shown(Verbosity::Error));
         assert!(Level::Warning.is_shown(Verbosity::Warn) && !Level::Info.is_shown(Verbosity::Warn));
         assert!(no_parent_file("f").is_shown(Verbosity::Error), "its module does not ask");
-        assert!(!of_notice(&Notice::SingleOmpThread, Location::caller()).is_shown(Verbosity::Error));
+        assert!(!of_notice(&Notice::SingleOmpThread).is_shown(Verbosity::Error));
     }
 }

@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::local_time::LocalTime;
-use super::torch_log::{Level, LogLine, OURS, Source};
+use super::torch_log::{Level, LogLine, OURS};
 
 /// In whose form a log event is written.
 #[derive(Debug, Clone, Copy)]
@@ -36,15 +36,13 @@ where
         let mut text = String::new();
         context.format_fields(Writer::new(&mut text), event)?;
         let Self::Torch(pid) = *self else { return writeln!(writer, "rankrun: {text}") };
-        let metadata = event.metadata();
-        let level = match *metadata.level() {
+        let level = match *event.metadata().level() {
             tracing::Level::ERROR => Level::Error,
             tracing::Level::WARN => Level::Warning,
             tracing::Level::INFO => Level::Info,
             tracing::Level::DEBUG | tracing::Level::TRACE => Level::Debug,
         };
-        let source = Source { file: OURS, line: metadata.line().unwrap_or_default() };
         let stamp = LocalTime::of(SystemTime::now()).log_stamp();
-        writeln!(writer, "{}", LogLine { level, source, text }.render(&stamp, pid))
+        writeln!(writer, "{}", LogLine { level, source: OURS, text }.render(&stamp, pid))
     }
 }

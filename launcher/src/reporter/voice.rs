@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::panic::Location;
 use std::time::SystemTime;
 
 use nix::unistd::Pid;
@@ -71,22 +70,20 @@ impl Voice {
     }
 
     /// One line while the job runs.
-    #[track_caller]
     pub fn say(&self, line: &str) {
         match self.manner {
             Manner::Ours => self.write(&format!("rankrun: {line}")),
             Manner::Torch { .. } => {
-                self.log(&[LogLine::of_ours(Level::Warning, Location::caller(), line.to_owned())]);
+                self.log(&[LogLine::of_ours(Level::Warning, line.to_owned())]);
             }
         }
     }
 
     /// What is worth a line before the start.
-    #[track_caller]
     pub fn notice(&self, notice: &Notice) {
         match self.manner {
             Manner::Ours => self.say(&notice.to_string()),
-            Manner::Torch { .. } => self.log(&[torch_log::of_notice(notice, Location::caller())]),
+            Manner::Torch { .. } => self.log(&[torch_log::of_notice(notice)]),
         }
     }
 
@@ -114,7 +111,6 @@ impl Voice {
     }
 
     /// A file that somebody else will miss was there, with these contents.
-    #[track_caller]
     pub fn replaced(&self, path: &str, contents: &str) {
         match self.manner {
             Manner::Ours => {

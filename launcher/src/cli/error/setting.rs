@@ -274,6 +274,11 @@ pub enum EntrypointProblem {
         /// A file with nearly that name.
         nearest: Option<String>,
     },
+    /// It belongs to the list of `--devices`.
+    RestOfList {
+        /// The whole list.
+        list: String,
+    },
     /// Neither a file here nor a program in `PATH`.
     NotInPath {
         /// How many folders `PATH` names.
@@ -304,6 +309,9 @@ impl fmt::Display for EntrypointProblem {
             }
             Self::Missing { folder, .. } => {
                 write!(f, "does not exist (working folder `{}`)", folder.display())
+            }
+            Self::RestOfList { .. } => {
+                f.write_str("is not a program: it looks like more of the list of `--devices`")
             }
             Self::NotInPath { folders: 0, .. } => f.write_str("is not in PATH, which names no folder"),
             Self::NotInPath { folders: 1, .. } => f.write_str("is not in PATH (1 folder)"),
@@ -463,6 +471,9 @@ fn entrypoint_hint(name: &str, problem: &EntrypointProblem) -> Option<String> {
             }
             let path = || format!("give its path, as in `./{name}`; for a module give `-m`");
             Some(answer_to_command(name).unwrap_or_else(path))
+        }
+        EntrypointProblem::RestOfList { list } => {
+            Some(format!("write the list as one word: `--devices {list}`"))
         }
         EntrypointProblem::Directory => {
             Some("name a script, or a folder that has a `__main__.py`".to_owned())

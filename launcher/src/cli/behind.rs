@@ -1,0 +1,115 @@
+//! Options of the launcher that stand behind the entrypoint, where they reach the program alone. Pure.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use super::grammar::{Request, tables};
+use super::notice::Notice;
+use super::option::{Kind, OptionRow};
+use crate::spec::Persona;
+
+/// Options that programs have too: behind the entrypoint they are the program's.
+const COMMON: &[&str] = &[
+    "config",
+    "device-type",
+    "devices",
+    "grace",
+    "help",
+    "iface",
+    "lease",
+    "local-addr",
+    "local-rank",
+    "log-dir",
+    "master-addr",
+    "master-port",
+    "module",
+    "node-rank",
+    "quiet",
+    "role",
+    "stdin",
+    "tee",
+    "time-limit",
+    "verbose",
+    "version",
+];
+
+/// A notice of the options behind the entrypoint that only a launcher has. A `--`, or the same option before the entrypoint,
+/// says that they are meant for the program.
+pub(super) fn tell_options_behind(request: &Request) -> Option<Notice> {
+    if request.is_separated {
+        return None;
+    }
+    let mut options = Vec::new();
+    let mut words = request.args.iter().peekable();
+    while let Some(word) = words.next().filter(|word| *word != "--") {
+        let Some(row) = row_of(word).filter(|row| is_meant(row, request)) else { continue };
+        let mut text = word.to_string_lossy().into_owned();
+        let takes_next = row.kind != Kind::Flag && !word.as_bytes().contains(&b'=');
+        if let Some(value) = words.next_if(|next| takes_next && !next.as_bytes().starts_with(b"-")) {
+            text = format!("{text} {}", value.to_string_lossy());
+        }
+        options.push(text);
+    }
+    let entrypoint = request.entrypoint.to_string_lossy().into_owned();
+    (!options.is_empty()).then_some(Notice::BehindEntrypoint { options, entrypoint })
+}
+
+fn is_meant(row: &OptionRow, request: &Request) -> bool {
+    !COMMON.contains(&row.long) && request.given.iter().all(|given| given.row.long != row.long)
+}
+
+/// The option whose whole long spelling a word is, with or without a value.
+fn row_of(word: &OsString) -> Option<&'static OptionRow> {
+    let name = word.as_bytes().split(|byte| *byte == b'=').next()?;
+    let is_it = |row: &&OptionRow| row.spellings().iter().any(|known| OsStr::new(known).as_bytes() == name);
+    tables(Persona::Rankrun).find(is_it)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::grammar::{Parsed, parse};
+
+    fn told(line: &str) -> Option<String> {
+        let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
+        match parse(Persona::Rankrun, &words).unwrap() {
+            Parsed::Launch(request) => tell_options_behind(&request).map(|notice| notice.to_string()),
+            other => panic!("no launch: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_that_only_a_launcher_has_are_named_with_their_values() {
+        assert_eq!(
+            told("train.py --lr 1 --nproc-per-node 4").unwrap(),
+            "`--nproc-per-node 4` stands behind `train.py` and goes to it; if it should reach the launcher, put it before \
+             `train.py`"
+        );
+        let both = told("x --nproc_per_node=4 --standalone --max-restarts -1").unwrap();
+        assert!(
+            both.starts_with("`--nproc_per_node=4`, `--standalone`, `--max-restarts` stand behind `x`"),
+            "{both}"
+        );
+    }
+
+    #[test]
+    fn words_that_may_be_the_programs_are_not_named() {
+        for line in [
+            "train.py --devices 2 --tee 3 --config c.toml --local-rank 0 --master_port 1",
+            "train.py -- --nproc-per-node 4",
+            "-- train.py --nproc-per-node 4",
+            "train.py a -- --nproc-per-node 4",
+            "--nproc-per-node 2 launcher.py --nproc-per-node 4",
+            "train.py --nproc --nnodes-of-tree 3 nnodes",
+        ] {
+            assert_eq!(told(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn common_options_are_options() {
+        for name in COMMON.iter().filter(|name| **name != "local-rank") {
+            assert!(tables(Persona::Rankrun).any(|row| row.long == *name), "{name}");
+        }
+    }
+}
