@@ -341,7 +341,11 @@ fn what_is_no_such_file_is_said() {
         fs::write(at("huge"), huge).expect("the folder is ours");
         let (read, write) = ("hint: name a file that can be read", "hint: write it into a file");
         for (path, why, hint) in [
-            (scratch.folder("folder", 0o777), "a folder is not a regular file", write),
+            (
+                scratch.folder("folder", 0o777),
+                "a folder is not a regular file",
+                "hint: name a file in the folder",
+            ),
             (at("fifo"), "a FIFO (a pipe) is not a regular file", write),
             (at("missing"), "No such file or directory", read),
             (at("huge"), "it has more than 1048576 bytes", read),

@@ -94,7 +94,7 @@ impl Session {
 }
 
 fn starts_launcher(line: &str) -> bool {
-    line.contains("rankrun ") && !line.ends_with('&')
+    line.contains("rankrun") && !line.ends_with('&')
 }
 
 /// The rows of a file, and the text above them.
@@ -199,7 +199,7 @@ fn masked(answer: &str, masks: &[(&str, &str)]) -> String {
 }
 
 fn masked_line(line: &str) -> String {
-    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let mut words: Vec<String> = line.split(' ').map(run_masked).collect();
     for at in 0..words.len() {
         let follows = |before: &str| at > 0 && words[at - 1].ends_with(before);
         if is_time(words[at].trim_end_matches(',')) {
@@ -223,6 +223,16 @@ fn masked_line(line: &str) -> String {
         }
     });
     words.join(" ")
+}
+
+/// The folder of a run in a log path: a run id, `_` and eight letters.
+fn run_masked(word: &str) -> String {
+    let is_run = |part: &&str| {
+        let id = part.split_once('_').filter(|(id, rest)| id.len() == 36 && rest.len() == 8);
+        id.is_some_and(|(id, _)| id.split('-').count() == 5)
+    };
+    let parts: Vec<&str> = word.split('/').map(|part| if is_run(&part) { "RUN" } else { part }).collect();
+    parts.join("/")
 }
 
 /// `12.5` and `1234` are `N`, with what stands around.

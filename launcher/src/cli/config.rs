@@ -24,7 +24,7 @@ use super::run::{
     RESTART_RULES, RESTART_WINDOW, STORE_LIMIT, VERSION,
 };
 use super::settings::{Setting, Settings};
-use super::suggest::nearest_of;
+use super::suggest::{nearest_of, option_for_foreign};
 use super::torchrun::{
     self, HELP, LOCAL_ADDR, MAX_RESTARTS, NNODES, NODE_RANK, PRINT_COMPLETION, RDZV_BACKEND, RDZV_ENDPOINT,
     RDZV_ID, SHUTDOWN_TIMEOUT,
@@ -218,7 +218,8 @@ impl Reader<'_> {
 
     fn unknown(&self, table: &str, key: &Spanned<Cow<'_, str>>, known: &[&str]) -> ConfigError {
         let written = key.get_ref().replace('_', "-");
-        let nearest = nearest_of(&written, known.iter().copied()).map(str::to_owned);
+        let of_option = || if table == "launch" { option_for_foreign(&written) } else { None };
+        let nearest = nearest_of(&written, known.iter().copied()).or_else(of_option).map(str::to_owned);
         let known =
             if known.len() < 16 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
         let name =

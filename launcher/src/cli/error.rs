@@ -15,7 +15,7 @@ pub use rule::RuleProblem;
 pub use setting::{EntrypointProblem, SettingError};
 
 use super::option::{Family, Kind, OptionRow};
-use super::suggest::{similar_option_of, unknown_options_hint};
+use super::suggest::{options_of, similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::exit_code;
 use crate::reporter::plain::is_bidi_control;
@@ -290,8 +290,9 @@ impl UsageError {
             }
             Self::TwoForms | Self::WatchedJson => Some("drop one of them".to_owned()),
             Self::UnknownTo { command, word } => {
-                let see_help = || format!("see `rankrun {command} --help`");
-                Some(similar_option_of(command, word).unwrap_or_else(see_help))
+                let all = || options_of(command).iter().map(|name| format!("--{name}")).collect::<Vec<_>>();
+                let list = || format!("it knows {}", backticked(&all()));
+                Some(similar_option_of(command, word).unwrap_or_else(list))
             }
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),

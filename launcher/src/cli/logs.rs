@@ -62,10 +62,10 @@ pub(super) fn tell_missing_ranks(
     };
     let console = logs.console.as_ref();
     let is_silent = console.is_some_and(|ranks| ranks.iter().all(is_missing));
-    let effect = if is_silent { "no rank is heard on the console" } else { "the others have no effect" };
+    let effect = if is_silent { "no rank is heard on the console" } else { "higher ranks have no effect" };
     let lists = [
-        (&REDIRECTS, names_missing(&logs.redirects), "the others have no effect"),
-        (&TEE, names_missing(&logs.tee), "the others have no effect"),
+        (&REDIRECTS, names_missing(&logs.redirects), "higher ranks have no effect"),
+        (&TEE, names_missing(&logs.tee), "higher ranks have no effect"),
         (&LOCAL_RANKS_FILTER, console.is_some_and(|ranks| ranks.iter().any(is_missing)), effect),
     ];
     let mut notices = Vec::new();

@@ -52,10 +52,10 @@ mod tests {
     #[test]
     fn what_is_no_file_is_refused_at_once() {
         for (word, value) in
-            [("--nccl-lib=/nowhere", "/nowhere"), ("--nccl-lib=", ""), ("--nccl-lib=/job", "/job")]
+            [("--nccl-lib=/nowhere", "`/nowhere`"), ("--nccl-lib=", "empty"), ("--nccl-lib=/job", "`/job`")]
         {
             let error = library(&["rankrun", word], &[]).unwrap_err();
-            let text = format!("`--nccl-lib` is `{value}`, which is not a file; ");
+            let text = format!("`--nccl-lib` is {value}, which is not a file; ");
             assert!(error.to_string().starts_with(&text), "{error}");
             assert_eq!(error.exit_code(), 1);
         }

@@ -110,6 +110,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["accelerators", "gpu", "gpus", "nvidia-smi", "smi"], "did you mean `rankrun devices`?"),
     (&["topology"], "did you mean `rankrun topo`?"),
     (&["install"], "did you mean `rankrun shim on`?"),
+    (
+        &["help"],
+        "`rankrun help` says it all; `rankrun help` with devices, topo, gc, shim or explain says more of that",
+    ),
 ];
 /// The words that may stand first.
 pub(super) const SUBCOMMANDS: [&str; 8] =
@@ -143,6 +147,13 @@ fn answer_to_option(word: &str) -> Option<String> {
     let meant = similar_names(&name, tables(Persona::Rankrun).map(|row| row.long));
     let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
     did_you_mean(&meant)
+}
+
+/// The long name of our option for another launcher's, where one option alone says the same.
+pub(super) fn option_for_foreign(name: &str) -> Option<&'static str> {
+    let (_, answer) = FOREIGN.iter().find(|(names, _)| names.contains(&name))?;
+    let word = answer.strip_prefix("`--")?.split([' ', '`']).next()?;
+    tables(Persona::Rankrun).map(|row| row.long).find(|long| *long == word)
 }
 
 /// The question, as in "did you mean `--a`, `--b` or `--c`?".
@@ -191,14 +202,19 @@ pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -
         .map(|(_, known)| known)
 }
 
-/// The option of a subcommand that a word may have meant.
-pub(super) fn similar_option_of(command: &str, word: &str) -> Option<String> {
-    let known: &[&str] = match command {
+/// The options of a subcommand, by their long names.
+pub(super) fn options_of(command: &str) -> &'static [&'static str] {
+    match command {
         "devices" => &["json", "watch", "device-type", "probe-timeout", "id", "help"],
         "topo" => &["json", "probe-timeout", "matrix", "help"],
         "gc" => &["dry-run", "force", "json", "help"],
         _ => &[],
-    };
+    }
+}
+
+/// The option of a subcommand that a word may have meant.
+pub(super) fn similar_option_of(command: &str, word: &str) -> Option<String> {
+    let known = options_of(command);
     let name = word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('_', "-");
     if command == "devices" && matches!(name.as_str(), "l" | "loop") {
         return Some("`--watch` looks again every 2 seconds, `--watch=1` every second".to_owned());

@@ -185,6 +185,12 @@ fn meant_by(entry: &str) -> Option<String> {
     if matches!(small.as_str(), "gpu-" | "mig-") {
         return Some("write more of the UUID; `rankrun devices` shows it".to_owned());
     }
+    if let Some((host, index)) = entry.split_once(':').filter(|(host, _)| !host.contains('.')) {
+        let is_host = host.bytes().any(|byte| byte.is_ascii_alphabetic());
+        return is_host.then(|| {
+            format!("leave `{host}:` out, as in `--devices {index}`: a launcher chooses the devices of its own node")
+        });
+    }
     let digits = ["gpu", "cuda", "device", "nvidia"].into_iter().find_map(|word| small.strip_prefix(word))?;
     let is_index = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_index.then(|| format!("write the index alone: `--devices {digits}`"))

@@ -202,6 +202,13 @@ fn hint_for_place(origin: &Origin, expected: Expected, value: &str) -> Option<St
     })
 }
 
+/// `--master-addr node0:29500`: the port has an option of its own.
+pub(super) fn hint_for_port_in_host(origin: &Origin, value: &str) -> Option<String> {
+    let (host, port) = value.split_once(':').filter(|_| *origin == Origin::Option("master-addr"))?;
+    let is_port = port.parse::<u16>().is_ok() && !host.is_empty();
+    is_port.then(|| format!("the port has its own option: `--master-addr {host} --master-port {port}`"))
+}
+
 /// Where only an example helps.
 fn usual_hint(origin: &Origin, expected: Expected) -> String {
     let example = match expected {

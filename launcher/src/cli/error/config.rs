@@ -96,8 +96,9 @@ impl ConfigProblem {
     pub(super) fn hint(&self) -> String {
         match self {
             Self::Unreadable(_) => {
-                "correct the path in `--config` or `RANKRUN_CONFIG`, or leave both out".to_owned()
+                "name a file that can be read, in `--config` or `RANKRUN_CONFIG`, or leave both out".to_owned()
             }
+            Self::NotRegular(why) if why.starts_with("a folder") => "name a file in the folder".to_owned(),
             Self::NotRegular(_) => {
                 "write it into a file: the launcher reads it again after a failure".to_owned()
             }

@@ -333,7 +333,9 @@ fn places(looked: &[PathBuf]) -> String {
     if looked.is_empty() {
         return "no folder".to_owned();
     }
-    looked.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
+    let mut named: Vec<String> = looked.iter().map(|folder| format!("`{}`", folder.display())).collect();
+    named.dedup();
+    named.join(", ")
 }
 
 fn whose(value: &str, host: &str) -> String {
@@ -374,7 +376,9 @@ impl SettingError {
             Self::DuplicatesWithoutFiles { .. } => {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
-            Self::Host { problem, .. } => Some(problem.hint().to_owned()),
+            Self::Host { origin, value, problem, .. } => Some(
+                advice::hint_for_port_in_host(origin, value).unwrap_or_else(|| problem.hint().to_owned()),
+            ),
             Self::RendezvousConf { problem, .. } => Some(problem.hint().to_owned()),
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),

@@ -43,12 +43,14 @@ fn the_number_of_workers() {
     for (value, count) in [("2", 2), (" 2 ", 2), ("+2", 2), ("1_0", 10), ("cpu", 5), ("auto", 5)] {
         assert_eq!(workers(world().cpus(5), value), Ok(count), "`{value}`");
     }
-    for value in ["0", "-1", "abc", "", "1.5", "99999999999999999999", "4194305", "CPU", "Auto"] {
+    for value in ["0", "-1", "abc", "1.5", "99999999999999999999", "4194305", "CPU", "Auto"] {
         let error = workers(world(), value).unwrap_err();
         assert_eq!(error.exit_code(), 1);
         let text = format!("`--nproc-per-node` is `{value}`, which is not a number of workers from 1 to");
         assert!(error.to_string().starts_with(&text), "{error}");
     }
+    let empty = workers(world(), "").unwrap_err().to_string();
+    assert!(empty.starts_with("`--nproc-per-node` is empty, which is not a number of workers"), "{empty}");
     for value in ["mtia", "privateuseone"] {
         let error = workers(world(), value).unwrap_err();
         assert_eq!(error.to_string(), format!("`--nproc-per-node` = `{value}` is not supported yet"));
