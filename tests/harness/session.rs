@@ -16,6 +16,12 @@ use crate::place::{free_port, python_path};
 
 /// Parts two answers: a line's own output never has it.
 const SEPARATOR: char = '\u{1e}';
+/// `ssh th2 …` runs a program on another host of the fleet on which the session runs.
+const SSH: &str = concat!(
+    "ssh() { host=${1#th}; shift; ",
+    env!("CARGO_MANIFEST_DIR"),
+    "/hosts/hosts.sh exec \"$host\" \"$@\"; }\n"
+);
 /// In a typed line; each run has a free port of its own in its place.
 const PORT: &str = "29500";
 
@@ -59,7 +65,7 @@ impl Session {
         });
         let typed: String = typed.collect();
         let python = launch_folder(&scratch);
-        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{typed}");
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{SSH}{typed}");
         let launch = launch.cwd(job).under(["sh", "-c", &line]);
         let outcome = launch.run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
@@ -77,7 +83,8 @@ impl Session {
         for (line, answer) in self.typed().zip(out.split(SEPARATOR).skip(1)) {
             // The status stands on a line of its own, also where the answer has no line end.
             let answer = answer.replace("\n\n[exit ", "\n[exit ");
-            text.push_str(&format!("$ {line}\n{}", masked(answer.trim_start_matches('\n'), masks)));
+            let answer = in_reading_order(answer.trim_start_matches('\n'));
+            text.push_str(&format!("$ {line}\n{}", masked(&answer, masks)));
         }
         if outcome.status.code().is_none() {
             text.push_str(&format!("[{}]\n", outcome.status));
@@ -91,6 +98,16 @@ impl Session {
         let on = self.on.as_ref().map_or_else(String::new, |on| format!("on {on}\n"));
         format!("== {}\ngrade {}{was}{reason}\n{on}{}", self.name, self.grade, self.text)
     }
+}
+
+/// The line about a failed rank stands directly above the report: the worker's own output comes by another way, before or
+/// after it.
+fn in_reading_order(answer: &str) -> String {
+    let Some(at) = answer.find("\nerror: ").map(|at| at + 1) else { return answer.to_owned() };
+    let (above, report) = answer.split_at(at);
+    let is_failure = |line: &&str| line.starts_with("rankrun: local rank ");
+    let (failures, others): (Vec<&str>, Vec<&str>) = above.split_inclusive('\n').partition(is_failure);
+    others.concat() + &failures.concat() + report
 }
 
 fn starts_launcher(line: &str) -> bool {
@@ -204,6 +221,12 @@ fn masked_line(line: &str) -> String {
         let follows = |before: &str| at > 0 && words[at - 1].ends_with(before);
         if is_time(words[at].trim_end_matches(',')) {
             words[at] = if words[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
+        } else if words[at].ends_with("ms") && words[at].starts_with(|letter: char| letter.is_ascii_digit()) {
+            words[at] = "N ms".to_owned();
+        } else if words.get(at + 1).is_some_and(|unit| unit == "s")
+            && words.get(at + 2).is_some_and(|before| before.starts_with("before"))
+        {
+            words[at] = digits_masked(&words[at]);
         } else if follows("pid") || (follows("after") && words.get(at + 1).is_some_and(|unit| unit == "s")) {
             words[at] = digits_masked(&words[at]);
         } else if words.get(at + 1).is_some_and(|next| next == "left") && words[at].ends_with('s') {

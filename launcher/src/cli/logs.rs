@@ -23,7 +23,11 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 ///
 /// # Errors
 /// A text that is no stream map or no list of ranks, a log folder that is a file, or no folder where one is needed.
-pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<LogSpec, CliError> {
+pub(super) fn resolve_logs(
+    settings: &Settings<'_>,
+    workers: LocalWorldSize,
+    notices: &mut Vec<Notice>,
+) -> Result<LogSpec, CliError> {
     let redirects = stream_map(settings, &REDIRECTS)?;
     let tee = stream_map(settings, &TEE)?;
     let duplicates = Duplicates {
@@ -43,11 +47,13 @@ pub(super) fn resolve_logs(settings: &Settings<'_>, notices: &mut Vec<Notice>) -
             say_unheard(settings, given, notices);
         }
     }
-    Ok(LogSpec { dir, redirects, tee, console, prefix, duplicates })
+    let logs = LogSpec { dir, redirects, tee, console, prefix, duplicates };
+    notices.extend(tell_missing_ranks(settings, &logs, workers)?);
+    Ok(logs)
 }
 
 /// A warning for each list of ranks that names one above the last; torchrun says nothing.
-pub(super) fn tell_missing_ranks(
+fn tell_missing_ranks(
     settings: &Settings<'_>,
     logs: &LogSpec,
     workers: LocalWorldSize,

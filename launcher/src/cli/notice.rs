@@ -220,9 +220,8 @@ impl fmt::Display for Notice {
         match self {
             Self::Python { taken, source, others } => write_python(f, (taken, source), others),
             Self::OmpThreads { threads, cpus, workers } => {
-                let cpus = if *cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") };
-                let workers = workers.get();
-                write!(f, "each worker gets `OMP_NUM_THREADS={threads}`: {cpus} for {workers} workers")
+                let (unit, workers) = (if *cpus == 1 { "CPU" } else { "CPUs" }, workers.get());
+                write!(f, "each worker gets `OMP_NUM_THREADS={threads}`: {cpus} {unit} for {workers} workers")
             }
             Self::SingleOmpThread => f.write_str(
                 "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid \
@@ -244,30 +243,21 @@ impl fmt::Display for Notice {
             ),
             Self::MadeUpRunId { run_id } => write!(f, "the run id is empty, so it is `{run_id}`"),
             Self::Signal { origin, name, problem: SignalProblem::Unknown } => {
-                let meant = Signal::from_str(&format!("SIG{}", name.to_uppercase()));
-                let way_out = meant.map_or_else(
-                    |_| "signals are written as in `SIGTERM`".to_owned(),
-                    |signal| format!("did you mean `{signal}`?"),
-                );
-                write!(f, "{origin} names `{name}`, which is not a signal; {way_out}")
+                write!(f, "{origin} names `{name}`, which is not a signal; {}", signal_meant_by(name))
             }
             Self::Signal { origin, name, problem: SignalProblem::CannotBeHandled } => {
                 write!(f, "{origin} names `{name}`, which a launcher cannot handle")
             }
-            Self::WarnedAtStart { origin, value, limit } => {
-                let limit = humantime::format_duration(*limit);
-                write!(
-                    f,
-                    "{origin} is `{value}`, and the time limit is {limit}: the workers get the signal at the start"
-                )
-            }
-            Self::NoProgressFolder { folder } => {
-                let folder = folder.display();
-                write!(
-                    f,
-                    "`{folder}`, where progress is to be seen, does not exist yet: until it does there is none"
-                )
-            }
+            Self::WarnedAtStart { origin, value, limit } => write!(
+                f,
+                "{origin} is `{value}`, and the time limit is {}: the workers get the signal at the start",
+                humantime::format_duration(*limit)
+            ),
+            Self::NoProgressFolder { folder } => write!(
+                f,
+                "`{}`, where progress is to be seen, does not exist yet: until it does there is none",
+                folder.display()
+            ),
             Self::Seat { line: text }
             | Self::OnCpus { line: text }
             | Self::Device { text }
@@ -288,19 +278,30 @@ impl fmt::Display for Notice {
                 write!(f, "`{name}` is set by the launcher for each worker; did you mean `{meant}`?")
             }
             Self::UnknownConfKey { origin, key, nearest } => {
-                let question = nearest.map(|nearest| format!("; did you mean `{nearest}`?"));
-                write!(f, "{origin} has the key `{key}`, which has no effect{}", question.unwrap_or_default())
+                write!(f, "{origin} has the key `{key}`, which has no effect{}", question_for(*nearest))
             }
             Self::NoSuchRanks { origin, value, workers, effect } => {
-                let last = workers.get() - 1;
-                write!(f, "{origin} is `{value}`, but the local ranks are 0 to {last}: {effect}")
+                write!(
+                    f,
+                    "{origin} is `{value}`, but the local ranks are 0 to {}: {effect}",
+                    workers.get() - 1
+                )
             }
-            Self::UnknownLogLevel { value } => write!(
-                f,
-                "`LOGLEVEL` is `{value}`, which is not DEBUG, INFO, WARNING, ERROR or CRITICAL; warnings and errors \
-                 are shown"
-            ),
+            Self::UnknownLogLevel { value } => write!(f, "`LOGLEVEL` is `{value}`, which is not {LEVELS}"),
         }
+    }
+}
+
+const LEVELS: &str = "DEBUG, INFO, WARNING, ERROR or CRITICAL; warnings and errors are shown";
+
+fn question_for(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!("; did you mean `{nearest}`?"))
+}
+
+fn signal_meant_by(name: &str) -> String {
+    match Signal::from_str(&format!("SIG{}", name.to_uppercase())) {
+        Ok(signal) => format!("did you mean `{signal}`?"),
+        Err(_) => "signals are written as in `SIGTERM`".to_owned(),
     }
 }
 

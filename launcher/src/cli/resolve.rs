@@ -16,7 +16,7 @@ use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
-use super::logs::{resolve_logs, tell_missing_ranks};
+use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
 use super::nesting::resolve_nesting;
 use super::network::{connection_interfaces, interfaces, nccl_chooses, resolve_network};
@@ -79,8 +79,7 @@ pub(super) fn resolve(
     notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
-    let logs = resolve_logs(&settings, &mut notices)?;
-    notices.extend(tell_missing_ranks(&settings, &logs, workers)?);
+    let logs = resolve_logs(&settings, workers, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
     notices.extend(tell_without_effect(&settings));
     notices.extend(tell_options_behind(&request).filter(|_| persona == Persona::Rankrun));

@@ -1,6 +1,6 @@
 //! What to write in place of a value that a setting refuses. Pure.
 
-use super::{Expected, Origin};
+use super::{Expected, HostProblem, Origin};
 use crate::cli::option::{Kind, OptionRow};
 use crate::cli::suggest::nearest_of;
 
@@ -89,8 +89,7 @@ fn hint_for_choice(
         return (*words).to_owned();
     }
     let begun = || choices.iter().copied().find(|choice| small.len() >= 3 && choice.starts_with(&small));
-    let known = |choice: &&'static str| **choice == small;
-    let meant = choices.iter().copied().find(|choice| known(&choice)).or_else(begun);
+    let meant = choices.iter().copied().find(|choice| *choice == small).or_else(begun);
     match meant.or_else(|| nearest_of(&small, choices.iter().copied())) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => format!("write one of them, as in `{}`", written(origin, choices[0])),
@@ -202,8 +201,27 @@ fn hint_for_place(origin: &Origin, expected: Expected, value: &str) -> Option<St
     })
 }
 
+/// The hint for a name that only Python could load.
+pub(super) fn hint_for_plugin(value: &str, built_in: &[&str]) -> String {
+    if matches!(value, "nccl" | "gloo" | "mpi" | "ucc") {
+        return format!(
+            "leave it out: the program chooses `{value}` itself, in `init_process_group(backend=\"{value}\")`"
+        );
+    }
+    let names: Vec<String> = built_in.iter().map(|name| format!("`{name}`")).collect();
+    if names.is_empty() {
+        return "leave it out".to_owned();
+    }
+    format!("leave it out, or take one that is built in: {}", names.join(" or "))
+}
+
+/// The hint for a host at which no node can be.
+pub(super) fn hint_for_host(origin: &Origin, value: &str, problem: HostProblem) -> String {
+    hint_for_port_in_host(origin, value).unwrap_or_else(|| problem.hint().to_owned())
+}
+
 /// `--master-addr node0:29500`: the port has an option of its own.
-pub(super) fn hint_for_port_in_host(origin: &Origin, value: &str) -> Option<String> {
+fn hint_for_port_in_host(origin: &Origin, value: &str) -> Option<String> {
     let (host, port) = value.split_once(':').filter(|_| *origin == Origin::Option("master-addr"))?;
     let is_port = port.parse::<u16>().is_ok() && !host.is_empty();
     is_port.then(|| format!("the port has its own option: `--master-addr {host} --master-port {port}`"))

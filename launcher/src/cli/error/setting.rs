@@ -357,16 +357,7 @@ impl SettingError {
             Self::NotSupported { origin, .. } => not_supported_hint(origin),
             Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
-            Self::PythonPlugin { value, .. } if matches!(value.as_str(), "nccl" | "gloo" | "mpi" | "ucc") => {
-                Some(format!(
-                    "leave it out: the program chooses `{value}` itself, in `init_process_group(backend=\"{value}\")`"
-                ))
-            }
-            Self::PythonPlugin { built_in: [], .. } => Some("leave it out".to_owned()),
-            Self::PythonPlugin { built_in: names, .. } => {
-                let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-                Some(format!("leave it out, or take one that is built in: {}", names.join(" or ")))
-            }
+            Self::PythonPlugin { value, built_in, .. } => Some(advice::hint_for_plugin(value, built_in)),
             Self::NeedsAccelerator { .. } => {
                 Some("leave it out; `taskset` in front of the launcher binds the whole job".to_owned())
             }
@@ -376,9 +367,7 @@ impl SettingError {
             Self::DuplicatesWithoutFiles { .. } => {
                 Some("name a log folder, or leave the filter out".to_owned())
             }
-            Self::Host { origin, value, problem, .. } => Some(
-                advice::hint_for_port_in_host(origin, value).unwrap_or_else(|| problem.hint().to_owned()),
-            ),
+            Self::Host { origin, value, problem, .. } => Some(advice::hint_for_host(origin, value, *problem)),
             Self::RendezvousConf { problem, .. } => Some(problem.hint().to_owned()),
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),

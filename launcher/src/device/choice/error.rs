@@ -208,13 +208,7 @@ impl ChoiceError {
                 format!("unset `{variable}`, or choose within it")
             }
             Self::Ambiguous { .. } => "write more of the UUID".to_owned(),
-            Self::InMigMode { instances, .. } if instances.is_empty() => {
-                "create instances with `nvidia-smi mig`, or choose another device".to_owned()
-            }
-            Self::InMigMode { entry, .. } if entry.bytes().all(|byte| byte.is_ascii_digit()) => {
-                format!("name its instances, as in `--devices {entry}:0`")
-            }
-            Self::InMigMode { .. } => "`1:0` is the first MIG device of GPU 1".to_owned(),
+            Self::InMigMode { entry, instances, .. } => hint_for_mig(entry, instances.is_empty()),
             Self::Repeated { .. } => {
                 "write each device once; `--oversubscribe` runs several workers on one device".to_owned()
             }
@@ -223,16 +217,10 @@ impl ChoiceError {
                     .to_owned()
             }
             Self::NothingLeft { .. } => {
-                "`rankrun devices` shows each device and its processes; `--devices none` runs on CPUs".to_owned()
-            }
-            Self::NoDevices { instead, .. } if instead.is_empty() => {
-                "`rankrun devices` tells what was looked for; `--device-type cpu` runs the workers on the CPUs"
+                "`rankrun devices` shows each device and its processes; `--devices none` runs on CPUs"
                     .to_owned()
             }
-            Self::NoDevices { instead: kinds, .. } => {
-                let words: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
-                format!("devices of another type are here: {}", words.join(" or "))
-            }
+            Self::NoDevices { instead, .. } => hint_for_none(instead),
             Self::SeveralTypes { kinds, .. } => types(kinds),
             Self::MixedVendors { first_kind, .. } => {
                 format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
@@ -265,9 +253,32 @@ impl ChoiceError {
     }
 }
 
+fn hint_for_mig(entry: &str, has_no_instance: bool) -> String {
+    if has_no_instance {
+        "create instances with `nvidia-smi mig`, or choose another device".to_owned()
+    } else if entry.bytes().all(|byte| byte.is_ascii_digit()) {
+        format!("name its instances, as in `--devices {entry}:0`")
+    } else {
+        "`1:0` is the first MIG device of GPU 1".to_owned()
+    }
+}
+
+/// Where none is of the type that was asked for; `instead` are the types that there are.
+fn hint_for_none(instead: &[DeviceType]) -> String {
+    if instead.is_empty() {
+        return "`rankrun devices` tells what was looked for; `--device-type cpu` runs the workers on the CPUs"
+            .to_owned();
+    }
+    format!("devices of another type are here: {}", type_options(instead))
+}
+
 fn types(kinds: &[DeviceType]) -> String {
+    format!("say which with {}", type_options(kinds))
+}
+
+fn type_options(kinds: &[DeviceType]) -> String {
     let words: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
-    format!("say which with {}", words.join(" or "))
+    words.join(" or ")
 }
 
 fn counted_within(variable: Option<&str>) -> String {
