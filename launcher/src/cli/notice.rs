@@ -219,10 +219,7 @@ impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Python { taken, source, others } => write_python(f, (taken, source), others),
-            Self::OmpThreads { threads, cpus, workers } => {
-                let (unit, workers) = (if *cpus == 1 { "CPU" } else { "CPUs" }, workers.get());
-                write!(f, "each worker gets `OMP_NUM_THREADS={threads}`: {cpus} {unit} for {workers} workers")
-            }
+            Self::OmpThreads { threads, cpus, workers } => omp_threads(*threads, *cpus, *workers).fmt(f),
             Self::SingleOmpThread => f.write_str(
                 "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid \
                  your system being overloaded, please further tune the variable for optimal performance in \
@@ -293,6 +290,11 @@ impl fmt::Display for Notice {
 }
 
 const LEVELS: &str = "DEBUG, INFO, WARNING, ERROR or CRITICAL; warnings and errors are shown";
+
+fn omp_threads(threads: u32, cpus: usize, workers: LocalWorldSize) -> String {
+    let unit = if cpus == 1 { "CPU" } else { "CPUs" };
+    format!("each worker gets `OMP_NUM_THREADS={threads}`: {cpus} {unit} for {} workers", workers.get())
+}
 
 fn question_for(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |nearest| format!("; did you mean `{nearest}`?"))
