@@ -55,7 +55,7 @@ pub enum LaunchError {
     /// An argument or variable no program can be given.
     #[error("cannot build the command of rank {rank}")]
     Command {
-        /// Whose.
+        /// Rank of the worker.
         rank: Rank,
         /// Which text.
         source: NulByte,
@@ -68,7 +68,7 @@ pub enum LaunchError {
         /// The cause.
         source: io::Error,
     },
-    /// Nobody can tell whether the workers have left processes behind.
+    /// It is not known whether the workers have left processes behind.
     #[error("cannot see whether processes of the job are left")]
     Unswept {
         /// Why.
@@ -77,7 +77,7 @@ pub enum LaunchError {
     /// A worker could not be started.
     #[error("cannot start rank {rank}: `{}`", program.display())]
     Spawn {
-        /// Whose.
+        /// Rank of the worker.
         rank: Rank,
         /// The file that was to be executed.
         program: PathBuf,

@@ -33,7 +33,7 @@ pub const DO_NOT_REQUEUE: u8 = 78;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;
 
-/// How the job ends for whoever waits for the launcher.
+/// Exit status of the launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitStatus {
     /// A plain exit code.

@@ -1,7 +1,7 @@
 //! The outside world, read once or on demand: environment, working folder, CPUs, files, terminals, randomness.
 //!
 //! Everything that decides what to launch asks `Facts`, and nothing else touches the system there. The
-//! environment is a snapshot; the rest is asked only by who needs it, since a launch pays for every look.
+//! environment is a snapshot; the rest is asked on demand, since a launch pays for every look.
 //! Tests put a fake `World` behind it.
 
 #![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
@@ -85,7 +85,7 @@ pub trait World {
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
     fn is_terminal(&self, stream: StandardStream) -> bool;
-    /// The user who runs us.
+    /// Effective user id of this process.
     fn user_id(&self) -> u32;
     /// The id of this process.
     fn process_id(&self) -> u32;
@@ -109,7 +109,7 @@ pub struct System {
 }
 
 impl System {
-    /// Whoever waits for it is not told.
+    /// The wait for the probes is not announced.
     pub const SILENT: Self = Self { tell_of_wait: |_, _| {} };
 }
 

@@ -1,12 +1,13 @@
-//! What is left of jobs whose launcher is gone: who that is, and how it is told. Pure; `process::gc` looks and ends.
+//! Leftovers of jobs whose launcher is gone: which processes they are, and the text about them. Pure; `process::gc` walks `/proc`
+//! and ends them.
 //!
 //! A process is taken for such a leftover only where all of this holds:
 //!
 //! 1. It is of our user.
 //! 2. It carries the mark of a job, `RANKRUN_JOB` with a UUID.
 //! 3. No launcher stands above it, nor is it one: with guard and agent gone, orphans belong to a stranger.
-//! 4. It has no terminal. Workers and what they start lead sessions without one; who sits in front of one, as a person
-//!    does with a worker that was started by hand, is looked after.
+//! 4. It has no terminal. Workers and their children have sessions without one. A process with a terminal, such as a worker
+//!    that was started by hand, has its user.
 //! 5. Neither it nor any above it in the same job has `RANKRUN_KEEP=1`.
 //! 6. It is neither the process that asks nor above that.
 //!
@@ -27,7 +28,7 @@ use paths::{LeftPath, PathFate};
 /// What is asked of `rankrun gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What is done about those who are found.
+    /// What is done about the processes found.
     pub deed: Deed,
     /// How it is told.
     pub form: Form,
@@ -44,7 +45,7 @@ impl Request {
     }
 }
 
-/// What is done about those who are found.
+/// What is done about the processes found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
     /// A process is ended if it descends from the job.
@@ -95,7 +96,7 @@ pub enum Standing {
     },
 }
 
-/// What ties a process to the job whose mark it carries.
+/// Evidence that a process belongs to the job of its mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
@@ -152,7 +153,7 @@ const fn inherited_job(process: &Seen) -> Option<Uuid> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// Nobody touched it.
+    /// It was left alone.
     Listed,
     /// It ended after SIGTERM.
     Ended,

@@ -4,17 +4,17 @@
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
 //! | [`explain`] | what a launch would do, without doing it |
-//! | [`inspect`] | the machine, looked at |
+//! | [`inspect`] | `devices` and `topo` |
 //! | [`gc`] | what a crash left of jobs, found and ended |
 //! | `litter` | what a crash left of files and folders |
 //! | [`device`] | which accelerators, in which order |
-//! | [`placement`] | who sits where |
-//! | [`rendezvous`] | who takes part, in which order |
+//! | [`placement`] | rank → device and variables |
+//! | [`rendezvous`] | which nodes take part, in which order |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`process`] | the only place that forks, signals and waits |
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
-//! | [`reporter`] | everything told to people |
+//! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens files, and nothing that is not one |
 //! | [`shim`] | makes the torchrun of a Python environment ours, and back |
 
@@ -83,7 +83,7 @@ pub fn main() -> ExitCode {
     if let Some(question) = first.as_deref().and_then(probe::question) {
         return probe::serve(question);
     }
-    // What a person starts by hand keeps the descriptors of their shell, and its wrapper needs nobody's signals yet.
+    // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let by_hand = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
     let begun = if by_hand { Begun::untouched() } else { Begun::now() };
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
         Err(error) => {
-            // Who only asks hears of it here alone.
+            // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
             let way_out = facts.calling_python().map(|_| shim::WAY_OUT);
             reporter::refuse(&error, way_out, parent_file.map(Path::new))

@@ -1,4 +1,4 @@
-//! Who sits where: which rank of a round has which of the node's seats. Pure.
+//! Which rank of a round has which device of the node. Pure.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct Device {
     pub ordinal: u32,
     /// Which of the node's devices it is, where that was found out.
     pub card: Option<Card>,
-    /// Whether anybody looked. A worker that nobody looked for may well run on an accelerator, and is told nothing.
+    /// Whether devices were probed. Without a probe the worker may still use an accelerator, and no device is named.
     pub known: bool,
 }
 

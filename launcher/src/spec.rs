@@ -58,7 +58,7 @@ pub struct LaunchSpec {
     pub restart: RestartPolicy,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
-    /// What becomes of whoever outlives the workers of a job that succeeded.
+    /// Treatment of processes that outlive the workers of a job that succeeded.
     pub leftovers: LeftoverPolicy,
     /// `--start-timeout`: every worker of a generation has joined the store within this time.
     pub start_timeout: Option<Duration>,
@@ -70,7 +70,7 @@ pub struct LaunchSpec {
     pub stuck_limit: Option<Duration>,
     /// Where the workers' output goes.
     pub logs: LogSpec,
-    /// Who reads the launcher's standard input.
+    /// Which worker reads the launcher's standard input.
     pub stdin: StdinPolicy,
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
@@ -84,7 +84,7 @@ pub struct LaunchSpec {
     pub device_check: Option<DeviceCheck>,
     /// `--event-log-handler`
     pub events: EventLog,
-    /// The launcher's own `TORCHELASTIC_ERROR_FILE`: whoever started it wants to know what it died of.
+    /// The launcher's own `TORCHELASTIC_ERROR_FILE`, which its parent process reads.
     pub parent_error_file: Option<PathBuf>,
     /// `--leave-out`: this worker is started by hand.
     pub left_out: Option<LocalRank>,
@@ -203,8 +203,7 @@ impl RendezvousSpec {
         }
     }
 
-    /// Whether other nodes may take part, and so there is a rendezvous. To an endpoint others may come who are not
-    /// needed: they wait as spares.
+    /// Whether other nodes may take part, so that there is a rendezvous. Nodes that are not needed wait as spares.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::C10d { .. }) || self.nodes().max > NodeCount::ONE
@@ -237,11 +236,11 @@ pub struct StorePlan<'a> {
     pub named_by: Option<&'a str>,
     /// 0 is any free port.
     pub port: u16,
-    /// Who opens it.
+    /// Which process opens it.
     pub host: StoreHost,
 }
 
-/// Who opens the workers' store.
+/// Which process opens the workers' store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreHost {
     /// The agent, once for all generations.
@@ -292,7 +291,7 @@ impl Seat {
     }
 }
 
-/// What was said about the devices, for whoever explains the choice; what came of it are the seats.
+/// The device options as given, for `explain`; the result is in the placements.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceSpec {
     /// `--devices`, as it was written.
@@ -341,7 +340,7 @@ pub struct LogSpec {
     pub redirects: StreamMap,
     /// `--tee`: to files and, with a prefix, to the console.
     pub tee: StreamMap,
-    /// `--local-ranks-filter`: who is heard on the console; everybody where it is not given.
+    /// `--local-ranks-filter`: local ranks whose output reaches the console; all where it is not given.
     pub console: Option<BTreeSet<LocalRank>>,
     /// `--log-line-prefix-template`; `None` is `[<role><local rank>]:`.
     pub prefix: Option<String>,
@@ -390,14 +389,14 @@ pub enum StreamMap {
     Ranks(Vec<(LocalRank, Streams)>),
 }
 
-/// Who reads the launcher's standard input (`--stdin`).
+/// Which worker reads the launcher's standard input (`--stdin`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StdinPolicy {
     /// Every worker inherits it, as under torchrun.
     All,
     /// One local rank inherits it, the others read nothing.
     Only(LocalRank),
-    /// Nobody.
+    /// No worker.
     None,
 }
 

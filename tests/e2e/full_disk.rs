@@ -39,7 +39,8 @@ fn log_folder_without_free_inodes_is_named_too() {
         return;
     }
     let Some((outcome, folder)) = on_disk(Name::Rankrun, FEW_FILES, "--redirects") else { return };
-    let words = format!("disk      the log folder `{folder}` has no room for another file (0 inodes free of ");
+    let words =
+        format!("disk      the log folder `{folder}` has no room for another file (0 inodes free of ");
     outcome.exits(3).complains(&words);
 }
 
@@ -51,7 +52,9 @@ fn tee_on_a_full_disk_says_where_to_and_what_to_do() {
         let line = outcome.lines_with("stdout.log`, it ends here: ").remove(0);
         assert!(line.contains("No space left on device"), "{line}");
         assert!(line.contains("0 B free of 1.0 MiB") && line.contains("`--log-dir`"), "{line}");
-        outcome.complains(&format!("disk      the log folder `{folder}` has no space left (0 B free of 1.0 MiB)"));
+        outcome.complains(&format!(
+            "disk      the log folder `{folder}` has no space left (0 B free of 1.0 MiB)"
+        ));
     }
 }
 

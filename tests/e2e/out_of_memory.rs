@@ -22,7 +22,9 @@ fn out_of_memory_in_a_cgroup_names_limit_and_peak() {
         let launch = Launch::standalone(*name, 2).under(cgroup.entered());
         let outcome = launch.worker(["rank1:eat", "forever"]).run();
         outcome.exits(name.code(137));
-        outcome.complains("rank 1 failed first: killed by the kernel: out of memory (cgroup limit 96 MiB, rank 1 had ");
+        outcome.complains(
+            "rank 1 failed first: killed by the kernel: out of memory (cgroup limit 96 MiB, rank 1 had ",
+        );
         outcome.complains("hint: raise the limit where the job is started").never_says("dmesg");
         let peak = peak_in(&outcome);
         assert!((LIMIT / 2..=LIMIT).contains(&peak), "{peak} MiB\n{outcome}");
@@ -86,7 +88,9 @@ fn kernel_kill_of_a_workers_child_stands_in_the_report() {
     let launch = Launch::standalone(Name::Rankrun, 1).under(cgroup.entered());
     let outcome = launch.shell("tail /dev/zero; echo 'a child is gone' >&2; exit 3").run();
     outcome.exits(3).complains("rank 0 failed first: exit code 3\n");
-    outcome.complains("memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 96 MiB)");
+    outcome.complains(
+        "memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 96 MiB)",
+    );
 }
 
 #[test]

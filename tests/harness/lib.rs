@@ -26,8 +26,8 @@ mod settings;
 mod store;
 mod transcript;
 
-pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
 pub use cgroup::MemoryCgroup;
+pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
 pub use fleet::{Fleet, Refusal};
 pub use gate::Gate;
 pub use job::Job;

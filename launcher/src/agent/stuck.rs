@@ -30,7 +30,14 @@ impl Asleep {
     /// What it is reported with as long as it has not ended: the signal that comes last.
     pub(super) const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-        WorkerEnd { local_rank: self.local_rank, pid: self.pid, exit, at, testimony: None, foreign_kill: None }
+        WorkerEnd {
+            local_rank: self.local_rank,
+            pid: self.pid,
+            exit,
+            at,
+            testimony: None,
+            foreign_kill: None,
+        }
     }
 }
 

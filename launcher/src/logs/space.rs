@@ -72,7 +72,9 @@ impl fmt::Display for FullLogFolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (folder, shortage) = (self.folder.display(), &self.shortage);
         match shortage {
-            DiskShortage::Space { .. } => write!(f, "the log folder `{folder}` has no space left ({shortage})"),
+            DiskShortage::Space { .. } => {
+                write!(f, "the log folder `{folder}` has no space left ({shortage})")
+            }
             DiskShortage::Inodes { .. } => {
                 write!(f, "the log folder `{folder}` has no room for another file ({shortage})")
             }

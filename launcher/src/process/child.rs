@@ -105,7 +105,12 @@ impl Children {
         self.signal_each(workers, signal, kill);
     }
 
-    fn signal_each(&mut self, workers: &[WorkerId], signal: Signal, send: fn(Pid, Signal) -> nix::Result<()>) {
+    fn signal_each(
+        &mut self,
+        workers: &[WorkerId],
+        signal: Signal,
+        send: fn(Pid, Signal) -> nix::Result<()>,
+    ) {
         for (pid, child) in self.by_pid.iter_mut().filter(|(_, child)| workers.contains(&child.worker)) {
             child.is_killed |= signal == Signal::SIGKILL;
             if let Err(error) = send(*pid, signal) {

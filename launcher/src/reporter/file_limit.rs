@@ -31,7 +31,9 @@ fn with_limit(cause: &str, limit: rlim_t) -> String {
 
 fn advice(limit: rlim_t) -> String {
     let advised = limit.saturating_mul(2).max(ADVISED);
-    format!("run `ulimit -n {advised}` before the launcher, in a shell whose hard limit allows it (`ulimit -Hn`)")
+    format!(
+        "run `ulimit -n {advised}` before the launcher, in a shell whose hard limit allows it (`ulimit -Hn`)"
+    )
 }
 
 fn has_emfile(cause: Option<&(dyn Error + 'static)>) -> bool {
@@ -75,6 +77,9 @@ mod tests {
         let pipe = LaunchError::Logs(LogError::Channel { source: Errno::EMFILE });
         assert!(hint_of(&pipe, Some("other")).is_some_and(|hint| hint.starts_with("run `ulimit -n ")));
         assert!(cause_in_words(&Errno::EMFILE).contains("Too many open files: the limit is "));
-        assert_eq!(cause_in_words(&io::Error::from_raw_os_error(libc::EPERM)), "Operation not permitted (os error 1)");
+        assert_eq!(
+            cause_in_words(&io::Error::from_raw_os_error(libc::EPERM)),
+            "Operation not permitted (os error 1)"
+        );
     }
 }

@@ -61,7 +61,13 @@ mod tests {
     fn on(shortage: DiskShortage, is_written_by_worker: bool) -> FailureCard {
         let full = FullLogFolder { folder: "/logs".into(), shortage };
         let log_disk = Some(LogDisk { full, is_written_by_worker });
-        FailureCard { exit: Exit::Code(1), program: ProgramKind::Python, log_disk, tail: Vec::new(), ..card() }
+        FailureCard {
+            exit: Exit::Code(1),
+            program: ProgramKind::Python,
+            log_disk,
+            tail: Vec::new(),
+            ..card()
+        }
     }
 
     const FULL: DiskShortage = DiskShortage::Space { free: 0, total: 1 << 20 };

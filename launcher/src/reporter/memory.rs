@@ -11,8 +11,7 @@ use crate::reporter::summary::FailureCard;
 
 const MIB: u64 = 1 << 20;
 
-const RAISE_LIMIT: &str =
-    "raise the limit where the job is started (`docker run --memory`, a pod's `resources.limits.memory`, `sbatch --mem`), or \
+const RAISE_LIMIT: &str = "raise the limit where the job is started (`docker run --memory`, a pod's `resources.limits.memory`, `sbatch --mem`), or \
      use less: a smaller batch, fewer data loader workers";
 
 const USE_LESS: &str = "this machine had no memory left: use less (a smaller batch, fewer workers per node, fewer data loader \
@@ -70,7 +69,10 @@ pub fn rows(card: &FailureCard) -> Vec<(&'static str, String)> {
     if let Some((count, limit)) = kills_beside(card) {
         let limit = limit.map(|limit| format!(" (cgroup limit {})", memory(limit))).unwrap_or_default();
         let killed = processes(count);
-        rows.push(("memory", format!("the kernel killed {killed} of the job's cgroup for lack of memory{limit}")));
+        rows.push((
+            "memory",
+            format!("the kernel killed {killed} of the job's cgroup for lack of memory{limit}"),
+        ));
     }
     rows
 }

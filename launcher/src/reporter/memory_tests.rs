@@ -28,7 +28,9 @@ fn kernels_kill_names_the_limit_and_the_peak() {
         first_line(&of_machine),
         "rank 1 failed first: killed by the kernel: out of memory (no cgroup limit was reached, rank 1 had 398 MiB)"
     );
-    assert!(summary::hint(&of_machine).is_some_and(|hint| hint.starts_with("this machine had no memory left")));
+    assert!(
+        summary::hint(&of_machine).is_some_and(|hint| hint.starts_with("this machine had no memory left"))
+    );
     assert_eq!(
         first_line(&of(LIMIT, false)),
         "rank 1 failed first: killed by SIGKILL, probably by the kernel: out of memory (cgroup limit 400 MiB, rank 1 \
@@ -64,13 +66,17 @@ fn kill_of_the_launcher_itself_is_not_from_outside() {
 fn kernels_kill_of_a_child_stands_beside_another_end() {
     let oom = OomKills { cgroup: Some(1), limit: LIMIT, machine: Some(1) };
     let failed = FailureCard { exit: Exit::Code(1), oom, ..card() };
-    let row =
-        "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
+    let row = "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
     assert!(render(&failed).contains(row), "{}", render(&failed));
     assert_eq!(hint(&failed).as_deref(), Some(RAISE_LIMIT));
     let report = |message: &str| {
         let message = message.to_owned();
-        rankrun_contract::report::ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None }
+        rankrun_contract::report::ErrorReport {
+            message,
+            callstack: None,
+            unix_seconds: None,
+            lost_rank: None,
+        }
     };
     let other = FailureCard { report: Some(report("ValueError: bad batch")), ..failed.clone() };
     assert_eq!(hint(&other), None, "it has a reason of its own");

@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 pub struct NodeRange {
     /// No round is smaller.
     pub min: NodeCount,
-    /// No round is larger; who comes besides is a spare.
+    /// Most nodes in a round; another node is a spare.
     pub max: NodeCount,
 }
 

@@ -14,7 +14,7 @@ use rankrun_contract::rank::{NodeRank, Rank};
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RestartPolicy {
     /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the
-    /// whole job. The time in which nobody runs does not count.
+    /// whole job. Time without running workers does not count.
     pub window: Option<Duration>,
     /// `--restart-delay` and what refines it: how long to wait before a restart.
     pub backoff: Option<Backoff>,

@@ -114,7 +114,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         if stream.peer_addr()?.ip().to_canonical().is_loopback() {
-            // Nobody is silent here without having gone, and who reads late may be held up for long.
+            // An idle client has not gone, and a client that reads late may be held up for long.
             stream.set_nodelay(true)?;
         } else {
             socket::watch(&stream, SILENCE)?;
@@ -302,7 +302,7 @@ impl Drop for Requests<'_> {
     }
 }
 
-/// What a reply may hold, in bytes: its elements, as if nobody else held them, and what each costs beside.
+/// Upper bound of the memory that a reply holds, in bytes: its elements and the cost of each beside its bytes.
 fn weight(reply: &Reply) -> u64 {
     let of = |length: usize| OVERHEAD + length as u64;
     let elements = match reply {

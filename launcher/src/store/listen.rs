@@ -20,7 +20,7 @@ pub enum Interfaces {
     One(IpAddr),
 }
 
-/// A listener that blocks nobody. Port 0 is any free one: of `ports`, from the lowest, where these are given.
+/// A listener in non-blocking mode. Port 0 is any free one: of `ports`, from the lowest, where these are given.
 ///
 /// # Errors
 /// The address is not this machine's, the port is taken, or all of `ports` are.
@@ -65,7 +65,7 @@ fn open(addr: SocketAddr) -> nix::Result<TcpListener> {
     // Connections that were closed a moment ago would hold the port.
     setsockopt(&listener, sockopt::ReuseAddr, &true)?;
     if addr.is_ipv6() && addr.ip().is_unspecified() {
-        // Whatever the machine's default is: who comes by IPv4 finds us too.
+        // IPv4 clients reach the IPv6 listener too, whatever the machine's default is.
         setsockopt(&listener, sockopt::Ipv6V6Only, &false)?;
     }
     bind(std::os::fd::AsRawFd::as_raw_fd(&listener), &SockaddrStorage::from(addr))?;

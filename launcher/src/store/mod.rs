@@ -74,7 +74,7 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Connections that nobody has accepted yet cannot be told from those of the next generation.
+    /// Connections that are not accepted yet cannot be told from those of the next generation.
     #[error("cannot close the store's old connections")]
     Reset {
         /// The system's reason.
@@ -172,8 +172,8 @@ impl StoreServer {
 
     /// Begins a generation: an empty keyspace, and no connection of those before it.
     ///
-    /// When this returns, whoever connected before is disconnected, also those whom the server had not
-    /// accepted yet, and whoever connects after reaches the new keyspace.
+    /// When this returns, every earlier connection is closed, also if the server had not accepted it yet. Later
+    /// connections reach the new keyspace.
     ///
     /// # Errors
     /// The old connections cannot be told apart (no descriptor is left to accept them), or the thread has
@@ -219,7 +219,7 @@ impl StoreServer {
         self.ask(Command::Greeted)
     }
 
-    /// The numbers by which those have greeted who are connected now.
+    /// Client ids of the connections that are open now.
     ///
     /// # Errors
     /// The thread has ended.
@@ -227,7 +227,7 @@ impl StoreServer {
         self.ask(Command::Connected)
     }
 
-    /// How many connections are open on which somebody has greeted.
+    /// Number of open connections whose client has sent its id.
     ///
     /// # Errors
     /// The thread has ended.
@@ -241,13 +241,13 @@ impl StoreServer {
         self.departures.as_fd()
     }
 
-    /// The numbers whose last connection has closed since this was asked, without those who have come again meanwhile.
-    /// What a reset closes is not among them.
+    /// Client ids whose last connection has closed since the previous call. A client that has connected again is left out,
+    /// and so are connections that a reset closed.
     ///
     /// # Errors
     /// The thread has ended.
     pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
-        // Cleared before it is asked: whoever departs in between is told now, and it stays readable.
+        // Cleared before the question: a client that departs in between is in the answer, and the event stays readable.
         let _ = self.departures.read();
         self.ask(Command::Departed)
     }

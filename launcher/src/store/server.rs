@@ -1,7 +1,7 @@
 //! The store's thread: accepts, decodes, feeds the keyspace, replies.
 //!
-//! Strangers cost little: whoever connects and asks for nothing is closed after a while, or sooner where descriptors are
-//! scarce. All connections together are bounded ([`memory`]).
+//! An idle connection is closed after a while, or sooner where descriptors are scarce. The memory of all connections together is
+//! bounded ([`memory`]).
 
 #![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
 
@@ -43,13 +43,13 @@ pub(super) enum Command {
     Limit(u64),
     /// Keep some room for the keys that begin with one of these.
     Reserve(Vec<Vec<u8>>),
-    /// Say who has greeted since the last reset.
+    /// Answer with the client ids seen since the last reset.
     Greeted(mpsc::Sender<BTreeSet<u32>>),
-    /// Say who is connected.
+    /// Answer with the client ids of open connections.
     Connected(mpsc::Sender<BTreeSet<u32>>),
     /// Say how many connections have greeted and are open.
     Connections(mpsc::Sender<usize>),
-    /// Say whose last connection has closed since this was asked the last time.
+    /// Answer with the client ids whose last connection has closed since the previous question.
     Departed(mpsc::Sender<BTreeSet<u32>>),
     /// End.
     Stop,
@@ -62,13 +62,13 @@ const FIRST_CLIENT: u64 = 2;
 /// Connections accepted before others are served.
 const ACCEPT_BATCH: usize = 128;
 
-/// Where descriptors are scarce, those who have been strangers for so long make room for others.
+/// Where descriptors are scarce, a connection that was idle for so long is closed.
 const CROWDED: Duration = Duration::from_secs(1);
 
 /// When to try again to accept, after few descriptors were left: others of the process may have freed some.
 const ACCEPT_RETRY_MS: u16 = 100;
 
-/// What those who are not clients yet, or not with what they have sent, may take.
+/// Limits for connections without a request, and for incomplete requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// How long a connection may be without a whole request, where there are more than a few such.
@@ -99,7 +99,7 @@ impl Default for Limits {
     }
 }
 
-/// The ends of the agent's handle: it wakes us and tells us, we tell it who has departed.
+/// Channels to the agent's handle: commands in, departures out.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) waker: Arc<EventFd>,
@@ -137,7 +137,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// For a listener that blocks nobody.
+    /// `listener` is in non-blocking mode.
     pub(super) fn new(listener: TcpListener, ends: Ends, limits: Limits) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&*ends.waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKER))?;
@@ -213,7 +213,7 @@ impl Server {
         }
     }
 
-    /// Closes one who has only connected and has had time for more; whether there was one.
+    /// Closes one idle connection that had time for a request. Returns whether there was one.
     fn make_room(&mut self) -> bool {
         let Some((client, since)) = self.register.oldest_stranger() else { return false };
         let is_old = since.elapsed() >= CROWDED;
@@ -227,7 +227,7 @@ impl Server {
         // Only clears the counter: what it counts is in the channel.
         let _ = self.ends.waker.read();
         while let Ok(command) = self.ends.commands.try_recv() {
-            // Who asked and did not wait needs no answer.
+            // A caller that did not wait needs no answer.
             match command {
                 Command::Stop => return std::ops::ControlFlow::Break(()),
                 Command::Reset { kept, done } => drop(done.send(self.reset(&kept))),
@@ -312,7 +312,7 @@ impl Server {
             self.close(client, &reason);
         }
         self.shed();
-        // Those who were woken wait in a call: they come before the next client.
+        // Woken clients wait in a call: they come before the next client.
         let mut woken = std::mem::take(&mut self.woken);
         for (client, reply) in woken.drain(..) {
             if let Err(reason) = self.wake(client, reply) {
@@ -413,7 +413,7 @@ impl Server {
         if !reason.is_by_peer() {
             self.register.dismiss(client, &guest.identity);
         } else if self.register.leave(client, &guest.identity) {
-            // The only failure is a counter at its maximum, and then who listens knows already.
+            // The only failure is a counter at its maximum, and then the reader is awake already.
             let _ = self.ends.departures.write(1);
         }
     }

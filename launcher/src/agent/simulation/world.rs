@@ -212,7 +212,14 @@ impl<M: Machine> World<'_, M> {
         let at = self.wall_clock();
         self.queue.push_back(match kind {
             Stale::Exited => {
-                let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None, foreign_kill: None };
+                let end = WorkerEnd {
+                    local_rank,
+                    pid,
+                    exit: Exit::Code(1),
+                    at,
+                    testimony: None,
+                    foreign_kill: None,
+                };
                 Input::Exited { generation, end }
             }
             Stale::JoinsSeen => {

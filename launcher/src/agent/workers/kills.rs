@@ -17,7 +17,10 @@ impl Workers {
             return vec![None; exits.len()];
         }
         let oom = self.oom.explain(deaths as u64);
-        exits.iter().map(|exit| is_foreign_kill(exit).then_some(ForeignKill { oom, peak: exit.peak })).collect()
+        exits
+            .iter()
+            .map(|exit| is_foreign_kill(exit).then_some(ForeignKill { oom, peak: exit.peak }))
+            .collect()
     }
 
     /// The end of the worker that a person started, maybe in another cgroup.

@@ -29,8 +29,7 @@ impl Workers {
         let full = self.full_log_folder.clone()?;
         let [teed, redirected] = self.kept_streams(local_rank);
         // A stream that is copied to the console too is a pipe, and the launcher writes the file.
-        let is_written_by_worker =
-            redirected.stdout && !teed.stdout || redirected.stderr && !teed.stderr;
+        let is_written_by_worker = redirected.stdout && !teed.stdout || redirected.stderr && !teed.stderr;
         (has_any(teed) || has_any(redirected)).then_some(LogDisk { full, is_written_by_worker })
     }
 

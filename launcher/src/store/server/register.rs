@@ -1,4 +1,4 @@
-//! Who is connected to a store, and who has only opened a connection. Takes `now`; holds no socket.
+//! Connections of a store: clients that have sent their id, and idle connections. Takes `now`; holds no socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use rankrun_contract::store::keyspace::ClientId;
 use rankrun_contract::store::protocol::Request;
 
-/// Greetings remembered: more than a node has workers, and little memory whoever sends them.
+/// Bound on the client ids kept: more than a node has workers, and little memory.
 const MAX_GREETED: usize = 1 << 16;
 /// First parts of keys remembered of a connection: a client of a job has one or two.
 const MAX_ROOTS: usize = 8;
@@ -75,11 +75,11 @@ fn keys(request: &Request) -> Vec<&[u8]> {
 /// All connections, by what they have said.
 #[derive(Debug, Default)]
 pub(super) struct Register {
-    /// Numbers of greetings since the last reset, also of those who have gone.
+    /// Client ids since the last reset, also of clients that have gone.
     greeted: BTreeSet<u32>,
     /// Open connections for each number.
     open: BTreeMap<u32, usize>,
-    /// Numbers whose last connection has closed since somebody asked.
+    /// Client ids whose last connection has closed since the previous question.
     departed: BTreeSet<u32>,
     /// Connections without a whole request, and since when. The oldest has the lowest number.
     strangers: BTreeMap<ClientId, Instant>,
@@ -102,7 +102,7 @@ impl Register {
             if identity.nonce.is_none() {
                 identity.nonce = Some(nonce);
                 *self.open.entry(nonce).or_default() += 1;
-                // It is back before anybody has heard that it had gone.
+                // The client is back before its departure was reported.
                 self.departed.remove(&nonce);
             }
         }
@@ -129,7 +129,7 @@ impl Register {
         self.departed.len() < MAX_GREETED && self.departed.insert(nonce)
     }
 
-    /// We have closed a connection ourselves, since its generation is over: nobody has departed.
+    /// The server has closed a connection of an old generation: this is no departure.
     pub(super) fn dismiss(&mut self, client: ClientId, identity: &Identity) {
         if self.leave(client, identity)
             && let Some(nonce) = identity.nonce

@@ -1,4 +1,4 @@
-//! Who is connected, who has gone, and who stays when a generation begins.
+//! Open connections, departures, and the connections that a new generation keeps.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ fn departed_within(server: &StoreServer, timeout: PollTimeout) -> BTreeSet<u32> 
     server.departed().unwrap()
 }
 
-/// Until somebody departs.
+/// Waits for a departure.
 fn departed(server: &StoreServer) -> BTreeSet<u32> {
     departed_within(server, PollTimeout::NONE)
 }
 
-/// Nobody has departed by now.
+/// No client has departed by now.
 fn assert_nobody_departed(server: &StoreServer) {
     assert_eq!(departed_within(server, PollTimeout::ZERO), BTreeSet::new());
 }

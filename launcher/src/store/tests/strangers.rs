@@ -1,4 +1,4 @@
-//! Those who connect and are no clients: scanners, garbage, and whoever sends slowly. A job does not notice them.
+//! Connections that are not clients: port scanners, garbage, and slow senders. A job does not notice them.
 
 use super::super::server::Limits;
 use super::*;
