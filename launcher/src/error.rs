@@ -120,7 +120,6 @@ impl fmt::Display for SpawnError {
 
 impl Error for SpawnError {}
 
-/// Behind a value: where it comes from, if that is known.
 /// The error and its causes, as one line.
 #[must_use]
 pub fn in_one_line(error: &dyn Error) -> String {
@@ -161,9 +160,18 @@ impl LaunchError {
             Self::Unswept { .. } => {
                 Some("raise the limit of open files (`ulimit -n`); `rankrun gc` ends what is left")
             }
-            Self::Setup { .. } | Self::Command { .. } | Self::Spawn { .. } => None,
+            Self::Setup { source, .. } => process_limit_hint(source),
+            Self::Command { .. } | Self::Spawn { .. } => None,
         }
     }
+}
+
+/// No process and no thread could be started.
+pub(crate) fn process_limit_hint(source: &io::Error) -> Option<&'static str> {
+    (source.raw_os_error() == Some(libc::EAGAIN)).then_some(
+        "a limit on processes and threads is reached: raise it (`ulimit -u` of this user, `--pids-limit` of a container), or \
+         end some of them",
+    )
 }
 
 fn spawn_hint(source: &io::Error) -> Option<&'static str> {
@@ -174,7 +182,7 @@ fn spawn_hint(source: &io::Error) -> Option<&'static str> {
         }
         libc::ENOEXEC => "a script needs a first line such as `#!/bin/sh`",
         libc::E2BIG => "the arguments and the environment together are too long for the kernel",
-        libc::EAGAIN => "the limit on processes is reached: see `ulimit -u`",
+        libc::EAGAIN => return process_limit_hint(source),
         libc::EMFILE => "the limit on open files is reached: see `ulimit -n`",
         _ => return None,
     })

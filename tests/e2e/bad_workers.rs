@@ -186,6 +186,23 @@ fn limit_on_open_files_is_named_with_the_way_out() {
     }
 }
 
+/// The user has no other process, and the kernel counts none of the superuser's.
+#[test]
+fn limit_on_processes_is_named_with_the_way_out() {
+    if !only_ours() || !nix::unistd::getuid().is_root() {
+        return;
+    }
+    for limit in [1, 3] {
+        let line = format!("ulimit -u {limit}; exec \"$@\"");
+        let launch = Launch::standalone(Name::Rankrun, 2).user(47_113).under(["bash", "-c", &line, "bash"]);
+        let outcome = launch.args(["--no-python", "true"]).run();
+        outcome
+            .exits(1)
+            .complains("error: cannot start ")
+            .complains("hint: a limit on processes and threads is reached");
+    }
+}
+
 #[test]
 fn workers_get_the_limits_that_the_launcher_was_started_with() {
     for name in Name::both() {

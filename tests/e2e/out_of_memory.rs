@@ -27,7 +27,8 @@ fn out_of_memory_in_a_cgroup_names_limit_and_peak() {
         );
         outcome.complains("hint: raise the limit where the job is started").never_says("dmesg");
         let peak = peak_in(&outcome);
-        assert!((LIMIT / 2..=LIMIT).contains(&peak), "{peak} MiB\n{outcome}");
+        // It has pages of its program too, which another cgroup may have been charged for.
+        assert!((LIMIT / 2..=LIMIT * 5 / 4).contains(&peak), "{peak} MiB\n{outcome}");
     }
 }
 

@@ -94,7 +94,7 @@ impl LogError {
                 "choose a folder that can be written with `--log-dir`, or none with `--log-dir /dev/null`"
             }
             (Self::Channel { .. } | Self::Pump { .. }, _) => {
-                "raise the limits of this user or container (processes, memory)"
+                "raise the limits of this user or container: processes and threads (`ulimit -u`, `--pids-limit`), memory"
             }
         }
     }

@@ -90,7 +90,7 @@ pub(super) fn why_unwritten(error: &io::Error, file: &Path) -> String {
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             let shortage = file.parent().and_then(DiskShortage::at);
-            let numbers = shortage.map(|shortage| format!(" ({shortage})")).unwrap_or_default();
+            let numbers = shortage.map(|shortage| format!(", {shortage}")).unwrap_or_default();
             format!("{error}{numbers}; {MAKE_ROOM}")
         }
         _ => error.to_string(),

@@ -5,7 +5,8 @@
 //! was reached is told by a counter beside each limit. `/proc/vmstat` counts the victims of the whole machine, those of
 //! other containers too.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// The counters at one time.
@@ -30,6 +31,15 @@ struct Limit {
     bytes: u64,
     /// How often the memory of this cgroup has come to it.
     reached: u64,
+    /// The most memory that this cgroup ever had, in bytes.
+    peak: Option<u64>,
+}
+
+impl Limit {
+    /// Whether the cgroup ever had so much, but for what the kernel takes in larger pieces.
+    fn was_ever_reached(&self) -> bool {
+        self.peak.is_some_and(|peak| peak >= self.bytes - self.bytes / 64)
+    }
 }
 
 /// What the kernel killed for lack of memory since an earlier reading.
@@ -37,7 +47,7 @@ struct Limit {
 pub struct OomKills {
     /// In the memory cgroup of the launcher; nothing where that is not known.
     pub cgroup: Option<u64>,
-    /// The nearest limit that was reached meanwhile, in bytes.
+    /// The nearest limit that was reached meanwhile, in bytes; where the kernel counts that not, at any time.
     pub limit: Option<u64>,
     /// On the whole machine; nothing where that is not known.
     pub machine: Option<u64>,
@@ -67,23 +77,34 @@ impl Version {
     }
 
     fn limit_in(self, folder: &Path) -> Option<Limit> {
-        let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let read = |name: &str| text_of(&folder.join(name));
         let number = |name: &str| -> Option<u64> { read(name)?.trim().parse().ok() };
-        let (limit_file, reached) = match self {
-            // With an equal limit on memory and swap together, that one is reached first.
-            Self::V1 => {
-                let with_swap = number("memory.memsw.failcnt").unwrap_or_default();
-                ("memory.limit_in_bytes", number("memory.failcnt")?.saturating_add(with_swap))
-            }
-            Self::V2 => ("memory.max", value_of(&read("memory.events")?, "oom")?),
-        };
-        let bytes = number(limit_file).filter(|bytes| *bytes < NO_LIMIT)?;
-        Some(Limit { bytes, reached })
+        let limit = |file| number(file).filter(|bytes| *bytes < NO_LIMIT);
+        Some(match self {
+            Self::V1 => Limit {
+                bytes: limit("memory.limit_in_bytes")?,
+                // With an equal limit on memory and swap together, that one is reached first.
+                reached: number("memory.failcnt")?
+                    .saturating_add(number("memory.memsw.failcnt").unwrap_or_default()),
+                peak: number("memory.max_usage_in_bytes"),
+            },
+            Self::V2 => Limit {
+                bytes: limit("memory.max")?,
+                reached: value_of(&read("memory.events")?, "oom")?,
+                peak: None,
+            },
+        })
     }
 }
 
 /// From here on a limit of version 1 stands for none: the kernel writes the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
+
+/// Room for `/proc/vmstat`, in bytes.
+const PIECE: usize = 16 * 1024;
+
+/// More is not read of a file, in bytes.
+const LONGEST: u64 = 1 << 20;
 
 impl OomCounters {
     /// The counters now.
@@ -94,7 +115,7 @@ impl OomCounters {
 
     /// Those of the file system below `root`.
     fn below(root: &Path) -> Self {
-        let machine = fs::read_to_string(root.join("proc/vmstat")).ok();
+        let machine = text_of(&root.join("proc/vmstat"));
         Self {
             cgroup: CgroupCounters::below(root),
             machine: machine.and_then(|text| value_of(&text, "oom_kill")),
@@ -109,7 +130,11 @@ impl OomCounters {
         // Numbers of another cgroup say nothing.
         let cgroups = cgroups.filter(|(now, before)| now.folder == before.folder);
         let reached = |(now, before): (&Limit, &Limit)| (now.reached > before.reached).then_some(now.bytes);
-        let limit = cgroups.and_then(|(now, before)| now.limits.iter().zip(&before.limits).find_map(reached));
+        let limit = cgroups.and_then(|(now, before)| {
+            // Linux 6.18 was seen to count no failures in version 1.
+            let full = || now.limits.iter().find(|limit| limit.was_ever_reached()).map(|limit| limit.bytes);
+            now.limits.iter().zip(&before.limits).find_map(reached).or_else(full)
+        });
         OomKills {
             cgroup: cgroups.map(|(now, before)| since(now.kills, before.kills)),
             limit,
@@ -120,18 +145,25 @@ impl OomCounters {
 
 impl CgroupCounters {
     fn below(root: &Path) -> Option<Self> {
-        let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+        let text = text_of(&root.join("proc/self/cgroup"))?;
         let (version, path) = memory_cgroup(&text)?;
         let mount = root.join(version.mount());
         let own = mount.join(path.trim_start_matches('/'));
         // A container without a cgroup namespace sees its own cgroup as the root, under the path of the host.
         let is_seen = !path.contains("/..") && own.join(version.kills_file()).exists();
         let folder = if is_seen { own } else { mount.clone() };
-        let counts = fs::read_to_string(folder.join(version.kills_file())).ok()?;
+        let counts = text_of(&folder.join(version.kills_file()))?;
         let above = folder.ancestors().take_while(|above| above.starts_with(&mount));
         let limits = above.filter_map(|above| version.limit_in(above)).collect();
         Some(Self { kills: value_of(&counts, "oom_kill")?, limits, folder })
     }
+}
+
+/// The text of one of the kernel's files, in one piece: the kernel counts anew for each piece that is read.
+fn text_of(path: &Path) -> Option<String> {
+    let mut text = String::with_capacity(PIECE);
+    File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// The version and path of the memory cgroup in the text of `/proc/self/cgroup`. Version 1 has the memory where it is named.

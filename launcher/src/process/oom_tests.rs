@@ -1,5 +1,7 @@
 //! Counters of both versions of cgroups, on a file system made by hand.
 
+use std::fs;
+
 use super::*;
 
 /// A file system below a temporary folder.
@@ -92,6 +94,18 @@ fn v1_kill_is_counted_below_a_limited_cgroup() {
     root.v1("box/job", (V1_UNLIMITED, 0, 3));
     let kills = OomKills { cgroup: Some(1), limit: Some(400 * MIB), machine: Some(0) };
     assert_eq!(root.read().kills_since(&before), kills);
+}
+
+#[test]
+fn v1_limit_without_a_counter_is_known_by_the_peak() {
+    let root = FakeRoot::new("v1-peak", "4:memory:/box\n");
+    root.v1("box", (400 * MIB, 0, 0));
+    let peak = |bytes: u64| {
+        root.file("sys/fs/cgroup/memory/box/memory.max_usage_in_bytes", &format!("{bytes}\n"));
+        root.read().kills_since(&root.read()).limit
+    };
+    assert_eq!(peak(390 * MIB), None);
+    assert_eq!(peak(400 * MIB - 4096), Some(400 * MIB));
 }
 
 /// The limit on memory and swap together counts for itself, and is reached first where both are equal.

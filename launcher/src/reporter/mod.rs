@@ -142,7 +142,7 @@ pub fn refuse_shim(error: &ShimError) -> ExitCode {
 /// The launcher could not split into guard and agent, or the guard cannot do its work.
 #[must_use]
 pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
-    complain(&with_cause(error, None));
+    complain(&with_cause(error, error.hint().as_deref()));
     leave_word(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
