@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use rankrun_contract::rank::Rank;
 
 use crate::logs::LogError;
@@ -112,7 +113,11 @@ impl SpawnError {
 impl fmt::Display for SpawnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.problem {
-            Some(problem) => write!(f, "{problem} ({})", self.refusal),
+            // Without the number of the errno: one pair of parentheses is enough.
+            Some(problem) => {
+                let errno = Errno::from_raw(self.refusal.raw_os_error().unwrap_or_default());
+                write!(f, "{problem} ({})", errno.desc())
+            }
             None => self.refusal.fmt(f),
         }
     }

@@ -38,7 +38,7 @@ fn store_on_a_port_in_use_names_port_and_listener() {
     let port = free_port().to_string();
     let outcome = mistaken("port").args([&port]).run();
     outcome.exits(1).complains("EADDRINUSE");
-    hints(&outcome, &[&format!("port {port} "), "`MASTER_PORT`"]);
+    hints(&outcome, &[&format!("port {port}, which is taken"), "`MASTER_PORT`"]);
 }
 
 #[test]

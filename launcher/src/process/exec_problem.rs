@@ -153,8 +153,7 @@ impl ExecProblem {
             }
             Self::CarriageReturn { .. } => carriage_return_hint(program),
             Self::NoInterpreter { .. } => format!(
-                "correct the first line of `{file}`; the environment of a moved venv is made anew by \
-                 `python3 -m venv`"
+                "correct the first line of `{file}`, or install `{file}` again where its environment was moved or removed"
             ),
             Self::InterpreterNotExecutable { interpreter } => {
                 format!("chmod +x {interpreter}, or correct the first line of `{file}`")

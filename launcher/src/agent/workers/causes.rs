@@ -32,7 +32,7 @@ impl Workers {
             message: card.report.as_ref().map(|report| &*report.message),
             tail: &card.tail,
             workers: self.spec.workers.get(),
-            master_port: round.map(|round| round.master.port),
+            master: round.map(|round| &round.master),
             several_hosts: round
                 .is_some_and(|round| round.nodes > NodeCount::ONE && !is_loopback(&round.master.addr)),
         };

@@ -47,7 +47,9 @@ pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surrounding
 /// A command that a shell did not find or could not execute.
 pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
     let Exit::Code(code @ (CANNOT_EXECUTE | NOT_FOUND)) = clues.exit else { return None };
-    if clues.says(&["$'\\r': command not found", "\\r': No such file or directory"]) {
+    let quoted = ["\\r': command not found", "\\r': No such file", "\\r’: No such file"];
+    // A shell that quotes nothing writes the return itself, and of the line only its end is left.
+    if clues.says(&quoted) || clues.last_line(missing_command) == Some("") {
         return Some(
             "a script has the line ends of Windows (CRLF): `sed -i 's/\\r$//' SCRIPT` removes the carriage returns"
                 .to_owned(),
@@ -140,7 +142,7 @@ pub(super) fn signal(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Opti
         if clues.says(&["Fatal Python error: "]) {
             return format!("the lines below `Fatal Python error` say where Python was; {core}");
         }
-        match surroundings.variable("PYTHONFAULTHANDLER") {
+        match surroundings.filled("PYTHONFAULTHANDLER") {
             Some(_) => core.to_owned(),
             None => format!("`PYTHONFAULTHANDLER=1` makes Python print where; {core}"),
         }

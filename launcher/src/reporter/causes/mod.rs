@@ -13,6 +13,8 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
+use rankrun_contract::env::Master;
+
 use crate::process::Exit;
 use crate::reporter::plain::plain;
 
@@ -29,8 +31,8 @@ pub struct Clues<'a> {
     pub tail: &'a [String],
     /// Workers on this node.
     pub workers: u32,
-    /// The port of the workers' store.
-    pub master_port: Option<u16>,
+    /// The workers' store.
+    pub master: Option<&'a Master>,
     /// Whether the job's nodes are more than one host.
     pub several_hosts: bool,
 }
@@ -52,8 +54,12 @@ pub enum Program<'a> {
 
 /// What the machine tells of the worker's surroundings.
 pub trait Surroundings {
-    /// A variable of the launcher's environment that is not empty.
+    /// A variable of the launcher's environment; an empty value is a value.
     fn variable(&self, name: &str) -> Option<String>;
+    /// A variable, where an empty value counts as none.
+    fn filled(&self, name: &str) -> Option<String> {
+        self.variable(name).filter(|value| !value.is_empty())
+    }
     /// The other Python interpreters of this user, and whether they have the module.
     fn other_pythons(&self, module: &str) -> Vec<OtherPython>;
     /// The file or folder by which the working folder has that module.

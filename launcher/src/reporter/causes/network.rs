@@ -14,7 +14,7 @@ pub(super) fn gloo_on_loopback(clues: &Clues<'_>, surroundings: &dyn Surrounding
     if !clues.several_hosts || !clues.lines().any(is_gloo) {
         return None;
     }
-    let named = surroundings.variable("GLOO_SOCKET_IFNAME");
+    let named = surroundings.filled("GLOO_SOCKET_IFNAME");
     let given = named.map(|name| format!(" (`GLOO_SOCKET_IFNAME` is `{}` here)", shown(&name)));
     Some(format!(
         "gloo uses the loopback on one of the nodes, and no other host reaches it{}: unset `GLOO_SOCKET_IFNAME` on every \
@@ -33,29 +33,30 @@ pub(super) fn address_in_use(clues: &Clues<'_>, surroundings: &dyn Surroundings)
             of_other_rank(clues)
         ));
     };
-    if Some(port) == clues.master_port {
-        return Some(format!(
+    let by = match surroundings.listener(port) {
+        Some(Listener { pid, name }) => format!(" by pid {pid} (`{}`)", shown(&name)),
+        None => String::new(),
+    };
+    let opens_store = lines().any(|line| line.contains("The server socket has failed to listen"));
+    Some(match clues.master {
+        Some(master) if master.port == port && master.agent_store => format!(
             "port {port} is `MASTER_PORT`, where the job's own store listens: leave it to `init_process_group`, and \
              choose another port for the script's own server"
-        ));
-    }
-    let store = match clues.master_port {
-        Some(master) if lines().any(|line| line.contains("The server socket has failed to listen")) => {
-            format!("; the store of this job is at `MASTER_PORT` {master}, which the script must not change")
-        }
-        _ => String::new(),
-    };
-    Some(match surroundings.listener(port) {
-        Some(Listener { pid, name }) => {
-            format!(
-                "pid {pid} (`{}`) listens on port {port}: end it, or choose another port{store}",
-                shown(&name)
-            )
-        }
-        None => format!(
-            "port {port} was taken{}; `ss -ltnp` lists the programs that listen{store}",
-            of_other_rank(clues)
         ),
+        Some(master) if master.port == port => format!(
+            "rank 0 opens the store on `MASTER_PORT`, and port {port} is taken{by}: choose another one with \
+             `--master-port`"
+        ),
+        Some(master) if opens_store => format!(
+            "the script opens a store of its own on port {port}, which is taken{by}: leave `MASTER_ADDR` and \
+             `MASTER_PORT` as the launcher sets them (port {})",
+            master.port
+        ),
+        _ if by.is_empty() => {
+            let other = of_other_rank(clues);
+            format!("port {port} is taken{other}; `ss -ltnp` lists the programs that listen")
+        }
+        _ => format!("port {port} is taken{by}: end that program, or choose another port"),
     })
 }
 
@@ -67,7 +68,8 @@ fn is_in_use(line: &str) -> bool {
 
 fn of_other_rank(clues: &Clues<'_>) -> &'static str {
     if clues.workers > 1 {
-        ", perhaps by another rank of this job: each rank needs a port of its own, as in `port + LOCAL_RANK`"
+        ", perhaps by another rank of this job: each rank needs a port of its own, as in `port + LOCAL_RANK`, and none \
+         may be `MASTER_PORT`"
     } else {
         ": choose another one"
     }

@@ -31,8 +31,8 @@ pub(super) fn shadowed_module(clues: &Clues<'_>, _: &dyn Surroundings) -> Option
 
 /// A module that this Python does not have: another may.
 pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
-    let module =
-        clues.python_error().and_then(module_of_error).or_else(|| clues.last_line(module_of_option))?;
+    let imported = clues.python_error().and_then(module_of_error);
+    let module = imported.or_else(|| clues.last_line(module_of_option))?;
     let root = module.split('.').next().filter(|root| is_identifier(root))?;
     let Program::Python { python } = clues.program else {
         return Some(format!(
@@ -40,7 +40,7 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
              activate the environment"
         ));
     };
-    let source = match surroundings.variable("PYTHON_EXEC") {
+    let source = match surroundings.filled("PYTHON_EXEC") {
         Some(_) => ", which `PYTHON_EXEC` names,",
         None => "",
     };
@@ -55,6 +55,13 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
         let found = found.path.display();
         return Some(format!(
             "{fact}, but `{found}` has it: set `PYTHON_EXEC={found}`, or activate its environment"
+        ));
+    }
+    if imported.is_none() {
+        return Some(format!(
+            "`-m` looks in the working folder and among the packages of `{}`{source} and finds no `{root}`: check the \
+             name and the folder, or install it there",
+            python.display()
         ));
     }
     let package = PACKAGES.iter().find(|(name, _)| *name == root).map_or(root, |(_, package)| package);

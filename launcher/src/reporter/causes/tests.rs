@@ -10,6 +10,7 @@ struct Fake {
     here: Option<&'static str>,
     listens: Option<(u16, &'static str)>,
     has_carriage_return: bool,
+    rank_0_has_store: bool,
 }
 
 impl Surroundings for Fake {
@@ -57,13 +58,14 @@ fn of_program(
     fake: &Fake,
 ) -> Option<(&'static str, String)> {
     let tail: Vec<String> = tail.iter().map(|line| (*line).to_owned()).collect();
+    let master = Master { addr: "10.0.0.1".to_owned(), port: 29_500, agent_store: !fake.rank_0_has_store };
     let clues = Clues {
         exit,
         program,
         message: None,
         tail: &tail,
         workers: 2,
-        master_port: Some(29_500),
+        master: Some(&master),
         several_hosts: true,
     };
     named_hint(&clues, fake)
@@ -141,7 +143,7 @@ fn gloo_on_the_loopback_names_the_interface() {
         message: None,
         tail: &tail,
         workers: 2,
-        master_port: None,
+        master: None,
         several_hosts: false,
     };
     assert_eq!(hint(&clues, &fake), None, "one host has one loopback");
@@ -164,12 +166,18 @@ fn address_in_use_names_port_and_listener() {
     let row = "address in use";
     let store = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
         port: 29501, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
-    of_python(row, store, &["port 29501 was taken", "another rank", "`MASTER_PORT` 29500"]);
+    of_python(row, store, &["a store of its own on port 29501, which is taken: leave", "(port 29500)"]);
     let fake = Fake { listens: Some((29_501, "nginx")), ..Fake::default() };
-    expect(hint_of(Exit::Code(1), &[store], &fake), row, &["pid 7 (`nginx`) listens on port 29501"]);
+    expect(hint_of(Exit::Code(1), &[store], &fake), row, &["port 29501, which is taken by pid 7 (`nginx`)"]);
     let line =
         "OSError: [Errno 98] error while attempting to bind on address ('::', 29500): address already in use";
     of_python(row, line, &["port 29500 is `MASTER_PORT`"]);
+    let fake = Fake { rank_0_has_store: true, ..Fake::default() };
+    expect(hint_of(Exit::Code(1), &[line], &fake), row, &["rank 0 opens the store", "`--master-port`"]);
+    let line = "[Errno 98] error while attempting to bind on address ('::', 80): address already in use";
+    of_python(row, line, &["port 80 is taken, perhaps by another rank"]);
+    let fake = Fake { listens: Some((80, "nginx")), ..Fake::default() };
+    expect(hint_of(Exit::Code(1), &[line], &fake), row, &["port 80 is taken by pid 7 (`nginx`): end that"]);
     of_python(row, "OSError: [Errno 98] Address already in use", &["another rank", "`ss -ltnp`"]);
     let rust = "Error: Os { code: 98, kind: AddrInUse, message: \"Address already in use\" }";
     of_shell(row, 1, &[rust], &["`ss -ltnp`"]);
@@ -198,10 +206,10 @@ fn missing_module_names_this_python_and_another_that_has_it() {
     let variables = vec![("PYTHON_EXEC", "/venv/bin/python")];
     expect(find(Fake { variables, ..Fake::default() }), row, &["which `PYTHON_EXEC` names"]);
     of_python(row, "ModuleNotFoundError: No module named 'cv2'", &["pip install opencv-python"]);
-    of_python(row, "/venv/bin/python: No module named train", &["has no module `train`"]);
+    of_python(row, "/venv/bin/python: No module named train", &["`-m` looks", "finds no `train`"]);
     let nested = "/venv/bin/python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named \
         'a')";
-    of_python(row, nested, &["has no module `a`"]);
+    of_python(row, nested, &["finds no `a`"]);
     of_shell(row, 1, &[line], &["the Python that it started has no module `torch`"]);
     let optional = ["ModuleNotFoundError: No module named 'apex'", "RuntimeError: bad data"];
     assert_eq!(hint_of(Exit::Code(1), &optional, &Fake::default()), None, "the script went on without it");
@@ -239,8 +247,13 @@ fn carriage_returns_are_found_behind_codes_of_shells() {
         expect(of_program(Exit::Code(code), &env, run, &fake), "carriage returns", &parts);
     }
     assert_eq!(of_program(Exit::Code(1), &[], run, &fake), None);
-    let inner = "run.sh: line 2: $'\\r': command not found";
-    of_shell("command that cannot run", 127, &[inner], &["CRLF", "sed"]);
+    for inner in [
+        "run.sh: line 2: $'\\r': command not found",
+        "x.sh: line 2: $'foo\\r': command not found",
+        ": not found",
+    ] {
+        of_shell("command that cannot run", 127, &[inner], &["CRLF", "sed"]);
+    }
 }
 
 #[test]
@@ -316,7 +329,7 @@ fn message_of_the_error_file_is_the_error() {
         message: Some("ModuleNotFoundError: No module named 'torch'"),
         tail: &tail,
         workers: 1,
-        master_port: None,
+        master: None,
         several_hosts: false,
     };
     expect(named_hint(&clues, &Fake::default()), "module missing", &["torch"]);
