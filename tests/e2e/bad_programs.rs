@@ -87,7 +87,7 @@ fn elf(bits: u8, machine: u16, loader: &str) -> Vec<u8> {
     if wide {
         word(&mut file, 4);
     }
-    let length = u32::try_from(loader.len()).unwrap() + 1;
+    let length = u32::try_from(loader.len()).expect("a short path") + 1;
     for value in [u32::from(header) + u32::from(entry), 0, 0, length, length] {
         long(&mut file, value);
     }
@@ -106,7 +106,7 @@ fn program_for_another_processor_is_named_with_both() {
     let scratch = Scratch::new();
     // RISC-V and IBM Z: no test machine is one.
     for (machine, name) in [(243, "riscv64"), (22, "s390x")] {
-        let program = scratch.file(name, elf(64, machine, "/lib/ld.so"), 0o755);
+        let program = scratch.binary(name, &elf(64, machine, "/lib/ld.so"), 0o755);
         let here = std::env::consts::ARCH;
         let cause = format!("caused by: it is a program for {name}, and this machine is {here}");
         refused(&scratch, &[&program], &cause, &format!("build or install it for {here}"));
@@ -117,7 +117,7 @@ fn program_for_another_processor_is_named_with_both() {
 fn program_whose_loader_is_missing_is_named_with_it() {
     let scratch = Scratch::new();
     let own = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
-    let program = scratch.file("program", elf(64, own, "/lib/ld-of-another-system.so.1"), 0o755);
+    let program = scratch.binary("program", &elf(64, own, "/lib/ld-of-another-system.so.1"), 0o755);
     let cause = "its loader `/lib/ld-of-another-system.so.1` does not exist";
     refused(&scratch, &[&program], cause, "built for another system");
 }
@@ -150,8 +150,8 @@ fn script_with_windows_line_ends_is_named_as_that() {
 fn script_whose_interpreter_may_not_be_run_is_named_with_it() {
     let scratch = Scratch::new();
     let interpreter = scratch.file("python", "text", 0o644);
-    let _ = scratch.file("train", format!("#!{interpreter}\nprint('it ran')\n"), 0o755);
-    let cause = format!("its first line names `{interpreter}`, which has no run permission");
+    let _ = scratch.file("train", &format!("#!{interpreter}\nprint('it ran')\n"), 0o755);
+    let cause = format!("its first line names `{interpreter}`, which may not be executed");
     refused(&scratch, &["train"], &cause, &format!("chmod +x {interpreter}"));
 }
 
@@ -164,7 +164,7 @@ fn foreign_and_empty_files_are_named() {
         ("nothing", b"", "the file is empty"),
         ("text", b"echo it ran\n", "it is neither a program nor a script with a first line"),
     ] {
-        let program = scratch.file(name, bytes, 0o755);
+        let program = scratch.binary(name, bytes, 0o755);
         refused(&scratch, &["--no-python", &program], cause, "hint: ");
     }
 }
@@ -172,7 +172,7 @@ fn foreign_and_empty_files_are_named() {
 #[test]
 fn python_of_another_processor_is_named() {
     let scratch = Scratch::new();
-    let python = scratch.file("python", elf(64, 243, "/lib/ld.so"), 0o755);
+    let python = scratch.binary("python", &elf(64, 243, "/lib/ld.so"), 0o755);
     let script = scratch.file("train.py", "print('it ran')\n", 0o644);
     let launch = Launch::new(Name::Rankrun).env("PYTHON_EXEC", &python).args([script]);
     let outcome = launch.run();

@@ -80,7 +80,7 @@ fn environment(scratch: &Scratch, name: &str, package: &str) -> String {
     let real = fs::canonicalize(python()).expect("the Python of the tests is there");
     let folder = real.parent().expect("it is in a folder").display().to_string();
     let _ = scratch.folder(&format!("{name}/bin"), 0o755);
-    let _ = scratch.file(&format!("{name}/pyvenv.cfg"), format!("home = {folder}\n"), 0o644);
+    let _ = scratch.file(&format!("{name}/pyvenv.cfg"), &format!("home = {folder}\n"), 0o644);
     let path = scratch.at(&format!("{name}/bin/python"));
     symlink(&real, &path).expect("a new link");
     let version = real.file_name().and_then(|name| name.to_str()).unwrap_or_default();

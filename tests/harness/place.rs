@@ -58,7 +58,16 @@ impl Scratch {
     /// # Panics
     /// When it cannot be written.
     #[must_use]
-    pub fn file(&self, name: &str, text: impl AsRef<[u8]>, mode: u32) -> String {
+    pub fn file(&self, name: &str, text: &str, mode: u32) -> String {
+        self.binary(name, text.as_bytes(), mode)
+    }
+
+    /// A new file in it, of any bytes.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn binary(&self, name: &str, text: &[u8], mode: u32) -> String {
         let path = self.at(name);
         if mode & 0o111 == 0 {
             fs::write(&path, text).expect("the scratch folder is writable");

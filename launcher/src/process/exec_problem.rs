@@ -107,7 +107,7 @@ impl fmt::Display for ExecProblem {
                 write!(f, "{first_line} `{interpreter}`, which does not exist")
             }
             Self::InterpreterNotExecutable { interpreter } => {
-                write!(f, "{first_line} `{interpreter}`, which has no run permission")
+                write!(f, "{first_line} `{interpreter}`, which may not be executed")
             }
             Self::OfInterpreter { interpreter, problem } => {
                 write!(f, "{first_line} `{interpreter}`: {problem}")
@@ -156,7 +156,9 @@ impl ExecProblem {
                 "correct the first line of `{file}`, or install `{file}` again where its environment was moved or removed"
             ),
             Self::InterpreterNotExecutable { interpreter } => {
-                format!("chmod +x {interpreter}, or correct the first line of `{file}`")
+                format!(
+                    "correct the first line of `{file}`, or permit its interpreter: `chmod +x {interpreter}`"
+                )
             }
             Self::OfInterpreter { interpreter, problem } => problem.hint(Path::new(interpreter)),
             Self::OtherSystem { .. } => "build or install it for Linux".to_owned(),

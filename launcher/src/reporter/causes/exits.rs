@@ -8,8 +8,6 @@ use crate::process::{Exit, signal_name};
 /// A shell's codes.
 const CANNOT_EXECUTE: i32 = 126;
 const NOT_FOUND: i32 = 127;
-/// The code of a wrong use of a command, as of an option that ends in a carriage return.
-const WRONG_USE: i32 = 2;
 
 /// A library that the loader does not find, or one of another system.
 pub(super) fn missing_library(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
@@ -37,7 +35,13 @@ fn library_in(line: &str) -> Option<&str> {
 /// A script with the line ends of Windows.
 pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let Program::Other { path } = clues.program else { return None };
-    let is_shells = matches!(clues.exit, Exit::Code(WRONG_USE | CANNOT_EXECUTE | NOT_FOUND));
+    // The return may be the last letter of the interpreter's option.
+    let bad_option = || clues.says(&["invalid option", "llegal option", "nknown option"]);
+    let is_shells = match clues.exit {
+        Exit::Code(CANNOT_EXECUTE | NOT_FOUND) => true,
+        Exit::Code(1 | 2) => bad_option(),
+        _ => false,
+    };
     (is_shells && surroundings.has_carriage_return(path)).then(|| {
         let file = path.display();
         format!("the first line of `{file}` ends in a carriage return (CRLF): {}", carriage_return_hint(path))

@@ -114,6 +114,7 @@ const RULES: &[Rule] = &[
     of_text("no NCCL or no GPU", torch::without_gpu),
     of_text("gloo on the loopback", network::gloo_on_loopback),
     of_text("shared memory", torch::shared_memory),
+    of_text("data loader", torch::data_loader),
     of_text("address in use", network::address_in_use),
     of_text("module of another name", python::shadowed_module),
     of_text("module missing", python::missing_module),

@@ -162,6 +162,18 @@ fn full_shared_memory_is_told_with_its_size() {
 }
 
 #[test]
+fn lost_process_of_a_data_loader_is_a_guess_at_memory_or_a_crash() {
+    let line = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Killed. ";
+    of_python("data loader", line, &["most often for want of memory", "`num_workers`"]);
+    for line in [
+        "RuntimeError: DataLoader worker (pid(s) 5, 6) exited unexpectedly",
+        "RuntimeError: DataLoader worker (pid 5) is killed by signal: Segmentation fault. ",
+    ] {
+        of_python("data loader", line, &["probably by a crash", "`num_workers=0`"]);
+    }
+}
+
+#[test]
 fn address_in_use_names_port_and_listener() {
     let row = "address in use";
     let store = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
@@ -242,9 +254,10 @@ fn carriage_returns_are_found_behind_codes_of_shells() {
     let fake = Fake { has_carriage_return: true, ..Fake::default() };
     let run = Program::Other { path: Path::new("./run") };
     let env = ["/usr/bin/env: 'bash\\r': No such file or directory"];
-    for code in [2, 126, 127] {
+    let option = ["/bin/bash: -: invalid option"];
+    for (code, tail) in [(126, &env), (127, &env), (1, &option)] {
         let parts = ["`./run` ends in a carriage return (CRLF)", "`sed -i 's/\\r$//' ./run`"];
-        expect(of_program(Exit::Code(code), &env, run, &fake), "carriage returns", &parts);
+        expect(of_program(Exit::Code(code), tail, run, &fake), "carriage returns", &parts);
     }
     assert_eq!(of_program(Exit::Code(1), &[], run, &fake), None);
     for inner in [

@@ -79,6 +79,25 @@ fn hides_gpus(surroundings: &dyn Surroundings) -> Option<String> {
     is_none.then_some(value)
 }
 
+/// A process of a data loader that ended: PyTorch knows its signal alone.
+pub(super) fn data_loader(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+    let error = clues.python_error().filter(|error| error.contains("DataLoader worker"))?;
+    if error.contains("is killed by signal: Killed") {
+        return Some(
+            "a process of the data loader was killed, most often for want of memory (see `dmesg`): fewer `num_workers` or \
+             smaller batches take less"
+                .to_owned(),
+        );
+    }
+    let crashed =
+        error.contains("is killed by signal: Segmentation fault") || error.contains("exited unexpectedly");
+    crashed.then(|| {
+        "a process of the data loader ended, probably by a crash: `num_workers=0` runs it in the rank itself, where its \
+         error is shown"
+            .to_owned()
+    })
+}
+
 /// `/dev/shm` is full: a bus error, or what a data loader makes of it.
 pub(super) fn shared_memory(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let size = || match surroundings.shared_memory() {
