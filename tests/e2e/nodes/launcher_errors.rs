@@ -44,7 +44,8 @@ fn a_program_that_cannot_be_started_on_one_node_is_the_cause_on_every_node() {
                 outcome.complains(&cause);
             } else {
                 let node = bad - 1;
-                outcome.complains(&format!("node {node} (th{bad}) has ended the job: {cause}: No such file"));
+                let why = format!("{cause}: its first line names `/no/interpreter`, which does not exist");
+                outcome.complains(&format!("node {node} (th{bad}) has ended the job: {why}"));
                 outcome.complains(&format!("hint: the launcher on th{bad} says more"));
             }
         }
