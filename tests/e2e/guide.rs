@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::{Launch, Machine, Name, Outcome, Scratch, checkout};
+use harness::{Launch, Machine, Name, Outcome, Scratch, checkout, fixture};
 
 const GUIDE: &str = "docs/rust-training.md";
 
@@ -20,39 +20,50 @@ fn guide() -> String {
     fs::read_to_string(checkout().join(GUIDE)).expect("the guide is there")
 }
 
-/// Makes the crate beside a checkout, as the guide says, and builds all of it.
-fn build(scratch: &Scratch) {
+/// Makes the crate beside a checkout, as the guide says, builds all of it, and gives the folder of its programs.
+///
+/// Its sources have the same path each time, and it shares the target folder of this test: most dependencies are there.
+fn build(scratch: &Scratch) -> PathBuf {
     let guide = guide();
-    symlink(checkout(), scratch.at("rankrun")).expect("the scratch folder takes a link");
+    let programs_folder = fixture("worker").parent().expect("a program is in a folder").to_owned();
+    let target = programs_folder.parent().expect("Cargo's folder has one for each profile").to_owned();
+    let sources = target.join("guide");
+    // It may be there from a run before.
+    let _ = fs::remove_dir_all(&sources);
+    fs::create_dir_all(&sources).expect("the target folder is writable");
+    symlink(checkout(), sources.join("rankrun")).expect("the target folder takes a link");
     let (manifests, programs) = (blocks(&guide, "toml"), blocks(&guide, "rust"));
     let [manifest, more] = &manifests[..] else { panic!("the guide has two manifests: {manifests:?}") };
     let [main, gpu] = &programs[..] else { panic!("the guide has two programs: {programs:?}") };
     // The second one replaces the dependencies.
     let package = manifest.split("[dependencies]").next().expect("there is a package");
-    let folder = scratch.path().join("spiral");
-    fs::create_dir_all(folder.join("src/bin")).expect("the scratch folder is writable");
+    let folder = sources.join("spiral");
+    fs::create_dir_all(folder.join("src/bin")).expect("the target folder is writable");
     for (name, text) in
         [("Cargo.toml", &format!("{package}{more}")), ("src/main.rs", main), ("src/bin/gpu.rs", gpu)]
     {
-        fs::write(folder.join(name), text).expect("the scratch folder is writable");
+        fs::write(folder.join(name), text).expect("the target folder is writable");
     }
     // What the workspace has already fetched.
     fs::copy(checkout().join("Cargo.lock"), folder.join("Cargo.lock"))
         .expect("the workspace has a lock file");
     // It is also made without what only the second manifest brings.
     for text in [manifest, &format!("{package}{more}")] {
-        fs::write(folder.join("Cargo.toml"), text).expect("the scratch folder is writable");
+        fs::write(folder.join("Cargo.toml"), text).expect("the target folder is writable");
         let bins: &[&str] = if text == manifest { &["--bin", "spiral"] } else { &["--bins"] };
-        cargo(&folder, bins);
+        cargo(&folder, &target, bins);
     }
+    fs::create_dir_all(scratch.path().join("spiral")).expect("the scratch folder is writable");
+    programs_folder
 }
 
 #[expect(clippy::disallowed_methods, reason = "builds the guide's crate, as its reader does")]
-fn cargo(folder: &Path, arguments: &[&str]) {
+fn cargo(folder: &Path, target: &Path, arguments: &[&str]) {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--offline"]).args(arguments).current_dir(folder);
-    // The folder is the crate's own, as the reader's is.
-    let built = cargo.env("CARGO_TARGET_DIR", "target").env("CARGO_PROFILE_DEV_DEBUG", "0").output();
+    // The profile is the workspace's, so that its dependencies fit.
+    cargo.env("CARGO_TARGET_DIR", target).env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+    let built = cargo.output();
     let built = built.expect("cargo starts");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
@@ -64,9 +75,10 @@ fn says_its_line(outcome: &Outcome) {
 #[test]
 fn an_empty_crate_becomes_a_training_that_lives_through_a_crash() {
     let scratch = Scratch::new();
-    build(&scratch);
+    let programs = build(&scratch);
+    // The checkpoints are here.
     let folder = scratch.path().join("spiral");
-    let program = folder.join("target/debug/spiral");
+    let program = programs.join("spiral");
     let launch = |workers| {
         let launch = Launch::standalone(Name::Rankrun, workers).args(["--device-type", "cpu"]);
         launch.args(["--max-restarts", "1"]).args([&program]).cwd(&folder)
@@ -91,7 +103,7 @@ fn an_empty_crate_becomes_a_training_that_lives_through_a_crash() {
     outcome.says("rank 0 of 1, restart 0");
 
     fs::remove_dir_all(folder.join("checkpoints")).expect("the checkpoints are there");
-    let gpu = folder.join("target/debug/gpu");
+    let gpu = programs.join("gpu");
     let launch = Launch::new(Name::Rankrun).on(&Machine::gpus(2).computing()).cwd(&folder);
     let outcome = launch.args(["--nproc-per-node", "gpu", "--max-restarts", "1"]).args([&gpu]).run();
     says_its_line(&outcome);

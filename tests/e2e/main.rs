@@ -13,6 +13,7 @@ mod console;
 mod contract;
 mod devices;
 mod differences;
+mod documents;
 mod early_success;
 mod endurance;
 mod environment;

@@ -176,9 +176,13 @@ pub fn example_source(name: &str) -> PathBuf {
 /// The Python that has PyTorch 2.15: `RANKRUN_TEST_PYTHON`, else the one that `tests/run` installs.
 ///
 /// # Panics
-/// When there is none.
+/// When there is none, or the run is one without PyTorch (`RANKRUN_E2E_NO_TORCH=1`).
 #[must_use]
 pub fn python() -> PathBuf {
+    assert!(
+        env::var_os("RANKRUN_E2E_NO_TORCH").is_none(),
+        "this test needs PyTorch: name it in tests/e2e/needs-torch.txt"
+    );
     let python = python_path();
     assert!(
         python.is_file(),

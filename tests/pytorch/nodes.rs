@@ -86,7 +86,9 @@ fn hosts_named_on_the_loopback_meet_over_gloo_without_iface() {
     }
     for address in ["127.0.0.1", "127.0.1.1"] {
         let Some(fleet) = hosts_named_on_the_loopback(address) else { return };
-        for endpoint in ["th1:29400", "198.18.0.11:29400"] {
+        // What both addresses have in common is tried with one of them.
+        let endpoints = if soak() || address == "127.0.1.1" { 2 } else { 1 };
+        for endpoint in ["th1:29400", "198.18.0.11:29400"].into_iter().take(endpoints) {
             meet(&fleet, |_| dynamic(Name::Rankrun, 2, endpoint).args([source("meet.py")]));
         }
         meet(&fleet, |host| fixed(Name::Rankrun, 2, host - 1, &Fleet::address(1)).args([source("meet.py")]));

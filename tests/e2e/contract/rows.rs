@@ -236,6 +236,17 @@ fn what_has_no_test_yet_has_a_reason() {
     }
 }
 
+/// `tests/run e2e` leaves these out by a part of their path.
+#[test]
+fn list_of_tests_that_need_torch_names_tests() {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
+    let text = fs::read_to_string(checkout.join("tests/e2e/needs-torch.txt")).expect("the list is there");
+    let here = tests_here();
+    for part in text.lines().filter(|line| !line.starts_with('#')) {
+        assert!(here.iter().any(|path| path.contains(part)), "no test has `{part}` in its path");
+    }
+}
+
 #[test]
 fn no_row_is_there_twice() {
     let mut names = BTreeSet::new();

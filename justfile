@@ -1,0 +1,41 @@
+# The usual commands. Without `just` each recipe's lines can be typed as they are.
+
+_default:
+    @just --list --unsorted
+
+# Unit tests of launcher, contract and runtime, and the rules for words: under a minute after a build, without PyTorch.
+test *FILTER:
+    tests/run unit {{FILTER}}
+
+# The real launcher with real workers; without PyTorch.
+e2e *FILTER:
+    tests/run e2e {{FILTER}}
+
+# Everything that needs PyTorch: beside its torchrun, and training under the launcher.
+torch *FILTER:
+    tests/run contract {{FILTER}}
+    tests/run torch {{FILTER}}
+
+# What CI runs on every commit.
+ci:
+    .ci/run
+
+# The big counts with random cases, Miri, and the licences and advisories of dependencies.
+nightly:
+    RANKRUN_SOAK=1 tests/run
+    tests/miri
+    cargo deny check
+
+# Launch, restart and output beside torchrun's; the figures of the README.
+bench:
+    cargo bench -p rankrun --bench launch
+    cargo bench -p rankrun --bench restart
+    cargo bench -p rankrun --bench tee
+
+# The documentation of all packages, with no warning.
+docs:
+    RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+
+# What the rules for words find; the limits are rewritten.
+words:
+    RANKRUN_UPDATE=1 cargo run -p text-rules

@@ -1,0 +1,166 @@
+//! What `docs/` and the README say of options, variables and exit codes: the programs must know each of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use harness::{Launch, Name, checkout, example, only_ours};
+use rankrun::exit_code;
+
+/// Options of other programs, which the documents show beside ours.
+const OF_OTHERS: [&str; 16] = [
+    "--bench",
+    "--gpus",
+    "--gres",
+    "--hosts",
+    "--lr",
+    "--map-by",
+    "--nproc",
+    "--ntasks-per-node",
+    "--pid",
+    "--profile",
+    "--release",
+    "--system-site-packages",
+    "--target",
+    "--test",
+    "--user",
+    "--workspace",
+];
+
+/// Variables of this project's own tests, builds and benches.
+const OF_TESTS: [&str; 5] =
+    ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];
+
+/// The README and the guides: path and text.
+fn documents() -> Vec<(String, String)> {
+    let folder = fs::read_dir(checkout().join("docs")).expect("the guides are there");
+    let guides =
+        folder.map(|entry| format!("docs/{}", entry.expect("an entry").file_name().to_string_lossy()));
+    let paths = guides.filter(|path| path.ends_with(".md")).chain(["README.md".to_owned()]);
+    paths
+        .map(|path| (path.clone(), fs::read_to_string(checkout().join(&path)).expect("it is text")))
+        .collect()
+}
+
+/// The parts of a text that begin so and go on with these letters.
+fn words_with<'a>(text: &'a str, beginning: &'a str, goes_on: fn(char) -> bool) -> BTreeSet<&'a str> {
+    let before = |at: usize| text[..at].chars().next_back();
+    let is_start = move |at: &usize| {
+        before(*at).is_none_or(|letter| !letter.is_alphanumeric() && !"-_/".contains(letter))
+    };
+    let starts = text.match_indices(beginning).map(|(at, _)| at).filter(is_start);
+    let word = |at: usize| {
+        let rest = &text[at + beginning.len()..];
+        let length = rest.find(|letter| !goes_on(letter)).unwrap_or(rest.len());
+        text[at..at + beginning.len() + length].trim_end_matches(['-', '_'])
+    };
+    starts.map(word).filter(|word| word.len() > beginning.len()).collect()
+}
+
+fn options(text: &str) -> BTreeSet<&str> {
+    words_with(text, "--", |letter| letter.is_ascii_lowercase() || letter == '-')
+}
+
+/// What the launcher, its subcommands and the examples print as help.
+fn helps() -> String {
+    let mut text = String::new();
+    for words in
+        [&["--help"][..], &["devices", "--help"], &["topo", "--help"], &["gc", "--help"], &["shim", "--help"]]
+    {
+        let outcome = Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+        text.push_str(&outcome.exits(0).out());
+    }
+    for program in ["data_parallel", "ddp_training", "allreduce_bench"] {
+        let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu", "--no-python"]);
+        text.push_str(&launch.args([example(program)]).args(["--help"]).run().exits(0).out());
+    }
+    // The script beside the Rust example has options of its own.
+    let script = fs::read_to_string(checkout().join("examples/pytorch/ddp.py")).expect("it is text");
+    text.push_str(&script);
+    text
+}
+
+#[test]
+fn option_in_a_document_is_in_a_help_text() {
+    if !only_ours() {
+        return;
+    }
+    let helps = helps();
+    let known = options(&helps);
+    assert!(known.contains("--nproc-per-node") && known.len() > 40, "{known:?}");
+    for (path, text) in documents() {
+        let unknown: Vec<_> = options(&text)
+            .into_iter()
+            .filter(|option| !known.contains(option) && !OF_OTHERS.contains(option))
+            .collect();
+        assert!(unknown.is_empty(), "{path} has options that no program knows: {unknown:?}");
+    }
+}
+
+/// What the launcher says of a variable of that name.
+fn said_of(variable: &str) -> String {
+    let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).env(variable, "1");
+    launch.args(["--no-python", "true"]).run().err()
+}
+
+#[test]
+fn variable_in_a_document_is_known() {
+    if !only_ours() {
+        return;
+    }
+    let unknown = "RANKRUN_NO_SUCH_VARIABLE";
+    let said = said_of(unknown);
+    let refusal =
+        said.split(unknown).nth(1).expect("an unknown variable is named").get(..15).expect("with a text");
+    let is_ours = |variable: &&str| !OF_TESTS.iter().any(|own| variable.starts_with(own));
+    for (path, text) in documents() {
+        let upper = |letter: char| letter.is_ascii_uppercase() || letter == '_';
+        for variable in words_with(&text, "RANKRUN_", upper).into_iter().filter(is_ours) {
+            let said = said_of(variable);
+            assert!(!said.contains(&format!("{variable}{refusal}")), "{path} has `{variable}`: {said}");
+        }
+        for variable in words_with(&text, "PET_", upper) {
+            let option = variable.trim_start_matches("PET_").to_lowercase().replace('_', "-");
+            assert!(options(&helps()).contains(&*format!("--{option}")), "{path} has `{variable}`");
+        }
+    }
+}
+
+/// The numbers behind `exit status`, as in `the exit status is 124`.
+fn statuses(text: &str) -> BTreeSet<u8> {
+    let behind = text.match_indices("exit status").map(|(at, words)| &text[at + words.len()..]);
+    let number = |rest: &str| {
+        let rest = rest.trim_start_matches(" is").trim_start_matches(" of").trim_start_matches([' ', '`']);
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    };
+    behind.filter_map(number).collect()
+}
+
+#[test]
+fn exit_status_in_a_document_is_one_of_the_launcher() {
+    let known = [
+        0,
+        exit_code::LAUNCHER_FAILED,
+        exit_code::USAGE,
+        exit_code::REQUEUE,
+        exit_code::DO_NOT_REQUEUE,
+        exit_code::TIME_LIMIT,
+        exit_code::SIGNAL_BASE,
+    ];
+    let mut found = BTreeSet::new();
+    for (path, text) in documents() {
+        let here = statuses(&text);
+        let unknown: Vec<_> = here.iter().filter(|status| !known.contains(status)).collect();
+        assert!(unknown.is_empty(), "{path} has exit statuses that the launcher does not have: {unknown:?}");
+        found.extend(here);
+    }
+    assert!(found.contains(&exit_code::TIME_LIMIT), "{found:?}");
+}
+
+#[test]
+fn unknown_words_of_a_document_are_found() {
+    let text = "Set `RANKRUN_GONE=1` or `--gone-now`; the exit status is 99. `a--b` and target/--x are none.";
+    assert_eq!(options(text), ["--gone-now"].into());
+    assert_eq!(words_with(text, "RANKRUN_", |letter| letter.is_ascii_uppercase()), ["RANKRUN_GONE"].into());
+    assert_eq!(statuses(text), [99].into());
+}
