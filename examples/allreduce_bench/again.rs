@@ -1,6 +1,7 @@
-//! The second run of `--compare`: every rank puts this program in its own place once more, since NCCL reads its variables once.
+//! The second run of `--compare`: every rank executes this program again, since
+//! NCCL reads its variables only once.
 //!
-//! To the launcher the process stays the same one. What was measured goes through a variable.
+//! The launcher sees the same process. An environment variable carries the first result.
 
 #![expect(clippy::disallowed_methods, reason = "starts this program again, with another environment")]
 
@@ -14,19 +15,19 @@ use rankrun_worker::process_group::Backend;
 use crate::BenchError;
 use crate::table::Row;
 
-/// What the first run has measured, for the second one.
+/// Variable with the rows of the first run.
 const FIRST_RUN: &str = "ALLREDUCE_BENCH_FIRST_RUN";
 /// With it NCCL uses neither NVLink nor PCIe peer-to-peer.
 const DISABLE: &str = "NCCL_P2P_DISABLE";
 
-/// What the first run has measured.
+/// The result of the first run.
 #[derive(Debug, PartialEq)]
-pub(crate) struct First {
+pub(crate) struct FirstRun {
     pub(crate) backend: Backend,
     pub(crate) rows: Vec<Row>,
 }
 
-/// Whether a second run says anything.
+/// Whether a second run can differ.
 pub(crate) fn check(backend: Backend) -> Result<(), BenchError> {
     let is_disabled = || env::var_os(DISABLE).is_some_and(|value| value != "0");
     match backend {
@@ -36,13 +37,13 @@ pub(crate) fn check(backend: Backend) -> Result<(), BenchError> {
     }
 }
 
-/// What the first run has measured, if this is the second one.
-pub(crate) fn first_run() -> Option<First> {
+/// The first result, in the second run.
+pub(crate) fn load_first_run() -> Option<FirstRun> {
     parse(&env::var(FIRST_RUN).ok()?)
 }
 
-/// Becomes the second run; returns only if that fails.
-pub(crate) fn run_again(first: &First) -> io::Error {
+/// Executes the second run; returns only an error.
+pub(crate) fn run_again(first: &FirstRun) -> io::Error {
     let program = match env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
@@ -55,12 +56,12 @@ pub(crate) fn run_again(first: &First) -> io::Error {
     command.exec()
 }
 
-fn render(first: &First) -> String {
+fn render(first: &FirstRun) -> String {
     let rows = first.rows.iter().map(|row| format!(" {}:{}", row.size, row.micros));
     format!("{}{}", first.backend, rows.collect::<String>())
 }
 
-fn parse(text: &str) -> Option<First> {
+fn parse(text: &str) -> Option<FirstRun> {
     let mut words = text.split(' ');
     let name = words.next()?;
     let known = [Backend::Shm, Backend::Mixed, Backend::Nccl];
@@ -70,7 +71,7 @@ fn parse(text: &str) -> Option<First> {
         let (size, micros) = (size.parse().ok()?, micros.parse().ok()?);
         Some(Row { size, count: 0, micros, factor: 0.0, wrong: 0 })
     };
-    Some(First { backend, rows: words.map(row).collect::<Option<_>>()? })
+    Some(FirstRun { backend, rows: words.map(row).collect::<Option<_>>()? })
 }
 
 #[cfg(test)]
@@ -81,7 +82,7 @@ mod tests {
     fn what_is_written_is_read() {
         let row = |size, micros| Row { size, count: 0, micros, factor: 0.0, wrong: 0 };
         for rows in [vec![], vec![row(8, 0.5), row(64 << 20, 123.456)]] {
-            let first = First { backend: Backend::Mixed, rows };
+            let first = FirstRun { backend: Backend::Mixed, rows };
             assert_eq!(parse(&render(&first)), Some(first));
         }
         for text in ["", "memory", "shm 8", "shm 8:x", "shm 8:1 "] {

@@ -7,13 +7,13 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 use rankrun_worker::cuda::{cuda_available, cuda_context};
 use rankrun_worker::process_group::{Collective, DeviceCollective, DeviceMemory, Stream};
-use rankrun_worker::{Group, Reduction, WorkerContext};
+use rankrun_worker::{Group, ReduceOp, WorkerContext};
 
 use crate::sweep::Call;
-use crate::value::{self, Number, Place};
+use crate::value::{self, Number, RankPlace};
 use crate::{BenchError, Operation, Options, ROOT};
 
-/// The device of this worker, made current for the group that it joins, and the stream on which the calls are put.
+/// A stream on this worker's device, which becomes current for the group that joins.
 pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchError> {
     cuda_available()?;
     match (context.cuda_ordinal(), context.device()) {
@@ -22,20 +22,20 @@ pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchEr
     }
 }
 
-/// Memory of one call, of which one part is given and one is taken, or all is both.
+/// Memory of one call: an input and an output part, or one buffer for both.
 pub(crate) struct OnDevice<T> {
     operation: Operation,
-    how: Reduction,
+    op: ReduceOp,
     stream: Arc<CudaStream>,
     input: Option<CudaSlice<u8>>,
     output: CudaSlice<u8>,
-    /// How many elements are given, and how many are taken.
+    /// Elements of input and output.
     lengths: (usize, usize),
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Number> OnDevice<T> {
-    /// Memory for a call in which each rank gives or takes `count` elements.
+    /// Memory for a call with `count` elements per rank.
     pub(crate) fn new(
         options: &Options,
         stream: &Arc<CudaStream>,
@@ -43,11 +43,11 @@ impl<T: Number> OnDevice<T> {
         count: usize,
     ) -> Result<Self, BenchError> {
         let (input, output) = options.operation.lengths(world, count);
-        // The driver gives no memory of no length.
+        // The driver refuses an allocation of length 0.
         let memory = |elements: usize| stream.alloc_zeros((elements * size_of::<T>()).max(1));
         Ok(Self {
             operation: options.operation,
-            how: options.redop.into(),
+            op: options.redop.into(),
             stream: Arc::clone(stream),
             input: if input > 0 { Some(memory(input)?) } else { None },
             output: memory(output)?,
@@ -57,7 +57,7 @@ impl<T: Number> OnDevice<T> {
     }
 
     fn work(&mut self) -> DeviceCollective<'static> {
-        let how = self.how;
+        let op = self.op;
         let (given, taken) = (self.lengths.0 * size_of::<T>(), self.lengths.1 * size_of::<T>());
         let memory = |slice: &mut CudaSlice<u8>, bytes: usize| {
             let (address, _sync) = slice.device_ptr_mut(&self.stream);
@@ -66,15 +66,15 @@ impl<T: Number> OnDevice<T> {
         let Some(input) = &mut self.input else {
             let data = memory(&mut self.output, given);
             return match self.operation {
-                Operation::Reduce => Collective::Reduce { data, how, root: ROOT },
+                Operation::Reduce => Collective::Reduce { data, op, root: ROOT },
                 Operation::Broadcast => Collective::Broadcast { data, root: ROOT },
-                _ => Collective::AllReduce { data, how },
+                _ => Collective::AllReduce { data, op },
             };
         };
         let input = memory(input, given);
         let output = memory(&mut self.output, taken);
         match self.operation {
-            Operation::ReduceScatter => Collective::ReduceScatter { input, output, how },
+            Operation::ReduceScatter => Collective::ReduceScatter { input, output, op },
             _ => Collective::AllGather { input, output },
         }
     }
@@ -92,31 +92,31 @@ impl<T: Number> Call for OnDevice<T> {
             let to = self.input.as_mut().unwrap_or(&mut self.output);
             self.stream.memcpy_htod(cast_slice::<T, u8>(&given), to)?;
         }
-        // The memory of the host goes; the copy may still be under way.
+        // The host memory is freed next, and the copy may still be under way.
         Ok(self.stream.synchronize()?)
     }
 
     fn run(&mut self, group: &mut Group) -> Result<(), BenchError> {
         let (work, stream) = (self.work(), self.raw());
-        // SAFETY: the memory is this call's, which is waited for before it goes.
+        // SAFETY: the memory belongs to this call and is freed after a wait.
         #[expect(unsafe_code, reason = "device memory is raw memory")]
         Ok(unsafe { group.run_on_device(T::DATA_TYPE, work, stream) }?)
     }
 
     fn wait(&mut self, group: &mut Group) -> Result<(), BenchError> {
-        // SAFETY: the stream is ours, and lives.
+        // SAFETY: this value owns the stream.
         #[expect(unsafe_code, reason = "a raw stream")]
         Ok(unsafe { group.wait(self.raw()) }?)
     }
 
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
         let bytes = self.stream.clone_dtoh(&self.output)?;
-        // Until then it may be under way.
+        // The call may still be under way.
         self.stream.synchronize()?;
         let mut output = vec![T::zeroed(); self.lengths.1];
         let taken = size_of_val(&output[..]);
         cast_slice_mut::<T, u8>(&mut output).copy_from_slice(&bytes[..taken]);
-        let place = Place { rank: group.rank(), world: group.world_size().get() };
-        Ok(value::count_wrong(&output, (self.operation, self.how), place))
+        let place = RankPlace { rank: group.rank(), world: group.world_size().get() };
+        Ok(value::count_wrong(&output, (self.operation, self.op), place))
     }
 }

@@ -3,21 +3,21 @@
 use std::ops::{Deref, DerefMut};
 
 use rankrun_worker::process_group::Buffer;
-use rankrun_worker::{Group, Reduction};
+use rankrun_worker::{Group, ReduceOp};
 
 use crate::sweep::Call;
-use crate::value::{self, Number, Place};
+use crate::value::{self, Number, RankPlace};
 use crate::{BenchError, Operation, Options, Owner, ROOT};
 
-/// Memory of one call, of which one part is given and one is taken, or all is both.
+/// Memory of one call: an input and an output part, or one buffer for both.
 pub(crate) struct OnHost<T> {
     operation: Operation,
-    how: Reduction,
+    op: ReduceOp,
     input: Memory<T>,
     output: Memory<T>,
 }
 
-/// Memory of the group or of the program.
+/// Memory of the group, or a vector of the program.
 enum Memory<T> {
     Own(Buffer<T>),
     Foreign(Vec<T>),
@@ -53,11 +53,11 @@ impl<T: Number> DerefMut for Memory<T> {
 }
 
 impl<T: Number> OnHost<T> {
-    /// Memory for a call in which each rank gives or takes `count` elements.
+    /// Memory for a call with `count` elements per rank.
     pub(crate) fn new(options: &Options, group: &mut Group, count: usize) -> Self {
         let (input, output) = options.operation.lengths(group.world_size().get(), count);
         let (input, output) = (Memory::new(options, group, input), Memory::new(options, group, output));
-        Self { operation: options.operation, how: options.redop.into(), input, output }
+        Self { operation: options.operation, op: options.redop.into(), input, output }
     }
 }
 
@@ -70,17 +70,17 @@ impl<T: Number> Call for OnHost<T> {
 
     fn run(&mut self, group: &mut Group) -> Result<(), BenchError> {
         let done = match self.operation {
-            Operation::AllReduce => group.all_reduce(&mut self.output, self.how),
-            Operation::Reduce => group.reduce(&mut self.output, self.how, ROOT),
+            Operation::AllReduce => group.all_reduce(&mut self.output, self.op),
+            Operation::Reduce => group.reduce(&mut self.output, self.op, ROOT),
             Operation::Broadcast => group.broadcast(&mut self.output, ROOT),
             Operation::AllGather => group.all_gather_into(&self.input, &mut self.output),
-            Operation::ReduceScatter => group.reduce_scatter(&self.input, &mut self.output, self.how),
+            Operation::ReduceScatter => group.reduce_scatter(&self.input, &mut self.output, self.op),
         };
         Ok(done?)
     }
 
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
-        let place = Place { rank: group.rank(), world: group.world_size().get() };
-        Ok(value::count_wrong(&self.output, (self.operation, self.how), place))
+        let place = RankPlace { rank: group.rank(), world: group.world_size().get() };
+        Ok(value::count_wrong(&self.output, (self.operation, self.op), place))
     }
 }

@@ -1,8 +1,7 @@
-//! How fast the collectives of a process group are: nccl-tests' table for any backend.
+//! Measures the collectives of a process group; prints the table of nccl-tests for any backend.
 //!
-//! - `main.rs` has the flags and the order of things; `ranks.rs` joins the group; `sweep.rs` makes the calls and takes the time;
-//!   `host.rs` and `device.rs` are what is called on memory of the host and of a GPU, `value.rs` what is in it and what must come out.
-//! - `table.rs` is the arithmetic and the text; `size.rs` reads sizes; `again.rs` runs the program a second time.
+//! - `main.rs` has the flags and the control flow; `ranks.rs` joins the group; `sweep.rs` makes and times the calls; `host.rs` and `device.rs` hold host and GPU memory, `value.rs` its values and the expected results.
+//! - `table.rs` has the arithmetic and the text; `size.rs` parses sizes; `again.rs` runs the program a second time.
 
 mod again;
 mod device;
@@ -16,12 +15,12 @@ mod value;
 use std::io;
 use std::process::ExitCode;
 
-use again::First;
+use again::FirstRun;
 use clap::{Parser, ValueEnum};
 use rankrun_examples::console;
 use rankrun_worker::cuda::CudaMissing;
-use rankrun_worker::process_group::{Backend, Wish};
-use rankrun_worker::{Device, GroupError, Rank, Reduction, WorkerContext};
+use rankrun_worker::process_group::{Backend, BackendChoice};
+use rankrun_worker::{Device, GroupError, Rank, ReduceOp, WorkerContext};
 use ranks::Ranks;
 use size::Size;
 use table::{Row, Style};
@@ -29,11 +28,11 @@ use table::{Row, Style};
 /// The rank that prints.
 const ROOT: Rank = Rank(0);
 
-/// Measures a collective for growing sizes and checks its results; rank 0 prints a table as nccl-tests does.
+/// Measures a collective for growing sizes and checks its results. Rank 0 prints a table as nccl-tests does.
 ///
-/// `time` is the mean of a call over all ranks, `algbw` the size by the time, and `busbw` that times the share of the data that
-/// crosses each rank's link, which makes it comparable between numbers of ranks. GB are 10⁹ bytes. `#wrong` counts wrong elements
-/// on all ranks; any is an error.
+/// `time` is the mean of a call over all ranks, `algbw` the size divided by the time, and `busbw` that times
+/// the share of the data that crosses each rank's link, which makes it comparable between numbers of ranks.
+/// GB are 10⁹ bytes. `#wrong` counts wrong elements on all ranks; any is an error.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   rankrun --nproc-per-node 2 allreduce_bench                          two ranks, the fastest backend
@@ -43,42 +42,42 @@ const ROOT: Rank = Rank(0);
   rankrun --nproc-per-node gpu allreduce_bench --backend nccl --compare
                                                                       what NVLink or PCIe peer-to-peer gains")]
 struct Options {
-    /// What carries the calls: RANKRUN_BACKEND or `auto` unless said; `mixed` is shared memory on each of several hosts and TCP
-    /// between them.
+    /// Backend of the group; default: RANKRUN_BACKEND or `auto`. `mixed` is shared memory on each of
+    /// several hosts and TCP between them.
     #[arg(long, value_enum)]
     backend: Option<Carrier>,
-    /// The least size in bytes; K, M and G count in steps of 1024. After 0 comes 8.
+    /// Smallest size in bytes; K, M and G are powers of 1024. After 0 comes 8.
     #[arg(long, default_value = "8", value_name = "SIZE")]
     min: Size,
-    /// The greatest size.
+    /// Largest size in bytes.
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     max: Size,
-    /// Each size is so many times the one before.
+    /// Factor between two sizes.
     #[arg(long, default_value_t = 4, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Calls of which the time is taken.
+    /// Number of timed calls.
     #[arg(long, default_value_t = 20, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
-    /// Calls before those.
+    /// Number of warm-up calls.
     #[arg(long, default_value_t = 5, value_name = "CALLS")]
     warmup: u32,
-    /// What is measured.
+    /// Operation to measure.
     #[arg(long, value_enum, default_value_t = Operation::AllReduce)]
     operation: Operation,
-    /// The type of the elements.
+    /// Element type of the data.
     #[arg(long = "type", value_enum, default_value_t = Type::F32)]
     data_type: Type,
-    /// How elements are reduced.
+    /// Reduce operation.
     #[arg(long, value_enum, default_value_t = Redop::Sum)]
     redop: Redop,
-    /// Whose memory the calls are on: that of the group is copied the least. On GPUs it is always the program's.
+    /// Owner of the buffers: those of the group need the fewest copies. On GPUs the program owns them.
     #[arg(long, value_enum, default_value_t = Owner::Group)]
     memory: Owner,
-    /// Run it a second time without the backend's fast path, every rank started anew in its place, and print the ratio: for `nccl`
-    /// with NCCL_P2P_DISABLE=1, for `shm` and `mixed` over TCP.
+    /// Measure again without the backend's fast path and print the ratio: `nccl` with NCCL_P2P_DISABLE=1,
+    /// `shm` and `mixed` over TCP. Every rank executes the program again.
     #[arg(long)]
     compare: bool,
-    /// Print a JSON object in each line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -92,13 +91,13 @@ enum Carrier {
     Nccl,
 }
 
-impl From<Wish> for Carrier {
-    fn from(wish: Wish) -> Self {
-        match wish {
-            Wish::Auto => Self::Auto,
-            Wish::Shm => Self::Shm,
-            Wish::Tcp => Self::Tcp,
-            Wish::Nccl => Self::Nccl,
+impl From<BackendChoice> for Carrier {
+    fn from(choice: BackendChoice) -> Self {
+        match choice {
+            BackendChoice::Auto => Self::Auto,
+            BackendChoice::Shm => Self::Shm,
+            BackendChoice::Tcp => Self::Tcp,
+            BackendChoice::Nccl => Self::Nccl,
         }
     }
 }
@@ -114,7 +113,7 @@ enum Operation {
 }
 
 impl Operation {
-    /// How many elements a rank gives and takes where its part is `count`; it gives those that it takes where it gives none.
+    /// Elements of input and output for `count` elements per part; equal if the call is in place.
     fn lengths(self, world: u32, count: usize) -> (usize, usize) {
         let all = count * world as usize;
         match self {
@@ -151,7 +150,7 @@ enum Redop {
     Avg,
 }
 
-impl From<Redop> for Reduction {
+impl From<Redop> for ReduceOp {
     fn from(redop: Redop) -> Self {
         match redop {
             Redop::Sum => Self::Sum,
@@ -209,7 +208,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
         return Err(BenchError::Sizes { min: options.min, max: options.max });
     }
     fits(options.max)?;
-    let first = if options.compare { again::first_run() } else { None };
+    let first = if options.compare { again::load_first_run() } else { None };
     let mut ranks = Ranks::join(options, context, first.is_some())?;
     let backend = ranks.group.backend();
     if options.compare && first.is_none() {
@@ -223,8 +222,8 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
     }
     match first {
         None if options.compare => {
-            let first = First { backend, rows };
-            // Only then may this rank vanish.
+            let first = FirstRun { backend, rows };
+            // This rank may exit only after that.
             ranks.control().barrier()?;
             ranks.leave();
             Err(BenchError::Again(again::run_again(&first)))
@@ -237,11 +236,11 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
     }
 }
 
-/// What the kernel is sure not to give would end this process without a word of which option asked for it.
+/// Refuses a size that the kernel cannot give: the process would end without naming the option.
 fn fits(max: Size) -> Result<(), BenchError> {
     let mut memory = Vec::<u8>::new();
     let result = memory.try_reserve_exact(max.0).map_err(|_| BenchError::NoMemory { max });
-    // Else the compiler need not ask the kernel for memory that nobody uses.
+    // Otherwise the compiler may drop an allocation without a use.
     std::hint::black_box(&memory);
     result
 }
@@ -265,7 +264,7 @@ fn run(options: &Options, ranks: &mut Ranks) -> Result<Vec<Row>, BenchError> {
 }
 
 impl Options {
-    /// What carries the calls: the option's word, else that of the environment.
+    /// The backend of the option, else that of the environment.
     fn carrier(&self, context: &WorkerContext) -> Carrier {
         self.backend.or_else(|| context.backend().map(Carrier::from)).unwrap_or(Carrier::Auto)
     }
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_are_consistent() {
+    fn flags_are_consistent() {
         Options::command().debug_assert();
     }
 }

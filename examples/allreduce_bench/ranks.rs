@@ -1,41 +1,41 @@
-//! The group that is measured, and what is beside it.
+//! The measured group, and the groups beside it.
 
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use rankrun_worker::process_group::{Backend, Wish};
+use rankrun_worker::process_group::{Backend, BackendChoice};
 use rankrun_worker::{Group, GroupOptions, WorkerContext};
 
 use crate::device;
 use crate::{BenchError, Carrier, Options};
 
-/// This rank's place among the others.
+/// The groups of this rank.
 pub(crate) struct Ranks {
-    /// The group whose calls are measured.
+    /// The measured group.
     pub(crate) group: Group,
-    /// For memory of the host, where that group carries none.
+    /// A group for host memory, if the measured one carries none.
     beside: Option<Group>,
-    /// Where the calls are put, on a device.
+    /// The stream of the calls, on a device.
     pub(crate) stream: Option<Arc<CudaStream>>,
 }
 
 impl Ranks {
-    /// Joins the group that is asked for; in the second run of `--compare` the slower one.
+    /// Joins the requested group; in the second run of `--compare` the slower one.
     pub(crate) fn join(
         options: &Options,
         context: &WorkerContext,
         is_second: bool,
     ) -> Result<Self, BenchError> {
         let carrier = options.carrier(context);
-        let wish = match carrier {
+        let choice = match carrier {
             Carrier::Nccl => return Self::join_on_device(context),
-            _ if is_second => Wish::Tcp,
-            Carrier::Auto | Carrier::Mixed => Wish::Auto,
-            Carrier::Shm => Wish::Shm,
-            Carrier::Tcp => Wish::Tcp,
+            _ if is_second => BackendChoice::Tcp,
+            Carrier::Auto | Carrier::Mixed => BackendChoice::Auto,
+            Carrier::Shm => BackendChoice::Shm,
+            Carrier::Tcp => BackendChoice::Tcp,
         };
         let group =
-            context.process_group(&GroupOptions { backend: Some(wish), ..GroupOptions::default() })?;
+            context.process_group(&GroupOptions { backend: Some(choice), ..GroupOptions::default() })?;
         match (carrier, group.backend()) {
             (Carrier::Mixed, backend) if backend != Backend::Mixed && !is_second => {
                 Err(BenchError::NotMixed { backend })
@@ -45,19 +45,19 @@ impl Ranks {
     }
 
     fn join_on_device(context: &WorkerContext) -> Result<Self, BenchError> {
-        // The group is on the device that is current when it is joined.
+        // The group uses the device that is current when it joins.
         let stream = device::stream(context)?;
         let options = |name: &str, backend| GroupOptions {
             name: name.to_owned(),
             backend: Some(backend),
             ..GroupOptions::default()
         };
-        let beside = context.process_group(&options("control", Wish::Auto))?;
-        let group = context.process_group(&options("measured", Wish::Nccl))?;
+        let beside = context.process_group(&options("control", BackendChoice::Auto))?;
+        let group = context.process_group(&options("measured", BackendChoice::Nccl))?;
         Ok(Self { group, beside: Some(beside), stream: Some(stream) })
     }
 
-    /// The group for what is not measured.
+    /// The group for control messages.
     pub(crate) fn control(&mut self) -> &mut Group {
         self.beside.as_mut().unwrap_or(&mut self.group)
     }

@@ -1,9 +1,9 @@
-//! Sizes as people write them. Pure.
+//! Parses and prints sizes. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes.
+/// A size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) usize);
 
@@ -38,10 +38,10 @@ impl fmt::Display for Size {
     }
 }
 
-/// What follows on nothing, of which no multiple is more: whole elements of every type.
+/// The size after 0: whole elements of every type.
 const AFTER_ZERO: usize = 8;
 
-/// From the least size on, each so many times the one before, up to the greatest. After zero comes [`AFTER_ZERO`].
+/// The sizes from `min` to `max`, each `factor` times the previous one. After 0 comes [`AFTER_ZERO`].
 pub(crate) fn sizes(min: Size, max: Size, factor: u32) -> impl Iterator<Item = usize> {
     let next = move |&size: &usize| {
         let next = if size == 0 { AFTER_ZERO.min(max.0) } else { size.checked_mul(factor as usize)? };

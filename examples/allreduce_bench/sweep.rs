@@ -1,9 +1,9 @@
-//! Makes the calls of one size, takes the time, and has the results checked.
+//! Makes and times the calls of one size, and checks the results.
 
 use std::time::Instant;
 
 use rankrun_worker::process_group::{bf16, f16};
-use rankrun_worker::{Group, Reduction};
+use rankrun_worker::{Group, ReduceOp};
 
 use crate::device::OnDevice;
 use crate::host::OnHost;
@@ -12,24 +12,24 @@ use crate::table::{self, Row};
 use crate::value::Number;
 use crate::{BenchError, Operation, Options, Type};
 
-/// A call that is measured, with its memory.
+/// A measured call with its memory.
 pub(crate) trait Call {
-    /// Gives the memory its first values.
+    /// Writes the initial values.
     fn fill(&mut self, group: &Group) -> Result<(), BenchError>;
 
-    /// Makes the call; on a device it may still be under way then.
+    /// Makes the call; on a device it may still be under way afterwards.
     fn run(&mut self, group: &mut Group) -> Result<(), BenchError>;
 
-    /// Waits for the end of all that was called.
+    /// Waits until all calls are done.
     fn wait(&mut self, _group: &mut Group) -> Result<(), BenchError> {
         Ok(())
     }
 
-    /// How many elements on this rank are not what one call makes of the first values.
+    /// Number of elements on this rank that differ from the expected result of one call.
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError>;
 }
 
-/// Measures calls on `bytes` bytes, or a little less so that all ranks have as many elements.
+/// Measures calls on `bytes` bytes, rounded down to equally many elements on all ranks.
 pub(crate) fn measure(options: &Options, ranks: &mut Ranks, bytes: usize) -> Result<Row, BenchError> {
     match options.data_type {
         Type::F16 => measure_type::<f16>(options, ranks, bytes),
@@ -44,7 +44,7 @@ pub(crate) fn measure(options: &Options, ranks: &mut Ranks, bytes: usize) -> Res
 
 fn measure_type<T: Number>(options: &Options, ranks: &mut Ranks, bytes: usize) -> Result<Row, BenchError> {
     let world = ranks.group.world_size().get();
-    // As in nccl-tests: the size is that of all ranks' parts, the count that of one rank's.
+    // As in nccl-tests: the size covers all ranks' parts, the count one rank's.
     let (count, size) = match options.operation {
         Operation::AllGather | Operation::ReduceScatter => {
             let count = bytes / size_of::<T>() / world as usize;
@@ -63,7 +63,7 @@ fn measure_type<T: Number>(options: &Options, ranks: &mut Ranks, bytes: usize) -
     Ok(Row { size, count, micros, factor, wrong })
 }
 
-/// The mean time of a call over all ranks, in microseconds, and how many elements are wrong after one.
+/// Mean time of a call over all ranks, in microseconds, and the number of wrong elements after one.
 #[expect(clippy::disallowed_methods, reason = "takes the time")]
 fn time(options: &Options, ranks: &mut Ranks, mut call: impl Call) -> Result<(f64, u64), BenchError> {
     call.fill(&ranks.group)?;
@@ -83,7 +83,7 @@ fn time(options: &Options, ranks: &mut Ranks, mut call: impl Call) -> Result<(f6
     call.wait(&mut ranks.group)?;
     let mut wrong = [i64::try_from(call.count_wrong(&ranks.group)?).unwrap_or(i64::MAX)];
     let control = ranks.control();
-    control.all_reduce(&mut mean, Reduction::Mean)?;
-    control.all_reduce(&mut wrong, Reduction::Sum)?;
+    control.all_reduce(&mut mean, ReduceOp::Mean)?;
+    control.all_reduce(&mut wrong, ReduceOp::Sum)?;
     Ok((mean[0], wrong[0].unsigned_abs()))
 }

@@ -5,25 +5,25 @@ use rankrun_worker::process_group::Backend;
 
 use crate::{Operation, Options};
 
-/// How lines are written.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     Text,
     Json,
 }
 
-/// What was measured for one size.
+/// The result for one size.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
-    /// Bytes over all ranks' parts.
+    /// Bytes over the parts of all ranks.
     pub(crate) size: usize,
     /// Elements of one rank's part.
     pub(crate) count: usize,
-    /// The time of a call.
+    /// Mean time of a call in microseconds.
     pub(crate) micros: f64,
-    /// What share of the size crosses each rank's link.
+    /// Share of the size that crosses each rank's link.
     pub(crate) factor: f64,
-    /// Elements that are wrong, on all ranks.
+    /// Wrong elements on all ranks.
     pub(crate) wrong: u64,
 }
 
@@ -38,7 +38,7 @@ impl Row {
     }
 }
 
-/// How much of the size crosses each rank's link at the least: nccl-tests' `PERFORMANCE.md`.
+/// Least share of the size that crosses each rank's link: nccl-tests' `PERFORMANCE.md`.
 pub(crate) fn bus_factor(operation: Operation, world: u32) -> f64 {
     let world = f64::from(world);
     match operation {
@@ -48,7 +48,7 @@ pub(crate) fn bus_factor(operation: Operation, world: u32) -> f64 {
     }
 }
 
-/// What stands above the rows.
+/// The lines above the rows.
 pub(crate) fn head(style: Style, backend: Backend, world: u32) -> Vec<String> {
     match style {
         Style::Text => vec![
@@ -90,7 +90,7 @@ pub(crate) fn line(style: Style, options: &Options, row: &Row) -> String {
     }
 }
 
-/// What stands below the rows.
+/// The line below the rows.
 pub(crate) fn end(style: Style, rows: &[Row]) -> String {
     let mean = rows.iter().map(Row::bus_bandwidth).sum::<f64>() / rows.len().max(1) as f64;
     match style {
@@ -99,7 +99,7 @@ pub(crate) fn end(style: Style, rows: &[Row]) -> String {
     }
 }
 
-/// The two runs beside each other: how many times as long the second one takes.
+/// Compares two runs: the ratio of the second time to the first.
 pub(crate) fn comparison(
     style: Style,
     (first, second): (Backend, Backend),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_reads_as_in_nccl_tests() {
+    fn row_reads_as_in_nccl_tests() {
         let options = Options::parse_from(["allreduce_bench", "--operation", "reduce", "--redop", "max"]);
         assert_eq!(
             line(Style::Text, &options, &row()),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_has_the_ratio_of_times() {
+    fn comparison_has_the_ratio_of_times() {
         let slow = Row { micros: 2500.0, ..row() };
         let lines =
             comparison(Style::Text, (Backend::Nccl, Backend::Nccl), (&[row()], std::slice::from_ref(&slow)));

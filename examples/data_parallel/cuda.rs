@@ -15,7 +15,7 @@ pub(crate) struct CudaLayer {
     forward: CudaFunction,
     backward: CudaFunction,
     parameters: CudaSlice<f32>,
-    /// Of the last forward, with its rows.
+    /// Input and rows of the last forward.
     input: Option<(CudaSlice<f32>, usize)>,
 }
 
@@ -40,7 +40,7 @@ impl CudaLayer {
         let [count, features, outputs] = [rows, size.features, size.outputs].map(int);
         let mut launch = stream.launch_builder(forward);
         launch.arg(&mut output).arg(&*parameters).arg(&on_device).arg(&count).arg(&features).arg(&outputs);
-        // SAFETY: the arguments are those of the kernel, which stays within memory of the sizes that it is told.
+        // SAFETY: the arguments match the kernel, which stays within the given sizes.
         unsafe { launch.launch(threads(rows * size.outputs)) }?;
         let values = gpu.get_all(&output)?;
         self.input = Some((on_device, rows));
@@ -56,7 +56,7 @@ impl CudaLayer {
             let [count, features, outputs] = [*rows, size.features, size.outputs].map(int);
             let mut launch = stream.launch_builder(backward);
             launch.arg(&mut gradients).arg(&on_device).arg(&*input).arg(&count).arg(&features).arg(&outputs);
-            // SAFETY: as above; there are slopes for each output of the last input.
+            // SAFETY: as above; there is a slope for each output of the last input.
             unsafe { launch.launch(threads(size.parameters())) }?;
         }
         gpu.get_all(&gradients)

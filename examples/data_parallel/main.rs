@@ -1,8 +1,8 @@
-//! The DataParallel demo: a batch is split over devices, each computes its part, the parts are gathered.
+//! The DataParallel demo: splits a batch over devices, computes the parts, and gathers the outputs.
 //!
-//! Within a process it is torch's `nn.DataParallel`: a replica on each of `--device-ids`, each on a thread of its own. Under a launcher
-//! the batch is split over the workers first: rank 0 holds it, scatters it over the group, gathers the outputs and alone sees the
-//! whole; each worker splits its part over its own devices.
+//! Within a process it is torch's `nn.DataParallel`: a replica on each of `--device-ids`, with a thread each.
+//! Under a launcher rank 0 first scatters the batch over the workers and gathers their outputs; each worker
+//! splits its part over its own devices.
 
 mod cpu;
 mod cuda;
@@ -18,13 +18,13 @@ use place::PlaceError;
 use rankrun_examples::random::Random;
 use rankrun_examples::{console, share};
 use rankrun_worker::data_parallel::{DataParallel, DataParallelError, Device, Replica, Rows};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerContext};
 use replica::{Layer, Model, ReplicaError, Size, rows};
 
 /// The rank that holds the whole batch.
 const ROOT: Rank = Rank(0);
 
-/// Splits batches over the devices of all workers of a job and gathers what their models make of them.
+/// Splits batches over the devices of all workers of a job, and gathers the outputs of their models.
 ///
 /// Each device prints `In Model: …` for its part; rank 0 prints `Outside: …` for the whole.
 #[derive(Debug, Parser)]
@@ -35,7 +35,7 @@ const ROOT: Rank = Rank(0);
   rankrun --nproc-per-node 2 data_parallel                 two workers, 15 of 30 rows each
   rankrun --nproc-per-node 4 data_parallel --batch 10      a remainder: 3, 3, 3 and 1 rows")]
 struct Options {
-    /// How many batches.
+    /// Number of batches.
     #[arg(long, default_value_t = 3)]
     steps: u64,
     /// Rows of a batch.
@@ -47,19 +47,19 @@ struct Options {
     /// Outputs for a row.
     #[arg(long, default_value_t = 2, value_parser = size())]
     outputs: u32,
-    /// The devices of each worker, in the order in which they get their parts; a number is a GPU. Without it these are all GPUs, or
-    /// the CPU where there is none; under a launcher, the device of the worker.
+    /// The devices of each worker, in the order of their parts; a number is a GPU. Default: the worker's
+    /// device under a launcher, else all GPUs, or the CPU without one.
     #[arg(long, value_delimiter = ',', value_name = "DEVICES")]
     device_ids: Vec<Device>,
-    /// Take a step of this length after each batch, towards the outputs of another model, and print the loss.
+    /// Learning rate of a step after each batch, towards the outputs of another model; prints the loss.
     #[arg(long, value_parser = learning_rate)]
     learning_rate: Option<f32>,
-    /// Decides weights and batches.
+    /// Seed of weights and batches.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
-/// Two sizes multiplied still fit into the memory of a small machine.
+/// A product of two sizes fits into the memory of a small machine.
 fn size() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=10_000)
 }
@@ -104,7 +104,7 @@ struct Demo<'a> {
     size: Size,
     group: Group,
     model: DataParallel<Model>,
-    /// Makes the outputs that the model is to learn; on the host of the root.
+    /// Computes the targets, on the root's host.
     teacher: CpuLayer,
 }
 
@@ -123,7 +123,7 @@ impl<'a> Demo<'a> {
         Ok(Self { options, size, group, model, teacher })
     }
 
-    /// One batch; only the root has it.
+    /// Processes one batch, which only the root has.
     fn step(&mut self, step: u64) -> Result<(), DemoError> {
         let mut random = Random::new(self.options.seed, step);
         let count =
@@ -139,11 +139,11 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// The output of the whole batch, on the root.
+    /// Computes the output of the whole batch, on the root.
     fn forward(&mut self, batch: &Rows<f32>) -> Result<Option<Rows<f32>>, DemoError> {
         let Size { features, outputs } = self.size;
         let input = self.group.scatter(batch.values(), &self.counts(features), ROOT)?;
-        // Of fewer rows than workers the last ones have none, and no part in it.
+        // With fewer rows than workers the last ones have none and skip the model.
         let output = match input.is_empty() {
             true => rows(outputs, Vec::new()),
             false => self.model.forward(&rows(features, input))?,
@@ -152,7 +152,7 @@ impl<'a> Demo<'a> {
         Ok(gathered.map(|values| rows(outputs, values)))
     }
 
-    /// A step towards the teacher's outputs, by the mean of squares; the root has batch and output.
+    /// Takes a step towards the teacher's outputs by the mean squared error; the root has batch and output.
     fn learn(&mut self, batch: Rows<f32>, output: Option<Rows<f32>>, rate: f32) -> Result<(), DemoError> {
         let mut slopes = Vec::new();
         if let Some(output) = output {
@@ -168,11 +168,11 @@ impl<'a> Demo<'a> {
         }
         let first = self.model.first_mut();
         let mut gradients = first.take_gradients();
-        self.group.all_reduce(&mut gradients, Reduction::Sum)?;
+        self.group.all_reduce(&mut gradients, ReduceOp::Sum)?;
         Ok(first.descend(&gradients, rate)?)
     }
 
-    /// Numbers of each worker, where a row has `columns`.
+    /// Numbers of each worker for rows with `columns` values.
     fn counts(&self, columns: usize) -> Vec<usize> {
         let shares = share::chunks(self.options.batch as usize, self.group.world_size().get() as usize);
         shares.iter().map(|share| share.len() * columns).collect()
@@ -185,7 +185,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_flags_are_consistent() {
+    fn flags_are_consistent() {
         Options::command().debug_assert();
     }
 

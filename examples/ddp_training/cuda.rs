@@ -8,10 +8,10 @@ use std::ops::Range;
 use bytemuck::cast_slice;
 use cudarc::driver::{CudaFunction, CudaSlice, DevicePtrMut, PushKernelArg};
 use rankrun_examples::gpu::{Gpu, GpuError, threads};
-use rankrun_worker::ddp::{Ddp, DeviceDdp};
+use rankrun_worker::ddp::{Ddp, NcclDdp};
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{DeviceMemory, Stream};
-use rankrun_worker::{Group, GroupOptions, Life, Rank, Reduction, WorldSize};
+use rankrun_worker::{ElasticRun, Group, GroupOptions, Rank, ReduceOp, WorldSize};
 
 use crate::data::{CLASSES, FEATURES};
 use crate::learner::{self, Sample};
@@ -32,18 +32,18 @@ pub(crate) struct CudaLearner {
 #[expect(clippy::large_enum_variant, reason = "a process has one")]
 enum Exchange {
     /// From device to device, where they lie.
-    Device(DeviceDdp),
+    Device(NcclDdp),
     /// Through memory of the hosts: where NCCL is missing on a worker, or a worker has no device of its own.
     Host(Ddp),
 }
 
 impl CudaLearner {
-    pub(crate) fn new(model: CudaModel, life: Life, by_nccl: bool) -> Result<Self> {
-        let Life { context, group, .. } = life;
+    pub(crate) fn new(model: CudaModel, run: ElasticRun, by_nccl: bool) -> Result<Self> {
+        let ElasticRun { context, group, .. } = run;
         let exchange = if by_nccl {
             let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
             let device = NcclGroup::join(&context, &options, None)?;
-            Exchange::Device(DeviceDdp::new(group, device, Mlp::description(), &learner::buckets())?)
+            Exchange::Device(NcclDdp::new(group, device, Mlp::description(), &learner::buckets())?)
         } else {
             Exchange::Host(learner::ddp(group)?)
         };
@@ -106,9 +106,9 @@ impl CudaLearner {
         model.take_step()?;
         let mut score = model.score(samples.len())?;
         match exchange {
-            Exchange::Device(ddp) => ddp.host().all_reduce(&mut score, Reduction::Sum)?,
+            Exchange::Device(ddp) => ddp.host().all_reduce(&mut score, ReduceOp::Sum)?,
             Exchange::Host(ddp) => {
-                let sums = ddp.queue().all_reduce(score.to_vec(), Reduction::Sum).wait()?;
+                let sums = ddp.async_group().all_reduce(score.to_vec(), ReduceOp::Sum).wait()?;
                 score.copy_from_slice(&sums);
             }
         }

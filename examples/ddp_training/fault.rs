@@ -1,4 +1,4 @@
-//! A failure on request, so that anyone can see a restart.
+//! A failure on request, to show a restart.
 
 use nix::sys::signal::{Signal, raise};
 use rankrun_worker::diagnostic::{Details, Diagnostic};
@@ -27,7 +27,7 @@ pub(crate) enum FaultError {
         /// With what the worker ends.
         exit_code: u8,
     },
-    /// Nobody would fail.
+    /// The rank does not exist.
     #[error("rank {rank} is to fail, but there are {world_size} workers")]
     NoSuchRank {
         /// The rank.

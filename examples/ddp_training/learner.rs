@@ -5,7 +5,7 @@ use std::error::Error;
 use rankrun_examples::gpu::{self, GpuError};
 use rankrun_worker::ddp::{Ddp, DdpOptions};
 use rankrun_worker::process_group::nccl::Nccl;
-use rankrun_worker::{Group, Life, Rank, Reduction, WorkerContext, WorldSize};
+use rankrun_worker::{ElasticRun, Group, Rank, ReduceOp, WorkerContext, WorldSize};
 
 use crate::cuda::{CudaLearner, CudaModel};
 use crate::data::FEATURES;
@@ -13,9 +13,9 @@ use crate::model::Mlp;
 
 /// What to compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Place {
-    /// The GPU that the launcher gives this worker, or nothing. Where the launcher gives none, a GPU if there is one that can be
-    /// used, otherwise the CPU.
+pub(crate) enum DeviceChoice {
+    /// The GPU that the launcher gives this worker, or nothing. Where the launcher gives none, a GPU if there
+    /// is one that can be used, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
@@ -39,15 +39,15 @@ type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 impl Learner {
     /// For shares of up to `rows` samples; all workers do it together. Gradients go by NCCL where every worker has it and a GPU.
-    pub(crate) fn open(place: Place, mut life: Life, rows: usize) -> Result<Self> {
-        let model = on_gpu(place, &life.context, rows)?;
+    pub(crate) fn open(place: DeviceChoice, mut run: ElasticRun, rows: usize) -> Result<Self> {
+        let model = on_gpu(place, &run.context, rows)?;
         // Two workers on one device are nothing that NCCL knows.
         let has_nccl = model.is_some() && gpu::sharing().is_none() && Nccl::load(None).is_ok();
         let mut by_nccl = [u8::from(has_nccl)];
-        life.group.all_reduce(&mut by_nccl, Reduction::Min)?;
+        run.group.all_reduce(&mut by_nccl, ReduceOp::Min)?;
         Ok(match model {
-            Some(model) => Self::Cuda(CudaLearner::new(model, life, by_nccl == [1])?),
-            None => Self::Host(ddp(life.group)?),
+            Some(model) => Self::Cuda(CudaLearner::new(model, run, by_nccl == [1])?),
+            None => Self::Host(ddp(run.group)?),
         })
     }
 
@@ -93,7 +93,7 @@ impl Learner {
         match self {
             Self::Host(ddp) => {
                 let (loss, right) = model.learn(samples, scale, ddp)?;
-                let score = ddp.queue().all_reduce(vec![loss, right], Reduction::Sum);
+                let score = ddp.async_group().all_reduce(vec![loss, right], ReduceOp::Sum);
                 model.descend(&ddp.finish()?, rate);
                 let score = score.wait()?;
                 Ok([score[0], score[1]])
@@ -130,14 +130,18 @@ pub(crate) fn buckets() -> DdpOptions {
 }
 
 /// The model on the worker's GPU, if that is where it is to be.
-fn on_gpu(place: Place, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
+fn on_gpu(place: DeviceChoice, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
     let ordinal = match (place, gpu::ordinal(context), context.device()) {
-        (Place::Cpu, ..) | (Place::Auto, None, _) => return Ok(None),
-        (Place::Cuda, None, Some(device)) => return Err(GpuError::NotGiven { device: device.clone() }),
+        (DeviceChoice::Cpu, ..) | (DeviceChoice::Auto, None, _) => return Ok(None),
+        (DeviceChoice::Cuda, None, Some(device)) => {
+            return Err(GpuError::NotGiven { device: device.clone() });
+        }
         (_, ordinal, _) => ordinal.unwrap_or(0),
     };
     match CudaModel::open(ordinal, rows) {
-        Err(error) if place == Place::Auto && !gpu::is_given(context) && error.is_absence() => Ok(None),
+        Err(error) if place == DeviceChoice::Auto && !gpu::is_given(context) && error.is_absence() => {
+            Ok(None)
+        }
         opened => opened.map(Some),
     }
 }

@@ -1,5 +1,5 @@
-//! Data-parallel training: every worker has the whole model and a share of each batch; gradients become their mean over the
-//! workers while backward runs, and any number of workers takes the same steps.
+//! Data-parallel training: every worker has the whole model and a part of each batch; gradients are averaged
+//! over the workers while backward runs, and any number of workers takes the same steps.
 
 mod cuda;
 mod data;
@@ -17,25 +17,25 @@ use std::time::Duration;
 use clap::Parser;
 use data::Dataset;
 use fault::{Fault, FaultKind};
-use learner::{Learner, Place};
+use learner::{DeviceChoice, Learner};
 use model::Mlp;
 use progress::Progress;
 use rankrun_examples::console;
 use rankrun_examples::random::Random;
 use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions};
 use rankrun_worker::sampler::{DistributedSampler, GlobalBatches, SamplerOptions};
-use rankrun_worker::{Life, Rank, run_elastic, trace};
+use rankrun_worker::{ElasticRun, Rank, run_elastic, trace};
 
 /// The rank that prints, and reads and writes files.
 const ROOT: Rank = Rank(0);
 
-/// Under which name a checkpoint keeps the options.
+/// Metadata key of the options in a checkpoint.
 const OPTIONS: &str = "options";
 
-/// Trains a small classifier on data that it makes itself, on all workers of a job.
+/// Trains a small classifier on generated data, on all workers of a job.
 ///
-/// With 1, 2 or 4 workers it ends with the same weights up to rounding. With a checkpoint it goes on where
-/// the last one was written, after a restart or in another run.
+/// 1, 2 or 4 workers end with the same weights up to rounding. With a checkpoint it continues from the latest
+/// one, after a restart or in another run.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   ddp_training                                        one worker, without a launcher
@@ -43,49 +43,49 @@ const OPTIONS: &str = "options";
   rankrun --nproc-per-node 4 --max-restarts 1 \\
       ddp_training --checkpoint /tmp/c --fail-at 50   rank 0 fails once; training goes on from step 40")]
 struct Options {
-    /// How many steps.
+    /// Number of steps.
     #[arg(long, default_value_t = 200)]
     steps: u64,
-    /// Samples in a step, over all workers.
+    /// Samples of a step, over all workers.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     batch: u32,
-    /// Samples in all.
+    /// Samples of the data set.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     samples: u32,
-    /// The length of a step.
+    /// Learning rate of a step.
     #[arg(long, default_value_t = 0.2, value_parser = learning_rate)]
     learning_rate: f64,
-    /// What to compute on; a checkpoint of one goes on on the other.
+    /// Device to compute on; a checkpoint works on both.
     #[arg(long, default_value = "auto", value_name = "WHERE")]
-    device: Place,
-    /// Decides data, their order and the first weights.
+    device: DeviceChoice,
+    /// Seed of data, their order and the first weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Print loss and accuracy every so many steps.
     #[arg(long, default_value_t = 20, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     print_every: u64,
-    /// Keep the state of the training in this folder, and go on from the last one there.
+    /// Keep the state of the training in this folder, and continue from the latest one.
     #[arg(long, value_name = "FOLDER")]
     checkpoint: Option<PathBuf>,
     /// Write a checkpoint every so many steps.
     #[arg(long, default_value_t = 20, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: u64,
-    /// Write the last weights here, one in a line.
+    /// Write the final weights to this file, one per line.
     #[arg(long, value_name = "FILE")]
     weights_out: Option<PathBuf>,
-    /// Fail before this step (counted from 1), unless this is a restart.
+    /// Fail before this step (from 1), unless this is a restart.
     #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
     fail_at: Option<u64>,
-    /// The rank that fails.
+    /// Rank that fails.
     #[arg(long, default_value = "0", value_name = "RANK", requires = "fail_at")]
     fail_rank: Rank,
-    /// How it fails.
+    /// Kind of failure.
     #[arg(long, default_value = "exit", value_name = "HOW", requires = "fail_at")]
     fail_how: FaultKind,
-    /// The exit code of a rank that fails with an error, for `rankrun --restart-rules`.
+    /// Exit code of a rank that fails with an error, for `rankrun --restart-rules`.
     #[arg(long, default_value_t = 1, value_name = "CODE", requires = "fail_at", value_parser = clap::value_parser!(u8).range(1..))]
     fail_code: u8,
-    /// Make each step this much longer, so that there is time to interfere.
+    /// Delay of each step, to leave time for interference.
     #[arg(long, default_value_t = 0, value_name = "MILLISECONDS")]
     step_ms: u64,
 }
@@ -97,7 +97,7 @@ fn learning_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What only this program can say; what the library says of its own is told as it is.
+/// Errors of this program; those of the library are printed unchanged.
 #[derive(Debug, thiserror::Error)]
 enum TrainingError {
     #[error(
@@ -117,7 +117,7 @@ type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    run_elastic(|life| Training::begin(&options, life)?.run())
+    run_elastic(|run| Training::begin(&options, run)?.run())
 }
 
 /// A training under way.
@@ -128,17 +128,17 @@ struct Training<'a> {
     batches: GlobalBatches,
     model: Mlp,
     checkpoint: Option<Checkpoint>,
-    /// Steps taken.
+    /// Completed steps.
     step: u64,
     fault: Fault,
-    /// Of the rank that prints.
+    /// On the printing rank only.
     progress: Option<Progress>,
 }
 
 impl<'a> Training<'a> {
-    /// Goes on where the life before has saved its state, or begins anew.
-    fn begin(options: &'a Options, life: Life) -> Result<Self> {
-        let context = &life.context;
+    /// Continues from the latest checkpoint, or begins a new training.
+    fn begin(options: &'a Options, run: ElasticRun) -> Result<Self> {
+        let context = &run.context;
         let (rank, world_size) = (context.rank(), context.world_size());
         let restart = context.restart_count();
         let fault = Fault::plan(options, context)?;
@@ -151,7 +151,7 @@ impl<'a> Training<'a> {
         let checkpoint = folder.map(|folder| Checkpoint::open(context, &CheckpointOptions::new(folder)));
         let checkpoint = checkpoint.transpose()?;
         let context = context.clone();
-        let learner = Learner::open(options.device, life, options.batch as usize)?;
+        let learner = Learner::open(options.device, run, options.batch as usize)?;
         let (pid, place) = (std::process::id(), learner.describe(&context));
         console::line(&format!("rank {rank} of {world_size}: pid {pid}, {place}, restart {restart}"))?;
         let mut training =
@@ -187,7 +187,7 @@ impl<'a> Training<'a> {
         if self.learner.rank() == ROOT {
             self.finish()?;
         }
-        // Nobody leaves before the files are written.
+        // No rank leaves before the files are written.
         Ok(self.learner.into_group()?.barrier()?)
     }
 
@@ -195,9 +195,9 @@ impl<'a> Training<'a> {
         let _span = trace::step(self.step);
         let batch = f64::from(self.options.batch);
         let world = f64::from(self.learner.world_size().get());
-        let share = self.batches.share(self.step);
+        let share = self.batches.indices(self.step);
         let samples: Vec<_> = share.into_iter().map(|index| self.data.sample(index)).collect();
-        // The mean over workers of sums over shares, which differ in size, is to be the mean over the batch.
+        // The sum over workers of unequal parts must become the mean over the batch.
         let rate = self.options.learning_rate;
         let [loss, right] = self.learner.step(&mut self.model, &samples, world / batch, rate)?;
         self.step += 1;
@@ -214,7 +214,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Saves the state if it is time to: all ranks at the same steps.
+    /// Saves the state on all ranks at the same steps.
     fn keep(&mut self) -> Result {
         let (step, options) = (self.step, self.options);
         let is_time = step.is_multiple_of(options.checkpoint_every) || step == options.steps;
@@ -245,7 +245,7 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What decides the weights after a number of steps, apart from rounding. The number of workers does not.
+/// Options that determine the weights, apart from rounding. The number of workers does not.
 fn described(options: &Options) -> String {
     let Options { batch, samples, learning_rate, seed, .. } = options;
     format!("batch {batch}, samples {samples}, learning rate {learning_rate}, seed {seed}")
@@ -258,15 +258,15 @@ mod tests {
     use rankrun_worker::{GroupOptions, WorkerContext};
 
     #[test]
-    fn the_flags_are_consistent() {
+    fn flags_are_consistent() {
         Options::command().debug_assert();
     }
 
     #[test]
     fn training_learns() {
         let options = Options::parse_from(["ddp_training", "--steps", "150"]);
-        let life = Life::begin(&WorkerContext::alone(), &GroupOptions::default()).unwrap();
-        let mut training = Training::begin(&options, life).unwrap();
+        let run = ElasticRun::begin(&WorkerContext::alone(), &GroupOptions::default()).unwrap();
+        let mut training = Training::begin(&options, run).unwrap();
         let (before, _) = training.model.judge(&training.data);
         while training.step < options.steps {
             training.take_step().unwrap();

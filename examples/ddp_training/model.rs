@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rankrun_examples::random::Random;
-use rankrun_worker::checkpoint::State;
+use rankrun_worker::checkpoint::StateDict;
 use rankrun_worker::ddp::{Ddp, DdpError, Gradients, Parameter};
 
 use crate::data::{CLASSES, Dataset, FEATURES};
@@ -12,7 +12,7 @@ use crate::learner::Sample;
 /// Width of the hidden layer.
 pub(crate) const HIDDEN: usize = 32;
 
-/// Where each part lies in the list of parameters.
+/// Offsets of the parts in the list of parameters.
 const HIDDEN_BIAS: usize = HIDDEN * FEATURES;
 pub(crate) const OUTPUT: usize = HIDDEN_BIAS + HIDDEN;
 const OUTPUT_BIAS: usize = OUTPUT + CLASSES * HIDDEN;
@@ -28,7 +28,7 @@ pub(crate) struct Mlp {
     pub(crate) parameters: Vec<f64>,
 }
 
-/// What the model makes of one sample.
+/// The result of the model for one sample.
 struct Activation {
     hidden: [f64; HIDDEN],
     /// Probability of each class.
@@ -41,7 +41,7 @@ impl Mlp {
         Self { parameters: (0..PARAMETERS).map(|at| random.uniform() / bound(at).sqrt()).collect() }
     }
 
-    /// What data-parallel training must know of the parts of the model, in their order.
+    /// The parts of the model for data-parallel training, in order.
     pub(crate) fn description() -> Vec<Parameter> {
         vec![
             Parameter::new::<f64>("hidden.weight", &[HIDDEN, FEATURES]),
@@ -59,14 +59,15 @@ impl Mlp {
         [hidden_weight, hidden_bias, output_weight, output_bias]
     }
 
-    /// What a checkpoint keeps of it.
-    pub(crate) fn state(&mut self) -> State<'_> {
+    /// The state in a checkpoint.
+    pub(crate) fn state(&mut self) -> StateDict<'_> {
         let parts = Self::description().into_iter().zip(self.parts_mut());
-        parts.fold(State::new(), |state, (part, values)| state.replicated(part.name, &part.shape, values))
+        parts.fold(StateDict::new(), |state, (part, values)| state.replicated(part.name, &part.shape, values))
     }
 
-    /// Makes the gradients of some samples ready, each sample's multiplied by `scale`: those of the output layer first, so that they
-    /// are on their way while those of the hidden one are computed. The sum of all losses, and how often the model is right.
+    /// Makes the gradients of some samples ready, scaled by `scale`: those of the output layer first,
+    /// so that they are reduced while those of the hidden layer are computed. Returns the sum of losses
+    /// and the number of correct answers.
     pub(crate) fn learn(
         &self,
         samples: &[Sample<'_>],
@@ -132,7 +133,7 @@ impl Mlp {
         let outputs: [f64; CLASSES] = std::array::from_fn(|at| {
             dot(&self.parameters[OUTPUT + at * HIDDEN..], &hidden) + self.parameters[OUTPUT_BIAS + at]
         });
-        // The largest is taken away first, so that no exponential overflows.
+        // The largest is subtracted first, so that no exponential overflows.
         let most = outputs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let powers = outputs.map(|output| (output - most).exp());
         let sum: f64 = powers.iter().sum();
@@ -152,28 +153,28 @@ fn dot(weights: &[f64], values: &[f64]) -> f64 {
 /// The loss, and whether the class is the most probable one.
 fn score(classes: &[f64; CLASSES], class: usize) -> (f64, bool) {
     let own = classes[class];
-    // Not `max`, which would make a loss of what is not a number any more.
+    // `max` would hide a NaN.
     (-own.clamp(f64::MIN_POSITIVE, 1.0).ln(), classes.iter().all(|&other| other <= own))
 }
 
 #[cfg(test)]
 mod tests {
-    use rankrun_worker::{DdpOptions, MemoryGroup};
+    use rankrun_worker::{DdpOptions, ThreadGroup};
 
     use super::*;
 
     #[test]
-    fn a_training_that_diverged_has_no_loss() {
+    fn training_that_diverged_has_no_loss() {
         assert!(score(&[f64::NAN; CLASSES], 1).0.is_nan());
         assert!(score(&[1.0, 0.0, 0.0, 0.0], 1).0.is_finite());
     }
 
     #[test]
-    fn the_gradient_is_the_slope_of_the_loss() {
+    fn gradient_is_the_slope_of_the_loss() {
         let data = Dataset::new(8, &mut Random::new(3, 1));
         let model = Mlp::new(&mut Random::new(3, 0));
         let (features, class) = data.sample(5);
-        let group = MemoryGroup::world(1).remove(0);
+        let group = ThreadGroup::world(1).remove(0);
         let mut ddp = Ddp::new(group, Mlp::description(), &DdpOptions::default()).unwrap();
         let samples = [(features, class), (features, class)];
         model.learn(&samples, 0.5, &mut ddp).unwrap();

@@ -1,4 +1,4 @@
-//! How far the training is: a bar on a terminal, otherwise lines.
+//! Progress of the training: a bar on a terminal, otherwise lines.
 
 #![expect(clippy::disallowed_methods, reason = "a shell: it tells how fast the training is")]
 
@@ -8,24 +8,24 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rankrun_examples::console;
 
-/// Tells of steps.
+/// Prints steps.
 pub(crate) struct Progress {
     begun: Instant,
-    /// Steps that were taken before.
+    /// Steps before this run.
     first: u64,
     restarts: u32,
-    /// Only on a terminal.
+    /// The bar, on a terminal only.
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Of a training that begins after step `first`.
+    /// Progress of a training that begins after step `first`.
     pub(crate) fn new(first: u64, steps: u64, restarts: u32) -> Self {
         let is_terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
         let bar = is_terminal.then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-            // First the style: each other call draws the bar.
+            // The style comes first: every other call draws the bar.
             let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.set_position(first);
             bar
@@ -33,7 +33,7 @@ impl Progress {
         Self { begun: Instant::now(), first, restarts, bar }
     }
 
-    /// A step was taken. With an accuracy there is a line of it, too.
+    /// Notes a step; prints a line if there is an accuracy.
     pub(crate) fn step(&self, step: u64, loss: f64, accuracy: Option<f64>) -> io::Result<()> {
         let rate = rate(step - self.first, self.begun.elapsed().as_secs_f64());
         if let Some(bar) = &self.bar {
@@ -48,7 +48,7 @@ impl Progress {
         }
     }
 
-    /// No step follows.
+    /// Notes that no step follows.
     pub(crate) fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();
@@ -56,7 +56,7 @@ impl Progress {
     }
 }
 
-/// Steps in a second; of no time, none are known.
+/// Steps per second; empty without time.
 fn rate(steps: u64, seconds: f64) -> String {
     let rate = if seconds > 0.0 { steps as f64 / seconds } else { 0.0 };
     if rate < 100.0 { format!("{rate:.1} steps/s") } else { format!("{rate:.0} steps/s") }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_has_as_many_digits_as_one_reads() {
+    fn rate_has_as_many_digits_as_one_reads() {
         assert_eq!(
             [rate(5, 2.0), rate(5000, 2.0), rate(0, 0.0)],
             ["2.5 steps/s", "2500 steps/s", "0.0 steps/s"]

@@ -1,4 +1,4 @@
-//! A CUDA device with kernels of the program, which NVRTC compiles when it runs: nothing of CUDA is needed to build.
+//! A CUDA device with kernels that NVRTC compiles at run time: no CUDA is needed to build.
 #![expect(unsafe_code, reason = "looks whether a library can be opened")]
 
 use std::num::NonZero;
@@ -13,34 +13,35 @@ use rankrun_worker::cuda::{CudaMissing, cuda_context};
 use rankrun_worker::diagnostic::{Details, Diagnostic};
 use rankrun_worker::{Device, WorkerContext};
 
-/// How many workers or replicas share one device: for tests of the split on a machine that has one.
+/// Number of workers or replicas that share one device, for tests on a machine with one.
 const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
 
-/// Threads of a block. A kernel takes at most 255 of the 65,536 registers of a block for each of its threads, so that any fits.
+/// Threads of a block. A kernel takes at most 255 registers per thread of the 65,536 of
+/// a block, so any kernel fits.
 const BLOCK: u32 = 256;
 
 /// Why a program cannot compute on a CUDA device.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    /// There is none, or no driver.
+    /// There is no usable device.
     #[error(transparent)]
     Missing(#[from] CudaMissing),
-    /// No compiler for kernels.
+    /// NVRTC was not found.
     #[error("{}there is no NVRTC, which compiles the kernels for the GPU", Details(self))]
     NoCompiler,
-    /// The program is to compute on CUDA, and the launcher gives the worker another device.
+    /// The launcher gave the worker a device of another kind.
     #[error(
         "{}this worker is to compute on a CUDA device, and the launcher gives it `{device}`",
         Details(self)
     )]
     NotGiven {
-        /// The worker's device.
+        /// Device of the worker.
         device: Device,
     },
-    /// The compiler refuses the kernels: its words.
+    /// The compiler's error message.
     #[error("NVRTC cannot compile the kernels: {0}")]
     Compile(String),
-    /// The driver refuses a call.
+    /// A call of the driver failed.
     #[error("the CUDA device failed")]
     Device(#[from] DriverError),
 }
@@ -70,25 +71,25 @@ impl From<CompileError> for GpuError {
 }
 
 impl GpuError {
-    /// Whether this machine just is not made for it, so that a program to which no GPU was given may take the CPU instead.
+    /// Whether this machine merely lacks a GPU, so that a program without an assigned one may use the CPU.
     #[must_use]
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Missing(_) | Self::NoCompiler)
     }
 }
 
-/// A device, with a stream of the program and its kernels.
+/// A device with a stream and the compiled kernels.
 pub struct Gpu {
-    /// On which everything is put.
+    /// The stream of all work.
     pub stream: Arc<CudaStream>,
     kernels: Arc<CudaModule>,
 }
 
 impl Gpu {
-    /// Opens one of the devices that this process sees, makes it current in this thread, and compiles the kernels.
+    /// Opens one of the visible devices, makes it current in this thread, and compiles the kernels.
     ///
     /// # Errors
-    /// There is no such device or no compiler, or the kernels are wrong.
+    /// There is no such device or no compiler, or the kernels do not compile.
     pub fn open(ordinal: usize, kernels: &str) -> Result<Self, GpuError> {
         let context = cuda_context(ordinal)?;
         if !has_compiler() {
@@ -98,28 +99,28 @@ impl Gpu {
         Ok(Self { stream: context.new_stream()?, kernels })
     }
 
-    /// A kernel.
+    /// Looks up a kernel by its name.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no such kernel.
     pub fn kernel(&self, name: &str) -> Result<CudaFunction, GpuError> {
         Ok(self.kernels.load_function(name)?)
     }
 
-    /// Copies numbers to the device, and waits until it has them: a copy may still be under way when it was put on the stream, and
-    /// memory of the host must stay until then ("API synchronization behavior" in the reference of CUDA's driver API).
+    /// Copies numbers to the device and waits for the end of the copy: host memory must stay until then ("API
+    /// synchronization behavior" in the reference of CUDA's driver API).
     ///
     /// # Errors
     /// The device has failed.
     ///
     /// # Panics
-    /// There are more numbers than places.
+    /// `to` is shorter than `numbers`.
     pub fn put<T: DeviceRepr>(&self, numbers: &[T], to: &mut impl DevicePtrMut<T>) -> Result<(), GpuError> {
         self.stream.memcpy_htod(numbers, to)?;
         Ok(self.stream.synchronize()?)
     }
 
-    /// As [`put`](Self::put), to memory of its own.
+    /// As [`put`](Self::put), into new memory.
     ///
     /// # Errors
     /// The device has failed, or has no memory left.
@@ -129,19 +130,19 @@ impl Gpu {
         Ok(copied)
     }
 
-    /// Copies numbers from the device when all is done that is on the stream, and waits until they are there.
+    /// Waits for the stream, copies numbers from the device, and waits for the end of the copy.
     ///
     /// # Errors
     /// The device has failed.
     ///
     /// # Panics
-    /// There are more numbers than places.
+    /// `from` is longer than `numbers`.
     pub fn get<T: DeviceRepr>(&self, from: &impl DevicePtr<T>, numbers: &mut [T]) -> Result<(), GpuError> {
         self.stream.memcpy_dtoh(from, numbers)?;
         Ok(self.stream.synchronize()?)
     }
 
-    /// As [`get`](Self::get), all that there are.
+    /// As [`get`](Self::get), into a new vector.
     ///
     /// # Errors
     /// The device has failed.
@@ -155,35 +156,35 @@ impl Gpu {
     }
 }
 
-/// Whether kernels can be compiled here.
+/// Whether NVRTC can be loaded.
 #[must_use]
 pub fn has_compiler() -> bool {
     // SAFETY: it opens NVRTC, which may be loaded at any time.
     unsafe { nvrtc::sys::is_culib_present() }
 }
 
-/// So many threads, and some more.
+/// A launch with at least this many threads.
 #[must_use]
 pub fn threads(count: usize) -> LaunchConfig {
     let blocks = u32::try_from(count).unwrap_or(u32::MAX).div_ceil(BLOCK);
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// How many workers or replicas are to share one device: a switch for tests, which is no option.
+/// The value of the test switch for sharing a device.
 #[must_use]
 pub fn sharing() -> Option<NonZero<usize>> {
     #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of a program")]
     std::env::var(SHARE).ok()?.parse().ok()
 }
 
-/// The CUDA device of this worker, of those that it sees ([`WorkerContext::cuda_ordinal`]); the first one where tests let all workers
-/// share it.
+/// The CUDA device of this worker ([`WorkerContext::cuda_ordinal`]); the first one if a
+/// test lets all workers share it.
 #[must_use]
 pub fn ordinal(context: &WorkerContext) -> Option<usize> {
     if sharing().is_some() { Some(0) } else { context.cuda_ordinal() }
 }
 
-/// Whether the launcher gives this worker a CUDA device: then a program that cannot compute on it fails, and takes no other.
+/// Whether the launcher assigned a CUDA device: a program that cannot use it must fail.
 #[must_use]
 pub fn is_given(context: &WorkerContext) -> bool {
     matches!(context.device(), Some(Device::Cuda(_)))

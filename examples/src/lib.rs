@@ -1,4 +1,4 @@
-//! What the examples share.
+//! Shared modules of the examples.
 
 pub mod console;
 pub mod gpu;

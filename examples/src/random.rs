@@ -1,11 +1,11 @@
-//! Numbers that only a seed decides: SplitMix64, the same on every machine.
+//! Random numbers from a seed: SplitMix64, the same on every machine.
 
 /// A stream of random numbers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed; each `stream` of the same seed is another one.
+    /// The generator of a seed and a stream.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self(seed);
@@ -21,13 +21,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Evenly between -1 and 1.
+    /// Uniform between -1 and 1.
     pub fn uniform(&mut self) -> f64 {
-        // 53 bits: each is a float of its own.
+        // 53 bits: each value is exact.
         (self.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// Around 0, with a standard deviation of 1: the sum of twelve even ones over their deviation.
+    /// Normal with mean 0 and standard deviation 1: a scaled sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() / 2.0
     }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_decides_everything() {
+    fn seed_decides_everything() {
         let numbers = |seed, stream| {
             let mut random = Random::new(seed, stream);
             [random.uniform(), random.normal()]
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_spread_as_they_say() {
+    fn numbers_are_spread_as_they_say() {
         let mut random = Random::new(0, 0);
         let spread = |numbers: Vec<f64>| {
             let count = numbers.len() as f64;

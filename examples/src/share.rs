@@ -1,10 +1,10 @@
-//! Which rows of a batch belong to which worker.
+//! Divides the rows of a batch among workers.
 
 use std::ops::Range;
 
 use rankrun_worker::data_parallel;
 
-/// Splits `rows` as torch's `chunk` does. Workers for which there are none left have empty shares.
+/// Splits `rows` as torch's `chunk` does. The last workers may get empty ranges.
 #[must_use]
 pub fn chunks(rows: usize, workers: usize) -> Vec<Range<usize>> {
     let mut shares = data_parallel::chunks(rows, workers);
@@ -22,7 +22,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remainder_is_split_as_torch_does_it() {
+    fn remainder_is_split_as_torch_does_it() {
         assert_eq!(sizes(30, 2), [15, 15]);
         assert_eq!(sizes(30, 4), [8, 8, 8, 6]);
         assert_eq!(sizes(5, 4), [2, 2, 1, 0]);

@@ -1,4 +1,4 @@
-//! The examples on GPUs that are not there: the fake machine of `tests/fakes/gpu` computes what they would.
+//! The examples on simulated GPUs: the fake machine of `tests/fakes/gpu` computes the results.
 
 #![expect(clippy::disallowed_methods, reason = "the test starts the examples, and looks where Python is")]
 
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use support::{Folder, said};
 
-/// The demo, or another example, on a machine that `orders` describe.
+/// The demo, or another example, on a machine described by `orders`.
 struct Demo {
     program: &'static str,
     libraries: Folder,
@@ -175,7 +175,7 @@ fn gpus_that_cannot_be_are_named() {
 }
 
 #[test]
-fn a_machine_on_which_it_cannot_work_is_described() {
+fn machine_on_which_it_cannot_work_is_described() {
     let pieces = |orders: &str, expected: &[&str]| {
         let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0", "--learning-rate", "0.1"]);
         let is_told = expected.iter().all(|piece| stderr.contains(piece));
@@ -194,7 +194,7 @@ fn a_machine_on_which_it_cannot_work_is_described() {
 }
 
 #[test]
-fn a_missing_library_is_named() {
+fn missing_library_is_named() {
     let demo = Demo::on("devices=1").without("nvrtc");
     assert!(demo.prints(&["--steps", "1"]).contains("device cpu:0"), "what was not asked for is not missed");
     let (code, stdout, stderr) = demo.run(&["--device-ids", "0"]);
@@ -244,7 +244,7 @@ fn real_compiler() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_real_compiler_takes_the_kernels() {
+fn real_compiler_takes_the_kernels() {
     let Some(folder) = real_compiler() else {
         assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
         println!("SKIPPED: no Python with PyTorch, whose NVRTC this test takes");

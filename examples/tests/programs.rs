@@ -32,7 +32,7 @@ fn allreduce_bench(args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn the_demo_prints_both_lines_for_each_step() {
+fn demo_prints_both_lines_for_each_step() {
     let (code, stdout, stderr) = data_parallel(&["--steps", "2", "--device-ids", "cpu:0"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = stdout.lines().collect();
@@ -45,7 +45,7 @@ fn the_demo_prints_both_lines_for_each_step() {
 }
 
 #[test]
-fn the_demo_splits_each_batch_over_the_devices_of_one_process() {
+fn demo_splits_each_batch_over_the_devices_of_one_process() {
     let args = ["--steps", "2", "--batch", "5", "--learning-rate", "0.1", "--device-ids"];
     let (code, stdout, stderr) = data_parallel(&[&args[..], &["cpu:2,cpu:0,cpu:1,cpu:3"]].concat());
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
@@ -76,7 +76,7 @@ fn losses(devices: &str, replicas: Option<&str>) -> Vec<f32> {
 
 /// Where there is no GPU it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure.
 #[test]
-fn a_gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
+fn gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
     if let Err(missing) = rankrun_worker::cuda::cuda_available() {
         println!("SKIPPED: the demo on a GPU: {missing}");
         assert!(std::env::var_os("RANKRUN_TEST_GPU").is_none(), "RANKRUN_TEST_GPU wants it run");
@@ -157,7 +157,7 @@ fn on_terminal(program: &str, args: &[&str]) -> String {
 }
 
 #[test]
-fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
+fn training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
     let args = ["--steps", "40", "--step-ms", "1"];
     let screen = on_terminal(env!("CARGO_BIN_EXE_ddp_training"), &args);
     for expected in ["40/40 ", " steps/s, loss 0.", "restarts 0", "step 20: loss ", "finished: step 40, "] {
@@ -174,7 +174,7 @@ fn a_training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
 }
 
 #[test]
-fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
+fn interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
     let folder = Folder::new();
     let (whole, parts, checkpoint) =
         (file(&folder, "whole"), file(&folder, "parts"), file(&folder, "checkpoint"));
@@ -198,7 +198,7 @@ fn an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_used_is_refused_by_its_name() {
+fn checkpoint_that_cannot_be_used_is_refused_by_its_name() {
     let folder = Folder::new();
     let checkpoint = file(&folder, "checkpoint");
     let kept = ["--steps", "20", "--checkpoint", &checkpoint, "--checkpoint-every", "10"];
@@ -233,7 +233,7 @@ fn a_checkpoint_that_cannot_be_used_is_refused_by_its_name() {
 }
 
 #[test]
-fn the_bench_prints_the_table_of_nccl_tests() {
+fn bench_prints_the_table_of_nccl_tests() {
     let (code, stdout, stderr) = allreduce_bench(&["--max", "512", "--factor", "8", "--type", "f64"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = stdout.lines().collect();
@@ -267,7 +267,7 @@ fn bench_without_backend_follows_the_environment() {
 }
 
 #[test]
-fn the_bench_goes_on_after_nothing() {
+fn bench_goes_on_after_nothing() {
     let (code, stdout, stderr) = allreduce_bench(&["--min", "0", "--max", "64", "--factor", "8"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let rows = stdout.lines().filter(|line| !line.starts_with('#'));
@@ -276,7 +276,7 @@ fn the_bench_goes_on_after_nothing() {
 }
 
 #[test]
-fn a_bench_that_cannot_be_says_why() {
+fn bench_that_cannot_be_says_why() {
     for (flags, expected) in [
         (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
         (

@@ -15,7 +15,7 @@ fn pieces(workers: usize) -> Vec<usize> {
 }
 
 #[test]
-fn the_demo_splits_each_batch_over_the_workers() {
+fn demo_splits_each_batch_over_the_workers() {
     for workers in [1, 2, 4] {
         let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
         let outcome = launch.run();
@@ -37,7 +37,7 @@ fn the_demo_splits_each_batch_over_the_workers() {
 }
 
 #[test]
-fn the_demo_runs_in_different_processes() {
+fn demo_runs_in_different_processes() {
     let outcome = Launch::standalone(Name::Rankrun, 4).args([example("data_parallel")]).run();
     outcome.exits(0);
     let pids: BTreeSet<_> =
@@ -105,7 +105,7 @@ fn workers_compute_on_the_gpus_that_they_are_given() {
 }
 
 #[test]
-fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
+fn bench_measures_every_operation_and_finds_nothing_wrong() {
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).args([example("allreduce_bench")]);
         let launch = launch.args(["--operation", operation, "--min", "64", "--max", "64K", "--factor", "32"]);
@@ -117,7 +117,7 @@ fn the_bench_measures_every_operation_and_finds_nothing_wrong() {
 }
 
 #[test]
-fn the_bench_on_nccl_finds_nothing_wrong() {
+fn bench_on_nccl_finds_nothing_wrong() {
     let machine = Machine::gpus(3).computing();
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).on(&machine).args([example("allreduce_bench")]);
@@ -132,7 +132,7 @@ fn the_bench_on_nccl_finds_nothing_wrong() {
 }
 
 #[test]
-fn the_bench_starts_every_rank_again_to_compare() {
+fn bench_starts_every_rank_again_to_compare() {
     for (backend, flags) in [("shm", &[][..]), ("auto", &["--json", "--memory", "program"])] {
         let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
         let launch = launch.args(["--backend", backend, "--compare", "--max", "2K"]);
@@ -151,7 +151,7 @@ fn the_bench_starts_every_rank_again_to_compare() {
 }
 
 #[test]
-fn the_bench_on_nccl_says_what_is_missing() {
+fn bench_on_nccl_says_what_is_missing() {
     // With a card it is another device than the launcher gave; without one the driver is asked for.
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--device-type", "cpu"]);
     let outcome = launch.args([example("allreduce_bench")]).args(["--backend", "nccl"]).run();
@@ -182,7 +182,7 @@ fn weights(scratch: &Scratch) -> Vec<f64> {
     weights
 }
 
-/// One training run; `options` decide who fails.
+/// One training run; `options` choose the rank that fails.
 #[track_caller]
 fn train(workers: usize, options: &[&str]) -> (Outcome, Vec<f64>) {
     let scratch = Scratch::new();
@@ -209,7 +209,7 @@ fn training_ends_the_same_with_any_number_of_workers() {
 }
 
 #[test]
-fn a_failed_worker_costs_nothing_but_time() {
+fn failed_worker_costs_nothing_but_time() {
     let (_, undisturbed) = train(2, &[]);
     for how in ["kill", "exit", "panic"] {
         let failing = ["--fail-at", "37", "--fail-rank", "1", "--fail-how", how];
@@ -220,7 +220,7 @@ fn a_failed_worker_costs_nothing_but_time() {
 }
 
 #[test]
-fn a_worker_killed_from_outside_costs_nothing_but_time() {
+fn worker_killed_from_outside_costs_nothing_but_time() {
     let (_, undisturbed) = train(2, &[]);
     let scratch = Scratch::new();
     // Slow steps: the kill comes before the last one.
@@ -235,7 +235,7 @@ fn a_worker_killed_from_outside_costs_nothing_but_time() {
 
 /// Only rank 0 draws, and the launcher passes its bar on while the training runs, not as one long line in the end.
 #[test]
-fn the_bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
+fn bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
     let scratch = Scratch::new();
     let launch = Launch::standalone(Name::Rankrun, 2).terminal().args(["--max-restarts", "1"]);
     let launch = launch.args([example("ddp_training")]).args(["--steps", "60", "--step-ms", "150"]);
@@ -255,7 +255,7 @@ fn the_bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
 
 /// The victims notice within microseconds, and on a busy machine some are reaped before the one that failed.
 #[test]
-fn who_failed_first_is_named_however_fast_its_peers_follow() {
+fn first_failed_rank_is_named_however_fast_its_peers_follow() {
     let rounds = if soak() { 20 } else { 2 };
     for (how, code) in [("exit", 1), ("panic", 1), ("kill", 137)] {
         for workers in [2, 4] {

@@ -232,7 +232,7 @@ fn gpus() -> Machine {
 }
 
 #[test]
-fn a_training_on_gpus_ends_as_one_on_cpus() {
+fn training_on_gpus_ends_as_one_on_cpus() {
     let (expected, curve) = undisturbed(2);
     for (workers, shared, way) in
         [(1, None, "nccl"), (2, None, "nccl"), (3, None, "nccl"), (2, Some("2"), "the host")]
@@ -253,7 +253,7 @@ fn a_training_on_gpus_ends_as_one_on_cpus() {
 }
 
 #[test]
-fn a_training_goes_on_where_other_devices_are() {
+fn training_goes_on_where_other_devices_are() {
     let (expected, curve) = undisturbed(2);
     let scratch = Scratch::new();
     let mut told = Vec::new();
@@ -301,7 +301,7 @@ fn on_disk(launch: Launch, options: &str, scratch: &Scratch) -> Launch {
 }
 
 #[test]
-fn a_full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
+fn full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
     if !namespaces() {
         return;
     }
@@ -325,7 +325,7 @@ fn a_full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_refused_before_the_first_step() {
+fn folder_that_cannot_be_written_is_refused_before_the_first_step() {
     if !namespaces() {
         return;
     }

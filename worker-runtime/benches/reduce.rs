@@ -10,11 +10,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use rankrun_worker::Reduction;
+use rankrun_worker::ReduceOp;
 use rankrun_worker::process_group::{Element, bf16, f16};
 
 const RANKS: [usize; 6] = [2, 3, 4, 5, 6, 8];
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max];
+const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max];
 
 /// How long each cell of the table is measured.
 const TIME: Duration = Duration::from_millis(200);
@@ -42,14 +42,14 @@ fn row<T: Element>(bytes: usize, value: impl Fn(u32) -> T) {
     let mut target = rank(0);
     let others: Vec<Vec<T>> = (1..8).map(rank).collect();
     let others: Vec<&[T]> = others.iter().map(Vec::as_slice).collect();
-    for how in REDUCTIONS {
+    for op in REDUCTIONS {
         let cells = RANKS.map(|ranks| {
             let speed = best((ranks + 1) * bytes, || {
-                how.fold(black_box(&mut target), black_box(&others[..ranks - 1]))
+                op.fold(black_box(&mut target), black_box(&others[..ranks - 1]))
             });
             format!("{speed:>8.1}")
         });
-        println!("{:<14}{}", format!("{} {how}", T::DATA_TYPE), cells.concat());
+        println!("{:<14}{}", format!("{} {op}", T::DATA_TYPE), cells.concat());
     }
 }
 

@@ -1,7 +1,7 @@
-//! The backtrace of a panic without the frames of the panic machinery. Pure.
+//! Shortens the backtrace of a panic to the frames of the program. Pure.
 
-/// The frames of the program: those of the text of a [`Backtrace`](std::backtrace::Backtrace) between the panic and the
-/// start of the thread. All of them where the text has no such marks.
+/// The frames of the program in the text of a [`Backtrace`](std::backtrace::Backtrace): those between the
+/// panic machinery and the start of the thread. Text without these marks is returned whole.
 pub(crate) fn of_program(backtrace: &str) -> String {
     let frames = frames(backtrace);
     if frames.is_empty() {
@@ -16,10 +16,10 @@ pub(crate) fn of_program(backtrace: &str) -> String {
     frames.concat().trim_end().to_owned()
 }
 
-/// Between the mark of the panic and the line that panicked.
+/// Frames between the mark of the panic and the line that panicked.
 const MACHINERY: [&str; 2] = ["rust_begin_unwind", "core::panicking::"];
 
-/// The text of each frame: a line with its number and name, and the lines up to the next one.
+/// The text of each frame: the line with its number and name, and the lines up to the next frame.
 fn frames(backtrace: &str) -> Vec<&str> {
     let mut starts = Vec::new();
     let mut at = 0;

@@ -1,4 +1,5 @@
-//! Who this worker is: its environment, read once.
+//! The environment of this worker, read once: its rank, its store and its device. It
+//! comes from the launcher (or torchrun).
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the worker's environment is read here")]
 
@@ -9,28 +10,28 @@ use rankrun_contract::device::Device;
 use rankrun_contract::env::{self, EnvError, WorkerEnv};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeRank, Rank, RestartCount, RunId, WorldSize};
 
-use crate::process_group::{Group, GroupError, GroupOptions, Wish};
+use crate::process_group::{BackendChoice, Group, GroupError, GroupOptions};
 use crate::store::{StoreError, TcpStore};
 
-/// A worker's place in its job.
+/// Rank, store and device of this worker.
 #[derive(Debug, Clone)]
 pub struct WorkerContext {
-    /// `None` outside any launcher.
+    /// `None` without a launcher.
     env: Option<WorkerEnv>,
     run_id: RunId,
     /// `RANKRUN_BACKEND`.
-    backend: Option<Wish>,
+    backend: Option<BackendChoice>,
     /// `GLOO_SOCKET_IFNAME`.
     interface: Option<Arc<str>>,
-    /// Where this worker says that it is, if it says anything.
+    /// Overrides the detected host, in tests.
     host: Option<String>,
 }
 
 impl WorkerContext {
-    /// Reads the variables that a launcher sets; without them this process is a world of its own.
+    /// Reads the variables of the launcher. Without them this process is a world of one.
     ///
     /// # Errors
-    /// Names the variable that is missing or absurd.
+    /// Names the variable that is missing or invalid.
     pub fn from_env() -> Result<Self, EnvError> {
         let lookup = |name: &str| std::env::var_os(name);
         let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::alone, Self::new);
@@ -38,98 +39,97 @@ impl WorkerContext {
         Ok(Self { backend: env::setting(env::BACKEND, lookup)?, interface, ..context })
     }
 
-    /// The place that `env` describes.
+    /// The context that `env` describes.
     #[must_use]
     pub fn new(env: WorkerEnv) -> Self {
         Self { run_id: env.run_id.clone(), env: Some(env), ..Self::alone() }
     }
 
-    /// A world of one, which needs no store: rank 0, on whatever device the program takes.
+    /// A world of one without a store: rank 0, with no assigned device.
     #[must_use]
     pub fn alone() -> Self {
         let run_id = RunId("none".to_owned());
         Self { env: None, run_id, backend: None, interface: None, host: None }
     }
 
-    /// The same place on a host of this name: ranks share memory with those that are on a host of the same name. It is for tests, in
-    /// which workers of one machine are to meet as those of several do. A name has up to 200 visible ASCII characters; with
-    /// any other one this worker is on a host of its own.
+    /// Overrides the host: ranks with the same host name share memory. For tests, in which workers of one
+    /// machine act as several hosts. A name has up to 200 visible ASCII characters; with any other one this
+    /// worker gets a host of its own.
     #[must_use]
     pub fn on_host(self, name: &str) -> Self {
         Self { host: Some(name.to_owned()), ..self }
     }
 
-    /// What the launcher said, word for word; `None` outside any launcher.
+    /// The launcher's variables; `None` without a launcher.
     #[must_use]
     pub fn env(&self) -> Option<&WorkerEnv> {
         self.env.as_ref()
     }
 
-    /// This worker's index in the whole job.
+    /// Rank within the job, from 0.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.env.as_ref().map_or(Rank(0), |env| env.rank)
     }
 
-    /// This worker's index on its node.
+    /// Rank within the node, from 0.
     #[must_use]
     pub fn local_rank(&self) -> LocalRank {
         self.env.as_ref().map_or(LocalRank(0), |env| env.local_rank)
     }
 
-    /// How many workers the whole job has.
+    /// Number of workers in the job.
     #[must_use]
     pub fn world_size(&self) -> WorldSize {
         self.env.as_ref().map_or(WorldSize::ONE, |env| env.world_size)
     }
 
-    /// How many workers this node has.
+    /// Number of workers on this node.
     #[must_use]
     pub fn local_world_size(&self) -> LocalWorldSize {
         self.env.as_ref().map_or(LocalWorldSize::ONE, |env| env.local_world_size)
     }
 
-    /// The node's index in the job.
+    /// Index of the node in the job, from 0.
     #[must_use]
     pub fn node_rank(&self) -> NodeRank {
         self.env.as_ref().map_or(NodeRank(0), |env| env.node_rank)
     }
 
-    /// How often the workers were started again.
+    /// Number of restarts of the workers so far.
     #[must_use]
     pub fn restart_count(&self) -> RestartCount {
         self.env.as_ref().map_or(RestartCount(0), |env| env.restart_count)
     }
 
-    /// The id of the run.
+    /// Id of the run: `TORCHELASTIC_RUN_ID`.
     #[must_use]
     pub fn run_id(&self) -> &RunId {
         &self.run_id
     }
 
-    /// The device that the launcher gives this worker; `None` where it has not looked for devices, as torchrun, and outside any
-    /// launcher. The program chooses then.
+    /// The device that the launcher assigned. `None` under torchrun and
+    /// without a launcher: the program chooses.
     ///
     /// ```
     /// # use rankrun_worker::{Device, WorkerContext};
     /// # fn choose(context: &WorkerContext) -> String {
     /// match context.device() {
-    ///     Some(Device::Cuda(ordinal)) => format!("GPU {ordinal} of those that this process sees"),
-    ///     Some(Device::Cpu(_)) => "the processors".to_owned(),
-    ///     Some(other) => format!("{other}, for which this program is not made"),
-    ///     None => "the launcher has not looked".to_owned(),
+    ///     Some(Device::Cuda(ordinal)) => format!("GPU {ordinal} of the visible ones"),
+    ///     Some(Device::Cpu(_)) => "the CPU".to_owned(),
+    ///     Some(other) => format!("{other}, which this program does not support"),
+    ///     None => "no device was assigned".to_owned(),
     /// }
     /// # }
-    /// # assert_eq!(choose(&WorkerContext::alone()), "the launcher has not looked");
+    /// # assert_eq!(choose(&WorkerContext::alone()), "no device was assigned");
     /// ```
     #[must_use]
     pub fn device(&self) -> Option<&Device> {
         self.env.as_ref()?.rankrun.as_ref()?.device.as_ref()
     }
 
-    /// Which of the CUDA devices that this process sees is this worker's, if there are any: that of [`device`](Self::device), and
-    /// `None` where that is of another kind. Where the launcher has not looked it is that of the local rank, as under torchrun,
-    /// and the first one outside any launcher.
+    /// Ordinal of this worker's CUDA device among the visible ones: that of [`device`](Self::device), or
+    /// `None` if that is of another kind. Without an assigned device it is the local rank, as under torchrun.
     #[must_use]
     pub fn cuda_ordinal(&self) -> Option<usize> {
         match self.device() {
@@ -139,10 +139,10 @@ impl WorkerContext {
         }
     }
 
-    /// Connects to the job's store, trying for `timeout`.
+    /// Connects to the store of the job, with retries for `timeout`.
     ///
     /// # Errors
-    /// The store cannot be reached; outside a launcher there is none.
+    /// The store cannot be reached; without a launcher there is none.
     pub fn store(&self, timeout: Duration) -> Result<TcpStore, StoreError> {
         match &self.env {
             Some(env) => TcpStore::connect(&env.master.addr, env.master.port, timeout),
@@ -150,7 +150,7 @@ impl WorkerContext {
         }
     }
 
-    /// Joins the group of all ranks.
+    /// Joins the group of all ranks of the job.
     ///
     /// # Errors
     /// As [`Group::join`].
@@ -158,25 +158,25 @@ impl WorkerContext {
         Group::join(self, options)
     }
 
-    /// What `RANKRUN_BACKEND` asks to carry the calls of process groups; `None` where it is not set.
+    /// The backend that `RANKRUN_BACKEND` requests for process groups.
     #[must_use]
-    pub fn backend(&self) -> Option<Wish> {
+    pub fn backend(&self) -> Option<BackendChoice> {
         self.backend
     }
 
-    /// The network interface for other hosts, where one is named.
+    /// The network interface for other hosts, from `GLOO_SOCKET_IFNAME`.
     pub(crate) fn interface(&self) -> Option<Arc<str>> {
         self.interface.clone()
     }
 
-    /// The host on which this worker says that it is.
+    /// The host set by [`on_host`](Self::on_host).
     pub(crate) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// Which life of the workers this is, as all ranks count it: a store may outlive one. Of several nodes each counts
-    /// its own generations, and all have the same round.
-    pub(crate) fn life(&self) -> u32 {
+    /// Generation of the workers, equal on all ranks: a store may outlive one. With several nodes it is the
+    /// round, since each node counts its own generations.
+    pub(crate) fn generation(&self) -> u32 {
         let Some(env) = &self.env else { return 0 };
         let Some(rankrun) = &env.rankrun else { return env.restart_count.0 };
         let round = rankrun.round.map(|round| u32::try_from(round).unwrap_or(u32::MAX));
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    /// A worker of local rank 2 whose launcher gives it this device, if it looked.
+    /// A worker of local rank 2, with this assigned device.
     fn context(device: Option<&str>) -> WorkerContext {
         let torch = [
             (env::RANK, "2"),

@@ -1,14 +1,15 @@
-//! What an error says beside its text: how to mend it, and with which exit code it ends the worker.
+//! Hint and exit code of an error, beside its text.
 //!
-//! A wrapper such as thiserror's `#[error(transparent)]` forwards the text and the source of an error, and hides its type: a
-//! look-up by types would miss it. So the question travels with the text. [`Details`] is part of an error's text, prints
-//! nothing, and answers [`hint`] and [`exit_code`] however deep the error is wrapped.
+//! A wrapper such as thiserror's `#[error(transparent)]` forwards the text and the source of an
+//! error and hides its type, so that a search by type would miss it. The query therefore
+//! travels with the text: [`Details`] is part of an error's text, prints nothing, and answers
+//! [`hint`] and [`exit_code`] from any depth.
 
 use std::cell::RefCell;
 use std::error::Error;
 use std::fmt::{self, Write};
 
-/// An error that knows more than its text. [`run`](crate::run) tells the hint, and ends with the exit code.
+/// An error with a hint or an exit code. [`run`](crate::run) prints the hint and ends with the exit code.
 ///
 /// The error's text must begin with its [`Details`]:
 ///
@@ -38,18 +39,18 @@ use std::fmt::{self, Write};
 /// assert_eq!(diagnostic::exit_code(&Failed(NoLicense)), Some(42));
 /// ```
 pub trait Diagnostic {
-    /// What to do about the error, where something is known.
+    /// One thing that the user can do about the error.
     fn hint(&self) -> Option<&str> {
         None
     }
 
-    /// The exit code of a worker that this error ends. 0 counts as 1: an error never looks like a success.
+    /// Exit code of a worker that ends with this error. 0 counts as 1.
     fn exit_code(&self) -> Option<u8> {
         None
     }
 }
 
-/// The part of an error's text that prints nothing, and answers for the error.
+/// The part of an error's text that prints nothing and answers queries.
 pub struct Details<'a>(pub &'a dyn Diagnostic);
 
 impl fmt::Display for Details<'_> {
@@ -57,11 +58,11 @@ impl fmt::Display for Details<'_> {
         if ANSWERS.with_borrow(Option::is_none) {
             return Ok(());
         }
-        // Before the answers are borrowed: an error may itself ask another one.
+        // Before the borrow: an error may itself query another one.
         let (hint, exit_code) = (self.0.hint().map(str::to_owned), self.0.exit_code());
         ANSWERS.with_borrow_mut(|answers| {
             if let Some(answers) = answers {
-                // The outermost error is asked first, and knows best.
+                // The outermost error answers first and takes precedence.
                 answers.hint = answers.hint.take().or(hint);
                 answers.exit_code = answers.exit_code.or(exit_code);
             }
@@ -77,13 +78,13 @@ impl fmt::Debug for Details<'_> {
     }
 }
 
-/// The hint of an error, or of the first one of its sources that has one.
+/// The hint of an error, or of its first source that has one.
 #[must_use]
 pub fn hint(error: &(dyn Error + 'static)) -> Option<String> {
     ask(error).hint
 }
 
-/// The exit code of an error, or of the first one of its sources that has one.
+/// The exit code of an error, or of its first source that has one.
 #[must_use]
 pub fn exit_code(error: &(dyn Error + 'static)) -> Option<u8> {
     ask(error).exit_code
@@ -96,14 +97,14 @@ struct Answers {
 }
 
 thread_local! {
-    /// Present while an error is asked in this thread.
+    /// Present while this thread queries an error.
     static ANSWERS: RefCell<Option<Answers>> = const { RefCell::new(None) };
 }
 
 fn ask(error: &(dyn Error + 'static)) -> Answers {
     let before = ANSWERS.replace(Some(Answers::default()));
     for error in std::iter::successors(Some(error), |&error| error.source()) {
-        // Only the side effect counts; a text that fails has no answer.
+        // Only the side effect counts.
         let _ = write!(Discard, "{error}");
     }
     ANSWERS.replace(before).unwrap_or_default()
@@ -117,15 +118,15 @@ impl Write for Discard {
     }
 }
 
-/// Any error, with the exit code of the worker that it ends, as rules for restarts (`--restart-rules exit=42:requeue`) see it.
+/// An error with the exit code of its worker, for restart rules such as `--restart-rules exit=42:requeue`.
 ///
 /// ```no_run
 /// use std::error::Error;
 ///
-/// use rankrun_worker::{ExitError, Life, run_elastic};
+/// use rankrun_worker::{ExitError, ElasticRun, run_elastic};
 ///
 /// fn main() -> std::process::ExitCode {
-///     run_elastic(|_life: Life| -> Result<(), Box<dyn Error>> {
+///     run_elastic(|_life: ElasticRun| -> Result<(), Box<dyn Error>> {
 ///         let _data = std::fs::read("/shared/data").map_err(|error| ExitError::new(42, error))?;
 ///         Ok(())
 ///     })
@@ -138,7 +139,7 @@ pub struct ExitError {
 }
 
 impl ExitError {
-    /// The error, with this exit code; 0 counts as 1.
+    /// Adds an exit code to an error; 0 counts as 1.
     #[must_use]
     pub fn new(exit_code: u8, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { exit_code, error: error.into() }
@@ -157,7 +158,7 @@ impl fmt::Display for ExitError {
     }
 }
 
-/// Its text is the error's, so its source is the error's, too.
+/// The text is that of the inner error, so the source is too.
 impl Error for ExitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()

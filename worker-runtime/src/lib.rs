@@ -1,12 +1,12 @@
-//! The worker runtime of rankrun: what a training program in Rust links.
+//! The worker runtime of rankrun, for training programs in Rust.
 //!
 //! ```no_run
-//! use rankrun_worker::{GroupError, GroupOptions, Reduction, WorkerContext};
+//! use rankrun_worker::{GroupError, GroupOptions, ReduceOp, WorkerContext};
 //!
 //! fn train(context: &WorkerContext) -> Result<(), GroupError> {
 //!     let mut group = context.process_group(&GroupOptions::default())?;
 //!     let mut gradients = [0.5f32; 1000];
-//!     group.all_reduce(&mut gradients, Reduction::Mean)
+//!     group.all_reduce(&mut gradients, ReduceOp::Mean)
 //! }
 //!
 //! fn main() -> std::process::ExitCode {
@@ -16,9 +16,9 @@
 //!
 //! [`Ddp`] trains a model with one process for each device, [`DataParallel`] with several devices in one process.
 //!
-//! Everything blocks: there is no async runtime, and no thread but that of a [`Queue`], which makes calls beside the
-//! program, those of a [`DataParallel`] while it computes, and the one that watches over a group on GPUs. Outside any launcher the same program runs as a world of one;
-//! [`MemoryGroup`] makes one of threads, for tests.
+//! Everything blocks, without an async runtime. Threads are started only by an [`AsyncGroup`], by
+//! [`DataParallel`] while it computes, and by groups on GPUs. Without a launcher a program runs as a world of
+//! one; [`ThreadGroup`] makes a world of threads, for tests.
 
 mod backtrace;
 pub mod checkpoint;
@@ -44,8 +44,10 @@ pub use context::WorkerContext;
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use diagnostic::ExitError;
-pub use elastic::{Life, run_elastic};
-pub use process_group::{Group, GroupError, GroupOptions, MemoryGroup, ProcessGroup, Queue, Reduction, Work};
+pub use elastic::{ElasticRun, run_elastic};
+pub use process_group::{
+    AsyncGroup, Group, GroupError, GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, Work,
+};
 pub use rankrun_contract::device::Device;
 pub use rankrun_contract::rank::{Rank, WorldSize};
 pub use report::run;

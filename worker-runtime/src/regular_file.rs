@@ -1,4 +1,4 @@
-//! Opens regular files. A FIFO, a device, a socket or a folder at the path is refused, and nothing waits for it.
+//! Opens regular files. A FIFO, a device, a socket or a folder at the path is refused without blocking.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Opens a regular file, links followed. What stands at the path is looked at first, since opening a device may do
-/// something by itself, and again once it is open.
+/// Opens a regular file and follows links. The path is checked before, since opening a device may have
+/// effects, and again after it is open.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    // A missing file may be made; of any other error the kernel's own words tell.
+    // A missing file may be created; `open` reports any other error.
     if let Ok(metadata) = fs::metadata(path) {
         check(&metadata)?;
     }

@@ -1,4 +1,5 @@
-//! How a worker ends: a panic or an error becomes the error file that the launcher reads, and an exit status that is not 0.
+//! Runs a worker's program and reports its failure: a panic or an error becomes the error file that the
+//! launcher reads, a message on standard error, and a non-zero exit status.
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the environment names the file and the rank")]
 
@@ -18,36 +19,37 @@ use rankrun_contract::rank::Rank;
 use rankrun_contract::report::{self, ErrorReport};
 
 use crate::context::WorkerContext;
-use crate::process_group::parting;
+use crate::process_group::dropped_groups;
 use crate::{backtrace, clock, diagnostic, regular_file, trace};
 
-/// The first failure of this process: later ones are mostly its consequences.
+/// Set by the first failure of this process: later ones are mostly its consequences.
 static REPORTED: OnceLock<()> = OnceLock::new();
 
-/// The first rank whose loss a group of this process noticed.
+/// The first lost rank that a group of this process detected.
 static LOST: OnceLock<Rank> = OnceLock::new();
 
-/// Whether the program runs in [`run`], which tells people what happens.
+/// Whether the program runs in [`run`], which prints warnings.
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// Keeps for the error file that a group lost this rank: a program may wrap the error as it likes, or panic
-/// over it, and still the launcher finds the root cause.
+/// Keeps a lost rank for the error file: a program may wrap the error or panic over it, and the
+/// launcher still finds the root cause.
 pub(crate) fn note_loss(rank: Rank) {
     // The first one counts: later ones are mostly its consequences.
     LOST.get_or_init(|| rank);
 }
 
-/// Runs a worker's program and turns its end into an exit status: 0 after a success, 1 after a panic, and after an error its
-/// own code ([`ExitError`](crate::ExitError), [`Diagnostic::exit_code`](crate::diagnostic::Diagnostic::exit_code)), or 1 where
-/// it has none. Errors and panics are written to standard error and to the error file.
+/// Runs a worker's program and turns its result into an exit status: 0 after success, 1 after a panic. After
+/// an error it is the error's own code ([`ExitError`](crate::ExitError),
+/// [`Diagnostic::exit_code`](crate::diagnostic::Diagnostic::exit_code)) or 1. Errors and panics are written
+/// to standard error and to the error file.
 ///
-/// The connections of groups that the program dropped stay open until it has ended well, or until the process
-/// is gone: other ranks fail of this one's failure only after it has been reported.
+/// The connections of dropped groups stay open until the program has succeeded or the process is gone: other
+/// ranks fail only after this failure has been reported.
 pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Result<(), E>) -> ExitCode {
     install_panic_hook();
-    parting::begin();
+    dropped_groups::start_keeping();
     IS_RUNNING.store(true, Ordering::Relaxed);
-    // Nothing of the program is looked at after a panic.
+    // No state of the program is used after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
         Ok(context) => trace::worker(&context)
             .in_scope(|| __rust_begin_short_backtrace(program, &context).map_err(Into::into)),
@@ -55,34 +57,34 @@ pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Resu
     }));
     match ended {
         Ok(Ok(())) => {
-            parting::finish();
+            dropped_groups::leave_all();
             ExitCode::SUCCESS
         }
         Ok(Err(error)) => {
             report_error(error.as_ref());
             exit_code(error.as_ref())
         }
-        // The hook has said it.
+        // The panic hook has reported it.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// The name is a mark in backtraces, as that of the standard library: frames before this call are not the program's.
+/// The name marks a frame in backtraces, as in the standard library: earlier frames are not the program's.
 #[inline(never)]
 fn __rust_begin_short_backtrace<T>(program: impl FnOnce(&WorkerContext) -> T, context: &WorkerContext) -> T {
     let result = program(context);
-    // Without it the compiler may replace this frame by that of the program.
+    // Otherwise the compiler may merge this frame with that of the program.
     std::hint::black_box(());
     result
 }
 
-/// The exit code that the error or one of its causes asks for. An error is never a success.
+/// The exit code of an error, never 0.
 fn exit_code(error: &(dyn Error + 'static)) -> ExitCode {
     diagnostic::exit_code(error).filter(|&code| code != 0).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Makes a panic write the error file, in any thread; its message goes to standard error with the rank in
-/// front of it.
+/// Installs a panic hook that writes the error file, in any thread, and prints the message
+/// with the rank to standard error.
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(report_panic));
 }
@@ -106,46 +108,47 @@ pub fn report_error(error: &(dyn Error + 'static)) {
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {
-    let message = format!("panic: {}", info.payload_as_str().unwrap_or("a value that is no text"));
+    let message = format!("panic: {}", info.payload_as_str().unwrap_or("a value that is not text"));
     let place = info.location().map(|place| format!("\nat {place}"));
     let text = message.clone() + &place.unwrap_or_default();
-    // The reader of the file cannot ask for the backtrace afterwards; on the terminal RUST_BACKTRACE decides.
+    // The file must have the backtrace, since it cannot be added later; on the terminal RUST_BACKTRACE
+    // decides.
     let full = format!("{text}\n{}", program_backtrace());
     let is_wanted = Backtrace::capture().status() == BacktraceStatus::Captured;
-    // The launcher shows the file: the same frames on standard error would be a second copy.
+    // The launcher prints the file, and standard error would repeat the frames.
     let is_shown = write_file(&message, &full) && !may_restart();
     say(if is_wanted && !is_shown { &full } else { &text });
 }
 
-/// Whether the launcher has a restart left. It shows the error file of a failure only where that ends the job.
+/// Whether the launcher has a restart left. It prints the error file only of a failure that ends the job.
 fn may_restart() -> bool {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     number(RESTART_COUNT).unwrap_or(0) < number(MAX_RESTARTS).unwrap_or(0)
 }
 
-/// The frames of the program up to this call; with `RUST_BACKTRACE=full` all frames.
+/// The frames of the program up to this call; all frames with `RUST_BACKTRACE=full`.
 fn program_backtrace() -> String {
     let whole = Backtrace::force_capture().to_string();
     let is_full = std::env::var_os("RUST_BACKTRACE").is_some_and(|wanted| wanted == "full");
     if is_full { whole } else { backtrace::of_program(&whole) }
 }
 
-/// Says on standard error what a person should know of a program in [`run`]. Elsewhere a library stays silent.
+/// Prints a warning to standard error, for programs in [`run`] only.
 pub(crate) fn warn(text: &str) {
     if IS_RUNNING.load(Ordering::Relaxed) {
         say(&format!("warning: {text}"));
     }
 }
 
-/// One write, with the rank in front, so that lines of several ranks neither mix nor lose their origin.
+/// Prints text in one write, with the rank in front, so that lines of several ranks do not mix.
 fn say(text: &str) {
     let rank = std::env::var_os(RANK).map(|rank| format!("rank {}: ", rank.to_string_lossy()));
     let text = format!("{}{}\n", rank.unwrap_or_default(), text.trim_end().replace('\n', "\n  "));
-    // There is nobody left to tell if standard error is closed.
+    // Without standard error there is no other place for the message.
     drop(std::io::stderr().write_all(text.as_bytes()));
 }
 
-/// Whether the error file has it now: there is one, and this is the first failure.
+/// Writes the error file for the first failure; returns whether it was written.
 fn write_file(message: &str, call_stack: &str) -> bool {
     let path = std::env::var_os(ERROR_FILE).filter(|path: &OsString| !path.is_empty());
     let (Some(path), Ok(())) = (path, REPORTED.set(())) else { return false };
@@ -166,7 +169,7 @@ fn write_file(message: &str, call_stack: &str) -> bool {
     written.is_ok()
 }
 
-/// Nothing waits for the reader of a FIFO: the rank has to end.
+/// Replaces the content without waiting for the reader of a FIFO: the rank has to end.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut file = regular_file::open(path, OpenOptions::new().write(true).create(true).truncate(true))?;
     file.write_all(text.as_bytes())

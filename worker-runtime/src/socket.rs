@@ -1,4 +1,4 @@
-//! Socket options that turn a silent partition into an error, and errors that are of this process alone.
+//! Socket options that turn a silent partition into an error, and errors caused by this process itself.
 
 use std::io;
 use std::net::TcpStream;
@@ -7,20 +7,18 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// After this much silence the kernel asks whether the other end still is there.
+/// Silence after which the kernel probes the other end.
 const IDLE: Duration = Duration::from_secs(10);
-/// Pause between two questions.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Unanswered questions after which the connection fails.
+/// Unanswered probes after which the connection fails.
 const QUESTIONS: u32 = 4;
 
-/// Sends small messages at once, and notices after half a minute of silence that the machine of the other end
-/// is gone, provided that nothing of ours is under way to it: that makes the kernel repeat it first, for about
-/// a quarter of an hour, or for `unacknowledged` if it is given.
+/// Sends small messages at once, and detects after half a minute of silence that the other
+/// machine is gone. Data under way to it delays that: the kernel repeats it for about a quarter
+/// of an hour, or for `unacknowledged`.
 ///
-/// A peer that is alive and does not read for `unacknowledged` is given up likewise, so only one that always
-/// reads at once may have it. It also takes the place of the count of questions, for which it must not be
-/// longer than these take.
+/// A live peer that does not read for `unacknowledged` is given up as well, so only peers that always read
+/// may have it. It also replaces the count of probes and must not exceed their total time.
 pub(crate) fn watch(stream: &TcpStream, unacknowledged: Option<Duration>) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
@@ -35,7 +33,7 @@ fn seconds(time: Duration) -> u32 {
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// Whether this process is what an attempt to connect failed of, not the other end: it may open nothing more, or the machine has no
+/// Whether this process or its machine caused a failed connection: it may open nothing more, or has no
 /// memory for it (accept(2), socket(2), connect(2)).
 pub(crate) fn is_own_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];

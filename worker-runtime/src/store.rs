@@ -1,9 +1,9 @@
-//! The blocking client of the key-value store that the launcher (or torch) hosts.
+//! The blocking client of the key-value store that the launcher (or torch) serves.
 //!
-//! It speaks torch's `TCPStore` protocol and names its keys as torch does: user key `k` is `/k` on the wire,
-//! and `/p/k` through the prefix `p`, so that Rust and Python ranks meet at the same keys. Clones share one
-//! connection and one request at a time is in flight on it; a wait in one thread holds up the others, as in
-//! torch. A connection that failed in the middle of a request is of no further use and says so.
+//! It speaks the protocol of torch's `TCPStore` and names keys as torch does: user key `k` is `/k` on the
+//! wire, and `/p/k` under the prefix `p`, so that Rust and Python ranks share keys. Clones share one
+//! connection with one request in flight; a wait in one thread delays the others, as in torch. A connection
+//! that failed during a request is not used again.
 
 mod connection;
 mod error;
@@ -17,13 +17,13 @@ use rankrun_contract::store::protocol::{Reply, Request};
 use connection::{Connection, Server};
 pub use error::{ConnectFailure, StoreError};
 
-/// How long the store is looked for and waited on where no other time is given; torch's default.
+/// Default limit for connecting and waiting, as in torch: 5 minutes.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long the store may take to answer what it can answer at once.
+/// Limit for answers that need no waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection to the store, and the prefix under which this handle sees it.
+/// A connection to the store, with a key prefix.
 #[derive(Debug, Clone)]
 pub struct TcpStore {
     connection: Arc<Mutex<Connection>>,
@@ -33,15 +33,15 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to the store at `host:port` as one of its members, trying again with growing pauses until
-    /// `timeout` has passed; it is also how long [`get`](Self::get) waits.
+    /// Connects to the store at `host:port` as one of its members, with growing pauses between tries until
+    /// `timeout`, which is also the limit of [`get`](Self::get).
     ///
     /// # Errors
-    /// Says how the last try failed. A listener that accepts and says nothing is such a failure.
+    /// The failure of the last try. A listener that accepts and does not answer is one.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
         let server = Server { host: host.to_owned(), port };
         let mut connection = Connection::open(&server, timeout, ANSWER_TIMEOUT)?;
-        // A Python rank that hosts the store counts its members by this key.
+        // A Python rank that serves the store counts its members by this key.
         connection.call(&Request::Add { key: b"init/".to_vec(), delta: 1 })?;
         Ok(Self::new(connection, server, "/".to_owned(), timeout))
     }
@@ -50,8 +50,8 @@ impl TcpStore {
         Self { connection: Arc::new(Mutex::new(connection)), server: Arc::new(server), prefix, timeout }
     }
 
-    /// A handle with a connection of its own: its waits hold up nobody else. `answer_timeout` is how long the
-    /// store may take for what it can answer at once.
+    /// A handle with a connection of its own, so that its waits delay no other handle. `answer_timeout`
+    /// limits answers that need no waiting.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -61,27 +61,27 @@ impl TcpStore {
         Ok(Self::new(connection, server, self.prefix.clone(), self.timeout))
     }
 
-    /// A handle on the same connection that sees only the keys under `prefix`; torch's `PrefixStore`.
+    /// A handle on the same connection for keys under `prefix`; torch's `PrefixStore`.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         Self { prefix: format!("{}{prefix}/", self.prefix), ..self.clone() }
     }
 
-    /// A handle on the same connection whose [`get`](Self::get) waits `timeout`.
+    /// A handle on the same connection with another limit for [`get`](Self::get).
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
 
-    /// The address of this end of the connection: one at which the other nodes reach this node.
+    /// The address of this end of the connection, at which other nodes reach this node.
     ///
     /// # Errors
-    /// The system does not say it.
+    /// The system does not tell it.
     pub fn local_address(&self) -> Result<IpAddr, StoreError> {
         self.locked().local_address()
     }
 
-    /// Stores a value.
+    /// Stores a value under a key.
     ///
     /// # Errors
     /// The connection failed, or a limit of the protocol is exceeded; so for all requests.
@@ -89,10 +89,10 @@ impl TcpStore {
         self.locked().send(&Request::Set { key: self.wire(key), value: value.to_vec() })
     }
 
-    /// The value of a key, waiting until there is one.
+    /// Waits until the key has a value, and returns it.
     ///
     /// # Errors
-    /// [`StoreError::WaitTimeout`] names the key if it did not come in time.
+    /// [`StoreError::WaitTimeout`] names the key after the timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         self.wait(&[key], self.timeout)?;
         match self.call(&Request::Get { key: self.wire(key) })? {
@@ -101,7 +101,7 @@ impl TcpStore {
         }
     }
 
-    /// Waits until all keys are there.
+    /// Waits until all keys have a value.
     ///
     /// # Errors
     /// [`StoreError::WaitTimeout`] names the keys; the connection stays usable.
@@ -109,7 +109,7 @@ impl TcpStore {
         self.locked().wait(&Request::Wait { keys: self.all_wire(keys) }, timeout)
     }
 
-    /// Whether all keys are there now.
+    /// Whether all keys have a value now.
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -120,7 +120,7 @@ impl TcpStore {
         }
     }
 
-    /// Adds to a number kept as decimal text, 0 at first; the sum.
+    /// Adds to a number, kept as decimal text and initially 0; returns the sum.
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -128,7 +128,7 @@ impl TcpStore {
         self.number(&Request::Add { key: self.wire(key), delta })
     }
 
-    /// Stores `desired` if the value is `expected` (empty: if there is none); the value that is there then.
+    /// Stores `desired` if the value is `expected` (empty: no value); returns the value after that.
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -140,7 +140,7 @@ impl TcpStore {
         }
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key; returns whether it existed.
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -148,7 +148,7 @@ impl TcpStore {
         Ok(self.number(&Request::DeleteKey { key: self.wire(key) })? == 1)
     }
 
-    /// The values of several keys, waiting until all are there.
+    /// Waits until all keys have a value, and returns the values.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -160,7 +160,7 @@ impl TcpStore {
         }
     }
 
-    /// Stores several values.
+    /// Stores several values at once.
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -169,17 +169,16 @@ impl TcpStore {
         self.locked().send(&Request::MultiSet { pairs })
     }
 
-    /// Waits until `world_size` members have called it with this key. A key opens once: use a new one for
-    /// each barrier.
+    /// Waits until `world_size` members have made this call with this key. Use a new key for each barrier.
     ///
     /// # Errors
-    /// [`StoreError::WaitTimeout`] names the key if not all came in time.
+    /// [`StoreError::WaitTimeout`] names the key if a member is missing.
     pub fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<(), StoreError> {
         if self.prefix == "/" {
             let request = Request::Barrier { key: self.wire(key), world_size: i64::from(world_size) };
             return self.locked().wait(&request, timeout);
         }
-        // torch's barrier through a `PrefixStore` is made of these requests, and its ranks may stand in ours.
+        // torch's barrier through a `PrefixStore` consists of these requests; its ranks may take part.
         let last = format!("{key}/last_member");
         if self.add(&format!("{key}/num_members"), 1)? == i64::from(world_size) {
             self.set(&last, b"1")?;
@@ -198,7 +197,7 @@ impl TcpStore {
         }
     }
 
-    /// A thread that panicked in the middle of a request has left the connection marked as broken.
+    /// A thread that panicked during a request has left the connection marked as broken.
     fn locked(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }

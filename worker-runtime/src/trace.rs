@@ -1,9 +1,9 @@
-//! Spans that say which rank speaks, and at which step.
+//! Tracing spans with the rank and the step.
 //!
-//! The runtime tells what it does through the crate `tracing`: debug events, and a warning for each checkpoint that it refuses.
-//! [`run`](crate::run) and [`run_elastic`](crate::run_elastic) enter the span `worker` for the program, with its rank, so that every
-//! line that the program's thread logs carries it. Nothing is printed unless the program installs a subscriber, before `run` enters
-//! the span; with the crate `tracing-subscriber` that is one line:
+//! The runtime logs through the crate `tracing`: debug events, and a warning for each checkpoint that it
+//! skips. [`run`](crate::run) and [`run_elastic`](crate::run_elastic) enter the span `worker` with the rank,
+//! so that every line of the program's thread carries it. Nothing is printed unless the program installs a
+//! subscriber before `run`; with the crate `tracing-subscriber` that is one line:
 //!
 //! ```
 //! use rankrun_worker::trace;
@@ -16,7 +16,7 @@
 //!             // INFO worker{rank=0 world_size=1 restart=0}:step{step=1}: my_training: loss=0.5
 //!             tracing::info!(loss = 0.5);
 //!         }
-//!         // A thread has no span unless it is given one.
+//!         // A new thread has no span of its own.
 //!         let span = trace::worker(context);
 //!         std::thread::spawn(move || span.in_scope(|| tracing::info!("beside the training")));
 //!         Ok::<(), std::io::Error>(())
@@ -29,7 +29,7 @@ use tracing::{Span, info_span};
 
 use crate::context::WorkerContext;
 
-/// The span of a worker's program: its rank, the size of the world, and how often the workers were started again.
+/// The span of a worker's program: rank, world size and number of restarts.
 #[must_use]
 pub fn worker(context: &WorkerContext) -> Span {
     info_span!(
@@ -40,7 +40,7 @@ pub fn worker(context: &WorkerContext) -> Span {
     )
 }
 
-/// Enters the span of a step, until the guard is dropped.
+/// Enters the span of a step until the guard is dropped.
 pub fn step(step: u64) -> EnteredSpan {
     info_span!("step", step).entered()
 }

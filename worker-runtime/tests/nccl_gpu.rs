@@ -1,7 +1,8 @@
-//! NCCL on a real GPU, in a world of one: every operation and type, errors, aborts, deadlines, and what a call costs.
+//! NCCL on a real GPU, in a world of one: operations and types, errors, aborts, deadlines,
+//! and the cost of a call.
 //!
-//! Where there is no GPU or no NCCL it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure. Arguments are not
-//! looked at, so `cargo test` runs it like any other test.
+//! Without a GPU or NCCL it says so and passes; with `RANKRUN_TEST_GPU=1` that is a failure. It ignores its
+//! arguments, so `cargo test` runs it like any other test.
 
 #![expect(unsafe_code, reason = "device memory is raw memory")]
 #![expect(clippy::print_stdout, reason = "a program that reports")]
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 use rankrun_worker::cuda::cuda_context;
-use rankrun_worker::process_group::nccl::{Calls, Communicator, Nccl, NcclError, NcclGroup};
+use rankrun_worker::process_group::nccl::{Communicator, Nccl, NcclCalls, NcclError, NcclGroup};
 use rankrun_worker::process_group::{
-    Collective, DataType, DeviceCollective, DeviceMemory, Element, Ending, ProcessGroup, Stream, bf16, f16,
+    Collective, DataType, DeviceCollective, DeviceMemory, Element, GroupFailure, ProcessGroup, Stream, bf16,
+    f16,
 };
-use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, WorkerContext, WorldSize};
+use rankrun_worker::{GroupError, GroupOptions, Rank, ReduceOp, WorkerContext, WorldSize};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ALONE: (Rank, WorldSize) = (Rank(0), WorldSize::ONE);
@@ -112,17 +114,17 @@ fn every_operation<T: Element>(group: &mut NcclGroup, stream: &Arc<CudaStream>, 
     let (kind, root, counts) = (T::DATA_TYPE, Rank(0), [values.len()]);
     let expected: &[u8] = bytemuck::cast_slice(values);
     let put = |group: &mut NcclGroup, works: &[(DataType, DeviceCollective<'_>)]| {
-        // SAFETY: the memory lives until `wait` has returned, and nobody else touches it.
+        // SAFETY: the memory lives until `wait` has returned, and no other code uses it.
         unsafe { group.run_grouped(works, raw(stream)).and_then(|()| group.wait(raw(stream))) }.unwrap();
     };
-    for how in [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max, Reduction::Min] {
+    for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
         let mut data = Values::new(stream, values);
-        put(group, &[(kind, Collective::AllReduce { data: data.memory(), how })]);
-        put(group, &[(kind, Collective::Reduce { data: data.memory(), how, root })]);
+        put(group, &[(kind, Collective::AllReduce { data: data.memory(), op })]);
+        put(group, &[(kind, Collective::Reduce { data: data.memory(), op, root })]);
         let mut output = Values::zeros(stream, expected.len());
         let (input, output_memory) = (data.memory(), output.memory());
-        put(group, &[(kind, Collective::ReduceScatter { input, output: output_memory, how })]);
-        assert_eq!((data.bytes(), output.bytes()), (expected.to_vec(), expected.to_vec()), "{kind} {how}");
+        put(group, &[(kind, Collective::ReduceScatter { input, output: output_memory, op })]);
+        assert_eq!((data.bytes(), output.bytes()), (expected.to_vec(), expected.to_vec()), "{kind} {op}");
     }
     let mut data = Values::new(stream, values);
     let input = data.memory();
@@ -155,7 +157,8 @@ fn wrong_calls(nccl: &Nccl, stream: &Arc<CudaStream>) {
     let mut data = Values::zeros(stream, 16);
     let memory = data.memory();
     // SAFETY: NCCL looks at the root before it looks at the memory, which is there anyway.
-    let call = |calls: &Calls<'_>| unsafe { calls.broadcast(DataType::F32, memory, Rank(7), raw(stream)) };
+    let call =
+        |calls: &NcclCalls<'_>| unsafe { calls.broadcast(DataType::F32, memory, Rank(7), raw(stream)) };
     let error = communicator.call(call).unwrap_err();
     println!("a root that is not there: {error}");
     assert!(matches!(error, NcclError::Call { function: "ncclBroadcast", .. }), "{error}");
@@ -199,8 +202,8 @@ fn ends(nccl: &Nccl, stream: &Arc<CudaStream>) {
     for by_another_thread in [false, true] {
         let communicator = Communicator::init(nccl, &nccl.unique_id().unwrap(), ALONE, TIMEOUT).unwrap();
         // SAFETY: both live until the stream is done, at the end of this function.
-        let call = |calls: &Calls<'_>| unsafe {
-            calls.all_reduce((DataType::F32, Reduction::Sum), from, to, raw(stream))
+        let call = |calls: &NcclCalls<'_>| unsafe {
+            calls.all_reduce((DataType::F32, ReduceOp::Sum), from, to, raw(stream))
         };
         (0..20).for_each(|_| communicator.call(call).unwrap());
         let start = Instant::now();
@@ -216,11 +219,13 @@ fn ends(nccl: &Nccl, stream: &Arc<CudaStream>) {
     stream.synchronize().unwrap();
     let mut group = join();
     group.communicator().unwrap().abort();
-    let work = Collective::AllReduce { data: from, how: Reduction::Sum };
+    let work = Collective::AllReduce { data: from, op: ReduceOp::Sum };
     // SAFETY: as above.
     let error = unsafe { group.run_on_device(DataType::F32, work, raw(stream)) }.unwrap_err();
     println!("a call after an abort: {error}");
-    let GroupError::Ended { ending: Ending::Failed { .. }, .. } = error else { panic!("{error}") };
+    let GroupError::Failed { failure: GroupFailure::RankFailed { .. }, .. } = error else {
+        panic!("{error}")
+    };
     stream.synchronize().unwrap();
 }
 
@@ -260,8 +265,8 @@ fn cost(nccl: &Nccl, stream: &Arc<CudaStream>) {
             ours.push(time(calls, stream, |_| {
                 for _ in 0..calls {
                     // SAFETY: as above.
-                    let call = |inside: &Calls<'_>| unsafe {
-                        inside.all_reduce((DataType::F32, Reduction::Sum), from, to, raw(stream))
+                    let call = |inside: &NcclCalls<'_>| unsafe {
+                        inside.all_reduce((DataType::F32, ReduceOp::Sum), from, to, raw(stream))
                     };
                     communicator.call(call).unwrap();
                 }
@@ -287,7 +292,7 @@ fn watched_cost(group: &mut NcclGroup, stream: &Arc<CudaStream>, bare: AllReduce
     for _ in 0..15 {
         let communicator = group.communicator().unwrap();
         raws.push(time(calls, stream, |_| {
-            let all = |inside: &Calls<'_>| {
+            let all = |inside: &NcclCalls<'_>| {
                 for _ in 0..calls {
                     let (at, handle) = (data.address, inside.handle());
                     // SAFETY: as in `cost`.
@@ -299,7 +304,7 @@ fn watched_cost(group: &mut NcclGroup, stream: &Arc<CudaStream>, bare: AllReduce
         }));
         ours.push(time(calls, stream, |_| {
             for _ in 0..calls {
-                let work = Collective::AllReduce { data, how: Reduction::Sum };
+                let work = Collective::AllReduce { data, op: ReduceOp::Sum };
                 // SAFETY: as in `cost`.
                 unsafe { group.run_on_device(DataType::F32, work, raw(stream)) }.unwrap();
             }

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::io::{self, BufRead, Write};
 use std::time::Instant;
 
-use rankrun_worker::process_group::{Buffer, Wish};
-use rankrun_worker::{Group, GroupOptions, Reduction, WorkerContext};
+use rankrun_worker::process_group::{BackendChoice, Buffer};
+use rankrun_worker::{Group, GroupOptions, ReduceOp, WorkerContext};
 
 /// Calls that are not counted: the first ones touch memory for the first time.
 const WARM_UP: usize = 2;
@@ -22,8 +22,8 @@ enum Data {
 pub(crate) fn run(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let options =
         |wish| GroupOptions { name: format!("{wish}"), backend: Some(wish), ..GroupOptions::default() };
-    let mut group = context.process_group(&options(Wish::Auto))?;
-    let mut tcp = context.process_group(&options(Wish::Tcp))?;
+    let mut group = context.process_group(&options(BackendChoice::Auto))?;
+    let mut tcp = context.process_group(&options(BackendChoice::Tcp))?;
     let (mut data, mut known) = (Data::None, String::new());
     for line in io::stdin().lock().lines() {
         let line = line?;
@@ -46,9 +46,9 @@ pub(crate) fn run(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
         for call in 0..WARM_UP + calls {
             let begun = Instant::now();
             match &mut data {
-                Data::Own(data) => group.all_reduce(data, Reduction::Sum)?,
-                Data::Foreign(data) if name == "tcp" => tcp.all_reduce(data, Reduction::Sum)?,
-                Data::Foreign(data) => group.all_reduce(data, Reduction::Sum)?,
+                Data::Own(data) => group.all_reduce(data, ReduceOp::Sum)?,
+                Data::Foreign(data) if name == "tcp" => tcp.all_reduce(data, ReduceOp::Sum)?,
+                Data::Foreign(data) => group.all_reduce(data, ReduceOp::Sum)?,
                 Data::Pair(pair) => copy(&mut group, pair)?,
                 Data::None => {}
             }

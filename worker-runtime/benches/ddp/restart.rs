@@ -1,8 +1,10 @@
-//! From the failure of a rank to the first step of its next life: ours under rankrun, PyTorch's under torchrun, in turns.
+//! From the failure of a rank to the first step after the restart: ours under
+//! rankrun, PyTorch's under torchrun, in turns.
 //!
-//! Each is tried [`ROUNDS`] times, and medians are of the restarts that worked; how many did stands beside them. torchrun 2.15 lets
-//! the next life meet in the store of the life before, whose gloo addresses are gone, so that some restarts fail or hang. It is
-//! therefore measured a second time with the variable that has rank 0 make a new store, and the ratio is to that.
+//! Each is tried [`ROUNDS`] times; medians are over successful restarts, with their number beside. torchrun
+//! 2.15 reuses the store of the previous generation, with gloo addresses that are gone, so that some restarts
+//! fail or hang. It is therefore measured a second time with the variable that has rank 0 make a new store,
+//! and the ratio is to that.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -107,7 +107,7 @@ pub(crate) fn column<T>(value: Option<T>, show: impl Fn(T) -> String) -> String 
     value.map_or_else(|| "-".to_owned(), show)
 }
 
-/// A port that nobody listens on now.
+/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

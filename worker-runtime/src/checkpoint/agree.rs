@@ -1,4 +1,4 @@
-//! How the ranks come to the same end: all go on, or all fail of the first one's error.
+//! Makes all ranks continue together, or fail together with the first error.
 
 use std::error::Error;
 
@@ -8,7 +8,7 @@ use super::error::CheckpointError;
 use super::header::MAX_LENGTH;
 use crate::process_group::Group;
 
-/// What this rank has, once all ranks have something; otherwise its own error, or the word of the first rank that failed.
+/// The value of this rank if every rank has one; else its own error, or that of the first rank that failed.
 pub(super) fn all_or_none<T>(
     group: &mut Group,
     own: Result<T, CheckpointError>,
@@ -23,11 +23,11 @@ pub(super) fn all_or_none<T>(
     })
 }
 
-/// The bytes of one rank, on all ranks.
+/// Sends the bytes of one rank to all ranks.
 pub(super) fn share(group: &mut Group, bytes: Vec<u8>, root: Rank) -> Result<Vec<u8>, CheckpointError> {
     let mut length = [bytes.len() as i64];
     group.broadcast(&mut length, root)?;
-    // What it says is not believed before memory is taken for it.
+    // The length is checked before memory is allocated for it.
     let length = usize::try_from(length[0]).ok().filter(|&length| length as u64 <= MAX_LENGTH);
     let mut shared = vec![0; length.ok_or(CheckpointError::Strange { rank: root })?];
     if group.rank() == root {
@@ -37,7 +37,7 @@ pub(super) fn share(group: &mut Group, bytes: Vec<u8>, root: Rank) -> Result<Vec
     Ok(shared)
 }
 
-/// A rank by its place in what was gathered.
+/// A rank by its index in gathered data.
 pub(super) fn rank(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }

@@ -1,42 +1,42 @@
-//! Whether a checkpoint is of the program's model. Pure.
+//! Compares a checkpoint with the program's model. Pure.
 
 use std::fmt;
 
-use super::header::{Header, Saved, saved_type, type_name};
-use super::sharding::{Sharding, Whole};
-use super::state::{Held, State, Tensor};
+use super::header::{FileHeader, SavedTensor, saved_type, type_name};
+use super::sharding::{ShardedTensor, Sharding};
+use super::state::{Placement, StateDict, Tensor};
 
-/// The first thing in which a checkpoint and the program's state differ, in the order of the state.
+/// The first difference between a checkpoint and the program's state, in the order of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// The checkpoint has no tensor of this name, or has it in the other way: replicated or sharded.
+    /// The checkpoint lacks a tensor, or holds it as the other kind: replicated or sharded.
     Missing {
-        /// Its name, with what the program has.
+        /// Name and kind in the program.
         name: String,
-        /// A tensor that only the checkpoint has, as it may be the same one by another name.
+        /// A tensor that only the checkpoint has: it may have been renamed.
         instead: Option<String>,
     },
-    /// Only the checkpoint has a tensor of this name.
+    /// The program lacks a tensor of the checkpoint.
     Unknown {
-        /// Its name.
+        /// Name in the checkpoint.
         name: String,
     },
-    /// The elements are of another type.
+    /// A tensor has different element types.
     DataType {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// The type in the program.
+        /// Type in the program.
         ours: String,
-        /// That in the checkpoint.
+        /// Type in the checkpoint.
         saved: String,
     },
-    /// The shapes differ; of sharded tensors those of the whole.
+    /// A tensor has different shapes; of a sharded tensor that of the whole.
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// The shape in the program.
+        /// Shape in the program.
         ours: Vec<usize>,
-        /// That in the checkpoint.
+        /// Shape in the checkpoint.
         saved: Vec<usize>,
     },
 }
@@ -59,26 +59,33 @@ impl fmt::Display for Difference {
     }
 }
 
-/// How many rows all ranks have together of each sharded tensor, in the order of the state.
+/// Rows of each sharded tensor over all ranks, in the order of the state.
 pub(super) type TotalRows = Vec<usize>;
 
-/// The first difference; `None` where the checkpoint fits.
-pub(super) fn difference(state: &State<'_>, total: &TotalRows, header: &Header) -> Option<Difference> {
+/// The first difference; `None` if the checkpoint matches.
+pub(super) fn difference(
+    state: &StateDict<'_>,
+    total: &TotalRows,
+    header: &FileHeader,
+) -> Option<Difference> {
     let sharding = header.about.sharding.as_ref();
-    let wholes: &[Whole] = sharding.map_or(&[], |sharding: &Sharding| &sharding.tensors);
+    let wholes: &[ShardedTensor] = sharding.map_or(&[], |sharding: &Sharding| &sharding.tensors);
     let whole_of = |name: &str| wholes.iter().find(|whole| whole.name == name);
-    let is_ours = |held: Held, name: &str| state.held(held).any(|tensor| tensor.name == name);
-    let replicated = header.tensors.keys().filter(|name| !is_ours(Held::Replicated, name));
-    let sharded = wholes.iter().map(|whole| &whole.name).filter(|name| !is_ours(Held::Sharded, name));
+    let is_ours =
+        |placement: Placement, name: &str| state.placement(placement).any(|tensor| tensor.name == name);
+    let replicated = header.tensors.keys().filter(|name| !is_ours(Placement::Replicated, name));
+    let sharded = wholes.iter().map(|whole| &whole.name).filter(|name| !is_ours(Placement::Sharded, name));
     let unknown = replicated.chain(sharded).next().cloned();
     let mut totals = total.iter();
     for tensor in &state.tensors {
-        let (ours, saved) = match tensor.held {
-            Held::Replicated => {
-                let saved = |Saved { data_type, shape, .. }: &Saved| (type_name(*data_type), shape.clone());
+        let (ours, saved) = match tensor.placement {
+            Placement::Replicated => {
+                let saved = |SavedTensor { data_type, shape, .. }: &SavedTensor| {
+                    (type_name(*data_type), shape.clone())
+                };
                 (tensor.shape.clone(), header.tensors.get(&tensor.name).map(saved))
             }
-            Held::Sharded => {
+            Placement::Sharded => {
                 let rows = totals.next().copied().unwrap_or_default();
                 let ours = [&[rows], tensor.row_shape()].concat();
                 (ours, whole_of(&tensor.name).map(|whole| (whole.data_type.clone(), whole.shape.clone())))

@@ -1,4 +1,4 @@
-//! Why a training cannot save its state, or go on from a saved one.
+//! Errors of saving and loading.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -11,12 +11,12 @@ use super::state::StateError;
 use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::GroupError;
 
-/// A checkpoint that was not used.
+/// A checkpoint that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Its file.
+    /// Path of its file.
     pub path: PathBuf,
-    /// Why not.
+    /// Why it cannot be used.
     pub reason: String,
 }
 
@@ -26,100 +26,102 @@ impl fmt::Display for Refused {
     }
 }
 
-/// A failed [`save`](super::Checkpoint::save), or one that cannot be loaded. All ranks fail together.
+/// A failed [`save`](super::Checkpoint::save) or load. All ranks fail together.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The ranks cannot speak with each other: one is lost.
+    /// A call of the group failed: a rank is lost.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The folder of the checkpoints cannot be made, read or written.
+    /// The folder cannot be made, read or written.
     #[error("{}cannot keep checkpoints in the folder `{}`", Details(self), path.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// A file cannot be written. The checkpoints that were there are untouched.
+    /// A file cannot be written. Earlier checkpoints are unchanged.
     #[error("{}cannot write `{}` for the checkpoint of step {step}", Details(self), path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The step.
+        /// The step of the checkpoint.
         step: u64,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// What was found to be whole a moment ago cannot be read.
+    /// A checkpoint that was verified a moment ago cannot be read.
     #[error("cannot read the checkpoint `{}`", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The checkpoint is of another model.
+    /// The checkpoint belongs to another model.
     #[error("{}the checkpoint `{}` is of another model: {difference}", Details(self), path.display())]
     OtherModel {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// In what it differs first.
+        /// The first difference.
         difference: Difference,
     },
-    /// There are checkpoints, and none is whole.
+    /// There are checkpoints, and all are damaged or unreadable.
     #[error("{}no checkpoint in `{}` can be used{}", Details(self), folder.display(), listed(refused))]
     NoneUsable {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
-        /// Each of them, the newest first.
+        /// All of them, newest first.
         refused: Vec<Refused>,
     },
-    /// No checkpoint can hold this state.
+    /// The state cannot be saved.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A step so large that its checkpoint would never be found. Nothing was written.
+    /// The step exceeds the largest one that can be found again. Nothing was written.
     #[error("there is no step {step}: the last one that a checkpoint can have is {}", i64::MAX)]
     NoSuchStep {
-        /// The step.
+        /// The given step.
         step: u64,
     },
-    /// The ranks are not at the same step. Nothing was written.
+    /// The ranks save different steps. Nothing was written.
     #[error("rank {rank} saves step {theirs} where rank 0 saves step {ours}")]
     StepsDiffer {
         /// The first rank that differs.
         rank: Rank,
-        /// Its step.
+        /// Step of that rank.
         theirs: u64,
-        /// That of rank 0.
+        /// Step of rank 0.
         ours: u64,
     },
-    /// The ranks describe different sharded tensors: names, types and the shapes of rows must be the same.
+    /// The sharded tensors of two ranks have different names, types or row shapes.
     #[error("rank {rank} has other sharded tensors than rank 0, by their names, types or shapes of rows")]
     ShardsDiffer {
         /// The first rank that differs.
         rank: Rank,
     },
-    /// Another rank failed, so this one does.
+    /// Another rank failed.
     #[error("rank {rank} says: {reason}")]
     OnRank {
-        /// The rank.
+        /// The rank with the error.
         rank: Rank,
-        /// Its words.
+        /// Its error message.
         reason: String,
     },
-    /// A rank sent what no rank of this version sends.
-    #[error("rank {rank} sends what is no word about a checkpoint")]
+    /// A rank sent bytes that this version cannot decode.
+    #[error(
+        "rank {rank} sends bytes that are not a checkpoint message; build all ranks with the same rankrun"
+    )]
     Strange {
-        /// The rank.
+        /// The rank that sent them.
         rank: Rank,
     },
 }
 
 impl CheckpointError {
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {

@@ -1,4 +1,4 @@
-//! One file of a checkpoint on disk: written whole or not at all, and believed only after its checksum.
+//! One file of a checkpoint: written atomically, and verified by its checksum before use.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::Hasher;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_64;
 
-use super::header::{self, Header, HeaderError, LENGTH, MAX_LENGTH};
+use super::header::{self, FileHeader, HeaderError, LENGTH, MAX_LENGTH};
 use super::names;
 use crate::regular_file;
 
-/// How much is read at once.
+/// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Why a file is of no use.
+/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     #[error("it cannot be read: {0}")]
     Io(#[from] io::Error),
     #[error("torn: it has {actual} bytes, and should have {expected}")]
     Torn { expected: u64, actual: u64 },
-    #[error("no safetensors file: its head would have {length} bytes, of {actual} in all")]
+    #[error("not a safetensors file: its header would have {length} bytes, of {actual} in all")]
     Length { length: u64, actual: u64 },
     #[error(transparent)]
     Header(#[from] HeaderError),
@@ -36,21 +36,21 @@ pub(super) enum FileError {
     WrongPart,
 }
 
-/// A file whose head was read.
+/// A file with a parsed header.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenFile {
     pub(super) path: PathBuf,
-    pub(super) header: Header,
-    /// As it lies in the file, without the length.
+    pub(super) header: FileHeader,
+    /// The header as it lies in the file, without the length.
     pub(super) json: Vec<u8>,
     file: File,
 }
 
-/// Which copy of a file this is, as far as other ranks can tell.
+/// Length and modification time: identifies a copy of a file across ranks.
 pub(super) type Identity = [i64; 2];
 
-impl Opened {
-    /// Opens a file and believes nothing of it but its head, which fits the file's length.
+impl OpenFile {
+    /// Opens a file and parses its header, whose lengths match the file. The data is not verified.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let mut file = regular_file::open(path, OpenOptions::new().read(true))?;
         let actual = file.metadata()?.len();
@@ -69,10 +69,10 @@ impl Opened {
         if end > actual {
             return Err(FileError::Torn { expected: end, actual });
         }
-        // At most as many bytes as the format allows, and the file has them.
+        // Within the limit of the format, and the file has as many bytes.
         let mut json = Vec::new();
         (&mut file).take(length).read_to_end(&mut json)?;
-        let header = Header::parse(&json)?;
+        let header = FileHeader::parse(&json)?;
         let expected = end.saturating_add(header.data_bytes as u64);
         if expected != actual {
             return Err(FileError::Torn { expected, actual });
@@ -80,7 +80,7 @@ impl Opened {
         Ok(Self { path: path.to_owned(), header, json, file })
     }
 
-    /// Opens a file and reads all of it once.
+    /// Opens a file and verifies its checksum.
     pub(super) fn open_verified(path: &Path) -> Result<Self, FileError> {
         let mut opened = Self::open(path)?;
         opened.verify()?;
@@ -104,7 +104,7 @@ impl Opened {
         if hash.finish() == self.header.checksum { Ok(()) } else { Err(FileError::Checksum) }
     }
 
-    /// Fills memory with the bytes from there on, counted from the head's end.
+    /// Reads bytes at an offset from the end of the header.
     pub(super) fn read(&mut self, from: usize, into: &mut [u8]) -> io::Result<()> {
         self.seek(from)?;
         self.file.read_exact(into)
@@ -115,30 +115,29 @@ impl Opened {
     }
 }
 
-/// The length and the time of the file with that name; zeros where there is none.
+/// Length and modification time of the file; zeros if it does not exist.
 pub(super) fn identity(path: &Path) -> Identity {
     let seen = fs::metadata(path);
     seen.map_or([0, 0], |it| [it.size().cast_signed(), it.mtime().wrapping_mul(1 << 30) ^ it.mtime_nsec()])
 }
 
-/// A file to be written into a folder.
 #[derive(Debug)]
 pub(super) struct Draft<'a> {
     pub(super) folder: &'a Path,
     pub(super) name: &'a str,
-    /// As [`header::render`] gives it.
+    /// The output of [`header::render`].
     pub(super) head: Vec<u8>,
-    /// What follows the head.
+    /// The bytes after the header.
     pub(super) data: &'a [&'a [u8]],
 }
 
-/// A file that could not be written, and why.
-pub(super) type Failure = (PathBuf, io::Error);
+/// A file that cannot be written or read, and why.
+pub(super) type FileFailure = (PathBuf, io::Error);
 
 impl Draft<'_> {
-    /// Writes it beside its place, waits for the disk and only then gives it its name: who reads that finds the old bytes or the new
-    /// ones, also after a power failure. The checksum of what was written.
-    pub(super) fn write(mut self, mark: u64) -> Result<u64, Failure> {
+    /// Writes a temporary file, syncs it and renames it: readers see the old or the new content, also after
+    /// a power failure. Returns the checksum.
+    pub(super) fn write(mut self, mark: u64) -> Result<u64, FileFailure> {
         let beside = self.folder.join(names::unfinished(self.name, mark));
         let mut hash = Checksum::new();
         hash.add(&self.head);
@@ -157,7 +156,7 @@ impl Draft<'_> {
             fs::rename(&beside, &place).map_err(failed(&place))?;
             sync_folder(self.folder).map_err(failed(self.folder))
         };
-        // It may not even exist; the first error is the one to tell.
+        // It may not exist; the first error is returned.
         write().inspect_err(|_| drop(fs::remove_file(&beside)))?;
         Ok(checksum)
     }
@@ -175,7 +174,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// The plain names in a folder; none if it is not there.
+/// The file names in a folder; empty if it does not exist.
 pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -183,13 +182,13 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // Ours are UTF-8.
+        // Names of checkpoints are UTF-8.
         names.extend(entry?.file_name().into_string());
     }
     Ok(names)
 }
 
-/// XXH3 with 64 bits: it finds damage, not malice.
+/// XXH3 with 64 bits: against damage, not against attacks.
 pub(super) struct Checksum(XxHash3_64);
 
 impl Checksum {

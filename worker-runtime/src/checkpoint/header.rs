@@ -1,6 +1,7 @@
-//! The head of a safetensors file: what it holds and where, and what we say of it. Pure.
+//! The header of a safetensors file, with our metadata. Pure.
 //!
-//! The format has no checksum. Ours stands among its texts, and is that of all bytes of the file with zeros in its place.
+//! The format has no checksum. Ours is a metadata entry over all bytes of the file,
+//! computed with zeros in its place.
 
 use std::collections::BTreeMap;
 
@@ -9,78 +10,74 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use super::sharding::Sharding;
 use crate::process_group::DataType;
 
-/// How the format calls its texts.
+/// The format's name for the metadata map.
 pub(super) const METADATA: &str = "__metadata__";
-/// How the names of our texts begin.
+/// The prefix of our metadata keys.
 pub(super) const OURS: &str = "rankrun.";
 const FORMAT: &str = "rankrun.format";
-/// What this library writes and reads.
+/// The version that this library writes and reads.
 const VERSION: &str = "1";
 const STEP: &str = "rankrun.step";
 const WORLD_SIZE: &str = "rankrun.world_size";
 const SHARDED: &str = "rankrun.sharded";
 const CHECKSUM: &str = "rankrun.checksum";
-/// Stands where the checksum will.
+/// The place of the checksum before it is known.
 const NO_CHECKSUM: &str = "0000000000000000";
 
-/// Bytes that say how long the head is.
+/// Bytes of the length in front of the header.
 pub(super) const LENGTH: usize = 8;
-/// No longer head is read; the format's own limit.
+/// Longest header that is read; the format's own limit.
 pub(super) const MAX_LENGTH: u64 = 100_000_000;
 
-/// Why bytes are no head of ours.
+/// Why a header cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HeaderError {
-    #[error("its head is no JSON of a safetensors file: {0}")]
+    #[error("its header is not that of a safetensors file: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("no checkpoint of rankrun: another program wrote it")]
+    #[error("not a checkpoint of rankrun: another program wrote it")]
     Foreign,
     #[error("a checkpoint in the format {0:?}, and this program reads {VERSION:?}: another version wrote it")]
     Version(String),
-    #[error("what it says as `{0}` is absurd")]
+    #[error("its entry `{0}` is invalid")]
     Absurd(&'static str),
 }
 
-/// A tensor of a file.
+/// A tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Saved {
+pub(super) struct SavedTensor {
     pub(super) data_type: Dtype,
     pub(super) shape: Vec<usize>,
-    /// The first byte and the one behind the last, counted from the head's end.
+    /// Byte range, counted from the end of the header.
     pub(super) bytes: (usize, usize),
 }
 
-/// A tensor to be written.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct TensorSpec {
     pub(super) name: String,
     pub(super) data_type: DataType,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: usize,
 }
 
-/// What a file says beside its tensors.
+/// The metadata of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct About {
+pub(super) struct FileMetadata {
     pub(super) step: u64,
     pub(super) world_size: u32,
     pub(super) sharding: Option<Sharding>,
-    /// The user's.
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// The head of a file.
 #[derive(Debug)]
-pub(super) struct Header {
-    pub(super) about: About,
-    pub(super) tensors: BTreeMap<String, Saved>,
-    /// How many bytes follow.
+pub(super) struct FileHeader {
+    pub(super) about: FileMetadata,
+    pub(super) tensors: BTreeMap<String, SavedTensor>,
     pub(super) data_bytes: usize,
     pub(super) checksum: u64,
 }
 
-impl Header {
-    /// Reads what follows the length.
+impl FileHeader {
+    /// Parses the bytes after the length.
     pub(super) fn parse(json: &[u8]) -> Result<Self, HeaderError> {
         let parsed: Metadata = serde_json::from_slice(json)?;
         let texts = parsed.metadata().as_ref().ok_or(HeaderError::Foreign)?;
@@ -96,8 +93,9 @@ impl Header {
         let sharding = text(SHARDED).map(|text| Sharding::parse(text).ok_or(HeaderError::Absurd(SHARDED)));
         let metadata = texts.iter().filter(|(key, _)| !key.starts_with(OURS));
         let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
-        let about = About { step: number(STEP)?, world_size, sharding: sharding.transpose()?, metadata };
-        let saved = |info: &TensorInfo| Saved {
+        let about =
+            FileMetadata { step: number(STEP)?, world_size, sharding: sharding.transpose()?, metadata };
+        let saved = |info: &TensorInfo| SavedTensor {
             data_type: info.dtype,
             shape: info.shape.clone(),
             bytes: info.data_offsets,
@@ -108,10 +106,10 @@ impl Header {
     }
 }
 
-/// The head of a file with these tensors, in this order; its length is in front, and zeros are in the checksum's place.
-pub(super) fn render(about: &About, tensors: Vec<Plan>) -> Vec<u8> {
+/// The header of a file with these tensors, in this order, with its length in front and zeros as checksum.
+pub(super) fn render(about: &FileMetadata, tensors: Vec<TensorSpec>) -> Vec<u8> {
     let mut offset = 0;
-    let infos = tensors.into_iter().map(|Plan { name, data_type, shape, bytes }| {
+    let infos = tensors.into_iter().map(|TensorSpec { name, data_type, shape, bytes }| {
         let start = offset;
         offset += bytes;
         (name, TensorInfo { dtype: saved_type(data_type), shape, data_offsets: (start, offset) })
@@ -125,16 +123,17 @@ pub(super) fn render(about: &About, tensors: Vec<Plan>) -> Vec<u8> {
     texts.push(text(CHECKSUM, NO_CHECKSUM));
     texts.extend(about.sharding.as_ref().map(|sharding| text(SHARDED, &sharding.render())));
     let metadata = Metadata::new(Some(texts.into_iter().collect()), infos);
-    let metadata = metadata.expect("shapes fit their bytes, which `State::check` has seen");
+    let metadata = metadata.expect("shapes fit their bytes, which `StateDict::check` has seen");
     let mut json = serde_json::to_vec(&metadata).expect("texts and numbers can be written as JSON");
     // The format aligns data to 8 bytes with spaces.
     json.resize(json.len().next_multiple_of(LENGTH), b' ');
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
 }
 
-/// Where the checksum stands in a head, of which the length may be in front or not.
+/// Position of the checksum in a header, with or without the length in front.
 pub(super) fn checksum_place(head: &[u8]) -> Option<std::ops::Range<usize>> {
-    // As a key: within a text its quotes would be escaped, and a tensor of that name is followed by a brace.
+    // As a key with quotes: within a string they would be escaped, and a tensor of that name is followed by a
+    // brace.
     let key = format!("\"{CHECKSUM}\":\"");
     let mut found = head.windows(key.len()).enumerate().filter(|(_, bytes)| *bytes == key.as_bytes());
     let (at, _) = found.next()?;
@@ -142,7 +141,7 @@ pub(super) fn checksum_place(head: &[u8]) -> Option<std::ops::Range<usize>> {
     (found.next().is_none() && place.end <= head.len()).then_some(place)
 }
 
-/// Puts zeros into the checksum's place; `None` if there is no such place.
+/// Replaces the checksum by zeros.
 pub(super) fn without_checksum(head: &[u8]) -> Option<Vec<u8>> {
     let place = checksum_place(head)?;
     let mut head = head.to_owned();
@@ -150,21 +149,21 @@ pub(super) fn without_checksum(head: &[u8]) -> Option<Vec<u8>> {
     Some(head)
 }
 
-/// A checksum as the files have it.
+/// The text form of a checksum.
 pub(super) fn render_checksum(checksum: u64) -> String {
     format!("{checksum:016x}")
 }
 
-/// Reads what [`render_checksum`] wrote, and nothing else.
+/// Parses the output of [`render_checksum`], and no other text.
 pub(super) fn parse_checksum(text: &str) -> Option<u64> {
     let checksum = u64::from_str_radix(text, 16).ok()?;
     (render_checksum(checksum) == text).then_some(checksum)
 }
 
-/// Our types in the format's words.
+/// The format's type for ours.
 pub(super) fn saved_type(data_type: DataType) -> Dtype {
     match data_type {
-        // No tensor is of nothing.
+        // A tensor always has a type.
         DataType::None | DataType::U8 => Dtype::U8,
         DataType::F16 => Dtype::F16,
         DataType::Bf16 => Dtype::BF16,
@@ -175,7 +174,7 @@ pub(super) fn saved_type(data_type: DataType) -> Dtype {
     }
 }
 
-/// The format's types in our words, where we have them.
+/// Our name for the format's type.
 pub(super) fn type_name(data_type: Dtype) -> String {
     data_type.to_string().to_lowercase()
 }

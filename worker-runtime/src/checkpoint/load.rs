@@ -1,4 +1,4 @@
-//! Loading: all ranks agree on the newest checkpoint that is whole, and only then is any memory changed.
+//! Loading: all ranks agree on the newest usable checkpoint before any memory is changed.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,43 +8,46 @@ use rankrun_contract::rank::Rank;
 use super::agree::{all_or_none, rank, share};
 use super::compare;
 use super::error::{CheckpointError, Refused};
-use super::file::{self, FileError, Identity, Opened};
-use super::header::{Header, Saved};
+use super::file::{self, FileError, Identity, OpenFile};
+use super::header::{FileHeader, SavedTensor};
 use super::names;
-use super::save::{Rows, meet};
-use super::sharding::{Piece, Sharding};
-use super::state::{Held, State, Tensor};
+use super::save::{RowCounts, compare_states};
+use super::sharding::{RowRange, Sharding};
+use super::state::{Placement, StateDict, Tensor};
 use super::{Checkpoint, Loaded, ROOT};
 use crate::report;
 
-/// Says that a rank has no checkpoint to offer.
+/// Sent by a rank that has no checkpoint to offer.
 const NONE: i64 = -1;
 
-/// A checkpoint that is whole as far as all ranks can tell.
-struct Found {
+/// A checkpoint that all ranks have verified.
+struct VerifiedCheckpoint {
     step: u64,
-    header: Header,
-    /// Who reads the replicated tensors.
+    header: FileHeader,
+    /// The rank that reads the replicated tensors.
     source: Rank,
-    /// There.
-    main: Option<Opened>,
-    /// The parts of which this rank needs some rows, with their numbers.
-    parts: Vec<(usize, Opened)>,
+    /// The main file, on that rank only.
+    main: Option<OpenFile>,
+    /// The parts with rows for this rank, with their numbers.
+    parts: Vec<(usize, OpenFile)>,
 }
 
 impl Checkpoint {
-    /// Fills the state from the newest checkpoint that is whole; `None` if there is none in the folder, and the state stays as it is.
+    /// Fills the state from the newest usable checkpoint. Returns `None` and leaves the state
+    /// unchanged if the folder has none.
     ///
-    /// All ranks get the same one. A file that is torn, damaged or not ours is told in [`Loaded::refused`], and the one before is
-    /// taken; under [`run`](crate::run) and [`run_elastic`](crate::run_elastic) rank 0 says so on standard error. What was replicated is read by one rank, the first that has it, and sent to the others: after a membership change the
-    /// checkpoint is found wherever it lies. Sharded tensors need a folder that all ranks see.
+    /// All ranks load the same one. A torn, damaged or foreign file is skipped, listed in
+    /// [`Loaded::refused`], and reported by rank 0 on standard error under [`run`](crate::run) and
+    /// [`run_elastic`](crate::run_elastic). The first rank that has the file reads the replicated tensors and
+    /// sends them to the others, so that a checkpoint is found on any node after a membership change. Sharded
+    /// tensors need a folder that all ranks see.
     ///
     /// # Errors
-    /// There are checkpoints and none can be used; the newest one that is whole is of another model; a rank is lost. The state is as
-    /// before, unless reading fails in the middle.
-    pub fn load_latest(&mut self, state: &mut State<'_>) -> Result<Option<Loaded>, CheckpointError> {
+    /// All checkpoints are unusable; the newest usable one belongs to another model; or a rank is lost. The
+    /// state is unchanged, unless reading fails half-way.
+    pub fn load_latest(&mut self, state: &mut StateDict<'_>) -> Result<Option<Loaded>, CheckpointError> {
         let _span = tracing::debug_span!("checkpoint_load", rank = self.group.rank().0).entered();
-        let rows = meet(&mut self.group, 0, state)?;
+        let row_counts = compare_states(&mut self.group, 0, state)?;
         let names = file::list(&self.folder);
         let names = names.map_err(|source| CheckpointError::Folder { path: self.folder.clone(), source });
         let names = all_or_none(&mut self.group, names)?;
@@ -59,10 +62,11 @@ impl Checkpoint {
                     Err(CheckpointError::NoneUsable { folder: self.folder.clone(), refused })
                 };
             };
-            match self.inspect(step, source, state, &rows)? {
+            match self.inspect(step, source, state, &row_counts)? {
                 Ok(found) => break found,
                 Err(refusal) => {
-                    // Whoever sees the very same file need not look at it again. Not all have one of this step.
+                    // A rank that sees the same file need not open it again. Not all ranks have one of this
+                    // step.
                     if refusal.is_mine && steps.last() == Some(&step) {
                         steps.pop();
                     }
@@ -72,10 +76,10 @@ impl Checkpoint {
                 }
             }
         };
-        let Header { about, .. } = &found.header;
+        let FileHeader { about, .. } = &found.header;
         let (metadata, world_size) = (about.metadata.clone(), about.world_size);
         let step = found.step;
-        self.fill(found, state, &rows)?;
+        self.fill(found, state, &row_counts)?;
         tracing::debug!(step, "loaded");
         if self.group.rank() == ROOT && !refused.is_empty() {
             report::warn(&skipped(&refused, step));
@@ -83,7 +87,7 @@ impl Checkpoint {
         Ok(Some(Loaded { step, metadata, world_size, refused }))
     }
 
-    /// The newest step that any rank still offers, and the first rank that does.
+    /// The newest step that any rank offers, and the first rank that does.
     fn newest(&mut self, steps: &[u64]) -> Result<Option<(u64, Rank)>, CheckpointError> {
         let own = steps.last().map_or(NONE, |step| step.cast_signed());
         let all = self.group.all_gather(&[own])?;
@@ -92,14 +96,14 @@ impl Checkpoint {
         Ok(u64::try_from(newest).ok().map(|step| (step, rank(source))))
     }
 
-    /// Looks at a checkpoint, with all ranks: the source at the main file, each rank at the parts that it needs.
+    /// Verifies a checkpoint on all ranks: the source its main file, each rank the parts that it needs.
     fn inspect(
         &mut self,
         step: u64,
         source: Rank,
-        state: &State<'_>,
-        rows: &Rows,
-    ) -> Result<Result<Found, Refusal>, CheckpointError> {
+        state: &StateDict<'_>,
+        row_counts: &RowCounts,
+    ) -> Result<Result<VerifiedCheckpoint, Refusal>, CheckpointError> {
         let path = self.folder.join(names::main(step));
         let is_source = self.group.rank() == source;
         let main = is_source.then(|| open_main(&path, step));
@@ -120,22 +124,23 @@ impl Checkpoint {
             let is_mine = is_source || file::identity(&path) == identity;
             return Ok(Err(Refusal { is_mine, reason: String::from_utf8_lossy(&bytes).into_owned() }));
         }
-        let header = Header::parse(&bytes).map_err(|_| CheckpointError::Strange { rank: source });
-        let header = header.and_then(|header| match compare::difference(state, &rows.total(), &header) {
-            Some(difference) => Err(CheckpointError::OtherModel { path, difference }),
-            None => Ok(header),
-        });
+        let header = FileHeader::parse(&bytes).map_err(|_| CheckpointError::Strange { rank: source });
+        let header =
+            header.and_then(|header| match compare::difference(state, &row_counts.total(), &header) {
+                Some(difference) => Err(CheckpointError::OtherModel { path, difference }),
+                None => Ok(header),
+            });
         let header = all_or_none(&mut self.group, header)?;
-        let parts = self.open_parts(step, &header, state, rows);
+        let parts = self.open_parts(step, &header, state, row_counts);
         let parts = match self.all_parts(parts)? {
             Ok(parts) => parts,
-            // No rank can do without it, whoever offers the main file.
+            // No rank can load it, whichever rank offers the main file.
             Err(reason) => return Ok(Err(Refusal { is_mine: true, reason })),
         };
-        Ok(Ok(Found { step, header, source, main: main.and_then(Result::ok), parts }))
+        Ok(Ok(VerifiedCheckpoint { step, header, source, main: main.and_then(Result::ok), parts }))
     }
 
-    /// The parts if every rank has its own, else the words of the first one that has not.
+    /// The parts if every rank has its own, else the error of the first rank without.
     fn all_parts<T>(&mut self, own: Result<T, FileError>) -> Result<Result<T, String>, CheckpointError> {
         let failed = self.group.all_gather(&[u8::from(own.is_err())])?;
         let Some(first) = failed.iter().position(|&failed| failed != 0) else {
@@ -146,18 +151,18 @@ impl Checkpoint {
         Ok(Err(String::from_utf8_lossy(&words).into_owned()))
     }
 
-    /// Opens the parts that have rows for this rank.
+    /// Opens the parts with rows for this rank.
     fn open_parts(
         &self,
         step: u64,
-        header: &Header,
-        state: &State<'_>,
-        rows: &Rows,
-    ) -> Result<Vec<(usize, Opened)>, FileError> {
+        header: &FileHeader,
+        state: &StateDict<'_>,
+        row_counts: &RowCounts,
+    ) -> Result<Vec<(usize, OpenFile)>, FileError> {
         let Some(sharding) = &header.about.sharding else { return Ok(Vec::new()) };
         let mut needed: Vec<usize> = Vec::new();
-        for (at, tensor) in state.held(Held::Sharded).enumerate() {
-            let wanted = self.wanted(at, tensor, rows);
+        for (at, tensor) in state.placement(Placement::Sharded).enumerate() {
+            let wanted = self.wanted(at, tensor, row_counts);
             let pieces = saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted));
             needed.extend(pieces.into_iter().flatten().map(|piece| piece.part));
         }
@@ -166,7 +171,7 @@ impl Checkpoint {
         let parts = sharding.parts.len();
         let open = |part: usize| {
             let path = self.folder.join(names::part(step, sharding.id, part, parts));
-            let opened = Opened::open_verified(&path).and_then(|opened| {
+            let opened = OpenFile::open_verified(&path).and_then(|opened| {
                 let is_ours = opened.header.checksum == sharding.parts[part].checksum;
                 if is_ours { Ok((part, opened)) } else { Err(FileError::WrongPart) }
             });
@@ -176,18 +181,23 @@ impl Checkpoint {
     }
 
     /// The rows of a sharded tensor that this rank has, counted over all ranks.
-    fn wanted(&self, at: usize, tensor: &Tensor<'_>, rows: &Rows) -> Range<usize> {
-        let first = rows.before(at, self.group.rank().index());
+    fn wanted(&self, at: usize, tensor: &Tensor<'_>, row_counts: &RowCounts) -> Range<usize> {
+        let first = row_counts.before(at, self.group.rank().index());
         first..first.saturating_add(tensor.rows())
     }
 
-    /// Reads what was found to be whole.
-    fn fill(&mut self, mut found: Found, state: &mut State<'_>, rows: &Rows) -> Result<(), CheckpointError> {
-        let read = self.read(&mut found, state, rows);
+    /// Fills the state from a verified checkpoint.
+    fn fill(
+        &mut self,
+        mut found: VerifiedCheckpoint,
+        state: &mut StateDict<'_>,
+        row_counts: &RowCounts,
+    ) -> Result<(), CheckpointError> {
+        let read = self.read(&mut found, state, row_counts);
         let read = read.map_err(|(path, source)| CheckpointError::Read { path, source });
         all_or_none(&mut self.group, read)?;
-        // By their names: each rank may have listed them in an order of its own, as one that walks a hash map does.
-        let mut tensors: Vec<_> = state.held_mut(Held::Replicated).collect();
+        // By name: the order may differ between ranks, as in a hash map.
+        let mut tensors: Vec<_> = state.placement_mut(Placement::Replicated).collect();
         tensors.sort_by(|one, other| one.name.cmp(&other.name));
         for tensor in tensors {
             self.group.broadcast(tensor.bytes, found.source)?;
@@ -195,17 +205,22 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn read(&self, found: &mut Found, state: &mut State<'_>, rows: &Rows) -> Result<(), file::Failure> {
+    fn read(
+        &self,
+        found: &mut VerifiedCheckpoint,
+        state: &mut StateDict<'_>,
+        row_counts: &RowCounts,
+    ) -> Result<(), file::FileFailure> {
         if let Some(main) = &mut found.main {
-            for tensor in state.held_mut(Held::Replicated) {
+            for tensor in state.placement_mut(Placement::Replicated) {
                 read_rows(main, tensor, 0, 0..tensor.bytes.len())?;
             }
         }
         let Some(sharding) = &found.header.about.sharding else { return Ok(()) };
-        for (at, tensor) in state.held_mut(Held::Sharded).enumerate() {
-            let wanted = self.wanted(at, tensor, rows);
+        for (at, tensor) in state.placement_mut(Placement::Sharded).enumerate() {
+            let wanted = self.wanted(at, tensor, row_counts);
             let row_bytes = tensor.bytes.len().checked_div(tensor.rows()).unwrap_or(0);
-            for Piece { part, from, to } in
+            for RowRange { part, from, to } in
                 saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted)).unwrap_or_default()
             {
                 let Some((_, opened)) = found.parts.iter_mut().find(|(number, _)| *number == part) else {
@@ -219,41 +234,42 @@ impl Checkpoint {
     }
 }
 
-/// What a person should know of checkpoints that were not used.
+/// The warning about skipped checkpoints.
 fn skipped(refused: &[Refused], step: u64) -> String {
     let lines = refused.iter().map(|refused| format!("skipped the checkpoint {refused}\n"));
     format!("{}the training goes on from the checkpoint of step {step}", lines.collect::<String>())
 }
 
-/// Why all ranks take the checkpoint before.
+/// Why all ranks skip this checkpoint.
 struct Refusal {
     /// Whether this rank would offer the same file again.
     is_mine: bool,
     reason: String,
 }
 
-fn open_main(path: &std::path::Path, step: u64) -> Result<Opened, FileError> {
-    let opened = Opened::open_verified(path)?;
+fn open_main(path: &std::path::Path, step: u64) -> Result<OpenFile, FileError> {
+    let opened = OpenFile::open_verified(path)?;
     let said = opened.header.about.step;
     if said == step { Ok(opened) } else { Err(FileError::Step(said)) }
 }
 
-/// Where a tensor of the state stands among the sharded ones of a checkpoint.
+/// Index of a tensor of the state among the sharded tensors of a checkpoint.
 fn saved_place(sharding: &Sharding, tensor: &Tensor<'_>) -> Option<usize> {
     sharding.tensors.iter().position(|whole| whole.name == tensor.name)
 }
 
-/// Fills a place of a tensor with what the file has of it, from `skipped` bytes on.
+/// Fills a range of a tensor from the file, after `skipped` bytes.
 fn read_rows(
-    file: &mut Opened,
+    file: &mut OpenFile,
     tensor: &mut Tensor<'_>,
     skipped: usize,
     place: Range<usize>,
-) -> Result<(), file::Failure> {
+) -> Result<(), file::FileFailure> {
     let path: PathBuf = file.path.clone();
     let failed = |source| (path.clone(), source);
     let absent = || failed(std::io::Error::other(format!("it has no such rows of `{}`", tensor.name)));
-    let Saved { bytes: (start, end), .. } = *file.header.tensors.get(&tensor.name).ok_or_else(absent)?;
+    let SavedTensor { bytes: (start, end), .. } =
+        *file.header.tensors.get(&tensor.name).ok_or_else(absent)?;
     if start + skipped + place.len() > end {
         return Err(absent());
     }

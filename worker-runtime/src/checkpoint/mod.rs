@@ -1,11 +1,13 @@
-//! The state of a training on disk, from which the next life of its workers goes on.
+//! The state of a training on disk, from which the next generation of workers continues.
 //!
-//! A checkpoint is a [safetensors](https://huggingface.co/docs/safetensors) file, `step-0000000040.safetensors`, which other programs
-//! read too. It appears whole or not at all: it is written beside its place, and gets its name when the disk has it. A checksum over
-//! all of it tells later whether it still is what was written. Tensors of which each rank has a part lie in files of their own
-//! beside it, and belong to the checkpoint only once it names them; so a rank that dies while it saves costs nothing but this save.
+//! A checkpoint is a [safetensors](https://huggingface.co/docs/safetensors) file,
+//! `step-0000000040.safetensors`, which other programs can read. It is written to a temporary file and
+//! renamed once it is on disk, and a checksum over all bytes verifies it later. Sharded tensors lie in files
+//! of their own and belong to the checkpoint once its main file names them, so that a rank that dies during
+//! a save costs only this save.
 //!
-//! Nothing of a file is believed before its checksum: lengths are compared with the file's own before memory is taken.
+//! Files are not trusted before their checksum is verified: lengths are compared with that of
+//! the file before memory is allocated.
 
 mod agree;
 mod compare;
@@ -29,31 +31,31 @@ use rankrun_contract::rank::Rank;
 
 pub use compare::Difference;
 pub use error::{CheckpointError, Refused};
-pub use state::{State, StateError};
+pub use state::{StateDict, StateError};
 
 use crate::context::WorkerContext;
-use crate::process_group::{Group, GroupOptions, Wish};
+use crate::process_group::{BackendChoice, Group, GroupOptions};
 
-/// The rank that writes what all ranks have, and removes what is old.
+/// The rank that writes replicated tensors and removes old checkpoints.
 const ROOT: Rank = Rank(0);
 
-/// How many checkpoints are kept unless said.
+/// Default number of kept checkpoints.
 const KEEP: NonZeroUsize = NonZeroUsize::new(3).expect("three is more than none");
 
-/// Where checkpoints are kept, and how.
+/// Options of the checkpoints of a training.
 #[derive(Debug, Clone)]
 pub struct CheckpointOptions {
-    /// Their folder, which is made if it is not there. Nothing but the checkpoints of one training should be in it. With several
-    /// nodes it lies where all of them see it, if the state has sharded tensors; otherwise it need not.
+    /// The folder, created if necessary, for the checkpoints of one training only. With several nodes and
+    /// sharded tensors all nodes must see it.
     pub folder: PathBuf,
-    /// How many stay: one that turns out to be damaged is replaced by the one before it. 3 unless said.
+    /// Number of kept checkpoints, 3 by default: if one is damaged, the one before it is loaded.
     pub keep: NonZeroUsize,
-    /// The group in which ranks agree. A call may take as long as the slowest rank writes.
+    /// Options of the group in which ranks agree. A call takes as long as the slowest rank writes.
     pub group: GroupOptions,
 }
 
 impl CheckpointOptions {
-    /// The last three in this folder.
+    /// Keeps the latest three checkpoints in this folder.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let group = GroupOptions { name: "checkpoint".to_owned(), ..GroupOptions::default() };
@@ -64,11 +66,11 @@ impl CheckpointOptions {
 /// The checkpoints of a training. All ranks make the same calls.
 ///
 /// ```no_run
-/// use rankrun_worker::checkpoint::{Checkpoint, CheckpointError, CheckpointOptions, State};
+/// use rankrun_worker::checkpoint::{Checkpoint, CheckpointError, CheckpointOptions, StateDict};
 /// use rankrun_worker::WorkerContext;
 ///
-/// fn state(weights: &mut [f32]) -> State<'_> {
-///     State::new().replicated("weights", &[1000], weights)
+/// fn state(weights: &mut [f32]) -> StateDict<'_> {
+///     StateDict::new().replicated("weights", &[1000], weights)
 /// }
 ///
 /// fn train(context: &WorkerContext) -> Result<(), CheckpointError> {
@@ -91,36 +93,35 @@ pub struct Checkpoint {
     group: Group,
 }
 
-/// From where a training goes on.
+/// The result of a successful load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loaded {
-    /// As many steps were taken.
+    /// Number of completed steps.
     pub step: u64,
-    /// What [`State::metadata`] said when it was saved.
+    /// The saved texts of [`StateDict::metadata`].
     pub metadata: BTreeMap<String, String>,
-    /// How many ranks there were when it was saved.
+    /// Number of ranks at the time of the save.
     pub world_size: u32,
-    /// Newer checkpoints that could not be used, the newest first.
+    /// Newer checkpoints that were skipped, newest first.
     pub refused: Vec<Refused>,
 }
 
 impl Checkpoint {
-    /// Looks after the checkpoints in a folder, in a group of its own: what the training does meanwhile, on whatever device, is
-    /// independent of it.
+    /// Opens the folder, with a group of its own: independent of the calls of the training, on any device.
     ///
     /// # Errors
-    /// Rank 0 cannot write the folder, which is better known now than at the first save; a rank is lost.
+    /// Rank 0 cannot write to the folder, which is checked here and not at the first save; or a rank is lost.
     pub fn open(context: &WorkerContext, options: &CheckpointOptions) -> Result<Self, CheckpointError> {
         let mut group = options.group.clone();
-        // What is saved lies in memory of the host, whatever carries the gradients.
-        if group.backend.is_none() && context.backend() == Some(Wish::Nccl) {
-            group.backend = Some(Wish::Auto);
+        // The state lies in host memory, whatever backend carries the gradients.
+        if group.backend.is_none() && context.backend() == Some(BackendChoice::Nccl) {
+            group.backend = Some(BackendChoice::Auto);
         }
         Self::with_group(context.process_group(&group)?, options)
     }
 
-    /// As [`open`](Self::open), in this group: that of a test, or a sub-group.
+    /// As [`open`](Self::open), in a given group, such as a test's or a sub-group.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -131,23 +132,23 @@ impl Checkpoint {
         Ok(Self { folder: folder.clone(), keep: *keep, group })
     }
 
-    /// The folder.
+    /// Path of the folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 }
 
-/// Makes the folder, and looks whether files can be made in it.
+/// Creates the folder and checks that files can be made in it.
 fn make_ready(folder: &Path) -> Result<(), CheckpointError> {
     let ready = || {
         fs::create_dir_all(folder).map_err(|error| match fs::metadata(folder) {
             Ok(found) if !found.is_dir() => io::Error::from(ErrorKind::NotADirectory),
             _ => error,
         })?;
-        // Also of a file system that is mounted read-only.
+        // Detects a read-only file system as well.
         access(folder, AccessFlags::W_OK | AccessFlags::X_OK)?;
-        // Its own name should last, too; who may not read the folder above it has none that is new.
+        // Makes the folder's own name durable; a user that may not read the parent folder did not create it.
         let above = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         drop(above.map(file::sync_folder));
         Ok(())

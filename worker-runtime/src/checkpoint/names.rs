@@ -1,39 +1,38 @@
-//! The files of a folder of checkpoints by their names. Pure.
+//! The file names in a folder of checkpoints. Pure.
 
 use super::header::{parse_checksum, render_checksum};
 
-const BEGINNING: &str = "step-";
-const ENDING: &str = ".safetensors";
-/// How files go on that are not finished.
+const PREFIX: &str = "step-";
+const SUFFIX: &str = ".safetensors";
 const UNFINISHED: &str = ".partial-";
-/// Digits of a step at least, so that files are listed in order.
+/// Minimum digits of a step, so that files sort in order.
 const DIGITS: usize = 10;
 
-/// The file that makes a checkpoint whole: its tensors, and what there is in parts.
+/// The main file of a checkpoint: its replicated tensors, and the list of parts.
 pub(super) fn main(step: u64) -> String {
-    format!("{BEGINNING}{step:0DIGITS$}{ENDING}")
+    format!("{PREFIX}{step:0DIGITS$}{SUFFIX}")
 }
 
-/// A part of a checkpoint.
+/// A part with the sharded tensors of one rank.
 pub(super) fn part(step: u64, id: u64, part: usize, parts: usize) -> String {
-    format!("{BEGINNING}{step:0DIGITS$}.{}.part-{part}-of-{parts}{ENDING}", render_checksum(id))
+    format!("{PREFIX}{step:0DIGITS$}.{}.part-{part}-of-{parts}{SUFFIX}", render_checksum(id))
 }
 
-/// The file beside the one of that name.
+/// The temporary file for a file of that name.
 pub(super) fn unfinished(name: &str, mark: u64) -> String {
     format!("{name}{UNFINISHED}{}", render_checksum(mark))
 }
 
 /// The step of a main file.
 pub(super) fn step_of(name: &str) -> Option<u64> {
-    let step = name.strip_prefix(BEGINNING)?.strip_suffix(ENDING)?.parse().ok()?;
-    // Steps travel as `i64`.
+    let step = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()?;
+    // Ranks exchange steps as `i64`.
     (main(step) == name && i64::try_from(step).is_ok()).then_some(step)
 }
 
-/// The step and the save of a part.
+/// Step and id of a part.
 fn part_of(name: &str) -> Option<(u64, u64)> {
-    let mut words = name.strip_prefix(BEGINNING)?.strip_suffix(ENDING)?.split('.');
+    let mut words = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split('.');
     let (step, id, number) = (words.next()?, words.next()?, words.next()?);
     let (part, parts) = number.strip_prefix("part-")?.split_once("-of-")?;
     let (step, id) = (step.parse().ok()?, parse_checksum(id)?);
@@ -46,7 +45,7 @@ fn is_unfinished(name: &str) -> bool {
     step_of(finished).is_some() || part_of(finished).is_some()
 }
 
-/// What a save that was cut off has left of itself: files that are not finished, and parts of a step that was never whole.
+/// Files of an interrupted save: unfinished files, and parts of a step without a main file.
 pub(super) fn abandoned(names: &[String]) -> impl Iterator<Item = &str> {
     let whole: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
     let is_abandoned = move |name: &&str| {
@@ -55,8 +54,8 @@ pub(super) fn abandoned(names: &[String]) -> impl Iterator<Item = &str> {
     names.iter().map(String::as_str).filter(is_abandoned)
 }
 
-/// What may go of these files once a step was saved: checkpoints before the last `keep`, parts of none, and what was not finished.
-/// Later steps stay: only who loads them can tell what they are.
+/// The files to remove after a save of `step`: checkpoints before the last `keep`, parts without a main file,
+/// unfinished files. Later steps stay, since only a load can verify them.
 pub(super) fn leftovers(
     names: &[String],
     saved: (u64, Option<u64>),
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_kept_with_their_parts() {
+    fn last_ones_are_kept_with_their_parts() {
         let mut names: Vec<String> = [10, 20, 30, 40, 90].map(main).to_vec();
         names.extend([10, 20, 30, 40, 90].map(|step| part(step, step, 0, 2)));
         names.extend([
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_save_that_was_cut_off_has_left_what_no_main_file_can_name() {
+    fn save_that_was_cut_off_has_left_what_no_main_file_can_name() {
         let kept = [main(20), part(20, 1, 0, 1), part(20, 2, 0, 1), "notes.txt".to_owned()];
         let left = [unfinished(&main(20), 1), unfinished(&part(30, 1, 0, 2), 1), part(30, 1, 1, 2)];
         let names = [&kept[..], &left].concat();
@@ -133,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_saved_stays(steps in proptest::collection::vec(0u64..50, 0..9), step in 0u64..50, keep in 0usize..5) {
+        fn saved_checkpoints_stay(steps in proptest::collection::vec(0u64..50, 0..9), step in 0u64..50, keep in 0usize..5) {
             let names: Vec<String> = steps.into_iter().chain([step]).map(main).collect();
             prop_assert!(leftovers(&names, (step, None), keep).all(|name| name != main(step)));
         }

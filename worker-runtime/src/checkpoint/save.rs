@@ -1,4 +1,4 @@
-//! Saving: the parts first, then the file that makes them a checkpoint.
+//! Saving: first the parts, then the main file that completes the checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -8,38 +8,42 @@ use uuid::Uuid;
 use super::agree::{all_or_none, rank, share};
 use super::error::CheckpointError;
 use super::file::{self, Checksum, Draft};
-use super::header::{self, About, Plan, saved_type, type_name};
+use super::header::{self, FileMetadata, TensorSpec, saved_type, type_name};
 use super::names;
-use super::sharding::{Part, Sharding, Whole};
-use super::state::{Held, State, Tensor};
+use super::sharding::{ShardFile, ShardedTensor, Sharding};
+use super::state::{Placement, StateDict, Tensor};
 use super::{Checkpoint, ROOT};
 use crate::process_group::Group;
 
-/// What all ranks have of the sharded tensors.
+/// The row counts of all ranks.
 #[derive(Debug)]
-pub(super) struct Rows {
-    /// For each rank, how many rows of each tensor in the order of the state.
+pub(super) struct RowCounts {
+    /// For each rank, its rows of each tensor in the order of the state.
     of_ranks: Vec<Vec<usize>>,
 }
 
-impl Rows {
-    /// How many rows of each tensor all ranks have together.
+impl RowCounts {
+    /// Rows of each tensor over all ranks.
     pub(super) fn total(&self) -> Vec<usize> {
         let tensors = self.of_ranks.first().map_or(0, Vec::len);
-        // A rank that lies about its memory makes a sum that fits nothing.
+        // A wrong count overflows to a sum that matches no file.
         (0..tensors)
-            .map(|at| self.of_ranks.iter().fold(0usize, |sum, rows| sum.saturating_add(rows[at])))
+            .map(|at| self.of_ranks.iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[at])))
             .collect()
     }
 
-    /// How many rows of a tensor the ranks before this one have.
+    /// Rows of a tensor on lower ranks.
     pub(super) fn before(&self, tensor: usize, own: usize) -> usize {
-        self.of_ranks[..own].iter().fold(0usize, |sum, rows| sum.saturating_add(rows[tensor]))
+        self.of_ranks[..own].iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[tensor]))
     }
 }
 
-/// Looks whether all ranks mean the same, and hears what each has.
-pub(super) fn meet(group: &mut Group, step: u64, state: &State<'_>) -> Result<Rows, CheckpointError> {
+/// Checks that all ranks save the same state, and gathers their row counts.
+pub(super) fn compare_states(
+    group: &mut Group,
+    step: u64,
+    state: &StateDict<'_>,
+) -> Result<RowCounts, CheckpointError> {
     let checked = state.check().map_err(Into::into);
     let step = all_or_none(
         group,
@@ -57,17 +61,19 @@ pub(super) fn meet(group: &mut Group, step: u64, state: &State<'_>) -> Result<Ro
             CheckpointError::StepsDiffer { rank, theirs: theirs.cast_unsigned(), ours: ours.cast_unsigned() }
         });
     }
-    let rows: Vec<i64> = state.held(Held::Sharded).map(|tensor| tensor.rows() as i64).collect();
-    let all = if rows.is_empty() { Vec::new() } else { group.all_gather(&rows)? };
-    let of_rank =
-        |rows: &[i64]| rows.iter().map(|&rows| usize::try_from(rows).unwrap_or(usize::MAX)).collect();
-    Ok(Rows { of_ranks: all.chunks(rows.len().max(1)).map(of_rank).collect() })
+    let row_counts: Vec<i64> =
+        state.placement(Placement::Sharded).map(|tensor| tensor.rows() as i64).collect();
+    let all = if row_counts.is_empty() { Vec::new() } else { group.all_gather(&row_counts)? };
+    let of_rank = |row_counts: &[i64]| {
+        row_counts.iter().map(|&row_counts| usize::try_from(row_counts).unwrap_or(usize::MAX)).collect()
+    };
+    Ok(RowCounts { of_ranks: all.chunks(row_counts.len().max(1)).map(of_rank).collect() })
 }
 
-/// Tells apart states whose sharded tensors are not the same ones.
-fn sharded_hash(state: &State<'_>) -> i64 {
+/// A hash of names, types and row shapes of the sharded tensors.
+fn sharded_hash(state: &StateDict<'_>) -> i64 {
     let mut hash = Checksum::new();
-    for tensor in state.held(Held::Sharded) {
+    for tensor in state.placement(Placement::Sharded) {
         let Tensor { name, data_type, .. } = tensor;
         hash.add(format!("{name:?} {data_type} {:?};", tensor.row_shape()).as_bytes());
     }
@@ -75,24 +81,24 @@ fn sharded_hash(state: &State<'_>) -> i64 {
 }
 
 impl Checkpoint {
-    /// Keeps the state of this step, of which all ranks have taken part in, and returns when it is on disk: then the next life of the
-    /// workers goes on from here, whatever happens. All ranks wait for that, and fail together.
+    /// Saves the state after this step, in which all ranks have taken part. Returns when it is on disk: the
+    /// next generation of workers then continues from here. All ranks wait for that, and fail together.
     ///
-    /// The last [`keep`](super::CheckpointOptions::keep) checkpoints stay, earlier ones are removed.
+    /// The latest [`keep`](super::CheckpointOptions::keep) checkpoints stay, earlier ones are removed.
     ///
     /// # Errors
-    /// A file cannot be written, on any rank: the checkpoints that were there stay as they are. A rank is lost, or the ranks do not
-    /// mean the same.
-    pub fn save(&mut self, step: u64, state: &State<'_>) -> Result<(), CheckpointError> {
+    /// A file cannot be written on some rank, which leaves earlier checkpoints unchanged; a rank is lost;
+    /// or the ranks save different states.
+    pub fn save(&mut self, step: u64, state: &StateDict<'_>) -> Result<(), CheckpointError> {
         let _span = tracing::debug_span!("checkpoint_save", rank = self.group.rank().0, step).entered();
-        let rows = meet(&mut self.group, step, state)?;
+        let row_counts = compare_states(&mut self.group, step, state)?;
         if self.group.rank() == ROOT {
-            // Before anything is written, and before the others write: it may be what fills the disk.
+            // First of all, since leftovers may be what fills the disk.
             self.remove_abandoned();
         }
-        let sharding = self.save_parts(step, state, &rows)?;
+        let sharding = self.save_parts(step, state, &row_counts)?;
         let id = sharding.as_ref().map(|sharding| sharding.id);
-        let about = About {
+        let about = FileMetadata {
             step,
             world_size: self.group.world_size().get(),
             sharding,
@@ -100,14 +106,14 @@ impl Checkpoint {
         };
         let is_root = self.group.rank() == ROOT;
         let written = if is_root {
-            let tensors: Vec<_> = state.held(Held::Replicated).collect();
+            let tensors: Vec<_> = state.placement(Placement::Replicated).collect();
             write(&self.folder, &names::main(step), &about, &tensors).map(drop)
         } else {
             Ok(())
         };
         let written = all_or_none(&mut self.group, written);
         match (&written, id) {
-            // Whether the others have all they need is not known: the part may belong to a checkpoint.
+            // The part is kept: it may belong to a complete checkpoint on another rank.
             (Ok(()) | Err(CheckpointError::Group(_)), _) | (_, None) => {}
             (Err(_), Some(id)) => self.remove(&[self.own_part(step, id)]),
         }
@@ -119,14 +125,14 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Each rank's own part of the sharded tensors.
+    /// Writes this rank's part of the sharded tensors.
     fn save_parts(
         &mut self,
         step: u64,
-        state: &State<'_>,
-        rows: &Rows,
+        state: &StateDict<'_>,
+        row_counts: &RowCounts,
     ) -> Result<Option<Sharding>, CheckpointError> {
-        let tensors: Vec<_> = state.held(Held::Sharded).collect();
+        let tensors: Vec<_> = state.placement(Placement::Sharded).collect();
         if tensors.is_empty() {
             return Ok(None);
         }
@@ -135,23 +141,23 @@ impl Checkpoint {
         let id = id.ok_or(CheckpointError::Strange { rank: ROOT })?;
         let name = self.own_part(step, id);
         let world_size = self.group.world_size().get();
-        let about = About { step, world_size, sharding: None, metadata: [].into() };
+        let about = FileMetadata { step, world_size, sharding: None, metadata: [].into() };
         let written = write(&self.folder, &name, &about, &tensors);
         let written = all_or_none(&mut self.group, written).inspect_err(|_| self.remove(&[name]))?;
         let checksums = self.group.all_gather(&[written.cast_signed()])?;
-        let whole = |(tensor, total): (&&Tensor<'_>, usize)| Whole {
+        let whole = |(tensor, total): (&&Tensor<'_>, usize)| ShardedTensor {
             name: tensor.name.clone(),
             data_type: type_name(saved_type(tensor.data_type)),
             shape: [&[total], tensor.row_shape()].concat(),
         };
-        let part = |(&checksum, rows): (&i64, &Vec<usize>)| Part {
+        let part = |(&checksum, row_counts): (&i64, &Vec<usize>)| ShardFile {
             checksum: checksum.cast_unsigned(),
-            rows: rows.clone(),
+            rows: row_counts.clone(),
         };
         Ok(Some(Sharding {
             id,
-            tensors: tensors.iter().zip(rows.total()).map(whole).collect(),
-            parts: checksums.iter().zip(&rows.of_ranks).map(part).collect(),
+            tensors: tensors.iter().zip(row_counts.total()).map(whole).collect(),
+            parts: checksums.iter().zip(&row_counts.of_ranks).map(part).collect(),
         }))
     }
 
@@ -171,7 +177,7 @@ impl Checkpoint {
         self.remove(&gone);
     }
 
-    /// What cannot be removed is only litter; the next save tries again.
+    /// Removes files; the next save tries again.
     fn remove(&self, names: &[String]) {
         for name in names {
             let path = self.folder.join(name);
@@ -182,16 +188,26 @@ impl Checkpoint {
     }
 }
 
-/// Writes tensors as a file; its checksum.
-fn write(folder: &Path, name: &str, about: &About, tensors: &[&Tensor<'_>]) -> Result<u64, CheckpointError> {
+/// Writes tensors to a file; returns its checksum.
+fn write(
+    folder: &Path,
+    name: &str,
+    about: &FileMetadata,
+    tensors: &[&Tensor<'_>],
+) -> Result<u64, CheckpointError> {
     let mut tensors = tensors.to_vec();
-    // Large elements first, so that each lies at a multiple of its size; so does the crate.
+    // Large elements first, as in the crate, so that each is aligned.
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.data_type.size()));
     let plan = |tensor: &&Tensor<'_>| {
         let Tensor { name, shape, data_type, bytes, .. } = *tensor;
-        header::Plan { name: name.clone(), data_type: *data_type, shape: shape.clone(), bytes: bytes.len() }
+        header::TensorSpec {
+            name: name.clone(),
+            data_type: *data_type,
+            shape: shape.clone(),
+            bytes: bytes.len(),
+        }
     };
-    let plans: Vec<Plan> = tensors.iter().map(plan).collect();
+    let plans: Vec<TensorSpec> = tensors.iter().map(plan).collect();
     let data: Vec<&[u8]> = tensors.iter().map(|tensor| &*tensor.bytes).collect();
     let draft = Draft { folder, name, head: header::render(about, plans), data: &data };
     let mark = Uuid::new_v4().as_u64_pair().0;

@@ -1,4 +1,4 @@
-//! Which rows of a tensor lie in which part, and who needs which of them with another number of ranks. Pure.
+//! The distribution of rows over parts, and their new distribution with another number of ranks. Pure.
 
 use std::ops::Range;
 
@@ -7,72 +7,68 @@ use serde_json::{Value, json};
 use super::header::{parse_checksum, render_checksum};
 use super::state::product;
 
-/// The sharded tensors of a checkpoint, and the parts in which they lie.
+/// The sharded tensors of a checkpoint and its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sharding {
-    /// Of this save alone: parts of another one have another name.
+    /// Id of the save, which is part of its file names.
     pub(super) id: u64,
-    pub(super) tensors: Vec<Whole>,
-    /// In the order of ranks.
-    pub(super) parts: Vec<Part>,
+    pub(super) tensors: Vec<ShardedTensor>,
+    /// The parts in rank order.
+    pub(super) parts: Vec<ShardFile>,
 }
 
 /// A sharded tensor as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Whole {
+pub(super) struct ShardedTensor {
     pub(super) name: String,
-    /// As [`type_name`](super::header::type_name) gives it.
+    /// The output of [`type_name`](super::header::type_name).
     pub(super) data_type: String,
-    /// The rows of all ranks together, then the shape of a row.
+    /// Rows over all ranks, then the shape of a row.
     pub(super) shape: Vec<usize>,
 }
 
-/// What one rank had.
+/// The part of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
-    /// That of its file.
+pub(super) struct ShardFile {
     pub(super) checksum: u64,
-    /// How many rows of each tensor.
     pub(super) rows: Vec<usize>,
 }
 
-/// Rows of a tensor that one part gives to one rank.
+/// Rows that one rank reads from one part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct RowRange {
     pub(super) part: usize,
-    /// Counted within the part.
     pub(super) from: Range<usize>,
-    /// Where they go, counted within what the rank has.
+    /// First row within the rank's memory.
     pub(super) to: usize,
 }
 
 impl Sharding {
     pub(super) fn render(&self) -> String {
         let tensors = self.tensors.iter().map(
-            |Whole { name, data_type, shape }| json!({ "name": name, "dtype": data_type, "shape": shape }),
+            |ShardedTensor { name, data_type, shape }| json!({ "name": name, "dtype": data_type, "shape": shape }),
         );
-        let parts = self
-            .parts
-            .iter()
-            .map(|Part { checksum, rows }| json!({ "checksum": render_checksum(*checksum), "rows": rows }));
+        let parts = self.parts.iter().map(
+            |ShardFile { checksum, rows }| json!({ "checksum": render_checksum(*checksum), "rows": rows }),
+        );
         let id = render_checksum(self.id);
         let (tensors, parts) = (tensors.collect::<Vec<_>>(), parts.collect::<Vec<_>>());
         json!({ "id": id, "tensors": tensors, "parts": parts }).to_string()
     }
 
-    /// Reads what [`render`](Self::render) wrote; nothing if it cannot be true.
+    /// Parses the output of [`render`](Self::render); `None` if it is inconsistent.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         let whole = |value: &Value| {
             let (name, data_type) = (value["name"].as_str()?, value["dtype"].as_str()?);
-            Some(Whole {
+            Some(ShardedTensor {
                 name: name.to_owned(),
                 data_type: data_type.to_owned(),
                 shape: numbers(&value["shape"])?,
             })
         };
         let part = |value: &Value| {
-            Some(Part {
+            Some(ShardFile {
                 checksum: parse_checksum(value["checksum"].as_str()?)?,
                 rows: numbers(&value["rows"])?,
             })
@@ -84,7 +80,7 @@ impl Sharding {
     }
 
     fn is_possible(&self) -> bool {
-        let is_whole = |(index, tensor): (usize, &Whole)| {
+        let is_whole = |(index, tensor): (usize, &ShardedTensor)| {
             let rows =
                 self.parts.iter().try_fold(0usize, |sum, part| sum.checked_add(*part.rows.get(index)?));
             rows.is_some() && rows == tensor.shape.first().copied() && product(&tensor.shape).is_some()
@@ -93,15 +89,18 @@ impl Sharding {
         as_many && self.tensors.iter().enumerate().all(is_whole)
     }
 
-    /// Where the rows `wanted` of a tensor lie.
-    pub(super) fn pieces(&self, tensor: usize, wanted: &Range<usize>) -> Vec<Piece> {
+    /// The parts that hold the rows `wanted` of a tensor.
+    pub(super) fn pieces(&self, tensor: usize, wanted: &Range<usize>) -> Vec<RowRange> {
         let mut start = 0;
         let piece = |(part, rows): (usize, usize)| {
-            let held = start..start + rows;
-            start = held.end;
-            let (first, end) = (held.start.max(wanted.start), held.end.min(wanted.end));
-            let piece =
-                || Piece { part, from: first - held.start..end - held.start, to: first - wanted.start };
+            let placement = start..start + rows;
+            start = placement.end;
+            let (first, end) = (placement.start.max(wanted.start), placement.end.min(wanted.end));
+            let piece = || RowRange {
+                part,
+                from: first - placement.start..end - placement.start,
+                to: first - wanted.start,
+            };
             (first < end).then(piece)
         };
         self.parts.iter().map(|part| part.rows[tensor]).enumerate().filter_map(piece).collect()
@@ -120,14 +119,17 @@ mod tests {
     use super::*;
 
     fn sharding(rows: &[usize]) -> Sharding {
-        let whole =
-            Whole { name: "m".to_owned(), data_type: "f32".to_owned(), shape: vec![rows.iter().sum(), 3] };
-        let part = |(checksum, &rows)| Part { checksum, rows: vec![rows] };
+        let whole = ShardedTensor {
+            name: "m".to_owned(),
+            data_type: "f32".to_owned(),
+            shape: vec![rows.iter().sum(), 3],
+        };
+        let part = |(checksum, &rows)| ShardFile { checksum, rows: vec![rows] };
         Sharding { id: 7, tensors: vec![whole], parts: (1..).zip(rows).map(part).collect() }
     }
 
     #[test]
-    fn what_cannot_be_true_is_not_read() {
+    fn inconsistent_sharding_is_refused() {
         let text = sharding(&[2, 3]).render();
         assert_eq!(Sharding::parse(&text), Some(sharding(&[2, 3])));
         for (good, bad) in [
@@ -159,7 +161,7 @@ mod tests {
             let mut start = 0;
             for end in ends {
                 let mut own = vec![usize::MAX; end - start];
-                for Piece { part, from, to } in sharding.pieces(0, &(start..end)) {
+                for RowRange { part, from, to } in sharding.pieces(0, &(start..end)) {
                     own[to..to + from.len()].copy_from_slice(&rows[part][from]);
                 }
                 prop_assert_eq!(own, (start..end).collect::<Vec<_>>());

@@ -1,4 +1,5 @@
-//! The CUDA driver's library, with the few functions that we need ourselves: none of cudarc's, which panics where one is missing.
+//! The CUDA driver's library, with the few functions that the runtime needs. cudarc is not used:
+//! it panics if one is missing.
 #![expect(unsafe_code, reason = "calls into the driver's library")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uchar, c_uint, c_void};
@@ -10,82 +11,82 @@ use std::sync::OnceLock;
 use crate::diagnostic::{Details, Diagnostic};
 use crate::library;
 
-/// Under these names the loader is asked for it: the driver's package brings the first, a toolkit's stub only the second.
+/// Names for the loader: the driver's package installs the first, a toolkit's stub only the second.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 pub(super) const SUCCESS: c_int = 0;
 const NO_DEVICE: c_int = 100;
 
-/// One place where a library was looked for.
+/// One place where a library was searched.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tried {
+pub struct SearchedPlace {
     /// A name for the loader, or a path.
     pub place: String,
-    /// Why it was of no use.
+    /// Why the library could not be used.
     pub reason: String,
 }
 
-impl fmt::Display for Tried {
+impl fmt::Display for SearchedPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\n  `{}`: {}", self.place, self.reason)
     }
 }
 
-/// Why there is no CUDA device.
+/// Why there is no usable CUDA device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaMissing {
-    /// The driver's library cannot be opened.
-    #[error("{}there is no CUDA driver; looked for{}", Details(self), Places(.0))]
-    NoLibrary(Vec<Tried>),
-    /// It lacks a function: older than anything that is supported, or no CUDA driver.
-    #[error("{}the CUDA driver `{}` has no `{function}`: {words}", Details(self), path.display())]
+    /// The driver's library cannot be opened; every tried name.
+    #[error("{}there is no CUDA driver; looked for{}", Details(self), DriverSearchList(.0))]
+    NoLibrary(Vec<SearchedPlace>),
+    /// The library lacks a function: it is too old, or not a CUDA driver.
+    #[error("{}the CUDA driver `{}` has no `{function}`: {message}", Details(self), path.display())]
     NoFunction {
-        /// Its name.
+        /// Name of the C function.
         function: &'static str,
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
-        /// The loader's words.
-        words: String,
+        /// The loader's message.
+        message: String,
     },
-    /// It does not do what it is asked.
-    #[error("{}the CUDA driver `{}` refused `{function}`: {words} (error {code})", Details(self), path.display())]
+    /// A call of the driver returned an error.
+    #[error("{}the CUDA driver `{}` refused `{function}`: {message} (error {code})", Details(self), path.display())]
     Refused {
-        /// What was called.
+        /// Name of the C function.
         function: &'static str,
-        /// The driver's code.
+        /// The returned `CUresult`.
         code: i32,
-        /// Its words.
-        words: String,
-        /// The library.
+        /// The driver's text for the code.
+        message: String,
+        /// Path of the library.
         path: PathBuf,
     },
-    /// There is no device, or `CUDA_VISIBLE_DEVICES` hides all.
+    /// The machine has no device, or `CUDA_VISIBLE_DEVICES` hides all.
     #[error("{}the CUDA driver `{}` shows no device", Details(self), path.display())]
     NoDevice {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
     },
     /// There are devices, but not this one.
     #[error("{}there is no CUDA device {ordinal}: the driver shows {devices}", Details(self))]
     NoSuchDevice {
-        /// The one that was asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many there are.
+        /// Number of visible devices.
         devices: usize,
     },
-    /// No device is the current one of this thread.
+    /// No device is current in this thread.
     #[error("{}this thread has no current CUDA device", Details(self))]
     NoContext,
-    /// We have the library, cudarc does not find it under the names that it tries.
+    /// The library was loaded, but cudarc does not find it under the names that it tries.
     #[error("{}cudarc does not find the CUDA driver `{}`", Details(self), path.display())]
     Unnamed {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
     },
 }
 
 impl CudaMissing {
-    /// What to do about it.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -111,26 +112,26 @@ impl Diagnostic for CudaMissing {
     }
 }
 
-struct Places<'a>(&'a [Tried]);
+struct DriverSearchList<'a>(&'a [SearchedPlace]);
 
-impl fmt::Display for Places<'_> {
+impl fmt::Display for DriverSearchList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|tried| tried.fmt(f))
+        self.0.iter().try_for_each(|searched| searched.fmt(f))
     }
 }
 
-/// The driver, initialised.
+/// The loaded and initialised driver.
 pub(crate) struct Driver {
     path: PathBuf,
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
     error: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     #[cfg(feature = "nccl")]
-    pub(super) calls: Calls,
+    pub(super) calls: DriverCalls,
 }
 
-/// What a communicator needs, and who exchanges gradients beside the computation.
+/// Functions for communicators and for gradients that are reduced during backward.
 #[cfg(feature = "nccl")]
-pub(super) struct Calls {
+pub(super) struct DriverCalls {
     pub(super) get_context: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
     pub(super) set_context: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(super) create_event: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int,
@@ -146,7 +147,7 @@ pub(super) struct Calls {
     pub(super) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
 }
 
-/// The driver of this process: opened and initialised by whoever asks first.
+/// The driver of this process, loaded and initialised by the first call.
 ///
 /// # Errors
 /// As [`cuda_available`](super::cuda_available).
@@ -157,28 +158,28 @@ pub(crate) fn driver() -> Result<&'static Driver, CudaMissing> {
 
 impl Driver {
     fn open() -> Result<Self, CudaMissing> {
-        let mut tried = Vec::new();
+        let mut searched = Vec::new();
         for name in NAMES {
             match library::open(OsStr::new(name)) {
                 Ok(library) => return Self::load(library, name),
-                Err(reason) => tried.push(Tried { place: name.to_owned(), reason }),
+                Err(reason) => searched.push(SearchedPlace { place: name.to_owned(), reason }),
             }
         }
-        Err(CudaMissing::NoLibrary(tried))
+        Err(CudaMissing::NoLibrary(searched))
     }
 
     fn load(library: libloading::Library, name: &str) -> Result<Self, CudaMissing> {
-        // Whoever holds a function pointer of it holds it for ever, and so do the threads that it starts.
+        // Function pointers and the driver's threads need it for the rest of the process.
         let library: &'static _ = Box::leak(Box::new(library));
-        // SAFETY: any function will do to learn the file; it is not called through this pointer.
+        // SAFETY: any function identifies the file; it is not called through this pointer.
         let any = unsafe { library::function::<*const c_void>(library, "cuInit") };
         let path = any.ok().and_then(library::file_of).unwrap_or_else(|| PathBuf::from(name));
         macro_rules! function {
             ($name:literal) => {
-                library::function(library, $name).map_err(|words| CudaMissing::NoFunction {
+                library::function(library, $name).map_err(|message| CudaMissing::NoFunction {
                     function: $name,
                     path: path.clone(),
-                    words,
+                    message,
                 })?
             };
         }
@@ -188,7 +189,7 @@ impl Driver {
             let count = function!("cuDeviceGetCount");
             let error = function!("cuGetErrorString");
             #[cfg(feature = "nccl")]
-            let calls = Calls {
+            let calls = DriverCalls {
                 get_context: function!("cuCtxGetCurrent"),
                 set_context: function!("cuCtxSetCurrent"),
                 create_event: function!("cuEventCreate"),
@@ -219,12 +220,11 @@ impl Driver {
         }
     }
 
-    /// The library.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many devices this process sees.
+    /// Number of CUDA devices that this process sees.
     pub(crate) fn device_count(&self) -> Result<usize, CudaMissing> {
         let mut count = 0;
         // SAFETY: the number lives through the call.
@@ -239,13 +239,13 @@ impl Driver {
         let mut text = ptr::null();
         // SAFETY: the pointer lives through the call.
         let answer = unsafe { (self.error)(code, &raw mut text) };
-        let words = if answer == SUCCESS && !text.is_null() {
+        let message = if answer == SUCCESS && !text.is_null() {
             // SAFETY: it is the driver's own constant text.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
-            "an error without words".to_owned()
+            "an error without a description".to_owned()
         };
-        Err(CudaMissing::Refused { function, code, words, path: self.path.clone() })
+        Err(CudaMissing::Refused { function, code, message, path: self.path.clone() })
     }
 }
 

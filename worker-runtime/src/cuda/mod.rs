@@ -1,4 +1,4 @@
-//! CUDA devices: whether there are any, and the only way to a context on one. Nothing here panics without CUDA.
+//! CUDA devices: detection, and contexts for programs. It never panics without CUDA.
 
 mod driver;
 #[cfg(feature = "nccl")]
@@ -7,16 +7,16 @@ mod work;
 #[cfg(feature = "nccl")]
 pub(crate) use driver::Driver;
 pub(crate) use driver::driver;
-pub use driver::{CudaMissing, Tried};
+pub use driver::{CudaMissing, SearchedPlace};
 #[cfg(feature = "nccl")]
 pub(crate) use work::{Event, OwnStream, Query, Scratch};
 
-/// Whether this process can use a CUDA device: the driver's library is there, starts, and shows one.
+/// Whether this process can use a CUDA device: the driver's library loads, initialises, and shows one.
 ///
-/// It is found out once, by initialising the driver: set `CUDA_VISIBLE_DEVICES` before.
+/// The driver is initialised once: set `CUDA_VISIBLE_DEVICES` before.
 ///
 /// # Errors
-/// Which of these is not so, where it was looked, and the loader's or the driver's own words.
+/// The failed condition with the searched places, and the message of the loader or the driver.
 pub fn cuda_available() -> Result<(), CudaMissing> {
     let driver = driver()?;
     match driver.device_count()? {
@@ -25,10 +25,10 @@ pub fn cuda_available() -> Result<(), CudaMissing> {
     }
 }
 
-/// How many CUDA devices this process sees.
+/// Number of CUDA devices that this process sees.
 ///
 /// # Errors
-/// There is no CUDA or no device at all ([`cuda_available`]).
+/// There is no usable CUDA device ([`cuda_available`]).
 pub fn cuda_device_count() -> Result<usize, CudaMissing> {
     cuda_available()?;
     driver()?.device_count()
@@ -37,7 +37,7 @@ pub fn cuda_device_count() -> Result<usize, CudaMissing> {
 /// The primary context of a device, made current in this thread.
 ///
 /// # Errors
-/// There is no CUDA or no device at all ([`cuda_available`]), or not this one.
+/// There is no usable CUDA device ([`cuda_available`]), or not this one.
 #[cfg(feature = "cuda")]
 pub fn cuda_context(ordinal: usize) -> Result<std::sync::Arc<cudarc::driver::CudaContext>, CudaMissing> {
     use cudarc::driver::{CudaContext, sys};
@@ -50,7 +50,7 @@ pub fn cuda_context(ordinal: usize) -> Result<std::sync::Arc<cudarc::driver::Cud
     if !is_found {
         return Err(CudaMissing::Unnamed { path });
     }
-    // The number of devices is known, so that cudarc's own error for one too many is not needed.
+    // Checked here for the clearer error.
     let devices = driver()?.device_count()?;
     if ordinal >= devices {
         return Err(CudaMissing::NoSuchDevice { ordinal, devices });
@@ -58,7 +58,7 @@ pub fn cuda_context(ordinal: usize) -> Result<std::sync::Arc<cudarc::driver::Cud
     CudaContext::new(ordinal).map_err(|error| CudaMissing::Refused {
         function: "cuDevicePrimaryCtxRetain",
         code: error.0 as i32,
-        words: error.to_string(),
+        message: error.to_string(),
         path,
     })
 }

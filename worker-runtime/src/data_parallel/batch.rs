@@ -1,10 +1,10 @@
-//! What is split over devices and put together again: rows. Pure.
+//! Splits rows over devices and joins them again. Pure.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Splits `rows` as torch's `chunk` does: parts of equal length, rounded up, the last one perhaps shorter, and no more of them than
-/// have rows. Of no rows there are `parts` parts without any.
+/// Splits `rows` as torch's `chunk` does: parts of equal length, rounded up, the last one perhaps shorter,
+/// and none empty. Zero rows give `parts` empty parts.
 #[must_use]
 pub fn chunks(rows: usize, parts: usize) -> Vec<Range<usize>> {
     if rows == 0 {
@@ -14,41 +14,41 @@ pub fn chunks(rows: usize, parts: usize) -> Vec<Range<usize>> {
     (0..rows).step_by(length).map(|start| start..(start + length).min(rows)).collect()
 }
 
-/// A tensor, or whatever else has a first dimension along which it can be split.
+/// A tensor, or another value that can be split along its first dimension.
 pub trait Batch: Sized + Send + Sync {
-    /// The length of the first dimension.
+    /// Length of the first dimension.
     fn rows(&self) -> usize;
 
-    /// Some of the rows: a view or a copy.
+    /// A range of the rows: a view or a copy.
     #[must_use]
     fn part(&self, rows: Range<usize>) -> Self;
 
-    /// The rows of all parts, of which there is at least one, one after another.
+    /// Concatenates the rows of all parts, of which there is at least one.
     fn join(parts: Vec<Self>) -> Self;
 }
 
-/// Rows of numbers in the memory of the host.
+/// Rows of numbers in host memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows<T> {
     columns: usize,
     values: Vec<T>,
 }
 
-/// Numbers that are no whole rows.
+/// The number of values is not a multiple of the row length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{values} numbers are no whole rows of {columns}")]
+#[error("{values} numbers are not a multiple of the row length {columns}")]
 pub struct UnevenRows {
-    /// How many numbers there are.
+    /// Number of values.
     pub values: usize,
-    /// How many a row has.
+    /// Values per row.
     pub columns: usize,
 }
 
 impl<T> Rows<T> {
-    /// Whole rows of `columns` numbers, row by row.
+    /// Rows of `columns` numbers, row by row.
     ///
     /// # Errors
-    /// The last row is not whole, or a row has no numbers.
+    /// The last row is incomplete, or a row has no numbers.
     pub fn new(columns: usize, values: Vec<T>) -> Result<Self, UnevenRows> {
         match values.len().checked_rem(columns) {
             Some(0) => Ok(Self { columns, values }),
@@ -56,24 +56,24 @@ impl<T> Rows<T> {
         }
     }
 
-    /// The numbers, row by row.
+    /// All numbers, row by row.
     #[must_use]
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// As [`values`](Self::values), to change them.
+    /// As [`values`](Self::values), mutable.
     pub fn values_mut(&mut self) -> &mut [T] {
         &mut self.values
     }
 
-    /// How many numbers a row has.
+    /// Number of values per row.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Row by row.
+    /// Iterates over the rows.
     pub fn iter(&self) -> impl Iterator<Item = &[T]> {
         self.values.chunks_exact(self.columns)
     }
@@ -95,7 +95,7 @@ impl<T: Clone + Send + Sync> Batch for Rows<T> {
     }
 }
 
-/// The size, as torch writes it.
+/// Formats the size as torch does.
 impl<T> fmt::Display for Rows<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}, {}]", self.values.len() / self.columns, self.columns)
@@ -111,7 +111,7 @@ mod tests {
         chunks(rows, parts).iter().map(ExactSizeIterator::len).collect()
     }
 
-    /// What `torch.zeros(rows, 3).chunk(parts)` of torch 2.15 gives.
+    /// The result of `torch.zeros(rows, 3).chunk(parts)` of torch 2.15.
     #[test]
     fn parts_are_those_of_torch() {
         assert_eq!(lengths(30, 2), [15, 15]);
@@ -127,7 +127,10 @@ mod tests {
 
     #[test]
     fn rows_are_whole() {
-        assert_eq!(Rows::new(2, vec![1, 2, 3]).unwrap_err().to_string(), "3 numbers are no whole rows of 2");
+        assert_eq!(
+            Rows::new(2, vec![1, 2, 3]).unwrap_err().to_string(),
+            "3 numbers are not a multiple of the row length 2"
+        );
         assert!(Rows::new(0, vec![1]).is_err() && Rows::new(0, Vec::<u8>::new()).is_err());
         assert_eq!(Rows::new(2, vec![0; 6]).unwrap().to_string(), "[3, 2]");
         assert_eq!(Rows::new(2, Vec::<u8>::new()).unwrap().to_string(), "[0, 2]");

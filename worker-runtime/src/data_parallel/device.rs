@@ -1,44 +1,44 @@
-//! Which devices a model is copied to. Pure.
+//! The devices of a model. Pure.
 
 use rankrun_contract::device::Device;
 
 use crate::diagnostic::{Details, Diagnostic};
 
-/// Why devices cannot have replicas of one model.
+/// Why a list of devices cannot hold replicas of one model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Not one.
+    /// The list is empty.
     #[error("{}there is no device to put the model on", Details(self))]
     None,
-    /// Twice the same.
+    /// A device occurs twice.
     #[error("{}the device `{device}` is named twice", Details(self))]
     Repeated {
-        /// It.
+        /// The repeated device.
         device: Device,
     },
-    /// More than there are.
+    /// The ordinal is not below the number of devices.
     #[error(
         "{}there is no device `{device}`: this process sees {available} of `{}`",
         Details(self), device.kind()
     )]
     OutOfRange {
-        /// It.
+        /// The missing device.
         device: Device,
-        /// How many there are of its kind.
+        /// Number of available devices of its kind.
         available: usize,
     },
-    /// A model's replicas are of one kind.
+    /// Devices of different kinds, such as CPU and CUDA.
     #[error("{}the devices are of different kinds: `{first}` and `{other}`", Details(self))]
     MixedKinds {
         /// The first device.
         first: Device,
-        /// The first of another kind.
+        /// The first device of another kind.
         other: Device,
     },
 }
 
 impl DeviceError {
-    /// What to do about it.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -58,16 +58,16 @@ impl Diagnostic for DeviceError {
     }
 }
 
-/// The devices of a model, in the order in which they get its parts of a batch. The first one has the model's own parameters and
-/// gradients.
+/// The devices of a model, in the order in which they get parts of a batch. The first one holds
+/// the model's own parameters and gradients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceIds(Vec<Device>);
 
 impl DeviceIds {
-    /// These devices, in this order, of which `available` are there of the kind of the first one.
+    /// A list of devices, of which `available` exist of the kind of the first one.
     ///
     /// # Errors
-    /// There is none, one is named twice, they are of different kinds, or one is not there.
+    /// The list is empty, repeats a device or mixes kinds, or a device does not exist.
     pub fn new(devices: Vec<Device>, available: usize) -> Result<Self, DeviceError> {
         let first = devices.first().ok_or(DeviceError::None)?;
         for (at, device) in devices.iter().enumerate() {
@@ -85,13 +85,13 @@ impl DeviceIds {
         Ok(Self(devices))
     }
 
-    /// So many replicas on one device: for tests, in which a model is to be split on a machine that has one.
+    /// Several replicas on one device: for tests of splitting on a machine with one device.
     #[must_use]
     pub fn shared(device: &Device, replicas: std::num::NonZero<usize>) -> Self {
         Self(vec![device.clone(); replicas.get()])
     }
 
-    /// The devices, of which there is at least one.
+    /// The devices, at least one.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.0
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_the_user() {
+    fn order_is_that_of_the_user() {
         let ids = DeviceIds::new(devices("cuda:3 cuda:0 2"), 4).unwrap();
         assert_eq!(ids.devices(), [Device::Cuda(3), Device::Cuda(0), Device::Cuda(2)]);
     }

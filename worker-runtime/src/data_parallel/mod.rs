@@ -1,8 +1,9 @@
 //! One process, several devices: torch's `nn.DataParallel`.
 //!
-//! The model is on the first device. Of each batch every device gets a part, on a thread of its own, and what comes out is put
-//! together; backward goes the same way, and the gradients of all devices are summed into the first. For more than one process
-//! see [`ddp`](crate::ddp), which scales further: here all threads share one program, and parameters travel in each step.
+//! The model lives on the first device. Every device gets a part of each batch, on a thread of its own, and
+//! the outputs are concatenated; backward works the same way, and the gradients of all devices are summed
+//! into the first. [`ddp`](crate::ddp) uses several processes and scales further: here all threads share one
+//! program, and parameters are copied in each step.
 
 mod batch;
 mod device;
@@ -16,42 +17,43 @@ pub use self::batch::{Batch, Rows, UnevenRows, chunks};
 pub use self::device::{DeviceError, DeviceIds};
 pub use rankrun_contract::device::Device;
 
-/// A model on one device. All its calls are made by one thread at a time, but not always by the same one.
+/// A model on one device. One thread at a time makes its calls, not always the same one.
 pub trait Replica: Send {
-    /// What it is given.
+    /// Input of the model, split along rows.
     type Input: Batch;
-    /// What it makes of it.
+    /// Output of the model, with one row per input row.
     type Output: Batch;
-    /// All its parameters as they travel between devices, or gradients of all.
+    /// All parameters, or the gradients of all, as copied between devices.
     type Parameters: Send + Sync;
-    /// How it fails.
+    /// Error of a failed call.
     type Error: Error + Send + 'static;
 
-    /// What all parameters are now.
+    /// Copies all parameters.
     ///
     /// # Errors
     /// The device failed.
     fn parameters(&self) -> Result<Self::Parameters, Self::Error>;
 
-    /// Takes the parameters of another replica.
+    /// Overwrites all parameters with those of another replica.
     ///
     /// # Errors
     /// The device failed.
     fn set_parameters(&mut self, parameters: &Self::Parameters) -> Result<(), Self::Error>;
 
-    /// What the model makes of some rows; it keeps what [`backward`](Self::backward) needs.
+    /// Computes the output; keeps the values for [`backward`](Self::backward).
     ///
     /// # Errors
-    /// The device failed, or the input does not fit.
+    /// The device failed, or the shape of the input is wrong.
     fn forward(&mut self, input: Self::Input) -> Result<Self::Output, Self::Error>;
 
-    /// The gradients of all parameters, from that of the output of the last [`forward`](Self::forward).
+    /// Computes the gradients of all parameters from that of the output of the last
+    /// [`forward`](Self::forward).
     ///
     /// # Errors
-    /// The device failed, or the gradient does not fit.
+    /// The device failed, or the shape of the gradient is wrong.
     fn backward(&mut self, output_gradient: Self::Output) -> Result<Self::Parameters, Self::Error>;
 
-    /// Adds gradients to its own, by which its owner takes a step.
+    /// Adds gradients to those of this replica, for the optimiser.
     ///
     /// # Errors
     /// The device failed.
@@ -61,22 +63,22 @@ pub trait Replica: Send {
 /// A failed call of [`DataParallel`].
 #[derive(Debug, thiserror::Error)]
 pub enum DataParallelError<E: Error + 'static> {
-    /// A replica failed; the first one in the order of the devices, if several did.
+    /// A replica failed; the first one in device order, if several did.
     #[error("the replica on `{device}` failed")]
     Replica {
-        /// Where it is.
+        /// The device of the replica.
         device: Device,
-        /// Its error.
+        /// The error of the replica.
         #[source]
         source: E,
     },
-    /// torch would run every replica on nothing, and a mean over no rows is not a number.
+    /// The batch is empty. torch would run every replica on it, and return a mean of NaN.
     #[error("the batch has no rows")]
     NoRows,
-    /// There is no output to which a gradient could belong.
+    /// `backward` needs the output of a successful `forward`.
     #[error("`backward` was called without a `forward` that succeeded before it")]
     NoForward,
-    /// A gradient of another length than the output.
+    /// The gradient has another number of rows than the output.
     #[error("the gradient of the output has {given} rows, but the output had {expected}")]
     WrongRows {
         /// Rows of the output.
@@ -84,12 +86,12 @@ pub enum DataParallelError<E: Error + 'static> {
         /// Rows of the gradient.
         given: usize,
     },
-    /// The system has no thread to give.
+    /// The system refuses a thread.
     #[error("no thread for the replica on `{device}`")]
     Thread {
-        /// Where it is.
+        /// The device of the replica.
         device: Device,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -155,11 +157,11 @@ pub enum DataParallelError<E: Error + 'static> {
 /// ```
 pub struct DataParallel<R> {
     devices: DeviceIds,
-    /// One for each device, in their order.
+    /// One replica per device, in device order.
     replicas: Vec<R>,
-    /// Whether a replica has other parameters than the first.
+    /// Whether a replica has outdated parameters.
     is_stale: Vec<bool>,
-    /// Rows of the output of each replica that took part in the last forward; none if that failed.
+    /// Output rows of each replica in the last forward; empty after a failure.
     output_rows: Vec<usize>,
 }
 
@@ -170,10 +172,10 @@ impl<R> fmt::Debug for DataParallel<R> {
 }
 
 impl<R: Replica> DataParallel<R> {
-    /// Puts a replica on each device. The parameters are those of the first one.
+    /// Makes a replica on each device. All get the parameters of the first one.
     ///
     /// # Errors
-    /// A replica cannot be made.
+    /// The error of `make` for a replica.
     pub fn new(
         devices: DeviceIds,
         mut build: impl FnMut(&Device) -> Result<R, R::Error>,
@@ -187,26 +189,27 @@ impl<R: Replica> DataParallel<R> {
         Ok(Self { devices, replicas, is_stale, output_rows: Vec::new() })
     }
 
-    /// The devices, in their order.
+    /// The devices in order.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         self.devices.devices()
     }
 
-    /// The replica on the first device, whose parameters and gradients are those of the model; torch's `module`.
+    /// The replica on the first device, with the parameters and gradients of the model; torch's `module`.
     #[must_use]
     pub fn first(&self) -> &R {
         &self.replicas[0]
     }
 
-    /// As [`first`](Self::first), to take a step. The others get its parameters with their next batch.
+    /// As [`first`](Self::first), mutable, for the optimiser. The others get
+    /// its parameters with their next batch.
     pub fn first_mut(&mut self) -> &mut R {
         self.is_stale[1..].fill(true);
         &mut self.replicas[0]
     }
 
-    /// What the model makes of a batch. Each device gets a part, as [`chunks`] has it; of fewer rows than devices, the last
-    /// devices get none and have no part in it.
+    /// Computes the output for a batch. Each device gets a part, as by [`chunks`]; if there are fewer rows
+    /// than devices, the last devices get none.
     ///
     /// # Errors
     /// The batch has no rows, or a replica failed.
@@ -236,11 +239,11 @@ impl<R: Replica> DataParallel<R> {
         Ok(R::Output::join(outputs))
     }
 
-    /// Adds the gradients of all parameters to those of the first replica, from that of the output of the last
-    /// [`forward`](Self::forward). They are added in the order of the devices.
+    /// Computes the gradients of all parameters from that of the output of the last
+    /// [`forward`](Self::forward), and adds them to those of the first replica, in device order.
     ///
     /// # Errors
-    /// There was no output, it had another length, or a replica failed.
+    /// There was no output, the number of rows is wrong, or a replica failed.
     ///
     /// # Panics
     /// If a replica does.
@@ -265,7 +268,8 @@ impl<R: Replica> DataParallel<R> {
         Ok(())
     }
 
-    /// Does something with each of the first replicas, each on a thread of its own; what comes of it, in their order.
+    /// Calls a function on each of the first replicas, each on a thread of its
+    /// own; returns the results in order.
     fn apply<T: Send>(
         &mut self,
         replicas: usize,
@@ -276,7 +280,7 @@ impl<R: Replica> DataParallel<R> {
             let device = devices[at].clone();
             |source| DataParallelError::Replica { device, source }
         };
-        // As torch: one replica needs no thread.
+        // As in torch: one replica needs no thread.
         if let ([first], _) | ([first, ..], 1) = (&mut self.replicas[..], replicas) {
             return call(0, first).map(|one| vec![one]).map_err(failed(0));
         }
@@ -296,7 +300,7 @@ impl<R: Replica> DataParallel<R> {
                 let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 result.map_err(failed(at))
             });
-            // Every one is waited for, whatever became of those before it.
+            // All threads are joined, also after an error.
             ended.collect::<Vec<_>>().into_iter().collect()
         })
     }

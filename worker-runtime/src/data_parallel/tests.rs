@@ -1,4 +1,4 @@
-//! A linear layer in whole numbers, so that sums have no rounding and every order gives the same.
+//! A linear layer in integers: sums have no rounding, so every order gives the same result.
 
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -14,7 +14,7 @@ struct Linear {
     weights: Vec<i64>,
     gradients: Vec<i64>,
     input: Option<Rows<i64>>,
-    /// Which devices have seen how many rows, in any order.
+    /// Device and rows of every forward, in any order.
     seen: Arc<Mutex<Vec<(usize, usize)>>>,
     fails: bool,
 }
@@ -62,7 +62,7 @@ impl Replica for Linear {
 
 type Seen = Arc<Mutex<Vec<(usize, usize)>>>;
 
-/// A model on these CPUs, of which each replica begins with weights of its own; the one on `failing` fails.
+/// A model on these CPUs, with different weights per replica; the replica on `failing` fails.
 fn model(devices: &[usize], failing: Option<usize>) -> (DataParallel<Linear>, Seen) {
     let seen = Seen::default();
     let ids = DeviceIds::new(devices.iter().map(|&index| Device::Cpu(index)).collect(), usize::MAX).unwrap();
@@ -83,7 +83,7 @@ fn batch(rows: usize) -> Rows<i64> {
     Rows::new(3, (0..rows as i64 * 3).map(|at| (at * 7) % 11 - 5).collect()).unwrap()
 }
 
-/// Three steps, with a gradient that is the output itself; outputs and weights after each.
+/// Outputs and weights of three steps, with the output as its own gradient.
 fn steps(devices: &[usize], rows: usize) -> Vec<(Vec<i64>, Vec<i64>)> {
     let (mut model, _) = model(devices, None);
     let step = |_| {
@@ -100,7 +100,7 @@ fn steps(devices: &[usize], rows: usize) -> Vec<(Vec<i64>, Vec<i64>)> {
 #[test]
 fn any_number_of_devices_takes_the_steps_of_one() {
     for rows in [1, 2, 3, 5, 7, 30] {
-        // The first device is the same one: its weights are the model's.
+        // The first device is the same, and its weights are the model's.
         let one = steps(&[4], rows);
         for devices in [&[4, 0][..], &[4, 9, 1], &[4, 3, 2, 1, 0, 7, 8, 9]] {
             assert_eq!(steps(devices, rows), one, "{rows} rows on {devices:?}");
@@ -126,7 +126,7 @@ fn parts_go_to_the_devices_in_their_order_and_to_no_more_than_have_rows() {
 }
 
 #[test]
-fn a_device_that_had_no_part_gets_the_parameters_later() {
+fn device_that_had_no_part_gets_the_parameters_later() {
     let (mut model, _) = model(&[0, 1, 2], None);
     model.forward(&batch(1)).unwrap();
     model.first_mut().weights = vec![1, 0, 0];
@@ -136,7 +136,7 @@ fn a_device_that_had_no_part_gets_the_parameters_later() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn wrong_number_of_rows_is_an_error() {
     let (mut model, _) = model(&[0, 1], None);
     let rows = |rows: usize| Rows::new(1, vec![0; rows]).unwrap();
     assert!(matches!(model.backward(&rows(1)), Err(DataParallelError::NoForward)));
@@ -152,7 +152,7 @@ fn what_does_not_fit_is_an_error() {
 }
 
 #[test]
-fn a_replica_that_fails_is_named_and_the_others_are_waited_for() {
+fn replica_that_fails_is_named_and_the_others_are_waited_for() {
     let (mut model, seen) = model(&[5, 6, 7], Some(6));
     let error = model.forward(&batch(9)).unwrap_err();
     assert_eq!(error.to_string(), "the replica on `cpu:6` failed");
@@ -163,7 +163,7 @@ fn a_replica_that_fails_is_named_and_the_others_are_waited_for() {
     assert_eq!(error.to_string(), "the replica on `cpu:0` failed");
 }
 
-/// Passes its input on once all are there.
+/// Returns its input once all replicas are in the call.
 struct Meeting(Arc<Barrier>);
 
 impl Replica for Meeting {

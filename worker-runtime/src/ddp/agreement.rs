@@ -1,4 +1,4 @@
-//! All ranks must train the same model with the same options: what each says of its own, and the first difference.
+//! Checks that all ranks train the same model with the same options; finds the first difference.
 
 use std::fmt;
 
@@ -9,36 +9,36 @@ use super::error::DdpError;
 use super::parameter::Parameter;
 use crate::process_group::{DataType, Group};
 
-/// More than any model says of itself: millions of parameters.
+/// Limit of a received description, far above the size of any model's.
 const MAX_BYTES: i64 = 1 << 30;
 
 const TYPES: [DataType; 4] = [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64];
 
-/// What a rank trains.
+/// The model and the options of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Description {
     pub(crate) options: DdpOptions,
     pub(crate) parameters: Vec<Parameter>,
 }
 
-/// The first thing in which two ranks differ.
+/// The first difference between the models of two ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct ModelDifference {
     /// The lowest rank that differs from rank 0.
     pub rank: Rank,
-    /// What it has there.
+    /// The value of that rank.
     pub theirs: String,
-    /// What rank 0 has there.
+    /// The value of rank 0.
     pub of_rank_0: String,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for ModelDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} has {}, but rank 0 has {}", self.rank, self.theirs, self.of_rank_0)
     }
 }
 
-/// Compares what all ranks train: two short calls where all is well. Otherwise every rank gets the same error.
+/// Compares the models of all ranks with two short calls. If they differ, every rank gets the same error.
 pub(crate) fn agree(group: &mut Group, ours: &Description) -> Result<(), DdpError> {
     let own = ours.encode();
     let all = group.all_gather(&[own.len() as i64, hash(&own)])?;
@@ -59,7 +59,7 @@ pub(crate) fn agree(group: &mut Group, ours: &Description) -> Result<(), DdpErro
         .map_or(DdpError::Unreadable { rank }, |it| DdpError::Differ(it.into())))
 }
 
-/// FNV-1a with 64 bits: it finds mistakes, not malice.
+/// FNV-1a with 64 bits: against mistakes, not against attacks.
 fn hash(bytes: &[u8]) -> i64 {
     let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -67,9 +67,9 @@ fn hash(bytes: &[u8]) -> i64 {
     hash.cast_signed()
 }
 
-/// The first difference between rank 0 and another one; `None` if there is none.
-fn difference(first: &Description, other: &Description, rank: Rank) -> Option<Difference> {
-    let differ = |theirs: String, of_rank_0: String| Some(Difference { rank, theirs, of_rank_0 });
+/// The first difference between rank 0 and another rank.
+fn difference(first: &Description, other: &Description, rank: Rank) -> Option<ModelDifference> {
+    let differ = |theirs: String, of_rank_0: String| Some(ModelDifference { rank, theirs, of_rank_0 });
     for index in 0..first.parameters.len().max(other.parameters.len()) {
         let show = |parameter: Option<&Parameter>, all: usize| match parameter {
             Some(parameter) => format!("{parameter} as parameter {index}"),
@@ -91,8 +91,8 @@ fn difference(first: &Description, other: &Description, rank: Rank) -> Option<Di
 }
 
 impl Description {
-    /// All numbers are 64 bits, little-endian: the options, then each parameter with its name's length and its name, its type and
-    /// its shape's length and its shape.
+    /// Encodes all numbers as 64 bits, little-endian: the options, then for each parameter the length of its
+    /// name, the name, its type, the length of its shape and the shape.
     fn encode(&self) -> Vec<u8> {
         let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused } = self.options;
         let mut bytes = Vec::new();
@@ -121,7 +121,7 @@ impl Description {
             let name = std::str::from_utf8(reader.bytes(length)?).ok()?.to_owned();
             let data_type = *TYPES.get(reader.number()?)?;
             let dimensions = reader.number()?;
-            // No more than there are bytes for.
+            // Bounds the allocation by the received bytes.
             let shape = (0..dimensions).map_while(|_| reader.number()).collect::<Vec<_>>();
             if shape.len() != dimensions {
                 return None;
@@ -132,7 +132,6 @@ impl Description {
     }
 }
 
-/// What is left to read.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -160,31 +159,35 @@ mod tests {
         Description { options: DdpOptions::default(), parameters }
     }
 
-    fn told(first: &Description, other: &Description) -> String {
+    fn difference_text(first: &Description, other: &Description) -> String {
         difference(first, other, Rank(3)).map_or_else(|| "nothing".to_owned(), |it| it.to_string())
     }
 
     #[test]
-    fn the_first_difference_is_told_with_both_values() {
+    fn first_difference_is_told_with_both_values() {
         let model = description(&[("w", &[2, 3]), ("b", &[2])]);
-        assert_eq!(told(&model, &model), "nothing");
+        assert_eq!(difference_text(&model, &model), "nothing");
         assert_eq!(
-            told(&model, &description(&[("w", &[2, 4]), ("c", &[2])])),
+            difference_text(&model, &description(&[("w", &[2, 4]), ("c", &[2])])),
             "rank 3 has `w` [2, 4] f32 as parameter 0, but rank 0 has `w` [2, 3] f32 as parameter 0"
         );
         assert_eq!(
-            told(&model, &description(&[("w", &[2, 3])])),
+            difference_text(&model, &description(&[("w", &[2, 3])])),
             "rank 3 has 1 parameters, but rank 0 has `b` [2] f32 as parameter 1"
         );
         let mut short = model.clone();
         short.parameters[1].data_type = DataType::Bf16;
         assert_eq!(
-            told(&model, &short),
+            difference_text(&model, &short),
             "rank 3 has `b` [2] bf16 as parameter 1, but rank 0 has `b` [2] f32 as parameter 1"
         );
         let mut lax = model.clone();
         lax.options.find_unused = true;
-        assert!(told(&model, &lax).contains("`find_unused` true, but rank 0 has "), "{}", told(&model, &lax));
+        assert!(
+            difference_text(&model, &lax).contains("`find_unused` true, but rank 0 has "),
+            "{}",
+            difference_text(&model, &lax)
+        );
     }
 
     proptest! {

@@ -1,49 +1,49 @@
-//! Which gradients travel together. Pure.
+//! Groups gradients into buckets. Pure.
 //!
-//! As torch has it once it has seen the first backward pass: parameters in the reverse order of the model, since that is how
-//! gradients become ready; buckets of one element type; the first bucket of a type is small, so that it starts early, and each is
-//! closed by the gradient with which it reaches its size (`compute_bucket_assignment_by_size` in torch's `reducer.cpp`).
+//! As in torch after its first backward pass: parameters in reverse order of the model,
+//! since gradients become ready in that order; buckets of one element type; a small first
+//! bucket per type, so that it starts early; each bucket ends with the gradient that reaches
+//! its size (`compute_bucket_assignment_by_size` in torch's `reducer.cpp`).
 
 use std::ops::Range;
 
 use super::parameter::Parameter;
 use crate::process_group::DataType;
 
-/// Gradients that are reduced in one call, one after another without gaps.
+/// Gradients that are reduced in one call, adjacent in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) data_type: DataType,
-    /// Indices of the parameters, in the order in which they lie.
+    /// Indices of the parameters, in memory order.
     pub(crate) members: Vec<usize>,
     pub(crate) bytes: usize,
 }
 
-/// Where the gradient of a parameter lies.
+/// The location of a parameter's gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GradientPlace {
     pub(crate) bucket: usize,
     pub(crate) bytes: Range<usize>,
 }
 
-/// Sizes at which buckets are closed, in bytes.
+/// Limits at which buckets are closed, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    /// Of the first bucket of each element type.
+    /// For the first bucket of each element type.
     pub(crate) first: usize,
-    /// Of the others.
     pub(crate) others: usize,
 }
 
 /// All buckets, in the order in which they are reduced.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct BucketPlan {
     pub(crate) buckets: Vec<Bucket>,
-    /// For each parameter of the model.
-    pub(crate) places: Vec<Place>,
+    /// Location of the gradient of each parameter, in model order.
+    pub(crate) places: Vec<GradientPlace>,
 }
 
-impl Plan {
-    /// The plan of a model: a function of what all ranks agree on, so that all have the same.
+impl BucketPlan {
+    /// Assigns all parameters to buckets. The result depends only on values that all ranks share.
     pub(crate) fn new(parameters: &[Parameter], sizes: Sizes) -> Self {
         let mut closed: Vec<Bucket> = Vec::new();
         let mut open: Vec<Bucket> = Vec::new();
@@ -62,20 +62,20 @@ impl Plan {
             }
         }
         closed.append(&mut open);
-        // One that is complete earlier is reduced earlier.
+        // A bucket that completes earlier is reduced earlier.
         closed.sort_by_key(|bucket| std::cmp::Reverse(bucket.members.last().copied()));
         let places = places(&closed, parameters);
         Self { buckets: closed, places }
     }
 }
 
-fn places(buckets: &[Bucket], parameters: &[Parameter]) -> Vec<Place> {
-    let mut places = vec![Place { bucket: 0, bytes: 0..0 }; parameters.len()];
+fn places(buckets: &[Bucket], parameters: &[Parameter]) -> Vec<GradientPlace> {
+    let mut places = vec![GradientPlace { bucket: 0, bytes: 0..0 }; parameters.len()];
     for (bucket, members) in buckets.iter().map(|bucket| &bucket.members).enumerate() {
         let mut start = 0;
         for &member in members {
             let end = start + parameters[member].bytes();
-            places[member] = Place { bucket, bytes: start..end };
+            places[member] = GradientPlace { bucket, bytes: start..end };
             start = end;
         }
     }
@@ -90,7 +90,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// The MLP 1000-512-512-2; every other parameter is of the second type.
+    /// The MLP 1000-512-512-2; every other parameter has the second type.
     fn model(second: fn(&'static str, &[usize]) -> Parameter) -> Vec<Parameter> {
         let first = Parameter::new::<f32>;
         vec![
@@ -104,11 +104,12 @@ mod tests {
     }
 
     fn members(parameters: &[Parameter], first: usize, others: usize) -> Vec<Vec<usize>> {
-        let plan = Plan::new(parameters, Sizes { first, others });
+        let plan = BucketPlan::new(parameters, Sizes { first, others });
         plan.buckets.into_iter().map(|bucket| bucket.members).collect()
     }
 
-    /// What `torch.distributed._compute_bucket_assignment_by_size` of torch 2.15 says for the reversed list.
+    /// The result of `torch.distributed._compute_bucket_assignment_by_size` of
+    /// torch 2.15 for the reversed list.
     #[test]
     fn buckets_are_those_of_torch() {
         let one_type = model(Parameter::new::<f32>);
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(members(&one_type, 16, 2048), [vec![5, 4], vec![3], vec![2], vec![1], vec![0]]);
     }
 
-    /// Torch's sets; here in the order in which they are complete.
+    /// Torch's buckets, in the order of completion.
     #[test]
     fn each_type_has_buckets_of_its_own() {
         let two_types = model(Parameter::new::<f16>);
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_one_byte_is_a_bucket_for_each() {
+    fn size_of_one_byte_is_a_bucket_for_each() {
         let one_type = model(Parameter::new::<f32>);
         assert_eq!(members(&one_type, 1, 1).len(), 6);
         assert_eq!(members(&one_type, usize::MAX, usize::MAX), [vec![5, 4, 3, 2, 1, 0]]);
@@ -144,7 +145,7 @@ mod tests {
                 false => Parameter::new::<f32>(at.to_string(), &[length]),
             };
             let parameters: Vec<_> = shapes.into_iter().enumerate().map(parameter).collect();
-            let plan = Plan::new(&parameters, Sizes { first, others });
+            let plan = BucketPlan::new(&parameters, Sizes { first, others });
             for (index, bucket) in plan.buckets.iter().enumerate() {
                 let mut start = 0;
                 for &member in &bucket.members {

@@ -1,144 +1,146 @@
-//! Why data-parallel training cannot go on.
+//! Errors of data-parallel training.
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::agreement::Difference;
+use super::agreement::ModelDifference;
 use crate::diagnostic::{Details, Diagnostic};
 use crate::process_group::{DataType, GroupError};
 
-/// A failed call of [`Ddp`](super::Ddp). Parameters go by their names.
+/// A failed call of [`Ddp`](super::Ddp) or of its device variant. Parameters are named.
 #[derive(Debug, thiserror::Error)]
 pub enum DdpError {
-    /// The group failed.
+    /// A call of the group failed.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// Nothing to train.
+    /// The list of parameters is empty.
     #[error("the model has no parameters, so there are no gradients to exchange")]
     NoParameters,
-    /// Messages could not tell two parameters apart.
+    /// Two parameters have the same name, so that messages could not distinguish them.
     #[error("parameters {first} and {second} of the model have the same name, `{name}`")]
     SameName {
-        /// The name.
+        /// The repeated name.
         name: String,
-        /// The index of one.
+        /// Index of the first one.
         first: usize,
-        /// The index of the other.
+        /// Index of the second one.
         second: usize,
     },
-    /// Integers have no gradients.
+    /// The parameter is of an integer type.
     #[error("{}parameter `{parameter}` is of type {data_type}, which has no gradients", Details(self))]
     NotFloat {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// Its type.
+        /// Its element type.
         data_type: DataType,
     },
-    /// No memory holds them.
+    /// All gradients together exceed the address space.
     #[error("the gradients up to that of `{parameter}` have more bytes than memory can have")]
     TooLarge {
-        /// The parameter.
+        /// Name of the parameter that exceeds it.
         parameter: String,
     },
-    /// Ranks have different models or options. Every rank has the same error.
+    /// Ranks have different models or options. Every rank gets the same error.
     #[error("{}the ranks do not train the same model: {}", Details(self), .0)]
-    Differ(Box<Difference>),
-    /// What a rank said of its model is none.
-    #[error("rank {rank} says of its model what this version cannot read")]
+    Differ(Box<ModelDifference>),
+    /// The description of a rank's model cannot be decoded.
+    #[error(
+        "the description of the model of rank {rank} cannot be decoded; build all ranks with the same rankrun"
+    )]
     Unreadable {
-        /// The rank.
+        /// The rank that sent it.
         rank: Rank,
     },
-    /// An index beyond the model.
+    /// The index is beyond the model.
     #[error("there is no parameter {index}: the model has {parameters}")]
     NoSuchParameter {
-        /// The index.
+        /// The given index.
         index: usize,
-        /// How many there are.
+        /// Number of parameters of the model.
         parameters: usize,
     },
-    /// A gradient of another type than its parameter.
+    /// The gradient was accessed with the wrong element type.
     #[error("`{parameter}` is of type {expected}, and its gradient was taken for {given}")]
     WrongType {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// Its type.
+        /// Its element type.
         expected: DataType,
-        /// What it was taken for.
+        /// The given element type.
         given: DataType,
     },
-    /// A slice of another length than its parameter.
+    /// A slice has the wrong length.
     #[error("`{parameter}` has {expected} elements, but was given {given}")]
     WrongLength {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// How many it has.
+        /// Its number of elements.
         expected: usize,
-        /// How many there are.
+        /// The given number of elements.
         given: usize,
     },
-    /// Memory of a device of another length than its parameter.
+    /// Device memory has the wrong length.
     #[error("`{parameter}` has {expected} bytes, but was given memory of {given}")]
     WrongBytes {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// How many it has.
+        /// Length of its gradient in bytes.
         expected: usize,
-        /// How many there are.
+        /// The given length in bytes.
         given: usize,
     },
-    /// Two groups of one training, of which each has other ranks.
+    /// The host group and the device group have different ranks.
     #[error(
         "{}this is rank {} of {} between hosts and rank {} of {} between devices",
         Details(self), host.0, host.1, device.0, device.1
     )]
     OtherRanks {
-        /// Its rank and the number of ranks in the group between hosts.
+        /// Rank and number of ranks in the host group.
         host: (Rank, WorldSize),
-        /// Its rank and the number of ranks in the group between devices.
+        /// Rank and number of ranks in the device group.
         device: (Rank, WorldSize),
     },
-    /// More parameters, or fewer, than the model has.
+    /// The number of given parameters is wrong.
     #[error("the model has {expected} parameters{}, but {given} were given", of_type(*.data_type))]
     WrongCount {
-        /// Their type, where only those of one were to be given.
+        /// Their element type, if only those of one type were expected.
         data_type: Option<DataType>,
-        /// How many the model has.
+        /// Number in the model.
         expected: usize,
-        /// How many there are.
+        /// Number of given parameters.
         given: usize,
     },
-    /// A gradient was said to be ready twice in one pass, or written after it was ready.
+    /// A gradient was marked ready twice in one pass, or written after it was ready.
     #[error("{}the gradient of `{parameter}` is ready already in this pass", Details(self))]
     Twice {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
     },
-    /// The pass has left out a parameter. Nothing is lost: it can still be made ready.
+    /// A parameter has no gradient in this pass. It can still be made ready.
     #[error("{}there is no gradient of `{parameter}`{}", Details(self), nor_of(*.others))]
     Missing {
-        /// The first parameter without one, in the order of the model.
+        /// The first parameter without one, in model order.
         parameter: String,
-        /// How many there are beside it.
+        /// Number of further parameters without one.
         others: usize,
     },
-    /// What passes before have added up would be written over.
+    /// The sum of earlier passes would be overwritten.
     #[error(
         "{}the gradient of `{parameter}` holds that of the passes before, and would be written over",
         Details(self)
     )]
     Kept {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
     },
-    /// A pass of which gradients stay here has none to give.
+    /// Within `no_sync` there is nothing to finish.
     #[error("{}`finish` was called within `no_sync`, where nothing is exchanged", Details(self))]
     NoSync,
-    /// The memory of the gradients is in use.
+    /// The memory of the gradients is in use by a call.
     #[error(
         "`broadcast` was called while gradients are being gathered; it belongs before the first, or after `finish`"
     )]
     UnderWay,
-    /// A call before this one failed, and took gradients with it.
+    /// An earlier call failed, and its gradients are lost.
     #[error("the exchange of gradients has ended with an earlier error")]
     Ended,
 }
@@ -162,12 +164,14 @@ fn nor_of(others: usize) -> String {
 }
 
 impl DdpError {
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Group(error) => error.hint(),
-            Self::NotFloat { .. } => Some("leave it out: `Queue::broadcast` carries what is not trained"),
+            Self::NotFloat { .. } => {
+                Some("leave it out: `AsyncGroup::broadcast` carries what is not trained")
+            }
             Self::Differ(_) => {
                 Some("build the same model on every rank, from the same code and the same options")
             }

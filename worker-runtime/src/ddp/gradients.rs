@@ -1,11 +1,11 @@
-//! What a step ends with.
+//! The averaged gradients at the end of a step.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::{Ddp, DdpError, check_type, parameter};
 use crate::process_group::Element;
 
-/// The mean gradients of a step, where they were reduced. They are there until this goes; the next pass writes over them.
+/// The mean gradients of a step, in the memory in which they were reduced. The next pass overwrites them.
 #[derive(Debug)]
 pub struct Gradients<'a> {
     ddp: &'a mut Ddp,
@@ -17,7 +17,7 @@ impl<'a> Gradients<'a> {
         Self { ddp, is_unused }
     }
 
-    /// The gradient of a parameter.
+    /// The mean gradient of a parameter.
     ///
     /// # Errors
     /// There is no such parameter, or it has another type.
@@ -27,7 +27,7 @@ impl<'a> Gradients<'a> {
         Ok(cast_slice(&self.ddp.slots[place.bucket].bytes()?[place.bytes.clone()]))
     }
 
-    /// As [`get`](Self::get), to change it: clipped, say.
+    /// As [`get`](Self::get), mutable: to clip it, for instance.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -37,13 +37,13 @@ impl<'a> Gradients<'a> {
         Ok(cast_slice_mut(&mut self.ddp.slots[place.bucket].bytes_mut()?[place.bytes.clone()]))
     }
 
-    /// The gradients of all parameters of type `T`, in the order of the model: all there are, where it has one type.
+    /// The gradients of all parameters of type `T`, in model order.
     pub fn iter<T: Element>(&self) -> impl Iterator<Item = &[T]> {
         (0..self.ddp.parameters.len()).filter_map(|index| self.get(index).ok())
     }
 
-    /// Whether no rank has used the parameter in this step, so that its gradient is zeros and nothing to take a step by. Only with
-    /// [`DdpOptions::find_unused`](super::DdpOptions::find_unused) can it be.
+    /// Whether no rank has used the parameter in this step, so that its gradient is zero and the optimiser
+    /// should skip it. Always false without [`DdpOptions::find_unused`](super::DdpOptions::find_unused).
     #[must_use]
     pub fn is_unused(&self, index: usize) -> bool {
         self.is_unused.get(index).is_some_and(|is_unused| *is_unused)

@@ -1,49 +1,50 @@
-//! Data-parallel training with one process for each device: every rank has the whole model and a part of each batch, and gradients
-//! become their mean over all ranks while backward still runs.
+//! Data-parallel training with one process per device: every rank has the whole model and a part of each
+//! batch, and gradients are averaged over all ranks while backward runs.
 //!
-//! [`Ddp`] knows no framework. A model is a list of [`Parameter`]s, and a gradient is a slice of numbers, written where it is
-//! reduced or copied there. What the group carries with the fewest copies is where gradients lie. [`DeviceDdp`] is the same on GPUs,
-//! where they lie wherever the framework has put them.
+//! [`Ddp`] is independent of frameworks: a model is a list of [`Parameter`]s, and a gradient is a slice of
+//! numbers, written into or copied to memory that the group reduces with the fewest copies. [`NcclDdp`] does
+//! the same in GPU memory, wherever the framework has put the gradients.
 
 mod agreement;
 mod bucket;
-#[cfg(feature = "nccl")]
-mod device;
+mod bucket_memory;
 mod error;
 mod gradients;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod parameter;
 mod pass;
-mod slot;
 
 use bytemuck::cast_slice_mut;
 use rankrun_contract::rank::{Rank, WorldSize};
 
-pub use self::agreement::Difference;
-#[cfg(feature = "nccl")]
-pub use self::device::DeviceDdp;
+pub use self::agreement::ModelDifference;
 pub use self::error::DdpError;
 pub use self::gradients::Gradients;
+#[cfg(feature = "nccl")]
+pub use self::nccl::NcclDdp;
 pub use self::parameter::Parameter;
 
 use self::agreement::Description;
-use self::bucket::{Plan, Sizes};
+use self::bucket::{BucketPlan, Sizes};
+use self::bucket_memory::BucketMemory;
 use self::pass::Pass;
-use self::slot::Slot;
-use crate::process_group::{DataType, Element, Group, Queue, Reduction};
+use crate::process_group::{AsyncGroup, DataType, Element, Group, ReduceOp};
 
-/// Whose parameters all ranks begin with.
+/// The rank with the initial parameters.
 const ROOT: Rank = Rank(0);
 
-/// How gradients are exchanged. All ranks have the same options.
+/// Options of the exchange, the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DdpOptions {
-    /// Bytes at which a bucket of gradients is closed and can be reduced; torch's `bucket_cap_mb`, 25 MiB.
+    /// Bytes at which a bucket of gradients is closed; torch's `bucket_cap_mb`, 25 MiB.
     pub bucket_bytes: usize,
-    /// Bytes at which the first bucket of each element type is closed: a small one, so that it is on its way early. torch's 1 MiB.
+    /// Bytes at which the first bucket of each element type is closed: a small one starts
+    /// early. 1 MiB, as in torch.
     pub first_bucket_bytes: usize,
-    /// Whether a pass may leave out parameters; torch's `find_unused_parameters`. Zeros stand for their gradients, and
-    /// [`Gradients::is_unused`] tells which were used on no rank, for one more small call in each step. Otherwise a parameter
-    /// without a gradient is an error.
+    /// Whether a pass may leave out parameters; torch's `find_unused_parameters`. Zeros replace their
+    /// gradients, and [`Gradients::is_unused`] tells which parameters no rank has used, at the cost of one
+    /// small call per step. Otherwise a missing gradient is an error.
     pub find_unused: bool,
 }
 
@@ -53,18 +54,18 @@ impl Default for DdpOptions {
     }
 }
 
-/// Gradients of a model, which become their mean over all ranks.
+/// The gradients of a model, averaged over all ranks.
 ///
-/// A step is a backward pass, in which each gradient is made ready once, in any order, and [`finish`](Self::finish). A bucket of
-/// gradients is on its way as soon as all of them are ready, on a thread of its own; buckets go in one order on all ranks, from the
-/// last parameter of the model to the first. The mean is over ranks: with losses that are means over equal parts of a batch, it is
-/// the gradient of the whole batch.
+/// A step is a backward pass, in which each gradient is made ready once, in any order, and
+/// [`finish`](Self::finish). A bucket of gradients is reduced on another thread as soon as all of them are
+/// ready; buckets have the same order on all ranks, from the last parameter of the model to the first. With
+/// losses that are means over equal parts of a batch, the mean over ranks is the gradient of the whole batch.
 ///
 /// ```
 /// use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
-/// # use rankrun_worker::{Group, MemoryGroup};
+/// # use rankrun_worker::{Group, ThreadGroup};
 ///
-/// /// Fits `y = w · x + b`, whose gradients are written by hand.
+/// /// Fits `y = w · x + b` with gradients written by hand.
 /// fn train(group: Group, examples: &[([f32; 2], f32)]) -> Result<Vec<Vec<f32>>, DdpError> {
 ///     let mut model = vec![vec![0.1f32, 0.2], vec![0.0]];
 ///     let parameters = vec![Parameter::new::<f32>("w", &[2]), Parameter::new::<f32>("b", &[])];
@@ -72,7 +73,7 @@ impl Default for DdpOptions {
 ///     ddp.broadcast(&mut model)?;
 ///     for (x, y) in examples {
 ///         let error = model[0][0] * x[0] + model[0][1] * x[1] + model[1][0] - y;
-///         // Handed over, or written where it is reduced.
+///         // Handed over, or written in place.
 ///         ddp.ready(1, &[error])?;
 ///         let gradient = ddp.gradient_mut::<f32>(0)?;
 ///         gradient.iter_mut().zip(x).for_each(|(slope, x)| *slope += error * x);
@@ -85,72 +86,82 @@ impl Default for DdpOptions {
 ///     }
 ///     Ok(model)
 /// }
-/// # train(MemoryGroup::world(1).remove(0), &[([1.0, 2.0], 3.0)]).expect("it trains");
+/// # train(ThreadGroup::world(1).remove(0), &[([1.0, 2.0], 3.0)]).expect("it trains");
 /// ```
 ///
-/// An error of the group ends it: gradients on their way are lost, and all further calls fail.
+/// An error of the group ends it: gradients under way are lost, and all further calls fail.
 #[derive(Debug)]
 pub struct Ddp {
-    queue: Queue,
+    async_group: AsyncGroup,
     parameters: Vec<Parameter>,
     options: DdpOptions,
-    plan: Plan,
-    slots: Vec<Slot>,
+    plan: BucketPlan,
+    slots: Vec<BucketMemory>,
     pass: Pass,
-    /// Whether buckets go when they are complete.
+    /// Whether complete buckets are started.
     is_exchanging: bool,
 }
 
 impl Ddp {
-    /// Takes the group, and makes sure that all ranks train the same model with the same options.
+    /// Takes the group, and checks that all ranks train the same model with the same options.
     ///
     /// # Errors
-    /// The parameters are no model, those of the ranks differ (every rank names the same first difference), or the group failed.
+    /// The parameters are invalid, those of the ranks differ (every rank names the same
+    /// first difference), or the group failed.
     pub fn new(mut group: Group, parameters: Vec<Parameter>, options: &DdpOptions) -> Result<Self, DdpError> {
         check(&parameters)?;
         let description = Description { options: options.clone(), parameters };
         agreement::agree(&mut group, &description)?;
         let Description { options, parameters } = description;
         let sizes = Sizes { first: options.first_bucket_bytes, others: options.bucket_bytes };
-        let plan = Plan::new(&parameters, sizes);
-        let slots = plan.buckets.iter().map(|bucket| Slot::Here(group.buffer(bucket.bytes))).collect();
+        let plan = BucketPlan::new(&parameters, sizes);
+        let slots =
+            plan.buckets.iter().map(|bucket| BucketMemory::Here(group.buffer(bucket.bytes))).collect();
         let pass = Pass::new(&plan);
-        Ok(Self { queue: Queue::new(group)?, parameters, options, plan, slots, pass, is_exchanging: true })
+        Ok(Self {
+            async_group: AsyncGroup::new(group)?,
+            parameters,
+            options,
+            plan,
+            slots,
+            pass,
+            is_exchanging: true,
+        })
     }
 
-    /// This rank.
+    /// Rank of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.queue.rank()
+        self.async_group.rank()
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     #[must_use]
     pub fn world_size(&self) -> WorldSize {
-        self.queue.world_size()
+        self.async_group.world_size()
     }
 
-    /// The model, in its order: an index in it is what all calls take.
+    /// The parameters in model order; all calls take an index into this list.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The group's queue, for calls beside those for gradients, such as the sum of all losses. Every rank makes them at the same place
-    /// of the pass: before the first gradient is made ready, or after [`finish`](Self::finish). In between only where all ranks make
-    /// the same gradients ready in the same order, and leave none out: a gradient that a rank leaves out
-    /// ([`find_unused`](DdpOptions::find_unused)) goes with its `finish`, and what is behind it, too. A call of the same kind and
-    /// length would be taken for a bucket.
+    /// The group, for calls beside those for gradients, such as the sum of all losses. Every rank makes them
+    /// at the same point of the pass: before the first gradient is ready, or after [`finish`](Self::finish).
+    /// In between they are safe only if all ranks make the same gradients ready in the same order and leave
+    /// none out: a gradient that a rank leaves out ([`find_unused`](DdpOptions::find_unused)) is sent by its
+    /// `finish`, with all that follows. A call of the same kind and length would be taken for a bucket.
     #[must_use]
-    pub fn queue(&self) -> &Queue {
-        &self.queue
+    pub fn async_group(&self) -> &AsyncGroup {
+        &self.async_group
     }
 
-    /// Gives all ranks the parameters of rank 0. These are the parameters of type `T`, in the order of the model; of a model with
-    /// several types each is a call.
+    /// Overwrites the parameters of all ranks with those of rank 0. `parameters` has those of type `T`, in
+    /// model order; a model with several types takes a call for each.
     ///
     /// # Errors
-    /// There are more or fewer, one has another length, a pass is under way, or the group failed.
+    /// The number or a length of the parameters is wrong, a pass is under way, or the group failed.
     pub fn broadcast<T, P>(&mut self, parameters: impl IntoIterator<Item = P>) -> Result<(), DdpError>
     where
         T: Element,
@@ -161,7 +172,7 @@ impl Ddp {
         }
         let mut given: Vec<P> = parameters.into_iter().collect();
         let ours = self.check_given(&mut given)?;
-        let is_root = self.queue.rank() == ROOT;
+        let is_root = self.async_group.rank() == ROOT;
         if is_root {
             for (values, &index) in given.iter_mut().zip(&ours) {
                 self.memory(index)?.copy_from_slice(values.as_mut());
@@ -170,7 +181,7 @@ impl Ddp {
         let of_type = |data_type: DataType| data_type == T::DATA_TYPE;
         let buckets = self.plan.buckets.iter().zip(&mut self.slots);
         for (bucket, slot) in buckets.filter(|(bucket, _)| of_type(bucket.data_type)) {
-            slot.broadcast(&self.queue, bucket.data_type, ROOT)?;
+            slot.broadcast(&self.async_group, bucket.data_type, ROOT)?;
         }
         self.collect()?;
         for (values, &index) in given.iter_mut().zip(&ours).filter(|_| !is_root) {
@@ -179,8 +190,8 @@ impl Ddp {
         Ok(())
     }
 
-    /// Where the gradient of a parameter lies: zeros at first, and then what was written since the last [`finish`](Self::finish). What
-    /// is added to it is in it for all that is to come, until [`mark_ready`](Self::mark_ready).
+    /// The memory of a parameter's gradient: zeros at first, then the values written since the last
+    /// [`finish`](Self::finish). Add to it until [`mark_ready`](Self::mark_ready).
     ///
     /// # Errors
     /// There is no such parameter, it has another type, or its gradient is ready.
@@ -194,10 +205,11 @@ impl Ddp {
         Ok(memory)
     }
 
-    /// As [`gradient_mut`](Self::gradient_mut), for who writes every element: there is anything in it, and no time goes into zeros.
+    /// As [`gradient_mut`](Self::gradient_mut), for programs that write every element: the content is
+    /// undefined, which saves the time for zeros.
     ///
     /// # Errors
-    /// As [`gradient_mut`](Self::gradient_mut); or the passes before have left a gradient that would be lost.
+    /// As [`gradient_mut`](Self::gradient_mut); or a gradient of earlier passes would be lost.
     pub fn overwrite<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
         self.check::<T>(index)?;
         if self.pass.is_kept(index) {
@@ -207,8 +219,8 @@ impl Ddp {
         self.memory(index)
     }
 
-    /// The gradient of a parameter is written, where [`gradient_mut`](Self::gradient_mut) has shown; where it never was, it is zero.
-    /// Its bucket goes if it is the last of it.
+    /// Marks the gradient as complete; it is zero if [`gradient_mut`](Self::gradient_mut) was never called.
+    /// The last gradient of a bucket starts it.
     ///
     /// # Errors
     /// There is no such parameter, or its gradient is ready already.
@@ -222,11 +234,11 @@ impl Ddp {
         self.start_complete()
     }
 
-    /// Hands over the gradient of a parameter: it is added to what [`gradient_mut`](Self::gradient_mut) would show. Its bucket goes if
-    /// it is the last of it.
+    /// Adds the gradient to the memory of [`gradient_mut`](Self::gradient_mut) and marks it ready. The last
+    /// gradient of a bucket starts it.
     ///
     /// # Errors
-    /// There is no such parameter, the gradient has another type or length, or one is ready already.
+    /// There is no such parameter, the gradient has the wrong type or length, or it is ready already.
     pub fn ready<T: Element + std::ops::Add<Output = T>>(
         &mut self,
         index: usize,
@@ -244,16 +256,17 @@ impl Ddp {
         self.mark_ready(index)
     }
 
-    /// Makes a pass of which the gradients stay here: nothing is exchanged, and the next pass adds to them. It is torch's `no_sync`, for
-    /// batches in several parts: divide each loss by their number. A pass within it may leave out parameters. It is for whole passes:
-    /// within one of which gradients are on their way already it is a part of that, which ends with [`finish`](Self::finish).
+    /// Runs a pass without an exchange; the next pass adds to its gradients. It is torch's `no_sync`,
+    /// for gradient accumulation: divide each loss by the number of passes. A pass within it may leave
+    /// out parameters. Use it for whole passes: within a pass with gradients under way it belongs to
+    /// that pass, which ends with [`finish`](Self::finish).
     ///
     /// ```
     /// # use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
-    /// # use rankrun_worker::MemoryGroup;
+    /// # use rankrun_worker::ThreadGroup;
     /// # fn main() -> Result<(), DdpError> {
     /// # let parameters = vec![Parameter::new::<f32>("w", &[1])];
-    /// # let mut ddp = Ddp::new(MemoryGroup::world(1).remove(0), parameters, &DdpOptions::default())?;
+    /// # let mut ddp = Ddp::new(ThreadGroup::world(1).remove(0), parameters, &DdpOptions::default())?;
     /// ddp.no_sync(|ddp| ddp.ready(0, &[1.0f32]))?;
     /// ddp.ready(0, &[2.0f32])?;
     /// assert_eq!(ddp.finish()?.get::<f32>(0)?, [3.0]);
@@ -268,11 +281,11 @@ impl Ddp {
         result
     }
 
-    /// Ends the step: waits until all buckets are reduced, and gives the mean of all gradients.
+    /// Ends the step: waits until all buckets are reduced, and returns the mean of all gradients.
     ///
     /// # Errors
-    /// A parameter has no gradient, and [`DdpOptions::find_unused`] is not set: others wait for it then, and it can still be made
-    /// ready. Or the group failed.
+    /// A parameter has no gradient and [`DdpOptions::find_unused`] is not set: other ranks wait for it, and
+    /// it can still be made ready. Or the group failed.
     pub fn finish(&mut self) -> Result<Gradients<'_>, DdpError> {
         if !self.is_exchanging {
             return Err(DdpError::NoSync);
@@ -290,9 +303,9 @@ impl Ddp {
             self.pass.forget(index);
             self.mark_ready(index)?;
         }
-        // Of a pass within which `no_sync` was called, some may be complete that have not gone.
+        // A pass with `no_sync` inside may have complete buckets that are not started.
         self.start_complete()?;
-        let used = used.map(|used| self.queue.all_reduce(used, Reduction::Max));
+        let used = used.map(|used| self.async_group.all_reduce(used, ReduceOp::Max));
         self.collect()?;
         let unused = match used {
             Some(used) => used.wait()?.into_iter().map(|used| used == 0).collect(),
@@ -302,38 +315,38 @@ impl Ddp {
         Ok(Gradients::new(self, unused))
     }
 
-    /// Ends what is under way, and gives the group back.
+    /// Finishes the calls under way, and returns the group.
     ///
     /// # Errors
-    /// A call of the group panicked, and the group ended with it.
+    /// A call of the group panicked, which ended the group.
     pub fn into_group(self) -> Result<Group, DdpError> {
-        Ok(self.queue.into_group()?)
+        Ok(self.async_group.into_group()?)
     }
 
-    /// Puts every bucket on its way that is complete, and that all before it are.
+    /// Starts all complete buckets up to the first incomplete one.
     fn start_complete(&mut self) -> Result<(), DdpError> {
         while self.is_exchanging
             && let Some(next) = self.pass.next_bucket()
         {
-            self.slots[next].all_reduce(&self.queue, self.plan.buckets[next].data_type)?;
+            self.slots[next].all_reduce(&self.async_group, self.plan.buckets[next].data_type)?;
         }
         Ok(())
     }
 
-    /// Waits for all memory that is on its way.
+    /// Waits for all buckets under way.
     fn collect(&mut self) -> Result<(), DdpError> {
-        // All of it, so that one that failed leaves nothing behind it under way; the first error is the one to tell.
-        let results: Vec<_> = self.slots.iter_mut().map(Slot::wait).collect();
+        // All of them, so that none remains under way after an error; the first error is returned.
+        let results: Vec<_> = self.slots.iter_mut().map(BucketMemory::wait).collect();
         results.into_iter().collect()
     }
 
-    /// The memory of a gradient, whose type was checked.
+    /// The memory of a gradient with a checked type.
     fn memory<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
         let place = &self.plan.places[index];
         Ok(cast_slice_mut(&mut self.slots[place.bucket].bytes_mut()?[place.bytes.clone()]))
     }
 
-    /// A parameter of this type, whose gradient is not ready.
+    /// Checks the type, and that the gradient is not ready.
     fn check<T: Element>(&self, index: usize) -> Result<(), DdpError> {
         self.check_pending(index)?;
         check_type::<T>(&self.parameters[index])
@@ -347,7 +360,7 @@ impl Ddp {
         Ok(())
     }
 
-    /// The indices of all parameters of this type, of which these have the lengths.
+    /// The indices of all parameters of this type; checks the lengths of `given`.
     fn check_given<T: Element, P: AsMut<[T]>>(&self, given: &mut [P]) -> Result<Vec<usize>, DdpError> {
         let all = self.parameters.iter().enumerate();
         let ours: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
@@ -382,7 +395,7 @@ fn check_length(parameter: &Parameter, given: usize) -> Result<(), DdpError> {
     Err(DdpError::WrongLength { parameter: parameter.name.clone(), expected, given })
 }
 
-/// Whether these can be the parameters of a model.
+/// Checks the list of parameters.
 fn check(parameters: &[Parameter]) -> Result<(), DdpError> {
     if parameters.is_empty() {
         return Err(DdpError::NoParameters);

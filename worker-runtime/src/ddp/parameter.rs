@@ -1,39 +1,39 @@
-//! What a model is to data-parallel training: a list of parameters. Pure.
+//! The description of a model for data-parallel training. Pure.
 
 use std::fmt;
 
 use crate::process_group::{DataType, Element};
 
-/// One parameter of a model, as all ranks must have it.
+/// One parameter of a model, the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// What messages call it, such as `fc1.weight`; no two parameters of a model have the same name.
+    /// Name in messages, such as `fc1.weight`; unique within the model.
     pub name: String,
-    /// The length of each dimension; none for a single number.
+    /// Length of each dimension; empty for a scalar.
     pub shape: Vec<usize>,
-    /// The type of its gradient.
+    /// Element type of its gradient.
     pub data_type: DataType,
 }
 
 impl Parameter {
-    /// A parameter whose gradient has elements of type `T`.
+    /// A parameter with a gradient of type `T`.
     pub fn new<T: Element>(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { name: name.into(), shape: shape.to_owned(), data_type: T::DATA_TYPE }
     }
 
-    /// How many numbers it has; the largest `usize` where no memory holds them.
+    /// Number of elements; `usize::MAX` on overflow.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1usize, |elements, &length| elements.saturating_mul(length))
     }
 
-    /// As many bytes has its gradient.
+    /// Length of its gradient in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.elements().saturating_mul(self.data_type.size())
     }
 }
 
-/// The name, the shape as torch writes it, and the type.
+/// Formats name, type, and shape as torch writes it.
 impl fmt::Display for Parameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` {:?} {}", self.name, self.shape, self.data_type)

@@ -1,33 +1,33 @@
-//! How far a backward pass has come: which gradients are ready, and which bucket goes next. Pure.
+//! The state of a backward pass: which gradients are ready, and which bucket is next. Pure.
 
-use super::bucket::Plan;
+use super::bucket::BucketPlan;
 
-/// What lies in a gradient's place.
+/// The content of a gradient's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// Nothing of this step.
+    /// No value of this step.
     Nothing,
-    /// What this pass has written so far.
+    /// Values of this pass.
     OfThisPass,
-    /// What passes before this one have left to be added to.
+    /// Values of earlier passes, to be added to.
     OfEarlierPasses,
 }
 
-/// A pass, or several of which gradients add up.
+/// One pass, or several with accumulated gradients.
 #[derive(Debug)]
 pub(crate) struct Pass {
     content: Vec<Content>,
     is_ready: Vec<bool>,
-    /// Gradients that each bucket waits for.
+    /// Number of gradients that each bucket lacks.
     missing: Vec<usize>,
-    /// The next bucket that goes; those before it have gone.
+    /// The next bucket to start.
     next: usize,
-    /// How many gradients each bucket has.
+    /// Number of gradients of each bucket.
     whole: Vec<usize>,
 }
 
 impl Pass {
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(plan: &BucketPlan) -> Self {
         let whole: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.members.len()).collect();
         let parameters = plan.places.len();
         Self {
@@ -39,7 +39,7 @@ impl Pass {
         }
     }
 
-    /// Whether nothing of a step is there yet.
+    /// Whether the step has no values yet.
     pub(crate) fn is_fresh(&self) -> bool {
         self.content.iter().all(|content| *content == Content::Nothing)
     }
@@ -48,17 +48,17 @@ impl Pass {
         self.is_ready[parameter]
     }
 
-    /// Whether the gradient was ready in this pass, or in one whose gradients it adds to.
+    /// Whether the gradient was ready in this pass or in an accumulated one.
     pub(crate) fn is_used(&self, parameter: usize) -> bool {
         self.is_ready[parameter] || self.content[parameter] == Content::OfEarlierPasses
     }
 
-    /// Whether passes before this one have left something.
+    /// Whether earlier passes have left values.
     pub(crate) fn is_kept(&self, parameter: usize) -> bool {
         self.content[parameter] == Content::OfEarlierPasses
     }
 
-    /// The gradient is about to be written; whether there is nothing in its place yet.
+    /// Notes a write to the gradient; returns whether its memory has no value yet.
     #[must_use]
     pub(crate) fn touch(&mut self, parameter: usize) -> bool {
         let was_empty = self.content[parameter] == Content::Nothing;
@@ -68,21 +68,21 @@ impl Pass {
         was_empty
     }
 
-    /// What this pass has written there, and never said to be ready, does not count.
+    /// Discards values of this pass that were never marked ready.
     pub(crate) fn forget(&mut self, parameter: usize) {
         if self.content[parameter] == Content::OfThisPass {
             self.content[parameter] = Content::Nothing;
         }
     }
 
-    /// The gradient is written, and its bucket waits for one less.
+    /// Marks a gradient ready, of which its bucket then lacks one less.
     pub(crate) fn set_ready(&mut self, parameter: usize, bucket: usize) {
         self.is_ready[parameter] = true;
         self.missing[bucket] -= 1;
     }
 
-    /// The next bucket, if all its gradients are ready. Buckets go in their order, which is the same on all ranks whatever the order
-    /// in which gradients become ready on each.
+    /// The next bucket, if all its gradients are ready. The order of buckets is the same on all ranks,
+    /// in whatever order gradients become ready.
     pub(crate) fn next_bucket(&mut self) -> Option<usize> {
         let next = self.next;
         let is_complete = *self.missing.get(next)? == 0;
@@ -92,19 +92,18 @@ impl Pass {
         })
     }
 
-    /// The parameters that have no gradient in this pass, in the order of the model.
+    /// The parameters without a gradient in this pass, in model order.
     pub(crate) fn missing(&self) -> impl Iterator<Item = usize> {
         self.is_ready.iter().enumerate().filter(|(_, is_ready)| !**is_ready).map(|(parameter, _)| parameter)
     }
 
-    /// The pass is over, and the next one adds to what it has written; unless some of it is on its way, so that only the end of
-    /// the step can be its end.
+    /// Ends an accumulated pass; unless a bucket is under way, which only the end of the step can end.
     pub(crate) fn keep(&mut self) {
         if self.next > 0 {
             return;
         }
         for (content, is_ready) in self.content.iter_mut().zip(&self.is_ready) {
-            // What was only looked at, or written and not said to be ready, is of no pass.
+            // Values that were never marked ready belong to no pass.
             *content = match (*content, is_ready) {
                 (Content::OfThisPass, false) => Content::Nothing,
                 (Content::Nothing, _) => Content::Nothing,
@@ -114,7 +113,6 @@ impl Pass {
         self.begin();
     }
 
-    /// The step is over.
     pub(crate) fn reset(&mut self) {
         self.content.fill(Content::Nothing);
         self.begin();
@@ -134,15 +132,15 @@ mod tests {
     use crate::ddp::parameter::Parameter;
     use proptest::prelude::*;
 
-    /// A bucket for each of so many parameters.
-    fn plan(parameters: usize) -> Plan {
+    /// A plan with one bucket per parameter.
+    fn plan(parameters: usize) -> BucketPlan {
         let parameter = |at: usize| Parameter::new::<f32>(at.to_string(), &[1]);
         let parameters: Vec<_> = (0..parameters).map(parameter).collect();
-        Plan::new(&parameters, Sizes { first: 1, others: 1 })
+        BucketPlan::new(&parameters, Sizes { first: 1, others: 1 })
     }
 
     #[test]
-    fn a_bucket_waits_for_those_before_it() {
+    fn bucket_waits_for_those_before_it() {
         let mut pass = Pass::new(&plan(3));
         // Parameter 2 is in bucket 0, and so on.
         pass.set_ready(1, 1);
@@ -153,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_is_kept_is_added_to_and_used() {
+    fn pass_that_is_kept_is_added_to_and_used() {
         let mut pass = Pass::new(&plan(2));
         assert!(pass.touch(0) && !pass.touch(0) && pass.touch(1));
         pass.set_ready(0, 1);

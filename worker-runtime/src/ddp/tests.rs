@@ -1,34 +1,34 @@
-//! Ranks are threads here; real groups are in `tests/runtime/ddp.rs`.
+//! Ranks are threads here; `tests/runtime/ddp.rs` has real groups.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::MemoryGroup;
+use crate::ThreadGroup;
 use crate::process_group::{Backend, GroupError, HostCollective, ProcessGroup, f16};
 
-/// Longer than any test may take.
+/// Longer than any test takes.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// Runs `body` on every rank; the results in rank order.
+/// Runs `body` on every rank; returns the results in rank order.
 fn run<R: Send>(ranks: u32, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let body = &body;
         let start = |group: Group| scope.spawn(move || body(group));
-        let ranks: Vec<_> = MemoryGroup::world(ranks).into_iter().map(start).collect();
+        let ranks: Vec<_> = ThreadGroup::world(ranks).into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
 
-/// Three parameters, each in a bucket of its own.
+/// Three parameters with a bucket each.
 fn ddp(group: Group, find_unused: bool) -> Ddp {
     let options = DdpOptions { bucket_bytes: 1, first_bucket_bytes: 1, find_unused };
     Ddp::new(group, model(), &options).unwrap()
 }
 
 fn alone() -> Ddp {
-    ddp(MemoryGroup::world(1).remove(0), false)
+    ddp(ThreadGroup::world(1).remove(0), false)
 }
 
 fn model() -> Vec<Parameter> {
@@ -48,7 +48,7 @@ fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
                 DdpOptions { bucket_bytes: bytes, first_bucket_bytes: bytes, ..DdpOptions::default() };
             let mut ddp = Ddp::new(group, model(), &options).unwrap();
             for step in 0..3 {
-                // Another order on every rank, and in each step.
+                // A different order on every rank and in each step.
                 for at in 0..3 {
                     let index = (at + rank as usize + step) % 3;
                     let value = rank + index as f32;
@@ -74,7 +74,7 @@ fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
 }
 
 #[test]
-fn a_model_may_have_several_types() {
+fn model_may_have_several_types() {
     run(2, |group| {
         let rank = group.rank().0 as f64;
         let parameters = vec![
@@ -102,14 +102,14 @@ fn a_model_may_have_several_types() {
     });
 }
 
-/// A group that says when an all-reduce begins.
+/// A group that reports the beginning of each all-reduce.
 #[derive(Debug)]
-struct Telling {
+struct ReportingGroup {
     group: Group,
     begun: Sender<usize>,
 }
 
-impl ProcessGroup for Telling {
+impl ProcessGroup for ReportingGroup {
     fn rank(&self) -> Rank {
         self.group.rank()
     }
@@ -136,23 +136,23 @@ impl ProcessGroup for Telling {
     fn leave(&mut self) {}
 }
 
-fn telling(group: Group) -> (Group, Receiver<usize>) {
+fn reporting(group: Group) -> (Group, Receiver<usize>) {
     let (begun, seen) = channel();
-    (Group::new(Box::new(Telling { group, begun })), seen)
+    (Group::new(Box::new(ReportingGroup { group, begun })), seen)
 }
 
 #[test]
-fn the_first_bucket_is_on_its_way_before_backward_ends() {
+fn first_bucket_is_on_its_way_before_backward_ends() {
     run(2, |group| {
-        let (group, begun) = telling(group);
+        let (group, begun) = reporting(group);
         let mut ddp = ddp(group, false);
         for _ in 0..3 {
-            // The last parameter is the first one whose gradient backward knows.
+            // Backward computes the gradient of the last parameter first.
             ddp.ready(2, &[1.0f32]).unwrap();
             assert_eq!(begun.recv_timeout(AMPLE), Ok(4), "the first bucket waits for the end of backward");
             ddp.ready(1, &[1.0f32; 3]).unwrap();
             assert_eq!(begun.recv_timeout(AMPLE), Ok(12));
-            // Only now does backward end.
+            // Backward ends only now.
             ddp.ready(0, &[1.0f32; 4]).unwrap();
             ddp.finish().unwrap();
             assert_eq!(begun.try_iter().collect::<Vec<_>>(), [16]);
@@ -164,7 +164,7 @@ fn the_first_bucket_is_on_its_way_before_backward_ends() {
 fn passes_without_sync_add_up_and_send_nothing() {
     run(2, |group| {
         let rank = group.rank().0 as f32;
-        let (group, begun) = telling(group);
+        let (group, begun) = reporting(group);
         let mut ddp = ddp(group, false);
         for _ in 0..2 {
             ddp.no_sync(|ddp| {
@@ -194,7 +194,7 @@ fn passes_without_sync_add_up_and_send_nothing() {
 }
 
 #[test]
-fn a_missing_gradient_is_named_and_may_still_come() {
+fn missing_gradient_is_named_and_may_still_come() {
     run(2, |group| {
         let mut ddp = ddp(group, false);
         ddp.ready(2, &[1.0f32]).unwrap();
@@ -209,7 +209,7 @@ fn a_missing_gradient_is_named_and_may_still_come() {
 }
 
 #[test]
-fn who_is_used_by_nobody_is_told() {
+fn parameter_unused_on_all_ranks_is_reported() {
     run(2, |group| {
         let rank = group.rank().0;
         let mut ddp = ddp(group, true);
@@ -241,7 +241,7 @@ fn what_was_written_and_never_ready_is_not_used() {
 }
 
 #[test]
-fn a_pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
+fn pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
     run(2, |group| {
         let rank = group.rank().0 as f32;
         let mut ddp = ddp(group, false);
@@ -259,12 +259,12 @@ fn a_pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_with_the_name_and_costs_nothing() {
+fn wrong_gradient_is_named_and_changes_nothing() {
     let mut ddp = alone();
-    let told = |result: Result<(), DdpError>| result.unwrap_err().to_string();
-    assert_eq!(told(ddp.ready(1, &[1.0f32; 2])), "`fc.weight` has 3 elements, but was given 2");
-    assert_eq!(told(ddp.ready(3, &[1.0f32])), "there is no parameter 3: the model has 3");
-    assert_eq!(told(ddp.mark_ready(9)), "there is no parameter 9: the model has 3");
+    let difference_text = |result: Result<(), DdpError>| result.unwrap_err().to_string();
+    assert_eq!(difference_text(ddp.ready(1, &[1.0f32; 2])), "`fc.weight` has 3 elements, but was given 2");
+    assert_eq!(difference_text(ddp.ready(3, &[1.0f32])), "there is no parameter 3: the model has 3");
+    assert_eq!(difference_text(ddp.mark_ready(9)), "there is no parameter 9: the model has 3");
     ddp.ready(1, &[1.0f32; 3]).unwrap();
     for result in [
         ddp.ready(1, &[1.0f32; 3]),
@@ -272,7 +272,7 @@ fn what_cannot_be_is_an_error_with_the_name_and_costs_nothing() {
         ddp.gradient_mut::<f32>(1).map(drop),
         ddp.overwrite::<f32>(1).map(drop),
     ] {
-        assert_eq!(told(result), "the gradient of `fc.weight` is ready already in this pass");
+        assert_eq!(difference_text(result), "the gradient of `fc.weight` is ready already in this pass");
     }
     let mut parameters = [vec![0.0f32; 4], vec![0.0; 3], vec![0.0]];
     assert!(matches!(ddp.broadcast(&mut parameters), Err(DdpError::UnderWay)));
@@ -280,32 +280,34 @@ fn what_cannot_be_is_an_error_with_the_name_and_costs_nothing() {
     ddp.ready(2, &[1.0f32]).unwrap();
     ddp.finish().unwrap();
     assert_eq!(
-        told(ddp.broadcast(&mut parameters[..2])),
+        difference_text(ddp.broadcast(&mut parameters[..2])),
         "the model has 3 parameters of type f32, but 2 were given"
     );
     parameters[2].push(0.0);
-    assert_eq!(told(ddp.broadcast(&mut parameters)), "`fc.bias` has 1 elements, but was given 2");
+    assert_eq!(difference_text(ddp.broadcast(&mut parameters)), "`fc.bias` has 1 elements, but was given 2");
 }
 
 #[test]
-fn what_is_no_model_is_refused() {
-    let told = |parameters: Vec<Parameter>| {
-        let group = MemoryGroup::world(1).remove(0);
+fn invalid_model_is_refused() {
+    let difference_text = |parameters: Vec<Parameter>| {
+        let group = ThreadGroup::world(1).remove(0);
         Ddp::new(group, parameters, &DdpOptions::default()).unwrap_err().to_string()
     };
-    assert!(told(vec![]).starts_with("the model has no parameters"));
+    assert!(difference_text(vec![]).starts_with("the model has no parameters"));
     assert_eq!(
-        told(vec![Parameter::new::<f32>("w", &[1]), Parameter::new::<f64>("w", &[2])]),
+        difference_text(vec![Parameter::new::<f32>("w", &[1]), Parameter::new::<f64>("w", &[2])]),
         "parameters 0 and 1 of the model have the same name, `w`"
     );
     assert_eq!(
-        told(vec![Parameter::new::<i64>("ids", &[1])]),
+        difference_text(vec![Parameter::new::<i64>("ids", &[1])]),
         "parameter `ids` is of type i64, which has no gradients"
     );
-    assert!(told(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])]).contains("`w` have more bytes"));
+    assert!(
+        difference_text(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])]).contains("`w` have more bytes")
+    );
 }
 
-/// What other ranks have otherwise.
+/// Makes the model of the other ranks different.
 type Change = fn(&mut Vec<Parameter>, &mut DdpOptions);
 
 #[test]
@@ -338,7 +340,7 @@ fn ranks_with_other_models_are_told_the_same_everywhere() {
 }
 
 #[test]
-fn a_rank_that_is_lost_is_named_once_and_ends_the_exchange() {
+fn rank_that_is_lost_is_named_once_and_ends_the_exchange() {
     let errors = run(2, |group| {
         let rank = group.rank().0;
         let mut ddp = ddp(group, false);
@@ -355,7 +357,7 @@ fn a_rank_that_is_lost_is_named_once_and_ends_the_exchange() {
     assert_eq!(errors, [Some(Rank(1)), None]);
 }
 
-/// Linear regression by batches of 8; weights after some steps, of which each rank takes its part of the batch.
+/// Linear regression with batches of 8; returns the weights after some steps.
 fn weights(ranks: u32) -> Vec<f64> {
     const FEATURES: usize = 5;
     let example = |index: usize, at: usize| ((index * 31 + at * 17) % 23) as f64 / 23.0 - 0.5;

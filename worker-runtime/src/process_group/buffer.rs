@@ -1,4 +1,5 @@
-//! Memory for collectives: a plain slice to its owner, reached by the other ranks without a copy where a group can do that.
+//! Buffers for collectives: a slice to the program, memory that other ranks can read
+//! without a copy to the group.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,11 +8,11 @@ use std::ptr::NonNull;
 
 use super::element::Element;
 
-/// Zeroed bytes, aligned to 64, that stay where they are until this is dropped.
+/// Zeroed bytes, aligned to 64. They keep their address until this value is dropped.
 pub struct Memory {
     address: NonNull<u8>,
     bytes: usize,
-    /// Frees them.
+    /// Frees the bytes when it is dropped.
     _owner: Box<dyn Send + Sync>,
 }
 
@@ -23,30 +24,30 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Memory that somebody else frees when `owner` is dropped.
+    /// Wraps foreign memory; dropping `owner` frees it.
     ///
     /// # Safety
-    /// `bytes` bytes from `address` are initialised, aligned to 64, accessed by nobody else of this process until `owner` is
-    /// dropped, and written by no other process.
+    /// `bytes` bytes from `address` are initialised and aligned to 64. Until `owner` is dropped, no other
+    /// code of this process accesses them and no other process writes them.
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
     pub unsafe fn of(address: NonNull<u8>, bytes: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { address, bytes, _owner: owner }
     }
 
-    /// Memory of this process alone.
+    /// Allocates memory that only this process sees.
     #[must_use]
     pub fn on_heap(bytes: usize) -> Self {
         #[derive(Clone, Copy)]
         #[repr(align(64))]
         struct Line(#[expect(dead_code, reason = "only its size and alignment matter")] [u8; 64]);
         let lines = vec![Line([0; 64]); bytes.div_ceil(64)].into_boxed_slice();
-        // One pointer for both: a box that is used once more would be the only way to its memory.
+        // One pointer for both: using the box again would invalidate every other pointer to its memory.
         let lines = NonNull::from(Box::leak(lines));
         Self { address: lines.cast(), bytes, _owner: Box::new(SendPointer(lines)) }
     }
 }
 
-/// Frees what `Memory::on_heap` has leaked.
+/// Frees the allocation that `Memory::on_heap` leaked.
 struct SendPointer<T: ?Sized>(NonNull<T>);
 
 // SAFETY: the pointer came from a box of plain bytes and is used once, to drop it.
@@ -58,13 +59,14 @@ unsafe impl<T: ?Sized> Sync for SendPointer<T> {}
 
 impl<T: ?Sized> Drop for SendPointer<T> {
     fn drop(&mut self) {
-        // SAFETY: it came from `Box::leak` and nobody else frees it; `Memory`, the only user, is being dropped.
+        // SAFETY: it came from `Box::leak` and is freed only here; `Memory`, the only user, is being dropped.
         #[expect(unsafe_code, reason = "frees what was leaked")]
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// Elements in memory that the group it came from carries with the fewest copies. To its owner it is a slice.
+/// A slice of elements in memory that its group transfers with the fewest copies; see
+/// [`Group::buffer`](super::Group::buffer).
 pub struct Buffer<T> {
     memory: Memory,
     elements: usize,
@@ -72,7 +74,7 @@ pub struct Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// `elements` zeros.
+    /// `elements` zeros; the memory is at least that long.
     pub(crate) fn new(memory: Memory, elements: usize) -> Self {
         assert!(elements * size_of::<T>() <= memory.bytes, "the memory was made for these elements");
         Self { memory, elements, _of: PhantomData }

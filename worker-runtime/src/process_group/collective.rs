@@ -1,102 +1,103 @@
-//! One collective call with its memory, whatever the element type and wherever the memory lies. Pure.
+//! One collective call with its memory, for any element type and memory kind. Pure.
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::element::{DataType, Reduction};
+use super::element::{DataType, ReduceOp};
 use super::error::GroupError;
 use super::message::{Call, Operation};
 
-/// A collective call: `R` is memory that it reads, `W` memory that it writes (and reads, where the call works in place).
+/// A collective call. `R` is memory that the call reads, `W` memory that it writes
+/// (or reads and writes in place).
 ///
-/// Memory is counted in bytes and holds whole elements of one type. What each call does is said at the method of the same
-/// name of [`Group`](super::Group).
+/// Memory is counted in bytes and holds whole elements of one type. The method of the same
+/// name of [`Group`](super::Group) describes each call.
 #[derive(Debug)]
 pub enum Collective<'a, R, W> {
-    /// Nobody goes on before all are here.
+    /// No rank continues before every rank has made this call.
     Barrier,
-    /// `data` becomes the root's.
+    /// `data` becomes that of the root.
     Broadcast {
-        /// Equally long on all ranks.
+        /// Same length on every rank.
         data: W,
-        /// Whose data it is.
+        /// The rank that provides the data.
         root: Rank,
     },
     /// `data` becomes the reduction over all ranks, on all ranks.
     AllReduce {
-        /// Equally long on all ranks.
+        /// Same length on every rank.
         data: W,
-        /// How.
-        how: Reduction,
+        /// The operation between the values of two ranks.
+        op: ReduceOp,
     },
     /// `data` becomes the reduction over all ranks on the root; elsewhere it stays what it is.
     Reduce {
-        /// Equally long on all ranks.
+        /// Same length on every rank.
         data: W,
-        /// How.
-        how: Reduction,
-        /// Who gets it.
+        /// The operation between the values of two ranks.
+        op: ReduceOp,
+        /// The rank that receives the result.
         root: Rank,
     },
     /// Each rank gets its part of the reduction over all ranks.
     ReduceScatter {
-        /// As many parts of equal length as there are ranks.
+        /// One part of equal length for each rank, in rank order.
         input: R,
-        /// One part.
+        /// The reduced part of this rank.
         output: W,
-        /// How.
-        how: Reduction,
+        /// The operation between the values of two ranks.
+        op: ReduceOp,
     },
-    /// The inputs of all ranks one after another, on all ranks.
+    /// Concatenates the inputs of all ranks in rank order, on all ranks.
     AllGather {
-        /// Equally long on all ranks.
+        /// Same length on every rank.
         input: R,
-        /// As many parts as there are ranks.
+        /// The length of `input` times the number of ranks.
         output: W,
     },
-    /// The inputs of all ranks one after another, on the root.
+    /// Concatenates the inputs of all ranks in rank order, on the root.
     Gather {
-        /// `counts[rank]` elements.
+        /// `counts[rank]` elements of this rank.
         input: R,
-        /// On the root, all elements; elsewhere nothing.
+        /// The sum of `counts` elements on the root, `None` elsewhere.
         output: Option<W>,
-        /// Elements of each rank, the same on all ranks.
+        /// Element count of each rank; the same list on every rank.
         counts: &'a [usize],
-        /// Who gets them.
+        /// The rank that receives the data.
         root: Rank,
     },
-    /// The parts of the root's input, one for each rank.
+    /// Splits the input of the root into one part for each rank.
     Scatter {
-        /// On the root, all elements; elsewhere nothing.
+        /// The sum of `counts` elements on the root, `None` elsewhere.
         input: Option<R>,
-        /// `counts[rank]` elements.
+        /// `counts[rank]` elements for this rank.
         output: W,
-        /// Elements of each rank, the same on all ranks.
+        /// Element count of each rank; the same list on every rank.
         counts: &'a [usize],
-        /// Whose they are.
+        /// The rank that provides the data.
         root: Rank,
     },
-    /// To one rank, which receives.
+    /// Sends to one rank, which makes the matching receive call.
     Send {
-        /// As long as what the other rank receives.
+        /// Same length as the receive buffer of the other rank.
         data: R,
-        /// To whom.
+        /// The receiving rank.
         to: Rank,
     },
-    /// From one rank, which sends.
+    /// Receives from one rank, which makes the matching send call.
     Receive {
-        /// As long as what the other rank sends.
+        /// Same length as the data of the sending rank.
         data: W,
-        /// From whom.
+        /// The sending rank.
         from: Rank,
     },
 }
 
-/// A call on memory of this process.
+/// A call on host memory of this process.
 pub type HostCollective<'a> = Collective<'a, &'a [u8], &'a mut [u8]>;
 
-/// Memory whose length is known.
+/// Memory with a length in bytes, on the host or on a device.
 pub trait Length {
-    /// In bytes.
+    /// Length in bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -113,7 +114,7 @@ impl Length for &mut [u8] {
 }
 
 impl<R: Length, W: Length> Collective<'_, R, W> {
-    /// Which operation it is.
+    /// The operation, without its memory.
     #[must_use]
     pub fn operation(&self) -> Operation {
         match self {
@@ -130,7 +131,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         }
     }
 
-    /// The one rank that the call names.
+    /// The root of a rooted call, or the peer of a message.
     #[must_use]
     pub fn named_rank(&self) -> Option<Rank> {
         match *self {
@@ -146,16 +147,15 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         }
     }
 
-    fn reduction(&self) -> Option<Reduction> {
+    fn reduction(&self) -> Option<ReduceOp> {
         match *self {
-            Self::AllReduce { how, .. } | Self::Reduce { how, .. } | Self::ReduceScatter { how, .. } => {
-                Some(how)
-            }
+            Self::AllReduce { op, .. } | Self::Reduce { op, .. } | Self::ReduceScatter { op, .. } => Some(op),
             _ => None,
         }
     }
 
-    /// Elements over all ranks where these differ, else elements of one rank's input (of its data).
+    /// The element count that all ranks compare: the total where counts differ by rank, else that
+    /// of one rank's input (or data).
     fn elements(&self, data_type: DataType) -> usize {
         let of = |bytes: usize| bytes / data_type.size().max(1);
         match self {
@@ -171,7 +171,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         }
     }
 
-    /// The call, as far as all ranks must agree on it; it has no number yet.
+    /// The fields on which all ranks must agree. The sequence number is still 0.
     #[must_use]
     pub fn call(&self, data_type: DataType) -> Call {
         let (operation, reduction, root) = (self.operation(), self.reduction(), self.named_rank());
@@ -179,7 +179,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         Call { operation, data_type, reduction, root, count: self.elements(data_type) as u64, sequence: 0 }
     }
 
-    /// Whether every length fits the others, and every rank is one of the group, for `rank` of `world_size` ranks.
+    /// Checks that lengths match each other and that every rank exists, for `rank` of `world_size` ranks.
     ///
     /// # Errors
     /// [`GroupError::NoSuchRank`], [`GroupError::WrongLength`].
@@ -229,7 +229,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
     }
 }
 
-/// Elements in all, unless there are more than memory holds.
+/// The total element count; `None` if it exceeds the address space.
 fn total(counts: &[usize], size: usize) -> Option<usize> {
     let total = counts.iter().try_fold(0usize, |total, &count| total.checked_add(count))?;
     total.checked_mul(size).map(|_| total)

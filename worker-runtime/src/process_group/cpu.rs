@@ -1,52 +1,65 @@
-//! A group of ranks on the CPU: numbers the calls, checks them, and agrees with the other ranks on how the group ended.
+//! A process group on CPU memory: numbers and checks calls, and agrees with the other ranks on
+//! the failure that ended the group.
+//!
+//! A [`Transport`] moves the data; a [`Coordinator`] holds the agreement.
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::buffer::Memory;
 use super::collective::{Collective, HostCollective};
 use super::element::DataType;
-use super::error::{Ending, GroupError};
-use super::fork::Process;
-use super::meet::{Connected, Meeting, Seat};
+use super::error::{GroupError, GroupFailure};
+use super::fork::ForkId;
 use super::message::{Call, Operation};
-use super::split::{self, Choice};
+use super::rendezvous::{Coordinator, GroupBacking, Membership};
+use super::split::{self, SplitChoice};
 use super::transport::{Step, Transport};
-use super::{Backend, ProcessGroup, parting, reduce};
+use super::{Backend, ProcessGroup, dropped_groups, reduce};
 use crate::clock;
 
-/// Ranks that a [`Transport`] connects.
+/// A process group whose calls a [`Transport`] performs.
 #[derive(Debug)]
 pub(crate) struct CpuGroup {
-    seat: Seat,
+    membership: Membership,
     backend: Backend,
-    /// `None` once it was given away.
+    /// `None` after the group was left or dropped.
     transport: Option<Box<dyn Transport>>,
-    meeting: Box<dyn Meeting>,
+    coordinator: Box<dyn Coordinator>,
     /// Calls of the whole group so far.
     sequence: u64,
-    /// Calls so far between this rank and each other one: sent to it, received from it.
+    /// Calls so far with each other rank: sent to it, received from it.
     pairs: Vec<[u64; 2]>,
-    ending: Option<Ending>,
-    /// The process that joined. A forked child of it has all of this, and must not speak for it.
-    owner: Process,
+    failure: Option<GroupFailure>,
+    /// The process that joined. A forked child has a copy of this value and must not use its connections.
+    owner: ForkId,
 }
 
 impl CpuGroup {
-    pub(crate) fn new(seat: Seat, connected: Connected) -> Self {
-        let Connected { backend, transport, meeting } = connected;
-        let pairs = vec![[0; 2]; seat.world_size.get() as usize];
+    pub(crate) fn new(membership: Membership, backing: GroupBacking) -> Self {
+        let GroupBacking { backend, transport, coordinator } = backing;
+        let pairs = vec![[0; 2]; membership.world_size.get() as usize];
         let transport = Some(transport);
-        Self { seat, backend, transport, meeting, sequence: 0, pairs, ending: None, owner: Process::this() }
+        Self {
+            membership,
+            backend,
+            transport,
+            coordinator,
+            sequence: 0,
+            pairs,
+            failure: None,
+            owner: ForkId::current(),
+        }
     }
 
-    /// Numbers the call: those of the group as one, those between two ranks by themselves.
-    fn number(&mut self, call: Call) -> Call {
+    /// Adds the sequence number. Calls of the whole group share one sequence; each pair of
+    /// ranks has two of its own.
+    fn with_sequence(&mut self, call: Call) -> Call {
         let (sequence, call) = match (call.operation, call.root) {
             (Operation::Send, Some(to)) => (&mut self.pairs[to.index()][0], call),
-            // Both ends make the same call.
+            // The transport sees the same call at both ends.
             (Operation::Receive, Some(from)) => (
                 &mut self.pairs[from.index()][1],
-                Call { operation: Operation::Send, root: Some(self.seat.rank), ..call },
+                Call { operation: Operation::Send, root: Some(self.membership.rank), ..call },
             ),
             _ => (&mut self.sequence, call),
         };
@@ -54,57 +67,63 @@ impl CpuGroup {
         Call { sequence: *sequence, ..call }
     }
 
-    /// Performs a call on all ranks.
-    fn carry(&mut self, as_asked: Operation, call: Call, work: HostCollective<'_>) -> Result<(), GroupError> {
-        if !self.owner.is_this() {
-            return Err(GroupError::Forked { rank: self.seat.rank });
+    /// Performs a call of all ranks, or of two.
+    fn perform(
+        &mut self,
+        operation: Operation,
+        call: Call,
+        work: HostCollective<'_>,
+    ) -> Result<(), GroupError> {
+        if !self.owner.is_current() {
+            return Err(GroupError::Forked { rank: self.membership.rank });
         }
-        if let Some(ending) = self.ending.clone() {
-            return Err(self.ended(as_asked, ending));
+        if let Some(failure) = self.failure.clone() {
+            return Err(self.failed(operation, failure));
         }
-        let call = self.number(call);
-        let step = Step { call, deadline: clock::after(self.seat.timeout), timeout: self.seat.timeout };
+        let call = self.with_sequence(call);
+        let step =
+            Step { call, deadline: clock::after(self.membership.timeout), timeout: self.membership.timeout };
         match &mut self.transport {
-            Some(transport) => transport.run(&step, work).map_err(|ending| self.end(as_asked, ending)),
+            Some(transport) => transport.run(&step, work).map_err(|failure| self.fail(operation, failure)),
             None => Ok(()),
         }
     }
 
-    /// Agrees with the other ranks on how the group ended, then lets them see it.
-    fn end(&mut self, operation: Operation, seen: Ending) -> GroupError {
-        let ending = self.meeting.agree(&self.seat, self.as_asked(seen));
+    /// Agrees with the other ranks on the failure, then closes the connections.
+    fn fail(&mut self, operation: Operation, seen: GroupFailure) -> GroupError {
+        let failure = self.coordinator.agree(&self.membership, self.in_program_terms(seen));
         if let Some(transport) = &mut self.transport {
             transport.close();
         }
-        self.ending = Some(ending.clone());
-        self.ended(operation, ending)
+        self.failure = Some(failure.clone());
+        self.failed(operation, failure)
     }
 
-    /// The other end of a `send` made the same call to the transport; its program called it `receive`.
-    fn as_asked(&self, seen: Ending) -> Ending {
+    /// Restores `receive`: the transport sees the matching `send` at both ends.
+    fn in_program_terms(&self, seen: GroupFailure) -> GroupFailure {
         match seen {
-            Ending::Mismatch { rank, theirs, mut ours }
-                if ours.operation == Operation::Send && ours.root == Some(self.seat.rank) =>
+            GroupFailure::Mismatch { rank, theirs, mut ours }
+                if ours.operation == Operation::Send && ours.root == Some(self.membership.rank) =>
             {
                 (ours.operation, ours.root) = (Operation::Receive, Some(rank));
-                Ending::Mismatch { rank, theirs, ours }
+                GroupFailure::Mismatch { rank, theirs, ours }
             }
             seen => seen,
         }
     }
 
-    fn ended(&self, operation: Operation, ending: Ending) -> GroupError {
-        GroupError::Ended { operation, ending, members: self.seat.members.clone() }
+    fn failed(&self, operation: Operation, failure: GroupFailure) -> GroupError {
+        GroupError::Failed { operation, failure, members: self.membership.members.clone() }
     }
 }
 
 impl ProcessGroup for CpuGroup {
     fn rank(&self) -> Rank {
-        self.seat.rank
+        self.membership.rank
     }
 
     fn world_size(&self) -> WorldSize {
-        self.seat.world_size
+        self.membership.world_size
     }
 
     fn backend(&self) -> Backend {
@@ -112,44 +131,44 @@ impl ProcessGroup for CpuGroup {
     }
 
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
-        work.check(data_type, self.seat.rank, self.seat.world_size)?;
-        // As torch does it; on a device NCCL carries such a message, where both ends are in one group of calls.
+        work.check(data_type, self.membership.rank, self.membership.world_size)?;
+        // torch refuses it as well. NCCL permits it within one group of calls.
         if let HostCollective::Send { to: rank, .. } | HostCollective::Receive { from: rank, .. } = work
-            && rank == self.seat.rank
+            && rank == self.membership.rank
         {
             return Err(GroupError::ToItself { operation: work.operation(), rank });
         }
-        self.carry(work.operation(), work.call(data_type), work)
+        self.perform(work.operation(), work.call(data_type), work)
     }
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
-        parting::go_on();
-        let own = Choice { color, key }.encode();
-        let mut all = vec![[0i64; 2]; self.seat.world_size.get() as usize];
+        dropped_groups::leave_kept();
+        let own = SplitChoice { color, key }.encode();
+        let mut all = vec![[0i64; 2]; self.membership.world_size.get() as usize];
         let work = Collective::AllGather {
             input: reduce::as_bytes(&own),
             output: reduce::as_bytes_mut(all.as_flattened_mut()),
         };
         let call = Call { operation: Operation::Split, ..work.call(DataType::I64) };
-        self.carry(Operation::Split, call, work)?;
-        let choices: Vec<Choice> = all.into_iter().map(Choice::decode).collect();
-        let (Some(color), Some(members)) = (color, split::members(&choices, self.seat.rank)) else {
+        self.perform(Operation::Split, call, work)?;
+        let choices: Vec<SplitChoice> = all.into_iter().map(SplitChoice::decode).collect();
+        let (Some(color), Some(members)) = (color, split::members(&choices, self.membership.rank)) else {
             return Ok(None);
         };
-        let seat = self.seat.within(&members, clock::after(self.seat.timeout));
-        let connected = self.meeting.subgroup(&seat, &format!("split {}/{color}", self.sequence))?;
-        Ok(Some(Box::new(Self::new(seat, connected))))
+        let membership = self.membership.in_subgroup(&members, clock::after(self.membership.timeout));
+        let backing = self.coordinator.subgroup(&membership, &format!("split {}/{color}", self.sequence))?;
+        Ok(Some(Box::new(Self::new(membership, backing))))
     }
 
     fn allocate(&mut self, bytes: usize) -> Memory {
-        // What a forked child would have of it, its parent would give away, too.
-        let transport = self.transport.as_mut().filter(|_| self.owner.is_this());
+        // A forked child shares this memory with its parent and must not hand it out again.
+        let transport = self.transport.as_mut().filter(|_| self.owner.is_current());
         let own = transport.and_then(|transport| transport.allocate(bytes));
         own.unwrap_or_else(|| Memory::on_heap(bytes))
     }
 
     fn leave(&mut self) {
-        if let Some(mut transport) = self.transport.take().filter(|_| self.owner.is_this()) {
+        if let Some(mut transport) = self.transport.take().filter(|_| self.owner.is_current()) {
             transport.leave();
         }
     }
@@ -157,15 +176,15 @@ impl ProcessGroup for CpuGroup {
 
 impl Drop for CpuGroup {
     fn drop(&mut self) {
-        let (None, Some(mut transport)) = (&self.ending, self.transport.take()) else { return };
-        if !self.owner.is_this() {
+        let (None, Some(mut transport)) = (&self.failure, self.transport.take()) else { return };
+        if !self.owner.is_current() {
             return;
         }
-        // A rank that is a thread has ended when it drops its group, whatever becomes of the process.
+        // A thread's group ends with the thread; the process may live on.
         match transport.is_among_threads() {
             true if std::thread::panicking() => transport.close(),
             true => transport.leave(),
-            false => parting::take(Box::new(transport)),
+            false => dropped_groups::keep_or_leave(Box::new(transport)),
         }
     }
 }

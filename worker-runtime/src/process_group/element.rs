@@ -1,6 +1,7 @@
-//! The element types of collectives, and how values of several ranks become one.
+//! Element types and reduce operations of collectives.
 //!
-//! Bytes travel as they lie in memory: every platform of rankrun is little-endian, and so is the wire.
+//! Elements are sent as they lie in memory: every platform of rankrun is little-endian,
+//! and so is the wire format.
 
 use std::fmt;
 
@@ -14,29 +15,29 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The element type of a call, as peers compare it.
+/// Element type of a call. Ranks compare it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataType {
-    /// No elements: a barrier.
+    /// No elements, as in a barrier.
     None,
-    /// `f16`: IEEE 754 binary16.
+    /// IEEE 754 binary16.
     F16,
-    /// `bf16`: the upper half of an `f32`.
+    /// bfloat16: the upper half of an `f32`.
     Bf16,
-    /// `f32`.
+    /// IEEE 754 binary32.
     F32,
-    /// `f64`.
+    /// IEEE 754 binary64.
     F64,
-    /// `i32`.
+    /// Signed 32-bit integer.
     I32,
-    /// `i64`.
+    /// Signed 64-bit integer.
     I64,
-    /// `u8`.
+    /// Unsigned byte.
     U8,
 }
 
 impl DataType {
-    /// Bytes of one element.
+    /// Bytes of one element; 0 for no elements.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -64,23 +65,25 @@ impl fmt::Display for DataType {
     }
 }
 
-/// How the values of all ranks become one. On one host values are taken in rank order, so that the result has the same bits on
-/// every rank and in every run. Sums of `f16` and `bf16` are kept in `f32` and rounded once.
+/// How the values of all ranks are combined; torch's `ReduceOp`, MPI's `MPI_Op`.
+///
+/// On one host values are combined in rank order, so that every rank gets the same bits in every run. Sums of
+/// `f16` and `bf16` are kept in `f32` and rounded once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduction {
+pub enum ReduceOp {
     /// The sum; integers wrap around.
     Sum,
     /// The sum divided by the number of ranks; integers are cut towards zero.
     Mean,
     /// The product; integers wrap around.
     Product,
-    /// The largest value; not-a-number wins over every number.
+    /// The largest value; NaN wins over every number.
     Max,
-    /// The smallest value; not-a-number wins over every number.
+    /// The smallest value; NaN wins over every number.
     Min,
 }
 
-impl fmt::Display for Reduction {
+impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Sum => "sum",
@@ -92,9 +95,9 @@ impl fmt::Display for Reduction {
     }
 }
 
-/// A type of which a process group can carry slices.
+/// An element type that a process group can transfer. Sealed: the list is fixed by the wire format.
 pub trait Element: Pod + sealed::Sealed + PartialOrd + fmt::Debug + Send + Sync {
-    /// The name of the type on the wire.
+    /// The wire name of the type.
     const DATA_TYPE: DataType;
 }
 

@@ -1,4 +1,4 @@
-//! Why a process group did not do what it was asked.
+//! Errors of process groups, and the failure that ends a group.
 
 use std::fmt;
 use std::io;
@@ -19,112 +19,113 @@ use crate::diagnostic::{Details, Diagnostic};
 use crate::socket::is_own_shortage;
 use crate::store::StoreError;
 
-/// What helps a process that may open no more files.
+/// Hint for a process that has reached its limit of open files.
 pub(crate) const DESCRIPTORS: &str =
     "give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank";
 
-/// Most bytes of a strange value that a message shows.
+/// Bytes of an unexpected value that a message shows at most.
 const MAX_SHOWN: usize = 100;
 
 /// A failed call of a process group.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The group came to its end; so do all later calls, with the same error.
-    #[error("{}`{operation}` cannot finish: {}", Details(self), ending.among(members))]
-    Ended {
-        /// The call in which this rank noticed.
+    /// A rank was lost, or two ranks disagreed, and the group has ended. All later
+    /// calls fail with the same failure.
+    #[error("{}`{operation}` cannot finish: {}", Details(self), failure.display_in(members))]
+    Failed {
+        /// The call in which this rank noticed it.
         operation: Operation,
-        /// How. Its ranks are those of the group.
-        ending: Ending,
-        /// Who these are in the job.
+        /// The failure, in ranks of the group.
+        failure: GroupFailure,
+        /// Maps ranks of the group to ranks of the job.
         members: Members,
     },
-    /// Ranks that cannot become a group: they are of different versions, or want different things.
+    /// The ranks cannot become a group: their versions, backends or hosts do not match.
     #[error("the ranks cannot become a group")]
     Conflict(#[from] Conflict),
-    /// A backend that this program does not have.
+    /// A backend that this build does not support.
     #[error("this program has no backend `{backend}` for process groups; ask for `auto` or `tcp`")]
     NoBackend {
-        /// It.
+        /// The requested backend.
         backend: Backend,
     },
-    /// A rank that is not in the group.
+    /// The call names a rank outside the group.
     #[error("`{operation}` names rank {root}, but the group has {world_size} ranks")]
     NoSuchRank {
-        /// The call.
+        /// The failed call.
         operation: Operation,
-        /// The rank.
+        /// The rank that it names.
         root: Rank,
-        /// The size of the group.
+        /// Number of ranks of the group.
         world_size: WorldSize,
     },
-    /// A message of a rank to itself. Nothing was sent.
+    /// A rank sends to itself or receives from itself. No message was sent.
     #[error("`{operation}` names rank {rank}, which is this rank itself: a message has two ends")]
     ToItself {
-        /// The call.
+        /// The failed call.
         operation: Operation,
-        /// This rank.
+        /// The calling rank.
         rank: Rank,
     },
-    /// A buffer or a list whose length does not fit the others. Nothing was sent.
+    /// The length of a buffer or a list is wrong. Nothing was sent.
     #[error("`{operation}` takes {expected} {what} here, not {given}")]
     WrongLength {
-        /// The call.
+        /// The failed call.
         operation: Operation,
-        /// What is counted.
+        /// The counted unit, such as `elements`.
         what: &'static str,
-        /// How many there must be.
+        /// The required length.
         expected: usize,
-        /// How many there are.
+        /// The given length.
         given: usize,
     },
-    /// Memory of a kind that this backend does not carry. Nothing was sent.
+    /// Host memory was given to a device group, or device memory to a host group. Nothing was sent.
     #[error(
         "{}`{operation}` was given {given}, but this group carries {} only ({backend})",
         Details(self), .given.other()
     )]
     WrongMemory {
-        /// The call.
+        /// The failed call.
         operation: Operation,
-        /// What carries the group's calls.
+        /// The backend of the group.
         backend: Backend,
-        /// What it was given.
+        /// The kind of the given memory.
         given: MemoryKind,
     },
-    /// There is no NCCL.
+    /// NCCL's library was not found or cannot be used.
     #[cfg(feature = "nccl")]
     #[error(transparent)]
     NcclMissing(#[from] NcclMissing),
-    /// NCCL failed while the group was made.
+    /// NCCL failed while it connected the ranks.
     #[cfg(feature = "nccl")]
     #[error("NCCL cannot connect the ranks")]
     Nccl(#[from] NcclError),
-    /// There is no CUDA device for the group.
+    /// No usable CUDA device.
     #[cfg(feature = "nccl")]
     #[error(transparent)]
     Cuda(#[from] CudaMissing),
-    /// The store, through which the ranks find each other, failed.
+    /// The store failed while the ranks looked for each other.
     #[error("the ranks cannot find each other through the store")]
     Store(#[from] StoreError),
-    /// No listener for the other ranks, or no way to wait for them.
+    /// The system refuses a listener, or `poll` fails.
     #[error("{}no socket for the other ranks", Details(self))]
     Socket(#[from] io::Error),
-    /// This process may open so few files that it cannot be connected with every other rank.
+    /// The limit of open files is below the number of connections.
     #[error(
         "{}a group of {world_size} ranks over TCP takes a connection to each of them, and this process may open {limit} files",
         Details(self)
     )]
     FewDescriptors {
-        /// The size of the group.
+        /// Number of ranks of the group.
         world_size: WorldSize,
-        /// `ulimit -n`.
+        /// The soft limit: `ulimit -n`.
         limit: u64,
     },
-    /// This process cannot find out on which host it is, of which it may open no more files.
+    /// The host cannot be identified, since this process may open no more files.
     #[error("{}this rank cannot find out on which host it is", Details(self))]
     Host(#[source] io::Error),
-    /// This process was forked from the one that joined the group.
-    #[error("{}this process was forked from rank {rank}, and is no rank of its groups", Details(self))]
+    /// The process was forked after the parent had joined the group.
+    #[error("{}this process was forked from rank {rank}, and is not a rank of its groups", Details(self))]
     Forked {
         /// The parent, as a rank of the group.
         rank: Rank,
@@ -132,33 +133,33 @@ pub enum GroupError {
     /// The ranks are on one host and cannot share memory.
     #[error("no shared memory for the ranks of this host")]
     SharedMemory(#[from] SegmentError),
-    /// No thread for a [`Queue`](super::Queue).
+    /// The system refuses a thread for an [`AsyncGroup`](super::AsyncGroup).
     #[error("no thread for the calls of the group")]
     Thread(#[source] io::Error),
-    /// A call panicked in the thread of its [`Queue`](super::Queue), and the group ended with it.
-    #[error("a call of the group's queue panicked")]
+    /// A call panicked in the thread of its [`AsyncGroup`](super::AsyncGroup), and the group has ended.
+    #[error("a call of the asynchronous group panicked")]
     Panicked,
-    /// What the store holds for this group was not written by a rank of it.
+    /// The store holds a value for this group that no rank of it wrote.
     #[error("the store holds `{value}` as `{key}`, which no rank wrote")]
     StrangeEntry {
-        /// The key within the group.
+        /// Key within the group.
         key: String,
-        /// The value, or how it begins.
+        /// The value, cut to 100 bytes.
         value: String,
     },
 }
 
 impl GroupError {
-    /// The rank that was lost, if that is what happened, as a rank of the group.
+    /// The lost rank, numbered within the group.
     #[must_use]
     pub fn lost_rank(&self) -> Option<Rank> {
         match self {
-            Self::Ended { ending: Ending::Lost { rank, .. }, .. } => Some(*rank),
+            Self::Failed { failure: GroupFailure::Lost { rank, .. }, .. } => Some(*rank),
             _ => None,
         }
     }
 
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -175,7 +176,7 @@ impl GroupError {
             Self::Forked { .. } => {
                 Some("join a group of another name in the child, or start it as a program of its own")
             }
-            Self::Ended { operation: Operation::Join, ending, .. } if ending.is_refusal() => Some(
+            Self::Failed { operation: Operation::Join, failure, .. } if failure.is_refusal() => Some(
                 "it is gone, or on another machine that was cloned with this one (the same \
                  /proc/sys/kernel/random/boot_id): then ask for `tcp`",
             ),
@@ -189,16 +190,18 @@ impl GroupError {
         }
     }
 
-    /// As [`lost_rank`](Self::lost_rank), as a rank of the job.
+    /// The lost rank, numbered within the job.
     #[must_use]
     pub fn lost_rank_of_job(&self) -> Option<Rank> {
         match self {
-            Self::Ended { ending: Ending::Lost { rank, .. }, members, .. } => Some(members.in_job(*rank)),
+            Self::Failed { failure: GroupFailure::Lost { rank, .. }, members, .. } => {
+                Some(members.in_job(*rank))
+            }
             _ => None,
         }
     }
 
-    /// What lies in the store under `key` and is of no rank.
+    /// The error for a store value under `key` that no rank wrote.
     pub(crate) fn strange_entry(key: &str, value: &[u8]) -> Self {
         let shown = &value[..value.len().min(MAX_SHOWN)];
         Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
@@ -211,12 +214,12 @@ impl Diagnostic for GroupError {
     }
 }
 
-/// Where memory lies.
+/// Where memory lies: on the host or on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// In this process.
+    /// Memory of this process.
     Host,
-    /// On an accelerator.
+    /// Memory of an accelerator.
     Device,
 }
 
@@ -238,57 +241,57 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// How a group came to its end.
+/// Why a group ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
-    /// A rank is gone or silent.
+pub enum GroupFailure {
+    /// A rank is gone, or silent for the group's timeout.
     Lost {
-        /// The first rank that was missed. Every rank of the group names the same one.
+        /// The lost rank. Every rank of the group names the same one.
         rank: Rank,
-        /// How it was noticed.
+        /// How the loss was detected.
         cause: LossCause,
     },
-    /// Two ranks made different calls.
+    /// Another rank and this one made different calls.
     Mismatch {
         /// The other rank.
         rank: Rank,
-        /// What it called; `None` if its bytes are no call of this version.
+        /// Its call; `None` if its bytes are not a call of this version.
         theirs: Option<Box<Call>>,
-        /// What this rank called.
+        /// The call of this rank.
         ours: Box<Call>,
     },
-    /// Two ranks made different calls, as one of them reports.
+    /// Two other ranks made different calls, as one of them reports.
     Disagreed {
-        /// The rank that noticed.
+        /// The rank that reports it.
         rank: Rank,
-        /// What it called.
+        /// The call of that rank.
         call: Box<Call>,
-        /// The rank with which it disagrees.
+        /// The rank with a different call.
         other: Rank,
-        /// What that one called; `None` if its bytes are no call of this version.
+        /// Its call; `None` if its bytes are not a call of this version.
         others: Option<Box<Call>>,
     },
-    /// What carries the calls, or the device, failed on a rank.
-    Failed {
-        /// The rank.
+    /// The transport or the device failed on a rank.
+    RankFailed {
+        /// The rank with the failure.
         rank: Rank,
-        /// Its words.
+        /// The error message of that rank.
         reason: String,
     },
 }
 
-/// How the loss of a rank was noticed.
+/// How the loss of a rank was detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LossCause {
-    /// Its connections closed although it was not done: it exited, crashed or was killed.
+    /// Its connections closed before it left the group: it exited, crashed or was killed.
     Closed,
-    /// A connection to it failed.
-    Failed(io::ErrorKind),
-    /// It left the group in good order while others still need it.
+    /// The connection to it failed with an IO error.
+    ConnectionFailed(io::ErrorKind),
+    /// It left the group while another rank still needed it.
     Left,
-    /// It took no part within the time.
+    /// It made no call within this timeout.
     Timeout(Duration),
-    /// Another rank noticed it first.
+    /// Another rank detected the loss and reported it.
     Reported,
 }
 
@@ -298,61 +301,69 @@ impl From<io::ErrorKind> for LossCause {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
                 Self::Closed
             }
-            kind => Self::Failed(kind),
+            kind => Self::ConnectionFailed(kind),
         }
     }
 }
 
-impl Ending {
-    /// Whether nobody listened where a rank said that it does.
+impl GroupFailure {
+    /// Whether the connection was refused: no process listens at the published address.
     fn is_refusal(&self) -> bool {
-        matches!(self, Self::Lost { cause: LossCause::Failed(io::ErrorKind::ConnectionRefused), .. })
+        matches!(
+            self,
+            Self::Lost { cause: LossCause::ConnectionFailed(io::ErrorKind::ConnectionRefused), .. }
+        )
     }
 
-    /// How messages tell of it in a group of these members.
-    pub fn among<'a>(&'a self, members: &'a Members) -> impl fmt::Display + 'a {
-        Told { ending: self, members }
+    /// Formats the failure with the rank numbers of these members.
+    pub fn display_in<'a>(&'a self, members: &'a Members) -> impl fmt::Display + 'a {
+        FailureText { failure: self, members }
     }
 }
 
-struct Told<'a> {
-    ending: &'a Ending,
+struct FailureText<'a> {
+    failure: &'a GroupFailure,
     members: &'a Members,
 }
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for FailureText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |rank| self.members.name(rank);
-        match self.ending {
-            Ending::Lost { rank, cause } => write!(f, "lost {}, {cause}", name(*rank)),
-            Ending::Mismatch { rank, theirs: Some(theirs), ours } => {
+        match self.failure {
+            GroupFailure::Lost { rank, cause } => write!(f, "lost {}, {cause}", name(*rank)),
+            GroupFailure::Mismatch { rank, theirs: Some(theirs), ours } => {
                 write!(f, "{} makes {theirs} where this rank makes {ours}", name(*rank))
             }
-            Ending::Mismatch { rank, theirs: None, ours } => {
-                write!(f, "{} sends what is no call where this rank makes {ours}", name(*rank))
+            GroupFailure::Mismatch { rank, theirs: None, ours } => {
+                write!(f, "{} sends bytes that are not a call, where this rank makes {ours}", name(*rank))
             }
-            Ending::Disagreed { rank, call, other, others: Some(others) } => {
+            GroupFailure::Disagreed { rank, call, other, others: Some(others) } => {
                 write!(f, "{} makes {call} where {} makes {others}", name(*rank), name(*other))
             }
-            Ending::Disagreed { rank, call, other, others: None } => {
-                write!(f, "{} makes {call} where {} sends what is no call", name(*rank), name(*other))
+            GroupFailure::Disagreed { rank, call, other, others: None } => {
+                write!(
+                    f,
+                    "{} makes {call} where {} sends bytes that are not a call",
+                    name(*rank),
+                    name(*other)
+                )
             }
-            Ending::Failed { rank, reason } => write!(f, "on {}, {reason}", name(*rank)),
+            GroupFailure::RankFailed { rank, reason } => write!(f, "on {}, {reason}", name(*rank)),
         }
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for GroupFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.among(&Members::all()).fmt(f)
+        self.display_in(&Members::all()).fmt(f)
     }
 }
 
 impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => f.write_str("which exited: its connection closed without a word"),
-            Self::Failed(kind) => write!(f, "to which the connection failed ({kind})"),
+            Self::Closed => f.write_str("which exited: its connection closed without a leave message"),
+            Self::ConnectionFailed(kind) => write!(f, "to which the connection failed ({kind})"),
             Self::Left => f.write_str("which has left the group"),
             Self::Timeout(timeout) => write!(f, "which took no part within {timeout:?}"),
             Self::Reported => f.write_str("as another rank reports"),

@@ -1,9 +1,10 @@
-//! What the groups of a rank are in a process that it forks: nothing.
+//! Protects the groups of a process from its forked children.
 //!
-//! A forked child has all that its parent has. What it says on a connection it says in the parent's place, and a connection is open
-//! until both have closed it: the other ranks would wait for a rank that is dead. So the C library's `fork` puts connections out
-//! of the child's reach (pthread_atfork(3)), and the child is known to be another process. A child that a bare system call makes is not
-//! noticed; one that becomes another program loses what it inherited in any case.
+//! A forked child inherits every connection of its parent. What it sends would count as sent by the parent,
+//! and a connection stays open until both have closed it, so that other ranks would wait for a dead rank. A
+//! handler of the C library's `fork` (pthread_atfork(3)) therefore replaces the child's copies, and
+//! [`ForkId`] tells the child from its parent. A child of a bare system call is not detected; a child that
+//! executes another program loses the connections in any case.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,76 +12,77 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use nix::libc;
 
-/// How often the ancestors of this process were forked since the first of them had a group.
+/// Forks among the ancestors of this process since the first of them had a group.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Descriptors of connections that are this process's alone.
-static OWN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// Descriptors of connections that a forked child must not use.
+static PARENT_FDS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
-/// Stands for a process among its ancestors. To ask costs less than a process id, for which the kernel is asked.
+/// Identifies a process among its ancestors. Reading it is cheaper than `getpid`, which is a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Process(u32);
+pub(crate) struct ForkId(u32);
 
-impl Process {
-    /// This one.
-    pub(crate) fn this() -> Self {
+impl ForkId {
+    /// The identity of the calling process.
+    pub(crate) fn current() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: the handler stays for ever, and does only what may be done after a fork.
-            #[expect(unsafe_code, reason = "asks to be told of forks")]
+            // SAFETY: the handler is a static function, and calls only functions that are permitted after a
+            // fork.
+            #[expect(unsafe_code, reason = "registers a fork handler")]
             let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-            // It fails where there is no memory for a few words; then children are not told from their parents.
+            // It fails for want of memory only; then children are not told from their parents.
             debug_assert_eq!(failed, 0, "the handler of forks is there");
         });
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether it is the one that asks.
-    pub(crate) fn is_this(self) -> bool {
+    /// Whether it identifies the calling process.
+    pub(crate) fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 }
 
-/// Connections that forked children do not get. It must go before they are closed.
+/// Descriptors that a forked child must not use. Drop it before the connections are closed.
 #[derive(Debug, Default)]
-pub(crate) struct Unshared {
+pub(crate) struct ParentFds {
     connections: Vec<RawFd>,
-    owner: Process,
+    owner: ForkId,
 }
 
-impl Unshared {
+impl ParentFds {
     pub(crate) fn new<'a, F: AsFd + 'a>(connections: impl Iterator<Item = &'a F>) -> Self {
-        let owner = Process::this();
+        let owner = ForkId::current();
         let all: Vec<RawFd> = connections.map(|connection| connection.as_fd().as_raw_fd()).collect();
-        own().extend(&all);
+        parent_fds().extend(&all);
         Self { connections: all, owner }
     }
 }
 
-impl Drop for Unshared {
+impl Drop for ParentFds {
     fn drop(&mut self) {
         // In a forked child another thread of the parent may hold the lock for ever, and the list is not the child's.
-        if self.owner.is_this() && !self.connections.is_empty() {
-            own().retain(|fd| !self.connections.contains(fd));
+        if self.owner.is_current() && !self.connections.is_empty() {
+            parent_fds().retain(|fd| !self.connections.contains(fd));
         }
     }
 }
 
-fn own() -> MutexGuard<'static, Vec<RawFd>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn parent_fds() -> MutexGuard<'static, Vec<RawFd>> {
+    PARENT_FDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs in the only thread of a child, before its program goes on: other threads of the parent may have held any lock, so it takes
-/// none and allocates nothing.
+/// Runs in the only thread of a child, before its program continues. Other threads of the parent may have
+/// held any lock, so it waits for none and allocates nothing.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    let Ok(own) = OWN.try_lock() else { return };
+    let Ok(parent_fds) = PARENT_FDS.try_lock() else { return };
     // SAFETY: these functions may be called after a fork (signal-safety(7)); the path ends with a zero.
     #[expect(unsafe_code, reason = "descriptors by their numbers")]
     unsafe {
         let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        for &fd in own.iter().filter(|_| nothing >= 0) {
-            // The number stays taken: who holds it in the child still closes it.
+        for &fd in parent_fds.iter().filter(|_| nothing >= 0) {
+            // The number stays in use: its owner in the child still closes it.
             libc::dup3(nothing, fd, libc::O_CLOEXEC);
         }
         libc::close(nothing);

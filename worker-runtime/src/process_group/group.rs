@@ -1,60 +1,61 @@
-//! A group as programs use it: calls on slices of one element type.
+//! The interface of programs: calls on slices of one element type. A [`ProcessGroup`] performs them.
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::buffer::Buffer;
 use super::collective::{Collective, HostCollective};
 use super::device::{DeviceCollective, Stream};
-use super::element::{DataType, Element, Reduction};
+use super::element::{DataType, Element, ReduceOp};
 use super::error::GroupError;
 use super::reduce::{as_bytes, as_bytes_mut};
-use super::{Backend, GroupOptions, ProcessGroup, meet};
+use super::{Backend, GroupOptions, ProcessGroup, rendezvous};
 use crate::context::WorkerContext;
 
-/// The ranks of a job, or some of them, connected with each other.
+/// The ranks of a job, or a subset of them, connected with each other.
 ///
-/// Every rank makes the same calls in the same order, but for [`send`](Self::send) and [`receive`](Self::receive), which two
-/// ranks make.
+/// Every rank makes the same calls in the same order. [`send`](Self::send)
+/// and [`receive`](Self::receive) concern two ranks only.
 #[derive(Debug)]
 pub struct Group {
     backend: Box<dyn ProcessGroup>,
 }
 
 impl Group {
-    /// Joins the group of all ranks; returns when all are there.
+    /// Joins the group of all ranks; returns when every rank has joined.
     ///
     /// # Errors
     /// The store cannot be reached, or a rank is missing: it is named.
     pub fn join(context: &WorkerContext, options: &GroupOptions) -> Result<Self, GroupError> {
-        Ok(Self { backend: meet::meet(context, options)? })
+        Ok(Self { backend: rendezvous::join_group(context, options)? })
     }
 
-    /// A group with a backend of one's own.
+    /// A group on a custom backend.
     #[must_use]
     pub fn new(backend: Box<dyn ProcessGroup>) -> Self {
         Self { backend }
     }
 
-    /// This rank.
+    /// Rank of this process within the group.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.backend.rank()
     }
 
-    /// How many ranks there are.
+    /// Number of ranks in the group.
     #[must_use]
     pub fn world_size(&self) -> WorldSize {
         self.backend.world_size()
     }
 
-    /// What carries the calls.
+    /// The backend that performs the calls.
     #[must_use]
     pub fn backend(&self) -> Backend {
         self.backend.backend()
     }
 
-    /// `elements` zeros in memory that this group carries with the fewest copies; any slice does, more slowly. It may outlive the
-    /// group. More than there is memory for ends the program, as a `Vec` does.
+    /// Allocates `elements` zeros in memory that this group transfers with the fewest copies. Any
+    /// other slice works, more slowly. The buffer may outlive the group. As with `Vec`, the
+    /// program ends if memory is exhausted.
     pub fn buffer<T: Element>(&mut self, elements: usize) -> Buffer<T> {
         Buffer::new(self.backend.allocate(elements.saturating_mul(size_of::<T>())), elements)
     }
@@ -64,7 +65,7 @@ impl Group {
         self.backend.run(data_type, work)
     }
 
-    /// Waits until all ranks are here.
+    /// Waits until every rank has made this call.
     ///
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank; so for all calls.
@@ -72,7 +73,7 @@ impl Group {
         self.backend.run(DataType::None, Collective::Barrier)
     }
 
-    /// Gives every rank what `data` is on rank `root`.
+    /// Overwrites `data` on every rank with `data` of rank `root`.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -80,28 +81,24 @@ impl Group {
         self.backend.run(T::DATA_TYPE, Collective::Broadcast { data: as_bytes_mut(data), root })
     }
 
-    /// Makes `data` the reduction of what it is on all ranks, on all ranks.
+    /// Reduces `data` over all ranks, in place, on all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
-    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], how: Reduction) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::AllReduce { data: as_bytes_mut(data), how })
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<(), GroupError> {
+        self.backend.run(T::DATA_TYPE, Collective::AllReduce { data: as_bytes_mut(data), op })
     }
 
-    /// Makes `data` the reduction of what it is on all ranks, on the root; elsewhere it stays what it is.
+    /// Reduces `data` over all ranks into `data` of the root. On other ranks `data` is unchanged.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
-    pub fn reduce<T: Element>(
-        &mut self,
-        data: &mut [T],
-        how: Reduction,
-        root: Rank,
-    ) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::Reduce { data: as_bytes_mut(data), how, root })
+    pub fn reduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<(), GroupError> {
+        self.backend.run(T::DATA_TYPE, Collective::Reduce { data: as_bytes_mut(data), op, root })
     }
 
-    /// Makes `output` this rank's part of the reduction of all inputs: of as many equal parts as there are ranks.
+    /// Reduces the inputs over all ranks and stores part `rank` of the result in `output`. The input has one
+    /// part of equal length for each rank.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -109,13 +106,14 @@ impl Group {
         &mut self,
         input: &[T],
         output: &mut [T],
-        how: Reduction,
+        op: ReduceOp,
     ) -> Result<(), GroupError> {
         let (input, output) = (as_bytes(input), as_bytes_mut(output));
-        self.backend.run(T::DATA_TYPE, Collective::ReduceScatter { input, output, how })
+        self.backend.run(T::DATA_TYPE, Collective::ReduceScatter { input, output, op })
     }
 
-    /// Makes `output` the inputs of all ranks one after another, on all ranks; each gives equally much.
+    /// Concatenates the inputs of all ranks in rank order into `output`, on all ranks.
+    /// All inputs have the same length.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -124,7 +122,7 @@ impl Group {
         self.backend.run(T::DATA_TYPE, Collective::AllGather { input, output })
     }
 
-    /// [`all_gather_into`](Self::all_gather_into) new memory.
+    /// [`all_gather_into`](Self::all_gather_into) with a new vector.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -134,8 +132,8 @@ impl Group {
         Ok(output)
     }
 
-    /// This rank's part of the root's data: the first `counts[0]` elements for rank 0, and so on. `counts` is the same on all
-    /// ranks; what others than the root give as `data` is not looked at.
+    /// Splits `data` of the root: `counts[0]` elements go to rank 0, and so on. Returns the part of this
+    /// rank. `counts` is the same on all ranks; `data` of other ranks is ignored.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -153,8 +151,8 @@ impl Group {
         Ok(part)
     }
 
-    /// The data of all ranks one after another, on the root only. `counts` says how much each rank gives and is the same on all
-    /// ranks.
+    /// Concatenates the data of all ranks in rank order; returns it on the root only. `counts` has the length
+    /// of each rank's data and is the same on all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -165,7 +163,7 @@ impl Group {
         root: Rank,
     ) -> Result<Option<Vec<T>>, GroupError> {
         let total = counts.iter().fold(0usize, |total, &count| total.saturating_add(count));
-        // A total that no memory holds is refused before there is any.
+        // A total that no memory can hold is refused by the check of the call, before it is allocated.
         let is_root = self.rank() == root && total <= isize::MAX as usize / size_of::<T>();
         let mut all = is_root.then(|| vec![T::zeroed(); total]);
         let output = all.as_mut().map(|all| as_bytes_mut(all));
@@ -174,7 +172,8 @@ impl Group {
         Ok(all)
     }
 
-    /// Sends `data` to one other rank, which receives as many elements. Both do so between the same two calls of all ranks.
+    /// Sends `data` to one other rank, which receives as many elements. Both calls lie between the
+    /// same two calls of all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -190,7 +189,7 @@ impl Group {
         self.backend.run(T::DATA_TYPE, Collective::Receive { data: as_bytes_mut(data), from })
     }
 
-    /// Puts a call on a stream of a device; see [`ProcessGroup::run_on_device`].
+    /// Enqueues a call on a stream of a device; see [`ProcessGroup::run_on_device`].
     ///
     /// # Safety
     /// As [`ProcessGroup::run_on_device`].
@@ -208,22 +207,22 @@ impl Group {
         unsafe { self.backend.run_on_device(data_type, work, stream) }
     }
 
-    /// Waits until all is done that was put on `stream`.
+    /// Waits until all work on `stream` is done.
     ///
     /// # Safety
     /// As [`ProcessGroup::wait`].
     ///
     /// # Errors
-    /// How the group ended, if it did.
+    /// The failure that ended the group.
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
     pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.wait(stream) }
     }
 
-    /// Makes sub-groups: ranks that say the same color become a group of their own, in which they are ordered by key, and by rank
-    /// where keys are equal. Every rank of this group makes the call; one without a color gets no group. What the sub-groups do
-    /// is independent of this group and of each other.
+    /// Makes sub-groups: ranks with the same color become a group, ordered by key, and by rank where keys are
+    /// equal. Every rank of this group makes the call; a rank without a color gets no group. Sub-groups are
+    /// independent of this group and of each other.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier); or a member of the sub-group is missing, which does not end this group.
@@ -231,7 +230,7 @@ impl Group {
         Ok(self.backend.split(color, key)?.map(Self::new))
     }
 
-    /// Leaves the group in good order: the other ranks hear at once that this one is done with it.
+    /// Leaves the group in good order: the other ranks learn at once that this rank makes no more calls.
     pub fn leave(mut self) {
         self.backend.leave();
     }

@@ -1,8 +1,8 @@
-//! Which part of a buffer belongs to which rank. Pure.
+//! Divides a buffer among ranks. Pure.
 
 use std::ops::Range;
 
-/// Splits `total` elements into `parts` neighbouring ranges whose lengths differ by at most one.
+/// Splits `total` elements into `parts` adjacent ranges whose lengths differ by at most one.
 pub(crate) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
     let (base, extra) = (total / parts, total % parts);
     let mut start = 0;
@@ -14,7 +14,7 @@ pub(crate) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Cuts a slice into pieces of the given lengths, which must not sum to more than the slice.
+/// Cuts a slice into pieces of these lengths, whose sum must not exceed the slice.
 pub(crate) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
     lengths
         .into_iter()
@@ -26,7 +26,7 @@ pub(crate) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>)
         .collect()
 }
 
-/// [`split`] of a slice that is written to.
+/// [`split`] for a mutable slice.
 pub(crate) fn split_mut<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
     lengths
         .into_iter()

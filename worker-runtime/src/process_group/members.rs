@@ -1,4 +1,4 @@
-//! Which ranks of the job a group consists of. Pure.
+//! Maps ranks of a group to ranks of the job. Pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,31 +8,31 @@ use rankrun_contract::rank::Rank;
 /// The members of a group as ranks of the job, in the order of their ranks within the group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
-    /// `None` where both are the same.
+    /// `None` if both numberings are the same.
     in_job: Option<Arc<[Rank]>>,
 }
 
 impl Members {
-    /// Those of the group of all ranks.
+    /// The members of the group of all ranks.
     #[must_use]
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// Those of a group that consists of these members of this one.
+    /// The members of a sub-group, given as ranks of this group.
     #[must_use]
     pub fn subset(&self, ranks: &[Rank]) -> Self {
         Self { in_job: Some(ranks.iter().map(|&rank| self.in_job(rank)).collect()) }
     }
 
-    /// The rank that this rank of the group has in the job.
+    /// The rank within the job of a rank of the group.
     #[must_use]
     pub fn in_job(&self, rank: Rank) -> Rank {
         let known = self.in_job.as_ref().and_then(|ranks| ranks.get(rank.index()));
         known.copied().unwrap_or(rank)
     }
 
-    /// How messages name a rank of the group: `rank 1`, or `rank 1 (rank 3 of the job)` where these differ.
+    /// Formats a rank of the group: `rank 1`, or `rank 1 (rank 3 of the job)` if the numbers differ.
     pub fn name(&self, rank: Rank) -> impl fmt::Display + use<> {
         Name { rank, in_job: self.in_job(rank) }
     }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_the_same_in_the_job_is_said_once() {
+    fn rank_that_is_the_same_in_the_job_is_said_once() {
         assert_eq!(Members::all().name(Rank(7)).to_string(), "rank 7");
         assert_eq!(Members::all().subset(&[Rank(0), Rank(2)]).name(Rank(0)).to_string(), "rank 0");
     }

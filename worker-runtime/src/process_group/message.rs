@@ -1,4 +1,4 @@
-//! The header of every message between two ranks, and the call that it stands for. Pure.
+//! The header of every message between two ranks, and the call that it describes. Pure.
 //!
 //! ```text
 //!  0..4   magic    `RRg3`
@@ -8,27 +8,27 @@
 //! 16..24  sequence which call of the group
 //! 24..32  count    elements of the call
 //! 32..40  length   bytes that follow
-//! 40..56  the call of the group before it: as 4..12 and count; zeros for none
-//! 56..64  latest   how many calls of the group the sender has made, this one included
+//! 40..56  the previous call of the group: as 4..12 and count; zeros for none
+//! 56..64  latest   number of calls of the group that the sender has made, with this one
 //! ```
-//! All numbers are little-endian. Both ends compute the header that they expect; another one means that the
-//! ranks do not make the same calls.
+//! All numbers are little-endian. Both ends compute the header that they expect; a different header means
+//! that the ranks make different calls.
 
 use std::fmt;
 
 use rankrun_contract::rank::Rank;
 
-use super::element::{DataType, Reduction};
+use super::element::{DataType, ReduceOp};
 
 /// Length of a header in bytes.
 pub(crate) const HEADER_LEN: usize = 64;
 
 const MAGIC: [u8; 4] = *b"RRg3";
 
-/// What a group does together.
+/// An operation of a group, for messages and for comparison between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Becoming a group.
+    /// Connecting the ranks of a group.
     Join,
     /// `broadcast`.
     Broadcast,
@@ -76,20 +76,20 @@ impl fmt::Display for Operation {
     }
 }
 
-/// One collective call, as far as all ranks must agree on it.
+/// The properties of a call on which all ranks must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Which operation.
+    /// The operation of the call.
     pub operation: Operation,
-    /// Of which elements.
+    /// The type of its elements.
     pub data_type: DataType,
-    /// How they are reduced, for `all_reduce`.
-    pub reduction: Option<Reduction>,
-    /// From or to which rank, for operations that have a root.
+    /// The reduce operation, for calls that reduce.
+    pub reduction: Option<ReduceOp>,
+    /// The root of a rooted call; the peer of a message.
     pub root: Option<Rank>,
-    /// How many elements, over all ranks where these differ.
+    /// Number of elements; the total over all ranks if they differ.
     pub count: u64,
-    /// Which call of the group this is, counted from 1.
+    /// Sequence number of the call within the group, from 1.
     pub sequence: u64,
 }
 
@@ -112,13 +112,13 @@ impl fmt::Display for Call {
 }
 
 impl Call {
-    /// As digits, for where there is text.
+    /// Encodes the call as hexadecimal text.
     pub(crate) fn to_hex(self) -> String {
         let header = Header { call: self, step: 0, length: 0, previous: None, latest: 0 };
         header.encode().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// `None` for what is not written by [`to_hex`](Self::to_hex).
+    /// Decodes the output of [`to_hex`](Self::to_hex); `None` for any other text.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         let mut bytes = [0; HEADER_LEN];
         let digits = text.as_bytes().as_chunks::<2>();
@@ -134,24 +134,24 @@ impl Call {
     }
 }
 
-/// What precedes the bytes of one message.
+/// The header that precedes the bytes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) call: Call,
     pub(crate) step: u32,
     pub(crate) length: u64,
-    /// The call of the whole group that the sender made before this one, by which a rank is found out that has made a call which
-    /// sends nothing to the receiver.
+    /// The sender's previous call of the whole group. It reveals a call that sent nothing to the receiver.
     pub(crate) previous: Option<Call>,
-    /// How many calls of the whole group the sender has made, this one included: a message between two ranks has a number of its own.
+    /// Number of calls of the whole group that the sender has made, with this one. Messages between two ranks
+    /// have a sequence of their own.
     pub(crate) latest: u64,
 }
 
-/// The root of a call that has none.
+/// Encodes the absence of a root.
 const NO_ROOT: u32 = u32::MAX;
 
 impl Header {
-    /// What a rank says before it closes its connections in good order.
+    /// Announces that a rank closes its connections in good order.
     pub(crate) const LEAVE: Self = Self {
         call: Call {
             operation: Operation::Leave,
@@ -183,7 +183,7 @@ impl Header {
         bytes
     }
 
-    /// `None` for bytes that no rank of this version sends.
+    /// `None` for bytes that a rank of this version never sends.
     pub(crate) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         if bytes[..4] != MAGIC {
             return None;
@@ -199,7 +199,7 @@ impl Header {
     }
 }
 
-/// Operation, type, reduction and root.
+/// Operation, type, reduce operation and root.
 fn encode_kind(call: &Call) -> [u8; 8] {
     let root = call.root.map_or(NO_ROOT, |root| root.0).to_le_bytes();
     let reduction = call.reduction.map_or(0, reduction_code);
@@ -247,8 +247,8 @@ const DATA_TYPES: [DataType; 8] = [
     DataType::I32,
     DataType::U8,
 ];
-const REDUCTIONS: [Reduction; 5] =
-    [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::Product];
+const REDUCTIONS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
 
 fn operation_code(operation: Operation) -> u8 {
     match operation {
@@ -281,13 +281,13 @@ fn data_type_code(data_type: DataType) -> u8 {
     }
 }
 
-fn reduction_code(reduction: Reduction) -> u8 {
+fn reduction_code(reduction: ReduceOp) -> u8 {
     match reduction {
-        Reduction::Sum => 1,
-        Reduction::Mean => 2,
-        Reduction::Max => 3,
-        Reduction::Min => 4,
-        Reduction::Product => 5,
+        ReduceOp::Sum => 1,
+        ReduceOp::Mean => 2,
+        ReduceOp::Max => 3,
+        ReduceOp::Min => 4,
+        ReduceOp::Product => 5,
     }
 }
 
@@ -322,12 +322,12 @@ mod tests {
         }
 
         #[test]
-        fn a_call_in_digits_is_read(
+        fn call_in_digits_is_read(
             operation in select(&OPERATIONS),
             root in proptest::option::of(0u32..u32::MAX),
             (count, sequence) in any::<(u64, u64)>(),
         ) {
-            let (data_type, reduction) = (DataType::Bf16, Some(Reduction::Min));
+            let (data_type, reduction) = (DataType::Bf16, Some(ReduceOp::Min));
             let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
             let digits = call.to_hex();
             prop_assert_eq!(Call::from_hex(&digits), Some(call));
@@ -352,11 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn a_call_reads_like_one() {
+    fn call_reads_like_one() {
         let call = Call {
             operation: Operation::AllReduce,
             data_type: DataType::F32,
-            reduction: Some(Reduction::Sum),
+            reduction: Some(ReduceOp::Sum),
             root: None,
             count: 10,
             sequence: 3,

@@ -1,4 +1,4 @@
-//! Waiting for connections.
+//! `poll` with a deadline.
 
 use std::io;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollTimeout};
 
 use crate::clock;
 
-/// Waits for news until the deadline; how many have some.
+/// Waits for events until the deadline; returns how many descriptors have some.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<i32> {
     loop {
         let remaining = clock::until(deadline);

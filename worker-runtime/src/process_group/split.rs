@@ -1,31 +1,30 @@
-//! Who is in which sub-group. Pure.
+//! Computes the members of sub-groups. Pure.
 
 use rankrun_contract::rank::Rank;
 
-/// What one rank says when a group is split.
+/// The color and key of one rank in a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Choice {
-    /// Ranks of the same one become a group; with `None` a rank gets none.
+pub(crate) struct SplitChoice {
+    /// Ranks with the same color become a group; `None` gets no group.
     pub(crate) color: Option<u32>,
-    /// Where it stands among them.
+    /// Sorts the ranks of a color.
     pub(crate) key: u32,
 }
 
-impl Choice {
-    /// How it travels.
+impl SplitChoice {
     pub(crate) fn encode(self) -> [i64; 2] {
         [self.color.map_or(-1, i64::from), i64::from(self.key)]
     }
 
-    /// What is no number of a rank counts as no color, and as the last key.
+    /// Values that no rank sends count as no color, and as the last key.
     pub(crate) fn decode([color, key]: [i64; 2]) -> Self {
         Self { color: u32::try_from(color).ok(), key: u32::try_from(key).unwrap_or(u32::MAX) }
     }
 }
 
-/// The members of the sub-group of `me`, in the order of their ranks within it: by key, and where keys are equal by rank. Choices
-/// are those of all ranks, in rank order.
-pub(crate) fn members(choices: &[Choice], me: Rank) -> Option<Vec<Rank>> {
+/// The members of the sub-group of `me`, by key, and by rank where keys are equal. `choices` are those
+/// of all ranks in rank order.
+pub(crate) fn members(choices: &[SplitChoice], me: Rank) -> Option<Vec<Rank>> {
     let color = choices.get(me.index())?.color?;
     let mut members: Vec<(u32, Rank)> = (0..)
         .zip(choices)
@@ -41,8 +40,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn choices(all: &[(Option<u32>, u32)]) -> Vec<Choice> {
-        all.iter().map(|&(color, key)| Choice { color, key }).collect()
+    fn choices(all: &[(Option<u32>, u32)]) -> Vec<SplitChoice> {
+        all.iter().map(|&(color, key)| SplitChoice { color, key }).collect()
     }
 
     fn ranks(all: &[u32]) -> Option<Vec<Rank>> {
@@ -78,13 +77,13 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read(color in proptest::option::of(any::<u32>()), key in any::<u32>()) {
-            let choice = Choice { color, key };
-            prop_assert_eq!(Choice::decode(choice.encode()), choice);
+            let choice = SplitChoice { color, key };
+            prop_assert_eq!(SplitChoice::decode(choice.encode()), choice);
         }
 
         #[test]
         fn no_numbers_panic(color in any::<i64>(), key in any::<i64>()) {
-            Choice::decode([color, key]);
+            SplitChoice::decode([color, key]);
         }
     }
 }

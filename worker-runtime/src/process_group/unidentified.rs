@@ -1,26 +1,27 @@
-//! Connections at the listener of a group that forms, before they have identified themselves. Pure: time is an argument.
+//! Connections at the listener of a joining group, before they have identified
+//! themselves. Pure: time is an argument.
 //!
-//! A connection gets [`YOUNG`] to present the token. Above the room for all, the source with the most connections loses its
-//! oldest one. A connection that has presented the token is never the one dropped.
+//! A connection gets [`YOUNG`] to present the token. If the limit for all is exceeded, the source with the
+//! most connections loses its oldest one. A connection that has presented the token is never dropped.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted before others are heard.
+/// Connections that are accepted before others are read.
 pub(crate) const ACCEPT_BATCH: usize = 64;
-/// Connections that wait at the listener until they are accepted. The standard library asks for far fewer.
+/// Length of the listen queue. The standard library asks for far less.
 pub(crate) const BACKLOG: i32 = 4096;
 /// How long a connection may take to identify itself.
 pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most unidentified connections, beyond one for each rank; a quarter of the descriptors at most.
 const ROOM: usize = 512;
-/// A connection is not dropped for others sooner.
+/// Minimum age of a dropped connection.
 const YOUNG: Duration = Duration::from_millis(100);
-/// The pauses of a rank whose connection was closed before it was answered: the first, and the longest.
+/// First and longest pause before a rank connects again after its connection was closed without an answer.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// A connection, where it comes from, and since when it is here.
+/// A connection, its source and its age.
 #[derive(Debug)]
 pub(crate) struct Entry<C, S> {
     pub(crate) connection: C,
@@ -40,7 +41,7 @@ impl<C, S> Entry<C, S> {
     }
 }
 
-/// All of them, the oldest first.
+/// All unidentified connections, the oldest first.
 #[derive(Debug)]
 pub(crate) struct Unidentified<C, S> {
     entries: Vec<Entry<C, S>>,
@@ -48,7 +49,7 @@ pub(crate) struct Unidentified<C, S> {
 }
 
 impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
-    /// Room for a world of so many ranks, in a process that may have so many descriptors.
+    /// The limit for a world of this many ranks, in a process with this limit of descriptors.
     pub(crate) fn new(world: usize, descriptors: Option<u64>) -> Self {
         let quarter = descriptors.map_or(ROOM, |limit| usize::try_from(limit / 4).unwrap_or(ROOM));
         Self { entries: Vec::new(), room: ROOM.min(quarter) + world }
@@ -58,12 +59,12 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
         self.entries.iter().map(|entry| &entry.connection)
     }
 
-    /// When the next one has had its time.
+    /// When the next connection times out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.entries.iter().map(Entry::deadline).min()
     }
 
-    /// From when on one more may be accepted; `now` where it may at once.
+    /// From when on one more may be accepted.
     pub(crate) fn admits_at(&self, now: Instant) -> Instant {
         if self.entries.len() < self.room {
             return now;
@@ -72,8 +73,8 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
         droppable.map(|entry| entry.since + YOUNG).min().map_or(now + YOUNG, |at| at.max(now))
     }
 
-    /// Takes one more, and gives back the one for which there is no room now: what it has said since it was last heard still
-    /// counts.
+    /// Adds a connection and returns the one that exceeds the limit. The caller reads it once more, since
+    /// it may have identified itself meanwhile.
     pub(crate) fn add(&mut self, entry: Entry<C, S>) -> Option<Entry<C, S>> {
         let now = entry.since;
         self.entries.push(entry);
@@ -84,12 +85,12 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
         }
     }
 
-    /// The one that makes room where this process may open nothing more.
+    /// Removes a connection, since this process can open no more descriptors.
     pub(crate) fn make_room(&mut self) -> Option<Entry<C, S>> {
         self.take_droppable(|_| true)
     }
 
-    /// The oldest of the source that has the most, of those that may go.
+    /// The oldest connection of the source with the most, among those that may be dropped.
     fn take_droppable(&mut self, may_go: impl Fn(&Entry<C, S>) -> bool) -> Option<Entry<C, S>> {
         let mut counts: HashMap<S, usize> = HashMap::new();
         for entry in self.entries.iter().filter(|entry| !entry.knows_token) {
@@ -104,7 +105,7 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
         Some(self.entries.remove(index))
     }
 
-    /// All, to be heard; those that go on come back by [`put_back`](Self::put_back).
+    /// Removes all for reading; those still incomplete return by [`put_back`](Self::put_back).
     pub(crate) fn take_all(&mut self) -> Vec<Entry<C, S>> {
         std::mem::take(&mut self.entries)
     }
@@ -114,7 +115,8 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
     }
 }
 
-/// A rank whose connection was closed before it was answered tries again: the listener may have dropped it among others.
+/// Retries of a rank whose connection was closed without an answer: the listener may
+/// have dropped it in a flood.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Retry {
     first: Instant,
@@ -126,7 +128,7 @@ impl Retry {
         Self { first: now, tries: 0 }
     }
 
-    /// When to connect again; `None` where it was tried for long enough.
+    /// When to connect again; `None` after the last try.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Instant> {
         let pause = PAUSES.1.min(PAUSES.0 * (1 << self.tries.min(8)));
         self.tries += 1;

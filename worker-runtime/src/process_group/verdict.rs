@@ -1,67 +1,70 @@
-//! The one ending of a group on which all ranks agree.
+//! The one failure of a group on which all ranks agree.
 //!
-//! The first rank that notices writes it into the store before it closes its connections. Whoever notices
-//! later, be it only through those closed connections, reads who was lost first, or which two calls differ.
+//! The first rank that detects a failure writes it into the store before it closes its connections. A
+//! rank that detects one later, perhaps only through the closed connections, reads which rank was lost
+//! first, or which two calls differ.
 //!
 //! ```text
 //! lost <rank>
-//! mismatch <rank> <its call> <other rank> <the other's call, or ->
-//! failed <rank> <its words>
+//! mismatch <rank> <its call> <other rank> <the other call, or ->
+//! failed <rank> <its error>
 //! ```
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::error::{Ending, LossCause};
-use super::meet::Seat;
+use super::error::{GroupFailure, LossCause};
 use super::message::Call;
+use super::rendezvous::Membership;
 use crate::report;
 use crate::store::TcpStore;
 
-/// Most letters of the words of a failure that are told.
+/// Characters of an error message that are read at most.
 const MAX_REASON: usize = 2000;
 
-/// The ending on which all ranks agree when the one at `seat` noticed `seen`.
-pub(crate) fn agree(store: &TcpStore, seat: &Seat, seen: Ending) -> Ending {
-    let ending = match store.compare_set("verdict", b"", render(&seen, seat.rank).as_bytes()) {
-        Ok(said) => settle(seen, std::str::from_utf8(&said).unwrap_or_default(), seat.world_size),
-        // Without the store this rank's own word is the best one.
+/// The failure on which all ranks agree, after this rank has `seen` one.
+pub(crate) fn agree(store: &TcpStore, membership: &Membership, seen: GroupFailure) -> GroupFailure {
+    let failure = match store.compare_set("verdict", b"", render(&seen, membership.rank).as_bytes()) {
+        Ok(said) => settle(seen, std::str::from_utf8(&said).unwrap_or_default(), membership.world_size),
+        // Without the store this rank's own failure is the best one known.
         Err(_) => seen,
     };
-    if let Ending::Lost { rank, .. } = &ending {
-        report::note_loss(seat.members.in_job(*rank));
+    if let GroupFailure::Lost { rank, .. } = &failure {
+        report::note_loss(membership.members.in_job(*rank));
     }
-    ending
+    failure
 }
 
-/// What the store says of an ending.
-fn render(ending: &Ending, me: Rank) -> String {
-    let (rank, call, other, others) = match ending {
-        Ending::Lost { rank, .. } => return format!("lost {rank}"),
-        Ending::Failed { rank, reason } => return format!("failed {rank} {reason}"),
-        Ending::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
-        Ending::Disagreed { rank, call, other, others } => (*rank, call, *other, others),
+/// The text for the store.
+fn render(failure: &GroupFailure, me: Rank) -> String {
+    let (rank, call, other, others) = match failure {
+        GroupFailure::Lost { rank, .. } => return format!("lost {rank}"),
+        GroupFailure::RankFailed { rank, reason } => return format!("failed {rank} {reason}"),
+        GroupFailure::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
+        GroupFailure::Disagreed { rank, call, other, others } => (*rank, call, *other, others),
     };
     let others = others.as_ref().map_or_else(|| "-".to_owned(), |call| call.to_hex());
     format!("mismatch {rank} {} {other} {others}", call.to_hex())
 }
 
-/// The ending to report when `seen` was noticed here and the store says `verdict`.
-fn settle(seen: Ending, verdict: &str, world_size: WorldSize) -> Ending {
+/// The failure to report if this rank has `seen` one and the store holds `verdict`.
+fn settle(seen: GroupFailure, verdict: &str, world_size: WorldSize) -> GroupFailure {
     match (parse(verdict, world_size), &seen) {
-        // What was noticed here says more than the store does.
-        (Some(Ending::Lost { rank, .. }), Ending::Lost { rank: same, .. }) if rank == *same => seen,
+        // The local observation has more detail than the store.
+        (Some(GroupFailure::Lost { rank, .. }), GroupFailure::Lost { rank: same, .. }) if rank == *same => {
+            seen
+        }
         (Some(told), _) => told,
         (None, _) => seen,
     }
 }
 
-/// `None` for what no rank of a group of this size writes.
-fn parse(verdict: &str, world_size: WorldSize) -> Option<Ending> {
+/// `None` for text that a rank of a group of this size never writes.
+fn parse(verdict: &str, world_size: WorldSize) -> Option<GroupFailure> {
     let rank = |text: &str| text.parse().ok().filter(|rank: &Rank| rank.0 < world_size.get());
     let mut words = verdict.split(' ');
-    let ending = match words.next()? {
-        "lost" => Ending::Lost { rank: rank(words.next()?)?, cause: LossCause::Reported },
-        "mismatch" => Ending::Disagreed {
+    let failure = match words.next()? {
+        "lost" => GroupFailure::Lost { rank: rank(words.next()?)?, cause: LossCause::Reported },
+        "mismatch" => GroupFailure::Disagreed {
             rank: rank(words.next()?)?,
             call: Box::new(Call::from_hex(words.next()?)?),
             other: rank(words.next()?)?,
@@ -73,17 +76,17 @@ fn parse(verdict: &str, world_size: WorldSize) -> Option<Ending> {
         "failed" => {
             let rank = rank(words.next()?)?;
             let reason: String = words.collect::<Vec<_>>().join(" ").chars().take(MAX_REASON).collect();
-            return (!reason.is_empty()).then_some(Ending::Failed { rank, reason });
+            return (!reason.is_empty()).then_some(GroupFailure::RankFailed { rank, reason });
         }
         _ => return None,
     };
-    words.next().is_none().then_some(ending)
+    words.next().is_none().then_some(failure)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process_group::element::{DataType, Reduction};
+    use crate::process_group::element::{DataType, ReduceOp};
     use crate::process_group::message::Operation;
 
     const ME: Rank = Rank(0);
@@ -92,15 +95,15 @@ mod tests {
         WorldSize::new(4).unwrap()
     }
 
-    fn lost(rank: u32) -> Ending {
-        Ending::Lost { rank: Rank(rank), cause: LossCause::Closed }
+    fn lost_rank(rank: u32) -> GroupFailure {
+        GroupFailure::Lost { rank: Rank(rank), cause: LossCause::Closed }
     }
 
     fn call(count: u64) -> Box<Call> {
         Box::new(Call {
             operation: Operation::Reduce,
             data_type: DataType::F16,
-            reduction: Some(Reduction::Max),
+            reduction: Some(ReduceOp::Max),
             root: Some(Rank(2)),
             count,
             sequence: 7,
@@ -108,24 +111,25 @@ mod tests {
     }
 
     #[test]
-    fn the_first_one_to_notice_is_believed() {
-        assert_eq!(render(&lost(2), ME), "lost 2");
-        let reported = Ending::Lost { rank: Rank(1), cause: LossCause::Reported };
-        assert_eq!(settle(lost(2), "lost 1", four()), reported);
+    fn first_one_to_notice_is_believed() {
+        assert_eq!(render(&lost_rank(2), ME), "lost 2");
+        let reported = GroupFailure::Lost { rank: Rank(1), cause: LossCause::Reported };
+        assert_eq!(settle(lost_rank(2), "lost 1", four()), reported);
     }
 
     #[test]
     fn every_rank_hears_both_calls_of_a_mismatch() {
         for others in [Some(call(4)), None] {
-            let seen = Ending::Mismatch { rank: Rank(3), theirs: others.clone(), ours: call(5) };
+            let seen = GroupFailure::Mismatch { rank: Rank(3), theirs: others.clone(), ours: call(5) };
             let verdict = render(&seen, Rank(1));
-            let told = Ending::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others };
+            let told = GroupFailure::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others };
             assert_eq!(render(&told, ME), verdict);
-            for seen in [seen, lost(1)] {
+            for seen in [seen, lost_rank(1)] {
                 assert_eq!(settle(seen, &verdict, four()), told);
             }
         }
-        let told = Ending::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others: Some(call(4)) };
+        let told =
+            GroupFailure::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others: Some(call(4)) };
         assert_eq!(
             told.to_string(),
             "rank 1 makes call 7, `reduce` (max) of 5 f16 with root 2 \
@@ -135,17 +139,17 @@ mod tests {
 
     #[test]
     fn what_failed_on_another_rank_is_told_in_its_words() {
-        let failed = Ending::Failed { rank: Rank(1), reason: "no such device".to_owned() };
-        assert_eq!(settle(lost(1), &render(&failed, Rank(1)), four()), failed);
+        let failed = GroupFailure::RankFailed { rank: Rank(1), reason: "no such device".to_owned() };
+        assert_eq!(settle(lost_rank(1), &render(&failed, Rank(1)), four()), failed);
     }
 
     #[test]
-    fn the_same_verdict_keeps_the_evidence() {
-        assert_eq!(settle(lost(2), "lost 2", four()), lost(2));
+    fn same_verdict_keeps_the_evidence() {
+        assert_eq!(settle(lost_rank(2), "lost 2", four()), lost_rank(2));
     }
 
     #[test]
-    fn a_strange_verdict_changes_nothing() {
+    fn strange_verdict_changes_nothing() {
         let digits = call(1).to_hex();
         let strange = [
             String::new(),
@@ -164,7 +168,7 @@ mod tests {
             format!("mismatch 1 {digits} 2 - -"),
         ];
         for verdict in strange {
-            assert_eq!(settle(lost(2), &verdict, four()), lost(2), "{verdict}");
+            assert_eq!(settle(lost_rank(2), &verdict, four()), lost_rank(2), "{verdict}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Which samples a rank learns from: torch's `DistributedSampler`, and batches that do not depend on the number of ranks.
+//! The samples of a rank: torch's `DistributedSampler`, and batches that do not
+//! depend on the number of ranks.
 //!
-//! Everything here is pure: the same length, seed, epoch and ranks give the same samples on every machine and after every
-//! restart, so a checkpoint needs to keep the step and nothing else.
+//! All of it is pure: the same length, seed, epoch and ranks give the same samples on every machine and after
+//! every restart, so a checkpoint needs only the step.
 
 mod batches;
 mod mt19937;
@@ -11,15 +12,15 @@ use rankrun_contract::rank::{Rank, WorldSize};
 
 pub use batches::GlobalBatches;
 
-/// How samples are chosen. The defaults are torch's.
+/// Options of a sampler, with torch's defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerOptions {
-    /// Whether each epoch has an order of its own; else samples are taken as they lie.
+    /// Whether each epoch has a random order; otherwise samples keep theirs.
     pub shuffle: bool,
-    /// Decides the orders; the same on all ranks. The sum of seed and epoch seeds the generator, which looks at the lower 32 bits
-    /// only, as torch's does. A negative seed of torch is its two's complement here.
+    /// Seed of the orders, the same on all ranks. The sum of seed and epoch seeds the generator, which uses
+    /// the lower 32 bits, as torch's does. A negative seed of torch is its two's complement here.
     pub seed: u64,
-    /// Where the samples cannot be shared out equally: whether the last ones are left out, or the first ones are taken twice.
+    /// If ranks cannot get equally many samples: drop the last ones instead of repeating the first ones.
     pub drop_last: bool,
 }
 
@@ -29,30 +30,30 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Why there is nothing to sample.
+/// Why a sampler cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SamplerError {
-    /// A rank that the world does not have.
+    /// The rank is not below the world size.
     #[error("there is no rank {rank} among {world_size} ranks, which are counted from 0")]
     NoSuchRank {
-        /// The rank.
+        /// The given rank.
         rank: Rank,
-        /// How many there are.
+        /// Number of ranks.
         world_size: WorldSize,
     },
-    /// No sample at all. torch gives an empty sampler, and a training that seems to work.
+    /// The data is empty. torch returns an empty sampler, and a training that seems to work.
     #[error("there are no samples: the length of the data is 0")]
     NoSamples,
-    /// Steps of no samples.
-    #[error("a batch of 0 samples")]
+    /// The batch size is 0.
+    #[error("the batch size is 0; it must be at least 1")]
     EmptyBatch,
 }
 
-/// The samples of one rank in each epoch: those that PyTorch's `torch.utils.data.DistributedSampler` (2.15) gives the same rank, index
-/// for index.
+/// The samples of one rank in each epoch: index for index those of PyTorch's
+/// `torch.utils.data.DistributedSampler` (2.15).
 ///
-/// All ranks share one order of an epoch. It is made as long as a multiple of the number of ranks, by repeating its beginning or by
-/// cutting its end, and rank `r` of `n` takes the places `r`, `r + n`, `r + 2n` and so on.
+/// All ranks share the order of an epoch. Its length is made a multiple of the number of ranks, by repeating
+/// its beginning or by cutting its end; rank `r` of `n` takes the positions `r`, `r + n`, `r + 2n` and so on.
 ///
 /// ```
 /// use rankrun_worker::sampler::{DistributedSampler, SamplerOptions};
@@ -77,10 +78,10 @@ pub struct DistributedSampler {
 }
 
 impl DistributedSampler {
-    /// For data of `length` samples.
+    /// A sampler for data of `length` samples.
     ///
     /// # Errors
-    /// There is no sample, or no such rank.
+    /// The data is empty, or there is no such rank.
     pub fn new(
         length: usize,
         rank: Rank,
@@ -96,8 +97,8 @@ impl DistributedSampler {
         Ok(Self { length, rank, world_size, options })
     }
 
-    /// How many samples each rank takes in an epoch: the same number on every rank, and none at all where `drop_last` leaves fewer
-    /// samples than ranks.
+    /// Number of samples of each rank in an epoch: the same on every rank, and 0 if
+    /// `drop_last` leaves fewer samples than ranks.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "torch's `len`; whether it is 0 is rarely asked")]
     pub fn len(&self) -> usize {
@@ -105,23 +106,24 @@ impl DistributedSampler {
         if self.options.drop_last { self.length / ranks } else { self.length.div_ceil(ranks) }
     }
 
-    /// The samples of this rank in an epoch, in order. The argument stands for torch's `set_epoch`, which is easily forgotten.
+    /// Indices of this rank's samples in an epoch, in order. The argument replaces
+    /// torch's `set_epoch`, which is easily forgotten.
     #[must_use]
     pub fn indices(&self, epoch: u64) -> Vec<usize> {
         let order = self.order(epoch);
         let ranks = self.world_size.get() as usize;
-        // torch repeats the order from its beginning as often as needed; a cut order is never that long.
+        // torch repeats the order as often as needed; a cut order is never that long.
         let at = |place: usize| order[place % order.len()];
         (0..self.len()).map(|turn| at(self.rank.index() + turn * ranks)).collect()
     }
 
-    /// How many samples there are in all.
+    /// Number of samples in the data.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// The order of an epoch, which all ranks share.
+    /// The order of an epoch, shared by all ranks.
     fn order(&self, epoch: u64) -> Vec<usize> {
         if self.options.shuffle {
             permutation::permutation(self.length, self.options.seed.wrapping_add(epoch))

@@ -1,25 +1,25 @@
-//! The Mersenne twister with 32-bit words, as torch's CPU generator has it (`ATen/core/MT19937RNGEngine.h`). Pure.
+//! The Mersenne twister with 32-bit words, as in torch's CPU generator (`ATen/core/MT19937RNGEngine.h`).
+//! Pure.
 //!
-//! Source: M. Matsumoto, T. Nishimura: Mersenne Twister: a 623-dimensionally equidistributed uniform pseudo-random number
-//! generator, ACM TOMACS 8 (1998).
+//! Source: M. Matsumoto, T. Nishimura: Mersenne Twister: a 623-dimensionally equidistributed uniform
+//! pseudo-random number generator, ACM TOMACS 8 (1998).
 
-/// Words of state.
 const STATE: usize = 624;
-/// How far the word is from which a new one takes its bits.
+/// Distance to the word from which a new one takes its bits.
 const SHIFT: usize = 397;
-/// XORed into every other new word.
+/// XORed into words with an odd source.
 const MATRIX: u32 = 0x9908_B0DF;
 
-/// A stream of 32-bit numbers that only its seed decides.
+/// A stream of 32-bit numbers from a seed.
 #[derive(Debug, Clone)]
 pub(super) struct Mt19937 {
     state: [u32; STATE],
-    /// The next word to give; `STATE` once all were given.
+    /// Index of the next word; `STATE` if all are used.
     next: usize,
 }
 
 impl Mt19937 {
-    /// As `torch.Generator().manual_seed(seed)`, which uses the lower 32 bits of a seed and ignores the others.
+    /// As `torch.Generator().manual_seed(seed)`, which ignores all but the lower 32 bits.
     pub(super) fn new(seed: u64) -> Self {
         let mut state = [0; STATE];
         state[0] = (seed & u64::from(u32::MAX)) as u32;
@@ -65,7 +65,7 @@ mod tests {
 
     /// The C++ standard demands this number of `std::mt19937` with its default seed (\[rand.predef\]).
     #[test]
-    fn the_ten_thousandth_number_is_the_one_that_the_standard_demands() {
+    fn ten_thousandth_number_is_the_one_that_the_standard_demands() {
         let mut numbers = Mt19937::new(5489);
         let mut last = 0;
         (0..10_000).for_each(|_| last = numbers.next_u32());

@@ -2,16 +2,16 @@
 
 use super::mt19937::Mt19937;
 
-/// From this length on torch draws 64 bits for a place: 32 would favour some of that many.
+/// From this length on torch draws 64 bits per position: 32 would be biased.
 const LONG: usize = (u32::MAX / 20) as usize;
 
-/// The numbers below `length` in the order that `torch.randperm` gives them with a fresh generator of this seed.
+/// The numbers below `length` in the order of `torch.randperm` with a fresh generator of this seed.
 pub(super) fn permutation(length: usize, seed: u64) -> Vec<usize> {
     let mut numbers = Mt19937::new(seed);
     if length < LONG { short(length, &mut numbers) } else { long(length, &mut numbers) }
 }
 
-/// Each place is swapped with itself or a later one.
+/// Swaps each position with itself or a later one.
 fn short(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     for at in 0..length.saturating_sub(1) {
@@ -20,7 +20,7 @@ fn short(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
     order
 }
 
-/// Each new number takes a place among those before, whose number moves to the end.
+/// Inserts each new number at a random position and moves the number there to the end.
 fn long(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
     let mut order = Vec::with_capacity(length);
     for at in 0..length {
@@ -38,7 +38,7 @@ mod tests {
 
     /// `torch.randperm(n, generator=torch.Generator().manual_seed(seed))` of torch 2.15.0.
     #[test]
-    fn the_order_is_that_of_torch() {
+    fn order_is_that_of_torch() {
         assert_eq!(permutation(10, 0), [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]);
         assert_eq!(permutation(10, u64::MAX), [1, 4, 6, 2, 0, 5, 8, 7, 9, 3]);
         assert_eq!(permutation(10, (1 << 32) + 5), [1, 4, 9, 6, 3, 5, 0, 2, 8, 7]);

@@ -10,7 +10,7 @@ const PLAIN: SamplerOptions = SamplerOptions { shuffle: false, seed: 0, drop_las
 
 /// `list(DistributedSampler(range(length), num_replicas=…, rank=…, …))` of torch 2.15.0.
 #[test]
-fn the_samples_are_those_of_torch() {
+fn samples_are_those_of_torch() {
     let all = |length, ranks, options, epoch| {
         (0..ranks).map(|rank| sampler(length, rank, ranks, options).indices(epoch)).collect::<Vec<_>>()
     };
@@ -31,26 +31,26 @@ fn few_samples_are_repeated_and_dropped_ones_leave_none() {
 }
 
 #[test]
-fn what_cannot_be_sampled_is_refused() {
+fn invalid_sampler_is_refused() {
     let two = WorldSize::new(2).unwrap();
     let error = DistributedSampler::new(10, Rank(2), two, PLAIN).unwrap_err();
     assert_eq!(error.to_string(), "there is no rank 2 among 2 ranks, which are counted from 0");
     let error = DistributedSampler::new(0, Rank(0), two, PLAIN).unwrap_err();
     assert_eq!(error.to_string(), "there are no samples: the length of the data is 0");
     let error = GlobalBatches::new(sampler(10, 0, 2, PLAIN), 0).unwrap_err();
-    assert_eq!(error.to_string(), "a batch of 0 samples");
+    assert_eq!(error.to_string(), "the batch size is 0; it must be at least 1");
 }
 
 #[test]
-fn a_batch_goes_on_where_the_one_before_ended() {
+fn batch_goes_on_where_the_one_before_ended() {
     let mut batches = GlobalBatches::new(sampler(5, 0, 1, PLAIN), 3).unwrap();
-    let steps: Vec<_> = [0, 1, 2, 0].into_iter().map(|step| batches.share(step)).collect();
+    let steps: Vec<_> = [0, 1, 2, 0].into_iter().map(|step| batches.indices(step)).collect();
     assert_eq!(steps, [[0, 1, 2], [3, 4, 0], [1, 2, 3], [0, 1, 2]]);
 }
 
-/// The shares of all ranks in a step.
+/// The indices of all ranks in a step.
 fn shares(ranks: u32, length: usize, batch: usize, step: u64) -> Vec<Vec<usize>> {
-    let share = |rank| GlobalBatches::new(sampler(length, rank, ranks, PLAIN), batch).unwrap().share(step);
+    let share = |rank| GlobalBatches::new(sampler(length, rank, ranks, PLAIN), batch).unwrap().indices(step);
     (0..ranks).map(share).collect()
 }
 
@@ -79,9 +79,9 @@ proptest! {
     ) {
         let options = SamplerOptions { seed, ..SamplerOptions::default() };
         let shares: Vec<Vec<usize>> = (0..ranks)
-            .map(|rank| GlobalBatches::new(sampler(length, rank, ranks, options), batch).unwrap().share(step))
+            .map(|rank| GlobalBatches::new(sampler(length, rank, ranks, options), batch).unwrap().indices(step))
             .collect();
-        let mut alone = GlobalBatches::new(sampler(length, 0, 1, options), batch).unwrap().share(step);
+        let mut alone = GlobalBatches::new(sampler(length, 0, 1, options), batch).unwrap().indices(step);
         let mut together = shares.concat();
         alone.sort_unstable();
         together.sort_unstable();

@@ -1,4 +1,4 @@
-//! One connection to the store: connecting, one request and its answer, waiting and ceasing to wait.
+//! One connection to the store: connecting, requests and answers, waits and their cancellation.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -9,14 +9,13 @@ use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKin
 use super::error::{ConnectFailure, StoreError};
 use crate::{clock, socket};
 
-/// How long one address may take to accept, and a listener to answer the first ping.
+/// Limit for one address to accept, and for the answer to the first ping.
 const TRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// After this long without an acknowledgement by the other kernel the connection is lost.
+/// Without an acknowledgement of the other kernel for this time the connection is lost.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
-/// The pauses between two tries to connect: from, to.
+/// First and longest pause between two tries to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
-/// Where the store is.
 #[derive(Debug, Clone)]
 pub(super) struct Server {
     pub(super) host: String,
@@ -26,16 +25,16 @@ pub(super) struct Server {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// What arrived and is not decoded.
+    /// Received bytes that are not decoded.
     input: Vec<u8>,
-    /// Set while a request is under way, so that one that fails half-way leaves it set.
+    /// Set during a request; an incomplete request leaves it set.
     broken: bool,
-    /// How long the store may take to answer what it can answer at once.
+    /// Limit for answers that need no waiting.
     answer_timeout: Duration,
 }
 
 impl Connection {
-    /// Connects, introduces itself and is answered.
+    /// Connects, sends the handshake and waits for the first answer.
     pub(super) fn open(
         server: &Server,
         timeout: Duration,
@@ -46,9 +45,9 @@ impl Connection {
         loop {
             let failure = match Self::try_open(server, deadline, answer_timeout) {
                 Ok(connection) => return Ok(connection),
-                // A try that ran out of time says less than one that did not.
+                // A try that ran out of time has less information than an earlier one.
                 Err(ConnectFailure::Silent) => earlier.unwrap_or(ConnectFailure::Silent),
-                // No listener that comes up mends this.
+                // Another try cannot help.
                 Err(ConnectFailure::Io(error)) if socket::is_own_shortage(&error) => {
                     return Err(StoreError::NoSocket(error));
                 }
@@ -58,7 +57,7 @@ impl Connection {
                 let Server { host, port } = server.clone();
                 return Err(StoreError::Unreachable { host, port, timeout, source: failure });
             }
-            // A listener that comes up tells nobody: trying again is the only way to notice.
+            // There is no event for a new listener, so try again.
             std::thread::sleep(pause);
             earlier = Some(failure);
             pause = (pause * 3 / 2).min(PAUSES.1);
@@ -88,41 +87,41 @@ impl Connection {
         Ok(self.stream.local_addr()?.ip().to_canonical())
     }
 
-    /// A request without an answer.
+    /// Sends a request without an answer.
     pub(super) fn send(&mut self, request: &Request) -> Result<(), StoreError> {
         self.attempt(|connection| connection.write(request))
     }
 
-    /// A request that is answered at once.
+    /// Makes a request that is answered at once.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StoreError> {
         let reply =
             self.attempt(|connection| connection.exchange(request, clock::after(connection.answer_timeout)))?;
         Ok(reply.unwrap_or(Reply::Arrived))
     }
 
-    /// A request that is answered when it is fulfilled, and taken back after `timeout`.
+    /// Makes a request that is answered when its keys exist; cancels it after `timeout`.
     pub(super) fn wait(&mut self, request: &Request, timeout: Duration) -> Result<(), StoreError> {
         let ended = self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
-            Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel().map(Ended::from),
-            Ok(Some(Reply::Arrived)) => Ok(Ended::Arrived),
-            // Nothing was taken back: a full store says so.
-            Ok(Some(Reply::Cancelled)) => Ok(Ended::Refused),
+            Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel().map(WaitResult::from),
+            Ok(Some(Reply::Arrived)) => Ok(WaitResult::Arrived),
+            // An answer without a cancellation: the store is full.
+            Ok(Some(Reply::Cancelled)) => Ok(WaitResult::Refused),
             Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
-            Ok(None) => Ok(Ended::Arrived),
+            Ok(None) => Ok(WaitResult::Arrived),
             Err(error) => Err(error),
         })?;
         match ended {
-            Ended::Arrived => Ok(()),
-            Ended::TimedOut => Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }),
-            Ended::Refused => Err(StoreError::WaitRefused { keys: keys_of(request) }),
+            WaitResult::Arrived => Ok(()),
+            WaitResult::TimedOut => Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }),
+            WaitResult::Refused => Err(StoreError::WaitRefused { keys: keys_of(request) }),
         }
     }
 
-    /// Ceases to wait; whether the wait was answered meanwhile.
+    /// Cancels a wait; returns whether it was answered meanwhile.
     fn cancel(&mut self) -> Result<bool, StoreError> {
         let deadline = clock::after(self.answer_timeout);
         match self.exchange(&Request::CancelWait, deadline)? {
-            // The answer of the wait crossed with the cancellation, whose own answer follows.
+            // The answer of the wait crossed the cancellation, whose own answer follows.
             Some(Reply::Arrived) => match self.read(ReplyKind::Wait, deadline)? {
                 Reply::Cancelled => Ok(true),
                 reply => Err(StoreError::WrongReply { reply }),
@@ -136,7 +135,7 @@ impl Connection {
             return Err(StoreError::Broken);
         }
         let result = body(self);
-        // A request above a limit is refused before a byte of it is sent.
+        // A request above a limit is refused before it is sent.
         self.broken = !matches!(result, Ok(_) | Err(StoreError::Limit(_))) || !self.input.is_empty();
         result
     }
@@ -169,7 +168,7 @@ impl Connection {
             match self.stream.read(&mut piece) {
                 Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Ok(read) => self.input.extend_from_slice(&piece[..read]),
-                // The time is judged at the top of the loop.
+                // The loop checks the deadline.
                 Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
@@ -177,7 +176,7 @@ impl Connection {
     }
 }
 
-/// Connects to the first address of the server that lets us in.
+/// Connects to the first address of the server that accepts.
 fn connect(server: &Server, deadline: Instant) -> io::Result<TcpStream> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (server.host.as_str(), server.port).to_socket_addrs()? {
@@ -199,7 +198,7 @@ fn limit(deadline: Instant) -> Instant {
     deadline.min(clock::after(TRY_TIMEOUT))
 }
 
-/// A blocking read reports its timeout as one or the other.
+/// A blocking read reports its timeout as either kind.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
@@ -213,14 +212,14 @@ fn keys_of(request: &Request) -> Vec<String> {
     }
 }
 
-/// How a wait ended.
-enum Ended {
+/// The result of a wait.
+enum WaitResult {
     Arrived,
     TimedOut,
     Refused,
 }
 
-impl From<bool> for Ended {
+impl From<bool> for WaitResult {
     fn from(arrived: bool) -> Self {
         if arrived { Self::Arrived } else { Self::TimedOut }
     }

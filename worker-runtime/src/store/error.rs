@@ -1,4 +1,4 @@
-//! Why the store did not do what it was asked.
+//! Errors of the store client.
 
 use std::io;
 use std::time::Duration;
@@ -10,61 +10,61 @@ use crate::diagnostic::{Details, Diagnostic};
 /// A failed request, or a store that cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No connection was made in time.
+    /// No connection within the timeout.
     #[error("cannot reach the store at `{host}:{port}` within {timeout:?}")]
     Unreachable {
-        /// The host as it was given.
+        /// Host name or address as given.
         host: String,
-        /// The port.
+        /// TCP port of the store.
         port: u16,
-        /// How long it was tried.
+        /// The exceeded limit.
         timeout: Duration,
-        /// How the last try failed.
+        /// The failure of the last try.
         #[source]
         source: ConnectFailure,
     },
-    /// This process, or its machine, may open no more.
+    /// This process or its machine can open no more sockets.
     #[error("{}no socket for a connection to the store", Details(self))]
     NoSocket(#[source] io::Error),
-    /// There is a store only where a launcher hosts one.
+    /// Without a launcher there is no store.
     #[error("there is no store: this process was not started by a launcher")]
     NoLauncher,
-    /// What was waited for did not come. The connection is usable.
+    /// A key did not appear within the timeout. The connection is usable.
     #[error("wait timeout after {}ms, keys: {}", timeout.as_millis(), keys.join(", "))]
     WaitTimeout {
-        /// How long it was waited.
+        /// The exceeded limit.
         timeout: Duration,
-        /// The keys as they are on the wire.
+        /// Key names as on the wire, with their prefix.
         keys: Vec<String>,
     },
-    /// The store has no memory left to remember what is waited for. The connection is usable.
+    /// The store has no memory for another wait. The connection is usable.
     #[error("the store refuses to wait for {}: it is full", keys.join(", "))]
     WaitRefused {
-        /// The keys as they are on the wire.
+        /// Key names as on the wire, with their prefix.
         keys: Vec<String>,
     },
-    /// The connection failed.
+    /// Reading from or writing to the connection failed.
     #[error("the connection to the store failed")]
     Io(#[from] io::Error),
-    /// The request is above a limit; nothing was sent and the connection is usable.
-    #[error("the store takes no such request")]
+    /// The request exceeds a limit; nothing was sent and the connection is usable.
+    #[error("the request exceeds a limit of the store")]
     Limit(#[source] ProtocolError),
-    /// What came back is no answer.
-    #[error("the store was not understood")]
+    /// The received bytes are not an answer of the protocol.
+    #[error("the answer of the store cannot be decoded")]
     Protocol(#[from] ProtocolError),
-    /// The answer is not one of the request.
+    /// The answer does not belong to the request.
     #[error("the store answered `{reply:?}`, which does not fit the request")]
     WrongReply {
-        /// The answer.
+        /// The received answer.
         reply: Reply,
     },
-    /// An earlier request failed half-way.
+    /// An earlier request on this connection failed before it was complete.
     #[error("the connection to the store is broken since an earlier request")]
     Broken,
 }
 
 impl StoreError {
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -81,16 +81,16 @@ impl Diagnostic for StoreError {
     }
 }
 
-/// How one try to connect failed.
+/// Why a try to connect failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectFailure {
-    /// The name has no address, or no address lets us in.
+    /// The name has no address, or no address accepts.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Something else listens there.
-    #[error("what listens there is no store")]
+    /// The listener does not speak the protocol of the store.
+    #[error("the listener at this address is not a store")]
     NoStore,
-    /// It accepts connections and does not answer.
+    /// The listener accepts and does not answer.
     #[error("it accepts connections, but does not answer")]
     Silent,
 }

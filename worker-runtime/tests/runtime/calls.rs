@@ -5,8 +5,8 @@
 use std::any::Any;
 use std::thread;
 
-use rankrun_worker::process_group::{Buffer, Wish, bf16, f16};
-use rankrun_worker::{Group, GroupError, MemoryGroup, Rank, Reduction};
+use rankrun_worker::process_group::{BackendChoice, Buffer, bf16, f16};
+use rankrun_worker::{Group, GroupError, Rank, ReduceOp, ThreadGroup};
 
 use crate::oracle::{Oracle, Values, assert_same, reduced, samples};
 use crate::server::Server;
@@ -14,8 +14,8 @@ use crate::world::{AMPLE, join_at, join_on};
 
 /// Miri takes a thousand times as long for each step.
 const WORLDS: &[u32] = if cfg!(miri) { &[2] } else { &[1, 2, 3, 4, 8] };
-const REDUCTIONS: [Reduction; 5] =
-    [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max, Reduction::Min];
+const REDUCTIONS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min];
 
 /// Elements of one rank's part: 4099 are a few kernel blocks and a rest.
 const SIZES: &[usize] = if cfg!(miri) { &[0, 70] } else { &[0, 1, 7, 4099] };
@@ -28,12 +28,12 @@ type World = (Vec<Group>, Box<dyn Any>);
 
 #[test]
 fn over_tcp() {
-    every_call(Values::Any, |ranks| joined(Wish::Tcp, ranks));
+    every_call(Values::Any, |ranks| joined(BackendChoice::Tcp, ranks));
 }
 
 #[test]
 fn through_shared_memory() {
-    every_call(Values::Any, |ranks| joined(Wish::Shm, ranks));
+    every_call(Values::Any, |ranks| joined(BackendChoice::Shm, ranks));
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn on_several_hosts() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank));
 }
 
-fn joined(wish: Wish, ranks: u32) -> World {
-    meet(ranks, |server, rank| join_on(wish, server, (rank, ranks), AMPLE))
+fn joined(choice: BackendChoice, ranks: u32) -> World {
+    meet(ranks, |server, rank| join_on(choice, server, (rank, ranks), AMPLE))
 }
 
 /// The number of each rank's host.
@@ -71,7 +71,7 @@ fn meet(ranks: u32, join: impl Fn(&Server, u32) -> Result<Group, GroupError> + S
 }
 
 fn memory(ranks: u32) -> World {
-    (MemoryGroup::world(ranks), Box::new(()))
+    (ThreadGroup::world(ranks), Box::new(()))
 }
 
 fn every_call(values: Values, make: fn(u32) -> World) {
@@ -87,9 +87,9 @@ fn every_call(values: Values, make: fn(u32) -> World) {
         of_type::<u8>(values, groups);
         match world {
             _ if cfg!(miri) => {}
-            4 => Case::<f32>::new(values, 4, LARGE / 4 / 4 + 1, &[Reduction::Sum]).run(groups),
-            3 => Case::<i64>::new(values, 3, LARGE / 8 / 3 + 1, &[Reduction::Product]).run(groups),
-            2 => Case::<bf16>::new(values, 2, LARGE / 2 / 2 + 1, &[Reduction::Mean]).run(groups),
+            4 => Case::<f32>::new(values, 4, LARGE / 4 / 4 + 1, &[ReduceOp::Sum]).run(groups),
+            3 => Case::<i64>::new(values, 3, LARGE / 8 / 3 + 1, &[ReduceOp::Product]).run(groups),
+            2 => Case::<bf16>::new(values, 2, LARGE / 2 / 2 + 1, &[ReduceOp::Mean]).run(groups),
             _ => {}
         }
     }
@@ -117,17 +117,17 @@ struct Case<T> {
     part: usize,
     /// All parts of each rank.
     inputs: Vec<Vec<T>>,
-    results: Vec<(Reduction, Vec<T>)>,
+    results: Vec<(ReduceOp, Vec<T>)>,
 }
 
 impl<T: Oracle> Case<T> {
-    fn new(values: Values, world: u32, part: usize, reductions: &[Reduction]) -> Self {
+    fn new(values: Values, world: u32, part: usize, reductions: &[ReduceOp]) -> Self {
         let all = part * world as usize;
         Self {
             world,
             part,
             inputs: (0..world).map(|rank| samples(values, rank, all)).collect(),
-            results: reductions.iter().map(|&how| (how, reduced(values, how, world, all))).collect(),
+            results: reductions.iter().map(|&op| (op, reduced(values, op, world, all))).collect(),
         }
     }
 
@@ -158,31 +158,31 @@ impl<T: Oracle> Case<T> {
 
     fn reductions(&self, group: &mut Group) -> Result<(), GroupError> {
         let (input, me, part) = (self.input(group), group.rank(), self.part);
-        for (how, result) in &self.results {
+        for (op, result) in &self.results {
             // Of an odd length, and of one that all ranks share equally.
             for length in [part, input.len()] {
                 let mut data = input[..length].to_vec();
-                group.all_reduce(&mut data, *how)?;
-                assert_same(&data, &result[..length], &|| self.name(&format!("all_reduce ({how})"), group));
+                group.all_reduce(&mut data, *op)?;
+                assert_same(&data, &result[..length], &|| self.name(&format!("all_reduce ({op})"), group));
                 let mut data = placed(group, &input[..length]);
-                group.all_reduce(&mut data, *how)?;
+                group.all_reduce(&mut data, *op)?;
                 assert_same(&data, &result[..length], &|| {
-                    self.name(&format!("own all_reduce ({how})"), group)
+                    self.name(&format!("own all_reduce ({op})"), group)
                 });
             }
             for root in self.roots() {
                 let mut data = input.to_vec();
-                group.reduce(&mut data, *how, root)?;
+                group.reduce(&mut data, *op, root)?;
                 let expected = if me == root { result } else { input };
-                assert_same(&data, expected, &|| self.name(&format!("reduce ({how}) to {root}"), group));
+                assert_same(&data, expected, &|| self.name(&format!("reduce ({op}) to {root}"), group));
             }
             let mut output = vec![T::zeroed(); part];
-            group.reduce_scatter(input, &mut output, *how)?;
+            group.reduce_scatter(input, &mut output, *op)?;
             let expected = &result[me.index() * part..][..part];
-            assert_same(&output, expected, &|| self.name(&format!("reduce_scatter ({how})"), group));
+            assert_same(&output, expected, &|| self.name(&format!("reduce_scatter ({op})"), group));
             let (input, mut output) = (placed(group, input), group.buffer(part));
-            group.reduce_scatter(&input, &mut output, *how)?;
-            assert_same(&output, expected, &|| self.name(&format!("own reduce_scatter ({how})"), group));
+            group.reduce_scatter(&input, &mut output, *op)?;
+            assert_same(&output, expected, &|| self.name(&format!("own reduce_scatter ({op})"), group));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Data-parallel training on what carries groups: shared memory, and TCP.
 
 use rankrun_worker::ddp::{Ddp, DdpError, DdpOptions, Parameter};
-use rankrun_worker::process_group::Wish;
+use rankrun_worker::process_group::BackendChoice;
 use rankrun_worker::{Group, Rank};
 
 use crate::world::{AMPLE, crash, run_on};
@@ -38,9 +38,9 @@ fn steps(group: Group) -> Result<(), DdpError> {
 
 #[test]
 fn gradients_are_reduced_where_they_are_written() {
-    for wish in [Wish::Auto, Wish::Tcp] {
+    for choice in [BackendChoice::Auto, BackendChoice::Tcp] {
         for world in [1, 2, 4] {
-            for ended in run_on(wish, (world, AMPLE), steps) {
+            for ended in run_on(choice, (world, AMPLE), steps) {
                 ended.expect("no rank panics").expect("no rank fails");
             }
         }
@@ -48,8 +48,8 @@ fn gradients_are_reduced_where_they_are_written() {
 }
 
 #[test]
-fn a_rank_that_crashes_in_the_middle_of_a_step_is_named() {
-    let ended = run_on(Wish::Auto, (3, AMPLE), |group| {
+fn rank_that_crashes_in_the_middle_of_a_step_is_named() {
+    let ended = run_on(BackendChoice::Auto, (3, AMPLE), |group| {
         let rank = group.rank();
         let mut ddp = Ddp::new(group, model(), &DdpOptions { find_unused: false, ..options() }).unwrap();
         ddp.mark_ready(1).unwrap();

@@ -1,11 +1,11 @@
-//! A life of a worker: its group, its end, and what its log lines say of it.
+//! One run of an elastic worker: its group, its result, and its log lines.
 
 use std::process::{ExitCode, Output};
 
 use rankrun_contract::env::ERROR_FILE;
 use rankrun_contract::report::{self, ErrorReport};
-use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions, State};
-use rankrun_worker::{Reduction, run_elastic, trace};
+use rankrun_worker::checkpoint::{Checkpoint, CheckpointOptions, StateDict};
+use rankrun_worker::{ReduceOp, run_elastic, trace};
 
 use crate::process::start;
 use crate::report::Folder;
@@ -22,23 +22,23 @@ pub(crate) fn main(role: &str) -> ExitCode {
         .with_max_level(tracing::Level::DEBUG)
         .with_writer(std::io::stderr)
         .init();
-    run_elastic(|mut life| -> Result<(), Box<dyn std::error::Error>> {
+    run_elastic(|mut run| -> Result<(), Box<dyn std::error::Error>> {
         #[expect(clippy::disallowed_methods, reason = "the test says by the environment where")]
         let folder = std::env::var_os(FOLDER).ok_or("no folder")?;
         let mut sum = [1.0f32];
         let _span = trace::step(7);
-        life.group.all_reduce(&mut sum, Reduction::Sum)?;
+        run.group.all_reduce(&mut sum, ReduceOp::Sum)?;
         tracing::info!(sum = sum[0], "summed");
-        let mut checkpoint = Checkpoint::open(&life.context, &CheckpointOptions::new(folder))?;
-        if role == "elastic: fail" && life.rank().0 == 1 {
+        let mut checkpoint = Checkpoint::open(&run.context, &CheckpointOptions::new(folder))?;
+        if role == "elastic: fail" && run.rank().0 == 1 {
             return Err("the data are gone".into());
         }
         if role == "elastic: load" {
-            let loaded = checkpoint.load_latest(&mut State::new().replicated("sum", &[1], &mut sum))?;
+            let loaded = checkpoint.load_latest(&mut StateDict::new().replicated("sum", &[1], &mut sum))?;
             assert_eq!(loaded.map(|loaded| loaded.step), Some(7));
             return Ok(());
         }
-        checkpoint.save(7, &State::new().replicated("sum", &[1], &mut sum))?;
+        checkpoint.save(7, &StateDict::new().replicated("sum", &[1], &mut sum))?;
         Ok(())
     })
 }
@@ -65,7 +65,7 @@ fn both_in(folder: &Folder, role: &str) -> [(Output, Option<ErrorReport>); 2] {
 }
 
 #[test]
-fn a_life_has_its_group_and_every_line_says_whose_it_is() {
+fn elastic_run_has_its_group_and_log_lines_have_the_rank() {
     for (rank, (output, report)) in both("elastic: fine").into_iter().enumerate() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), report), (Some(0), None), "{stderr}");
@@ -107,7 +107,7 @@ fn damaged_checkpoint_is_said_once_without_a_word_of_the_program() {
 }
 
 #[test]
-fn a_life_that_ends_by_another_rank_says_which() {
+fn elastic_run_ended_by_another_rank_names_it() {
     let [(survivor, told), (failed, cause)] = both("elastic: fail");
     assert_eq!((survivor.status.code(), failed.status.code()), (Some(1), Some(1)));
     let (told, cause) = (told.unwrap(), cause.unwrap());

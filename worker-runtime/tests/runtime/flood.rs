@@ -1,4 +1,4 @@
-//! Thousands of connections by a process that is not of the job, while a group forms: every rank gets in.
+//! Thousands of connections from a process outside of the job, while a group joins: every rank joins.
 
 #![expect(clippy::disallowed_methods, reason = "large counts are asked for by the environment")]
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use rankrun_worker::TcpStore;
-use rankrun_worker::process_group::Wish;
+use rankrun_worker::process_group::BackendChoice;
 
 use crate::server::Server;
 use crate::world::{AMPLE, join_on};
@@ -35,8 +35,8 @@ fn raise_descriptor_limit() {
     setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit }).unwrap();
 }
 
-/// Connects until `stop`: every third connection says nothing, every third what no rank says, and the others begin
-/// as a rank does.
+/// Connects until `stop`: every third connection says nothing, every third what no rank says, and the
+/// others begin as a rank does.
 fn flood<S: Write>(
     connect: impl Fn() -> Option<S>,
     beginning: &[u8],
@@ -61,7 +61,7 @@ fn flood<S: Write>(
 /// Has rank 0 wait in its place, floods it, and lets the other ranks come.
 #[track_caller]
 fn join_in_flood<S: Write>(
-    wish: Wish,
+    choice: BackendChoice,
     beginning: &[u8],
     connect_to: impl Fn(&TcpStore) -> Box<dyn Fn() -> Option<S> + Send + Sync>,
 ) {
@@ -71,7 +71,7 @@ fn join_in_flood<S: Write>(
         let (made, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         thread::scope(|scope| {
             let first =
-                scope.spawn(|| join_on(wish, &server, (0, WORLD), AMPLE).map(|mut group| group.barrier()));
+                scope.spawn(|| join_on(choice, &server, (0, WORLD), AMPLE).map(|mut group| group.barrier()));
             let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
             // The other ranks have been here once, as far as the first one can see.
             let record = store.get("record/0").unwrap();
@@ -88,7 +88,7 @@ fn join_in_flood<S: Write>(
             let server = &server;
             let join = |rank| {
                 scope.spawn(move || {
-                    join_on(wish, server, (rank, WORLD), AMPLE).map(|mut group| group.barrier())
+                    join_on(choice, server, (rank, WORLD), AMPLE).map(|mut group| group.barrier())
                 })
             };
             let others: Vec<_> = (1..WORLD).map(join).collect();
@@ -108,7 +108,7 @@ fn join_in_flood<S: Write>(
 
 #[test]
 fn flood_of_tcp_connections_keeps_no_rank_out() {
-    join_in_flood(Wish::Tcp, b"rankrun group 3\n", |store| {
+    join_in_flood(BackendChoice::Tcp, b"rankrun group 3\n", |store| {
         let address = String::from_utf8(store.get("address/0").unwrap()).unwrap();
         Box::new(move || TcpStream::connect(&address).ok())
     });
@@ -116,7 +116,7 @@ fn flood_of_tcp_connections_keeps_no_rank_out() {
 
 #[test]
 fn flood_of_shared_memory_connections_keeps_no_rank_out() {
-    join_in_flood(Wish::Shm, b"rankrun shm\n", |store| {
+    join_in_flood(BackendChoice::Shm, b"rankrun shm\n", |store| {
         let value = String::from_utf8(store.get("shared memory").unwrap()).unwrap();
         let name = value.split(' ').next().unwrap_or_default().to_owned();
         Box::new(move || {

@@ -1,6 +1,6 @@
-//! What holds for groups beside the results of their calls.
+//! Properties of groups beside the results of their calls.
 
-use rankrun_worker::{Group, GroupError, Rank, Reduction};
+use rankrun_worker::{Group, GroupError, Rank, ReduceOp};
 
 use super::run;
 use crate::oracle::{Values, samples};
@@ -22,7 +22,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
     let sums = || {
         run(4, AMPLE, |mut group| {
             let mut data: Vec<f32> = samples(Values::Any, group.rank().0, 10_001);
-            group.all_reduce(&mut data, Reduction::Sum).unwrap();
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         })
     };
@@ -33,7 +33,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
 }
 
 #[test]
-fn a_wrong_argument_is_an_error_and_costs_nothing() {
+fn wrong_argument_is_an_error_and_costs_nothing() {
     on_all(2, |group, _| {
         let error = group.scatter(&[1i64], &[1], Rank(0)).unwrap_err();
         assert_eq!(error.to_string(), "`scatter` takes 2 counts here, not 1");
@@ -54,7 +54,7 @@ fn a_wrong_argument_is_an_error_and_costs_nothing() {
 #[test]
 fn ranks_may_be_far_ahead_of_each_other() {
     on_all(3, |group, rank| {
-        // The root does not wait for those who receive, nor do those who send to another root.
+        // The root does not wait for receivers, and senders to another root wait for no rank.
         for round in 0..200 {
             let mut data = vec![if rank == 0 { round } else { -1 }; 100];
             group.broadcast(&mut data, Rank(0))?;

@@ -1,4 +1,4 @@
-//! Becoming a group: who is missing, who does not belong, and what earlier lives left behind.
+//! Joining a group: missing ranks, foreign connections, and keys of earlier generations.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use rankrun_contract::rank::RestartCount;
-use rankrun_worker::process_group::Wish;
-use rankrun_worker::{Group, GroupOptions, Rank, Reduction, TcpStore, WorkerContext, WorldSize};
+use rankrun_worker::process_group::BackendChoice;
+use rankrun_worker::{Group, GroupOptions, Rank, ReduceOp, TcpStore, WorkerContext, WorldSize};
 
 use crate::server::Server;
 use crate::world::{AMPLE, env, join, join_on, options};
@@ -18,7 +18,7 @@ fn outside_a_launcher_a_group_is_a_world_of_one() {
     assert_eq!((context.rank(), context.world_size(), context.device()), (Rank(0), WorldSize::ONE, None));
     let mut group = context.process_group(&GroupOptions::default()).unwrap();
     let mut data = [1.5f32, 2.0];
-    group.all_reduce(&mut data, Reduction::Mean).unwrap();
+    group.all_reduce(&mut data, ReduceOp::Mean).unwrap();
     group.broadcast(&mut data, Rank(0)).unwrap();
     group.barrier().unwrap();
     assert_eq!(data, [1.5, 2.0]);
@@ -30,7 +30,7 @@ fn outside_a_launcher_a_group_is_a_world_of_one() {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named() {
+fn rank_that_never_comes_is_named() {
     // A busy machine must be able to come in that time.
     let timeout = Duration::from_secs(4);
     thread::scope(|scope| {
@@ -49,10 +49,10 @@ fn a_rank_that_never_comes_is_named() {
 }
 
 #[test]
-fn strangers_neither_join_nor_hold_up_the_ranks() {
+fn foreign_connections_neither_join_nor_delay_the_ranks() {
     let server = Server::start();
     thread::scope(|scope| {
-        let first = scope.spawn(|| join_on(Wish::Tcp, &server, (0, 2), AMPLE));
+        let first = scope.spawn(|| join_on(BackendChoice::Tcp, &server, (0, 2), AMPLE));
         let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap();
         let store = store.with_prefix("rankrun/group/default/life 0/1");
         // The second rank has been here once, as far as the first one can see.
@@ -72,7 +72,7 @@ fn strangers_neither_join_nor_hold_up_the_ranks() {
             assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
         }
 
-        let mut second = join_on(Wish::Tcp, &server, (1, 2), AMPLE).unwrap();
+        let mut second = join_on(BackendChoice::Tcp, &server, (1, 2), AMPLE).unwrap();
         let mut first = first.join().unwrap().unwrap();
         let barrier = scope.spawn(move || first.barrier());
         second.barrier().unwrap();
@@ -81,9 +81,9 @@ fn strangers_neither_join_nor_hold_up_the_ranks() {
 }
 
 #[test]
-fn a_later_life_does_not_meet_an_earlier_one() {
+fn later_generation_ignores_keys_of_an_earlier_one() {
     let server = Server::start();
-    // Half of a first life, in the keyspace that torchrun keeps for the second one.
+    // Keys of an incomplete first generation, in the keyspace that torchrun keeps for the second one.
     join(&server, 0, 2, Duration::from_millis(50)).unwrap_err();
     let context = |rank| {
         let mut env = env(&server, rank, 2);
@@ -95,7 +95,7 @@ fn a_later_life_does_not_meet_an_earlier_one() {
 }
 
 #[test]
-fn a_name_can_be_used_again_and_several_at_once() {
+fn name_can_be_used_again_and_several_at_once() {
     let server = Server::start();
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
@@ -108,8 +108,8 @@ fn a_name_can_be_used_again_and_several_at_once() {
             scope.spawn(move || {
                 let (mut one, mut other) = (named(rank, "one"), named(rank, "other"));
                 let (mut left, mut right) = ([1i64], [10i64]);
-                one.all_reduce(&mut left, Reduction::Sum).unwrap();
-                other.all_reduce(&mut right, Reduction::Sum).unwrap();
+                one.all_reduce(&mut left, ReduceOp::Sum).unwrap();
+                other.all_reduce(&mut right, ReduceOp::Sum).unwrap();
                 assert_eq!((left, right), ([2], [20]));
             });
         }

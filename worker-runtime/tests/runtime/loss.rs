@@ -1,10 +1,10 @@
-//! Ranks that die, fall silent or leave: every other rank ends with an error that says so.
+//! Ranks that die, fall silent or leave: every other rank gets an error that names the rank.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::process_group::{GroupError, GroupFailure, LossCause};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use super::run;
 use crate::world::{AMPLE, crash};
@@ -19,7 +19,7 @@ type Operation = fn(&mut Group) -> Result<(), GroupError>;
 
 const OPERATIONS: [(&str, Operation); 6] = [
     ("broadcast", |group| group.broadcast(&mut [0.5f32; 1000], Rank(0))),
-    ("all_reduce", |group| group.all_reduce(&mut vec![0.5f64; 300_000], Reduction::Sum)),
+    ("all_reduce", |group| group.all_reduce(&mut vec![0.5f64; 300_000], ReduceOp::Sum)),
     ("all_gather", |group| group.all_gather(&[7i64; 1000]).map(drop)),
     ("scatter", |group| {
         let counts = vec![1000; group.world_size().get() as usize];
@@ -34,7 +34,7 @@ const OPERATIONS: [(&str, Operation); 6] = [
 ];
 
 #[test]
-fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
+fn rank_that_dies_is_named_by_all_others_in_every_operation() {
     for (name, operation) in OPERATIONS {
         for (world, dying) in [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)] {
             let all_done = Barrier::new(world as usize);
@@ -60,7 +60,7 @@ fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
 }
 
 #[test]
-fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
+fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
     let all_done = Barrier::new(4);
     let ended = run(4, PATIENCE, |mut group| {
         let started = now();
@@ -76,7 +76,7 @@ fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
 }
 
 #[test]
-fn a_rank_that_was_given_up_hears_of_it() {
+fn rank_that_was_given_up_hears_of_it() {
     let given_up = Barrier::new(2);
     let ended = run(2, PATIENCE, |mut group| {
         if group.rank() == Rank(0) {
@@ -98,7 +98,7 @@ fn a_rank_that_was_given_up_hears_of_it() {
 }
 
 #[test]
-fn a_rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
+fn rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
     let left = Barrier::new(3);
     run(3, AMPLE, |mut group| {
         let rank = group.rank();
@@ -116,8 +116,11 @@ fn a_rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
             Rank(2) => drop(group.gather(&[1i64], &counts, Rank(0))),
             _ => {
                 let error = group.gather(&[1i64], &counts, Rank(0)).unwrap_err();
-                let ending = Ending::Lost { rank: Rank(1), cause: LossCause::Left };
-                assert!(matches!(&error, GroupError::Ended { ending: it, .. } if *it == ending), "{error}");
+                let failure = GroupFailure::Lost { rank: Rank(1), cause: LossCause::Left };
+                assert!(
+                    matches!(&error, GroupError::Failed { failure: it, .. } if *it == failure),
+                    "{error}"
+                );
             }
         }
     })

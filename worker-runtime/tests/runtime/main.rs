@@ -3,15 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 #![expect(clippy::duplicate_mod, reason = "the same tests run on two transports")]
 
+mod async_group;
 mod calls;
 mod ddp;
 mod elastic;
+mod exit_order;
 mod flood;
 mod group;
 mod join;
 mod loss;
-mod meet;
-mod memory;
 mod mismatch;
 mod mixed;
 mod mixed_kills;
@@ -19,14 +19,14 @@ mod mixed_kills;
 mod nccl;
 mod oracle;
 mod pair;
-mod parting;
 mod process;
-mod queue;
+mod rendezvous;
 mod report;
 mod server;
 mod shm;
 mod split;
 mod store;
+mod threads;
 mod world;
 
 /// Ranks of one host share memory; what holds for them holds over TCP, too.
@@ -39,10 +39,10 @@ mod over_tcp {
     use std::time::Duration;
 
     use rankrun_worker::Group;
-    use rankrun_worker::process_group::Wish;
+    use rankrun_worker::process_group::BackendChoice;
 
     fn run<R: Send>(world: u32, timeout: Duration, body: impl Fn(Group) -> R + Sync) -> Vec<Option<R>> {
-        crate::world::run_on(Wish::Tcp, (world, timeout), body)
+        crate::world::run_on(BackendChoice::Tcp, (world, timeout), body)
     }
 }
 

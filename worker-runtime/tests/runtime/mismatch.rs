@@ -1,9 +1,10 @@
-//! Ranks that make different calls in one step: an error on every rank that names both calls and both ranks.
+//! Ranks that make different calls in one step: every rank gets an error that
+//! names both calls and both ranks.
 
 use std::time::Duration;
 
 use rankrun_worker::process_group::GroupError;
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use super::run;
 use crate::world::AMPLE;
@@ -17,7 +18,7 @@ const PAIRS: [Pair; 15] = [
     // Another operation.
     [
         ("`barrier`", |group| group.barrier()),
-        ("`all_reduce` (sum) of 1 f32", |group| group.all_reduce(&mut [1.0f32], Reduction::Sum)),
+        ("`all_reduce` (sum) of 1 f32", |group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)),
     ],
     [
         ("`all_gather` of 2 i64", |group| group.all_gather(&[1i64, 2]).map(drop)),
@@ -25,30 +26,30 @@ const PAIRS: [Pair; 15] = [
     ],
     // Another count.
     [
-        ("`all_reduce` (sum) of 4 f32", |group| group.all_reduce(&mut [1.0f32; 4], Reduction::Sum)),
-        ("`all_reduce` (sum) of 5 f32", |group| group.all_reduce(&mut [1.0f32; 5], Reduction::Sum)),
+        ("`all_reduce` (sum) of 4 f32", |group| group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum)),
+        ("`all_reduce` (sum) of 5 f32", |group| group.all_reduce(&mut [1.0f32; 5], ReduceOp::Sum)),
     ],
     [
         ("`all_gather` of 0 u8", |group| group.all_gather::<u8>(&[]).map(drop)),
         ("`all_gather` of 1 u8", |group| group.all_gather(&[1u8]).map(drop)),
     ],
     [
-        ("`reduce_scatter` (max)", |group| reduce_scatter(group, 70_000, Reduction::Max)),
-        ("`reduce_scatter` (max)", |group| reduce_scatter(group, 70_001, Reduction::Max)),
+        ("`reduce_scatter` (max)", |group| reduce_scatter(group, 70_000, ReduceOp::Max)),
+        ("`reduce_scatter` (max)", |group| reduce_scatter(group, 70_001, ReduceOp::Max)),
     ],
     // Another type.
     [
-        ("`all_reduce` (sum) of 1 f64", |group| group.all_reduce(&mut [1.0f64], Reduction::Sum)),
-        ("`all_reduce` (sum) of 1 i64", |group| group.all_reduce(&mut [1i64], Reduction::Sum)),
+        ("`all_reduce` (sum) of 1 f64", |group| group.all_reduce(&mut [1.0f64], ReduceOp::Sum)),
+        ("`all_reduce` (sum) of 1 i64", |group| group.all_reduce(&mut [1i64], ReduceOp::Sum)),
     ],
     // Another reduction.
     [
-        ("`all_reduce` (sum) of 9 f32", |group| group.all_reduce(&mut [1.0f32; 9], Reduction::Sum)),
-        ("`all_reduce` (max) of 9 f32", |group| group.all_reduce(&mut [1.0f32; 9], Reduction::Max)),
+        ("`all_reduce` (sum) of 9 f32", |group| group.all_reduce(&mut [1.0f32; 9], ReduceOp::Sum)),
+        ("`all_reduce` (max) of 9 f32", |group| group.all_reduce(&mut [1.0f32; 9], ReduceOp::Max)),
     ],
     [
-        ("`reduce` (min) of 1 i32 with root 0", |group| group.reduce(&mut [1i32], Reduction::Min, Rank(0))),
-        ("`reduce` (mean) of 1 i32 with root 0", |group| group.reduce(&mut [1i32], Reduction::Mean, Rank(0))),
+        ("`reduce` (min) of 1 i32 with root 0", |group| group.reduce(&mut [1i32], ReduceOp::Min, Rank(0))),
+        ("`reduce` (mean) of 1 i32 with root 0", |group| group.reduce(&mut [1i32], ReduceOp::Mean, Rank(0))),
     ],
     // Another root: both only send, or both only receive.
     [
@@ -60,8 +61,8 @@ const PAIRS: [Pair; 15] = [
         ("`gather` of 3 i64 with root 0", |group| gather(group, Rank(0))),
     ],
     [
-        ("`reduce` (sum) of 1 u8 with root 0", |group| group.reduce(&mut [1u8], Reduction::Sum, Rank(0))),
-        ("`reduce` (sum) of 1 u8 with root 1", |group| group.reduce(&mut [1u8], Reduction::Sum, Rank(1))),
+        ("`reduce` (sum) of 1 u8 with root 0", |group| group.reduce(&mut [1u8], ReduceOp::Sum, Rank(0))),
+        ("`reduce` (sum) of 1 u8 with root 1", |group| group.reduce(&mut [1u8], ReduceOp::Sum, Rank(1))),
     ],
     // A collective and a message between two ranks, in all four ways.
     [
@@ -83,9 +84,9 @@ const PAIRS: [Pair; 15] = [
     ],
 ];
 
-fn reduce_scatter(group: &mut Group, length: usize, how: Reduction) -> Result<(), GroupError> {
+fn reduce_scatter(group: &mut Group, length: usize, op: ReduceOp) -> Result<(), GroupError> {
     let input = vec![1.0f64; length * group.world_size().get() as usize];
-    group.reduce_scatter(&input, &mut vec![0.0; length], how)
+    group.reduce_scatter(&input, &mut vec![0.0; length], op)
 }
 
 /// One element of each of the first ranks, three in all.
@@ -100,7 +101,7 @@ fn gather(group: &mut Group, root: Rank) -> Result<(), GroupError> {
 fn errors(world: u32, [one, other]: &Pair) -> Vec<String> {
     let ended = run(world, AMPLE, |mut group| {
         let call = if group.rank() == Rank(0) { one.1 } else { other.1 };
-        // Calls before it are good, and who only sends hears of it in a later one.
+        // Calls before it succeed; a rank that only sends sees it in a later call.
         group.barrier().unwrap();
         let error = call(&mut group).err().or_else(|| (0..3).find_map(|_| group.barrier().err()));
         error.expect("the calls do not fit").to_string()
@@ -132,7 +133,7 @@ fn both_calls_and_both_ranks_are_named_on_every_rank() {
 }
 
 #[test]
-fn a_rank_that_is_far_ahead_hears_which_of_its_calls_it_was() {
+fn rank_that_is_far_ahead_hears_which_of_its_calls_it_was() {
     let ended = run(2, AMPLE, |mut group| {
         if group.rank() == Rank(1) {
             let call = group.broadcast(&mut [7i64], Rank(1));
@@ -150,7 +151,7 @@ fn a_rank_that_is_far_ahead_hears_which_of_its_calls_it_was() {
 }
 
 #[test]
-fn a_third_rank_hears_who_disagreed() {
+fn third_rank_hears_who_disagreed() {
     let ended = run(3, AMPLE, |mut group| {
         let result = match group.rank() {
             Rank(1) => group.broadcast(&mut [1i64, 2], Rank(0)),
@@ -175,7 +176,7 @@ fn messages_between_others_do_not_hide_a_mismatch() {
     let ended = run(3, AMPLE, |mut group| {
         let result = match group.rank() {
             Rank(0) => group.barrier(),
-            Rank(1) => group.all_reduce(&mut [1u8], Reduction::Product),
+            Rank(1) => group.all_reduce(&mut [1u8], ReduceOp::Product),
             _ => group.receive(&mut [1i64], Rank(1)),
         };
         result.unwrap_err().to_string()
@@ -187,7 +188,7 @@ fn messages_between_others_do_not_hide_a_mismatch() {
 }
 
 #[test]
-fn a_send_that_nobody_receives_ends_in_time_and_names_the_rank() {
+fn send_without_receive_times_out_and_names_the_rank() {
     let patience = Duration::from_secs(4);
     let met = std::sync::Barrier::new(2);
     let ended = run(2, patience, |mut group| {

@@ -1,10 +1,10 @@
-//! Ranks on several hosts: which backend they get, and what they hear when one of them is lost, silent or makes another call.
+//! Ranks on several hosts: their backend, and their errors after a loss, a silent rank or a different call.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use rankrun_worker::process_group::{Backend, GroupError};
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use crate::world::{AMPLE, crash, run_at};
 
@@ -23,12 +23,12 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("barrier", Group::barrier),
     ("broadcast", |group| group.broadcast(&mut [0.5f32; 1000], Rank(1))),
     ("broadcast", |group| group.broadcast(&mut vec![0.5f32; 300_000], Rank(0))),
-    ("all_reduce", |group| group.all_reduce(&mut [0.5f32; 1000], Reduction::Sum)),
-    ("all_reduce", |group| group.all_reduce(&mut vec![0.5f64; 300_000], Reduction::Sum)),
+    ("all_reduce", |group| group.all_reduce(&mut [0.5f32; 1000], ReduceOp::Sum)),
+    ("all_reduce", |group| group.all_reduce(&mut vec![0.5f64; 300_000], ReduceOp::Sum)),
     ("all_gather", |group| group.all_gather(&vec![7i64; 100_000]).map(drop)),
     ("reduce_scatter", |group| {
         let input = vec![1.0f32; 100_000 * group.world_size().get() as usize];
-        group.reduce_scatter(&input, &mut vec![0.0; 100_000], Reduction::Sum)
+        group.reduce_scatter(&input, &mut vec![0.0; 100_000], ReduceOp::Sum)
     }),
 ];
 
@@ -39,9 +39,9 @@ fn hosts_choose_the_backend_also_of_sub_groups() {
         let mut across = group.split(Some(half), 0).unwrap().expect("a color was said");
         let mut within = group.split(Some(group.rank().0 % 2), 0).unwrap().expect("a color was said");
         let mut sums = [1i64, 1, 1];
-        group.all_reduce(&mut sums[..1], Reduction::Sum).unwrap();
-        across.all_reduce(&mut sums[1..2], Reduction::Sum).unwrap();
-        within.all_reduce(&mut sums[2..], Reduction::Sum).unwrap();
+        group.all_reduce(&mut sums[..1], ReduceOp::Sum).unwrap();
+        across.all_reduce(&mut sums[1..2], ReduceOp::Sum).unwrap();
+        within.all_reduce(&mut sums[2..], ReduceOp::Sum).unwrap();
         ([group.backend(), across.backend(), within.backend()], sums)
     });
     for told in ended {
@@ -57,7 +57,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
                 let rank = group.rank().0;
                 let value = |index: usize| (index as f32 + 0.1) / (rank as f32 + 3.0);
                 let mut data: Vec<f32> = (0..elements).map(value).collect();
-                group.all_reduce(&mut data, Reduction::Mean).unwrap();
+                group.all_reduce(&mut data, ReduceOp::Mean).unwrap();
                 data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             })
         };
@@ -76,7 +76,7 @@ fn much_goes_around_the_hosts_in_blocks_of_chunks() {
     let ended = run_at(&["a", "b", "b"], AMPLE, |mut group| {
         let rank = group.rank().index();
         let mut data: Vec<i32> = (0..elements).map(|index| value(rank, index)).collect();
-        group.all_reduce(&mut data, Reduction::Sum).unwrap();
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         let sum = |index| (0..3).map(|rank| value(rank, index)).sum::<i32>();
         assert!(data.iter().enumerate().all(|(index, &it)| it == sum(index)), "all_reduce on rank {rank}");
         data.iter_mut().for_each(|it| *it = if rank == 2 { *it } else { 0 });
@@ -87,7 +87,7 @@ fn much_goes_around_the_hosts_in_blocks_of_chunks() {
 }
 
 #[test]
-fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
+fn rank_that_dies_is_named_by_all_others_in_every_operation() {
     for (number, (name, operation)) in OPERATIONS.into_iter().enumerate() {
         for (hosts, dying) in
             [(&TWO_BY_TWO[..], 0), (&TWO_BY_TWO, 3), (&["a", "b"], 1), (&["a", "a", "b", "c", "c"], 2)]
@@ -116,7 +116,7 @@ fn a_rank_that_dies_is_named_by_all_others_in_every_operation() {
 }
 
 #[test]
-fn a_silent_rank_is_named_by_all_others_when_the_time_is_over() {
+fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
     // Of a broadcast others than those of its host do not miss it.
     for (name, operation) in OPERATIONS.into_iter().filter(|(name, _)| *name != "broadcast") {
         let all_done = Barrier::new(4);
@@ -140,14 +140,14 @@ fn ranks_that_make_different_calls_hear_of_both() {
     let pairs: [[(&str, Operation); 2]; 4] = [
         [
             ("`barrier`", Group::barrier),
-            ("`all_reduce` (sum) of 1 f32", |group| group.all_reduce(&mut [1.0f32], Reduction::Sum)),
+            ("`all_reduce` (sum) of 1 f32", |group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)),
         ],
         [
             ("`all_reduce` (sum) of 100000 f32", |group| {
-                group.all_reduce(&mut vec![1.0f32; 100_000], Reduction::Sum)
+                group.all_reduce(&mut vec![1.0f32; 100_000], ReduceOp::Sum)
             }),
             ("`all_reduce` (sum) of 100001 f32", |group| {
-                group.all_reduce(&mut vec![1.0f32; 100_001], Reduction::Sum)
+                group.all_reduce(&mut vec![1.0f32; 100_001], ReduceOp::Sum)
             }),
         ],
         [
@@ -163,7 +163,7 @@ fn ranks_that_make_different_calls_hear_of_both() {
         for differing in 0..4 {
             let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
                 let call = if group.rank() == Rank(differing) { other.1 } else { one.1 };
-                // Who only sends sees it in a later call, once the others have looked.
+                // A rank that only sends sees it in a later call, after the others have checked.
                 let started = now();
                 let mut calls = std::iter::from_fn(|| (now() - started < AMPLE).then(|| call(&mut group)));
                 calls.find_map(Result::err).expect("it is noticed").to_string()
@@ -183,18 +183,16 @@ fn ranks_that_make_different_calls_hear_of_both() {
 /// Calls for which a rank needs every other one, or its root.
 const OF_ALL: [(&str, Operation); 9] = [
     ("`barrier`", Group::barrier),
-    ("`all_reduce` (sum) of 10 f32", |group| group.all_reduce(&mut [0.5f32; 10], Reduction::Sum)),
-    ("`all_reduce` (sum) of 300000 f64", |group| {
-        group.all_reduce(&mut vec![0.5f64; 300_000], Reduction::Sum)
-    }),
+    ("`all_reduce` (sum) of 10 f32", |group| group.all_reduce(&mut [0.5f32; 10], ReduceOp::Sum)),
+    ("`all_reduce` (sum) of 300000 f64", |group| group.all_reduce(&mut vec![0.5f64; 300_000], ReduceOp::Sum)),
     ("`all_gather` of 100000 i64", |group| group.all_gather(&vec![7i64; 100_000]).map(drop)),
     ("`reduce_scatter` (max)", |group| {
         let input = vec![1.0f32; 1000 * group.world_size().get() as usize];
-        group.reduce_scatter(&input, &mut vec![0.0; 1000], Reduction::Max)
+        group.reduce_scatter(&input, &mut vec![0.0; 1000], ReduceOp::Max)
     }),
     ("`broadcast` of 300000 u8 with root 1", |group| group.broadcast(&mut vec![1u8; 300_000], Rank(1))),
     ("`reduce` (min) of 300000 i32 with root 0", |group| {
-        group.reduce(&mut vec![1i32; 300_000], Reduction::Min, Rank(0))
+        group.reduce(&mut vec![1i32; 300_000], ReduceOp::Min, Rank(0))
     }),
     ("`gather` of 3 i64 with root 0", |group| gather(group, Rank(0))),
     ("`scatter` of 3 i64 with root 1", |group| {
@@ -241,7 +239,7 @@ impl Alone {
 }
 
 #[test]
-fn a_rank_that_waits_for_a_message_or_sends_one_where_others_make_a_call_hears_of_both() {
+fn message_during_call_of_all_is_reported_with_both_calls() {
     for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
         let ranks = 0..hosts.len() as u32;
         let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
@@ -251,7 +249,7 @@ fn a_rank_that_waits_for_a_message_or_sends_one_where_others_make_a_call_hears_o
                     let ended = run_at(hosts, AMPLE, |mut group| {
                         let is_alone = group.rank() == Rank(one);
                         let result = if is_alone { alone.call(&mut group, Rank(other)) } else { Ok(()) };
-                        // Who has done its part of the call, or sent little, sees it in the next one.
+                        // A rank that has done its part of the call, or sent little, sees it in the next one.
                         let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
                         result.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
                     });
@@ -285,14 +283,14 @@ fn messages_of_any_length_go_round_within_hosts_and_between_them() {
                 group.send(&own, next).unwrap();
             }
             assert_eq!(received, vec![before.0 as i32; length]);
-            group.all_reduce(&mut received, Reduction::Sum).unwrap();
+            group.all_reduce(&mut received, ReduceOp::Sum).unwrap();
         }
     });
     assert!(ended.iter().all(Option::is_some));
 }
 
 #[test]
-fn a_root_takes_and_gives_what_is_of_each_rank() {
+fn root_takes_and_gives_what_is_of_each_rank() {
     let hosts = ["a", "b", "a", "c", "b", "a"];
     let ended = run_at(&hosts, AMPLE, |mut group| {
         let me = group.rank().index();
@@ -307,7 +305,7 @@ fn a_root_takes_and_gives_what_is_of_each_rank() {
                 assert_eq!(group.scatter(given, &counts, root).unwrap(), part(me));
                 let mut data: Vec<i64> = (0..size).map(|index| (index + me) as i64).collect();
                 let own = data.clone();
-                group.reduce(&mut data, Reduction::Sum, root).unwrap();
+                group.reduce(&mut data, ReduceOp::Sum, root).unwrap();
                 let sums = (0..size).map(|index| (6 * index + 15) as i64).collect();
                 assert_eq!(data, if group.rank() == root { sums } else { own }, "rank {me}, root {root}");
             }
@@ -321,7 +319,7 @@ fn ranks_may_leave_when_others_need_them_no_more() {
     let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
         for round in 0..50i64 {
             let mut data = vec![round + i64::from(group.rank().0); 20_000];
-            group.all_reduce(&mut data, Reduction::Sum).unwrap();
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             assert_eq!(data, vec![4 * round + 6; 20_000]);
         }
         group.leave();

@@ -1,4 +1,4 @@
-//! Ranks on several hosts as processes: one may die at any moment, wherever the others wait.
+//! Ranks on several hosts as processes, killed at any moment, wherever the others wait.
 
 #![expect(clippy::disallowed_methods, reason = "the test measures how long a loss takes")]
 #![expect(clippy::print_stdout, reason = "a rank tells the test what it does")]
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork, pause};
-use rankrun_worker::{Group, GroupError, Rank, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupError, Rank, ReduceOp, WorkerContext};
 
 use crate::process::start;
 use crate::server::Server;
@@ -28,7 +28,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         match what.as_str() {
             "barrier" => again_and_again(group, Group::barrier),
             "all_reduce" => {
-                again_and_again(group, |group| group.all_reduce(&mut vec![1.0f32; 4 << 20], Reduction::Sum))
+                again_and_again(group, |group| group.all_reduce(&mut vec![1.0f32; 4 << 20], ReduceOp::Sum))
             }
             "fork" => forks(group),
             seed => calls(group, seed.parse()?, before),
@@ -105,7 +105,7 @@ fn errors(rank: Child, since: Instant) -> (String, Duration) {
 }
 
 #[test]
-fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
+fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
     let seed = Instant::now().elapsed().subsec_nanos() as usize + std::process::id() as usize;
     let mut random = Random(seed as u64);
     let mut slowest = Duration::ZERO;
@@ -134,7 +134,7 @@ fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
 }
 
 #[test]
-fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
+fn death_on_other_host_is_seen_while_waiting_for_own_host() {
     // It may have done its part before, and what it sent lies there, be it more than the kernel keeps.
     for (call, hosts, silent, killed) in [
         ("barrier", "aaab", 2, 3),
@@ -165,7 +165,7 @@ fn a_death_on_another_host_is_seen_by_ranks_that_wait_for_one_of_their_own() {
 }
 
 #[test]
-fn a_rank_that_waits_for_another_host_sees_one_of_its_own_die_whose_child_lives_on() {
+fn death_on_own_host_with_live_child_is_seen_while_waiting_elsewhere() {
     let server = Server::start();
     let mut ranks = start_all("fork", "aab", &server);
     await_word(&mut ranks[2]);

@@ -1,6 +1,6 @@
-//! What a call must give, computed one element at a time: the long way, and independent of the runtime.
+//! The expected result of a call, computed one element at a time, independent of the runtime.
 
-use rankrun_worker::Reduction;
+use rankrun_worker::ReduceOp;
 use rankrun_worker::process_group::{Element, bf16, f16};
 
 /// Elements after which values repeat. A prime, so that data at a wrong place is wrong data.
@@ -15,7 +15,7 @@ pub(crate) trait Oracle: Element {
     fn plain(scrambled: i64) -> Self;
 
     /// The reduction of the values of all ranks.
-    fn reduced(how: Reduction, values: &[Self]) -> Self;
+    fn reduced(op: ReduceOp, values: &[Self]) -> Self;
 
     /// Every not-a-number is equal to every other; otherwise bits count.
     fn is_same(self, other: Self) -> bool;
@@ -46,10 +46,10 @@ pub(crate) fn samples<T: Oracle>(values: Values, rank: u32, length: usize) -> Ve
 }
 
 /// What ranks `0..world` with these samples get.
-pub(crate) fn reduced<T: Oracle>(values: Values, how: Reduction, world: u32, length: usize) -> Vec<T> {
+pub(crate) fn reduced<T: Oracle>(values: Values, op: ReduceOp, world: u32, length: usize) -> Vec<T> {
     let ranks: Vec<Vec<T>> = (0..world).map(|rank| samples(values, rank, length.min(PERIOD))).collect();
     let all = |index: usize| ranks.iter().map(|rank| rank[index]).collect::<Vec<T>>();
-    let pattern: Vec<T> = (0..length.min(PERIOD)).map(|index| T::reduced(how, &all(index))).collect();
+    let pattern: Vec<T> = (0..length.min(PERIOD)).map(|index| T::reduced(op, &all(index))).collect();
     tiled(&pattern, length)
 }
 
@@ -82,21 +82,21 @@ macro_rules! float {
                 $from(scrambled as $wide / 3000.0)
             }
 
-            fn reduced(how: Reduction, values: &[Self]) -> Self {
+            fn reduced(op: ReduceOp, values: &[Self]) -> Self {
                 let wide: Vec<$wide> = values.iter().map(|&value| $to(value)).collect();
                 let (first, rest) = (wide[0], &wide[1..]);
                 let has_nan = wide.iter().any(|value| value.is_nan());
-                $from(match how {
-                    Reduction::Sum => rest.iter().fold(first, |total, value| total + value),
-                    Reduction::Mean => {
+                $from(match op {
+                    ReduceOp::Sum => rest.iter().fold(first, |total, value| total + value),
+                    ReduceOp::Mean => {
                         rest.iter().fold(first, |total, value| total + value) / wide.len() as $wide
                     }
-                    Reduction::Product => rest.iter().fold(first, |total, value| total * value),
-                    Reduction::Max | Reduction::Min if has_nan => <$wide>::NAN,
-                    Reduction::Max => {
+                    ReduceOp::Product => rest.iter().fold(first, |total, value| total * value),
+                    ReduceOp::Max | ReduceOp::Min if has_nan => <$wide>::NAN,
+                    ReduceOp::Max => {
                         rest.iter().fold(first, |most, &value| if value > most { value } else { most })
                     }
-                    Reduction::Min => {
+                    ReduceOp::Min => {
                         rest.iter().fold(first, |least, &value| if value < least { value } else { least })
                     }
                 })
@@ -118,14 +118,14 @@ macro_rules! integer {
                 scrambled as Self
             }
 
-            fn reduced(how: Reduction, values: &[Self]) -> Self {
+            fn reduced(op: ReduceOp, values: &[Self]) -> Self {
                 let sum = || values.iter().map(|&value| i128::from(value)).sum::<i128>() as Self;
-                match how {
-                    Reduction::Sum => sum(),
-                    Reduction::Mean => (i128::from(sum()) / values.len() as i128) as Self,
-                    Reduction::Product => values.iter().fold(1, |all, &value| all.wrapping_mul(value)),
-                    Reduction::Max => *values.iter().max().expect("a rank"),
-                    Reduction::Min => *values.iter().min().expect("a rank"),
+                match op {
+                    ReduceOp::Sum => sum(),
+                    ReduceOp::Mean => (i128::from(sum()) / values.len() as i128) as Self,
+                    ReduceOp::Product => values.iter().fold(1, |all, &value| all.wrapping_mul(value)),
+                    ReduceOp::Max => *values.iter().max().expect("a rank"),
+                    ReduceOp::Min => *values.iter().min().expect("a rank"),
                 }
             }
 

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::process_group::{GroupError, GroupFailure, LossCause};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use crate::process::start;
 use crate::server::Server;
@@ -50,7 +50,7 @@ fn messages_lie_there_until_they_are_received_in_their_order() {
         let me = group.rank();
         match me {
             Rank(0) => {
-                // Nobody receives these before the calls of all ranks after them are over for rank 0.
+                // No rank receives these before rank 0 has done the calls of all ranks that follow.
                 for number in 0..50i64 {
                     group.send(&[number], Rank(1))?;
                     group.send(&[number, -number], Rank(2))?;
@@ -91,7 +91,7 @@ fn two_ranks_may_talk_often_while_others_are_far_ahead() {
                 }
             }
             let mut data = [round];
-            group.all_reduce(&mut data, Reduction::Sum)?;
+            group.all_reduce(&mut data, ReduceOp::Sum)?;
             assert_eq!(data, [round * 3]);
         }
         Ok(())
@@ -131,8 +131,8 @@ fn what_was_sent_before_leaving_is_received() {
         group.receive(&mut data, Rank(0))?;
         assert_eq!(data, [3; 1000]);
         let error = group.receive(&mut data, Rank(0)).unwrap_err();
-        let left = Ending::Lost { rank: Rank(0), cause: LossCause::Left };
-        assert!(matches!(&error, GroupError::Ended { ending, .. } if *ending == left), "{error}");
+        let left = GroupFailure::Lost { rank: Rank(0), cause: LossCause::Left };
+        assert!(matches!(&error, GroupError::Failed { failure, .. } if *failure == left), "{error}");
         Ok(())
     });
 }
@@ -147,13 +147,13 @@ fn reductions_are_right_across_blocks() {
             let own: Vec<i64> = (0..length).map(|index| index * i64::from(me + 1)).collect();
             let expected = |index: i64| index * total;
             let mut data = own.clone();
-            group.reduce(&mut data, Reduction::Sum, Rank(1))?;
+            group.reduce(&mut data, ReduceOp::Sum, Rank(1))?;
             let factor = if me == 1 { total } else { i64::from(me + 1) };
             assert!((0..length).all(|index| data[index as usize] == index * factor), "reduce");
 
             let input: Vec<i64> = (0..world).flat_map(|_| own.iter().copied()).collect();
             let mut part = vec![0; own.len()];
-            group.reduce_scatter(&input, &mut part, Reduction::Sum)?;
+            group.reduce_scatter(&input, &mut part, ReduceOp::Sum)?;
             assert!((0..length).all(|index| part[index as usize] == expected(index)), "reduce_scatter");
             Ok(())
         });
@@ -161,10 +161,10 @@ fn reductions_are_right_across_blocks() {
 }
 
 #[test]
-fn nothing_is_reduced_and_sent_as_well() {
+fn empty_buffers_are_reduced_and_sent() {
     on_all(3, |group| {
-        group.reduce::<f32>(&mut [], Reduction::Max, Rank(2))?;
-        group.reduce_scatter::<u8>(&[], &mut [], Reduction::Mean)?;
+        group.reduce::<f32>(&mut [], ReduceOp::Max, Rank(2))?;
+        group.reduce_scatter::<u8>(&[], &mut [], ReduceOp::Mean)?;
         assert!(group.scatter::<i32>(&[], &[0; 3], Rank(0))?.is_empty());
         assert!(pass_on(group, &[])?.is_empty());
         group.barrier()
@@ -178,9 +178,9 @@ pub(crate) fn main() -> ExitCode {
         let world = group.world_size().get() as usize;
         let (mut part, input) = (vec![1.0f64; 2 << 20], vec![1.0f64; (2 << 20) * world]);
         let before = most_memory();
-        group.reduce_scatter(&input, &mut part, Reduction::Sum)?;
-        group.reduce(&mut part, Reduction::Sum, Rank(0))?;
-        group.all_reduce(&mut part, Reduction::Sum)?;
+        group.reduce_scatter(&input, &mut part, ReduceOp::Sum)?;
+        group.reduce(&mut part, ReduceOp::Sum, Rank(0))?;
+        group.all_reduce(&mut part, ReduceOp::Sum)?;
         let grown = most_memory() - before;
         // 16 MiB of each of four ranks would be 64 MiB.
         assert!(grown < 24 << 10, "{grown} KiB more");
@@ -196,7 +196,7 @@ fn most_memory() -> u64 {
 }
 
 #[test]
-fn the_memory_of_a_reduction_is_bounded() {
+fn memory_of_a_reduction_is_bounded() {
     let server = Server::start();
     let ranks: Vec<_> = (0..4).map(|rank| start("pair", env(&server, rank, 4).to_vars())).collect();
     for rank in ranks {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerContext};
 
 use crate::server::Server;
 use crate::world::env;
@@ -42,14 +42,14 @@ fn main_of_a_started_rank() {
         role if role.starts_with("error: ") => crate::report::main(role),
         "split" => crate::split::main(),
         "splits" => crate::split::soak(),
-        "meet" => crate::meet::main(),
+        "meet" => crate::rendezvous::main(),
         "pair" => crate::pair::main(),
         role if role.starts_with("elastic: ") => crate::elastic::main(role),
         role if role.starts_with("shm: ") => crate::shm::main(role),
         role if role.starts_with("mixed: ") => crate::mixed_kills::main(role),
         #[cfg(feature = "nccl")]
         role if role.starts_with("nccl: ") => crate::nccl::main(role),
-        role if role.starts_with("part: ") => crate::parting::main(role),
+        role if role.starts_with("part: ") => crate::exit_order::main(role),
         _ => rankrun_worker::run(|context| repeat(context, &role)),
     };
     exit(code);
@@ -77,7 +77,7 @@ fn call(group: &mut Group, operation: &str) -> Result<(), GroupError> {
     let mut data = vec![1.0f32; 1 << 19];
     match operation {
         "broadcast" => group.broadcast(&mut data, Rank(0)),
-        "all_reduce" => group.all_reduce(&mut data, Reduction::Sum),
+        "all_reduce" => group.all_reduce(&mut data, ReduceOp::Sum),
         "all_gather" => group.all_gather(&data[..1 << 16]).map(drop),
         "scatter" => {
             let counts = vec![data.len() / world; world];
@@ -90,7 +90,7 @@ fn call(group: &mut Group, operation: &str) -> Result<(), GroupError> {
 }
 
 #[test]
-fn a_rank_killed_in_the_middle_of_an_operation_is_named_by_all_others() {
+fn rank_killed_in_the_middle_of_an_operation_is_named_by_all_others() {
     for (operation, victim) in [
         ("all_reduce", 2),
         ("all_gather", 3),

@@ -1,4 +1,4 @@
-//! What a worker leaves behind when it fails.
+//! The report of a failed worker: error file, standard error and exit status.
 
 #![expect(clippy::disallowed_methods, reason = "the test reads error files with Python")]
 
@@ -57,7 +57,7 @@ fn failure(which: &str) -> Box<dyn Error> {
         "code 7" => Box::new(ExitError::new(7, wrapped(ProgramError::NoLicense))),
         "code 0" => ExitError::new(0, "no data").into(),
         #[cfg(feature = "nccl")]
-        "no nccl" => Box::new(wrapped(NcclMissing { tried: Vec::new() })),
+        "no nccl" => Box::new(wrapped(NcclMissing { searched: Vec::new() })),
         #[cfg(any(feature = "cuda", feature = "nccl"))]
         "no cuda" => Box::new(wrapped(CudaMissing::NoLibrary(Vec::new()))),
         "no parameter" => Box::new(wrapped(DdpError::NoSync)),
@@ -129,7 +129,7 @@ impl Ended {
 }
 
 #[test]
-fn a_panic_is_reported_with_its_backtrace() {
+fn panic_is_reported_with_its_backtrace() {
     let ended = Ended::of("panic", &[("RUST_BACKTRACE", "0")]);
     assert_eq!(ended.output.status.code(), Some(1), "{}", ended.stderr());
     let report = ended.report();
@@ -220,7 +220,7 @@ fn hint_survives_an_error_type_of_the_program() {
 }
 
 #[test]
-fn an_error_is_reported_with_its_causes() {
+fn error_is_reported_with_its_causes() {
     let ended = Ended::of("error", &[]);
     assert_eq!(ended.output.status.code(), Some(1));
     let report = ended.report();
@@ -230,7 +230,7 @@ fn an_error_is_reported_with_its_causes() {
 }
 
 #[test]
-fn the_first_failure_is_the_one_reported() {
+fn first_failure_is_the_one_reported() {
     let ended = Ended::of("panic in a thread", &[]);
     assert_eq!(ended.output.status.code(), Some(1));
     assert_eq!(ended.report().message, "panic: a helper fell over");
@@ -245,7 +245,7 @@ fn success_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_absurd_variable_ends_the_worker_and_is_named() {
+fn absurd_variable_ends_the_worker_and_is_named() {
     let ended = Ended::of("fine", &[(RANK, "-1")]);
     assert_eq!(ended.output.status.code(), Some(1));
     let message = ended.report().message;
@@ -255,7 +255,7 @@ fn an_absurd_variable_ends_the_worker_and_is_named() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_said() {
+fn file_that_cannot_be_written_is_said() {
     let ended = Ended::of("error", &[(ERROR_FILE, "/nowhere/at/all.json")]);
     assert_eq!(ended.output.status.code(), Some(1));
     assert!(

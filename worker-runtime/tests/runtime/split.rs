@@ -1,11 +1,11 @@
-//! Sub-groups: who is in them, that they are independent of each other, and how their errors name ranks.
+//! Sub-groups: their members, their independence, and the ranks in their errors.
 
 use std::process::ExitCode;
 use std::sync::Barrier;
 
 use rankrun_contract::report;
 use rankrun_worker::process_group::GroupError;
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use crate::process::start;
 use crate::report::Folder;
@@ -41,7 +41,7 @@ fn ranks_of_one_color_are_a_group_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn a_world_of_one_splits_into_itself() {
+fn world_of_one_splits_into_itself() {
     on_all(1, |mut group| {
         assert!(group.split(None, 0).unwrap().is_none());
         let mut part = group.split(Some(3), 7).unwrap().unwrap();
@@ -64,7 +64,7 @@ fn groups_of_groups_are_split_again() {
         // All of them work side by side.
         let sum = |group: &mut Group| {
             let mut data = [i64::from(me.0)];
-            group.all_reduce(&mut data, Reduction::Sum).map(|()| data[0])
+            group.all_reduce(&mut data, ReduceOp::Sum).map(|()| data[0])
         };
         assert_eq!(sum(&mut half).unwrap(), if me.0 < 4 { 6 } else { 22 });
         assert_eq!(sum(&mut group).unwrap(), 28);
@@ -110,7 +110,7 @@ fn many_groups_come_and_go_in_any_order() {
 }
 
 #[test]
-fn a_group_outlives_the_one_that_it_comes_from() {
+fn group_outlives_the_one_that_it_comes_from() {
     on_all(4, |mut group| {
         let mut part = group.split(Some(group.rank().0 % 2), 0).unwrap().unwrap();
         group.leave();
@@ -139,7 +139,7 @@ fn sub_groups_leave_nothing_in_the_store() {
 }
 
 #[test]
-fn a_lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
+fn lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
     let all_there = Barrier::new(4);
     let ended = run(4, AMPLE, |mut group| {
         let me = group.rank();
@@ -149,7 +149,7 @@ fn a_lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
             crash(part);
         }
         if me.0 % 2 == 0 {
-            // Those who have nothing to do with it go on.
+            // Groups without the lost rank continue.
             part.barrier().unwrap();
             return None;
         }
@@ -185,7 +185,7 @@ pub(crate) fn soak() -> ExitCode {
         let mut round = |color: u32, key: u32| -> Result<(), GroupError> {
             let mut half = group.split(Some(color), key)?.expect("a color");
             let mut data = [f32::from(color as u8); 100];
-            half.all_reduce(&mut data, Reduction::Mean)?;
+            half.all_reduce(&mut data, ReduceOp::Mean)?;
             assert_eq!(data, [f32::from(color as u8); 100]);
             let own = half.split((half.rank().0 == 0).then_some(0), 0)?;
             assert_eq!(own.is_some(), half.rank().0 == 0);
@@ -235,7 +235,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 #[test]
-fn the_error_file_has_the_rank_of_the_job() {
+fn error_file_has_the_rank_of_the_job() {
     let (server, folder) = (Server::start(), Folder::new());
     let start = |rank| {
         let mut env = env(&server, rank, 4);

@@ -1,4 +1,4 @@
-//! The store's client: every request, waits that end in time, and stores that misbehave.
+//! The store's client: every request, waits with timeouts, and stores that misbehave.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -60,7 +60,7 @@ fn keys_are_named_as_torch_names_them() {
 }
 
 #[test]
-fn a_wait_ends_when_the_key_comes() {
+fn wait_ends_when_the_key_comes() {
     let server = Server::start();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| connect(&server).get("late").unwrap());
@@ -70,7 +70,7 @@ fn a_wait_ends_when_the_key_comes() {
 }
 
 #[test]
-fn a_wait_that_is_too_long_names_its_keys_and_leaves_the_connection_usable() {
+fn wait_timeout_names_its_keys_and_keeps_the_connection() {
     let server = Server::start();
     let store = connect(&server).with_timeout(SHORT);
     store.set("here", b"").unwrap();
@@ -98,7 +98,7 @@ fn barriers_open_for_all_at_once() {
 }
 
 #[test]
-fn a_request_above_the_limit_is_refused_and_costs_nothing() {
+fn request_above_the_limit_is_refused_and_costs_nothing() {
     let server = Server::start();
     let store = connect(&server);
     let error = store.set("large", &vec![0; 8 * 1024 * 1024 + 1]).unwrap_err();
@@ -109,13 +109,13 @@ fn a_request_above_the_limit_is_refused_and_costs_nothing() {
 }
 
 #[test]
-fn a_store_that_comes_late_is_found() {
+fn store_that_comes_late_is_found() {
     let server = Server::start_at("127.0.0.1", 3);
     assert_eq!(connect(&server).add("n", 1).unwrap(), 1);
 }
 
 #[test]
-fn nobody_there_is_an_error_that_names_the_address() {
+fn address_without_listener_is_named() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -124,7 +124,7 @@ fn nobody_there_is_an_error_that_names_the_address() {
 }
 
 #[test]
-fn a_listener_that_says_nothing_is_an_error() {
+fn listener_that_says_nothing_is_an_error() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
@@ -132,7 +132,7 @@ fn a_listener_that_says_nothing_is_an_error() {
 }
 
 #[test]
-fn a_listener_that_is_no_store_is_an_error() {
+fn listener_that_is_not_a_store_is_an_error() {
     let error = TcpStore::connect(
         "127.0.0.1",
         scripted(|mut stream| {
@@ -146,7 +146,7 @@ fn a_listener_that_is_no_store_is_an_error() {
 }
 
 #[test]
-fn a_store_that_dies_is_an_error_and_stays_one() {
+fn store_that_dies_is_an_error_and_stays_one() {
     let server = Server::start();
     let store = connect(&server);
     thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn a_store_that_dies_is_an_error_and_stays_one() {
 }
 
 #[test]
-fn an_answer_that_crosses_with_the_cancellation_counts() {
+fn answer_that_crosses_with_the_cancellation_counts() {
     let port = scripted(|mut stream| {
         expect(&mut stream, &[0x00, 0xCE, 0xF7, 0x85, 0x3C, 13]);
         let nonce = take::<4>(&mut stream);

@@ -8,7 +8,7 @@ use rankrun_contract::env::{Master, Role, WorkerEnv};
 use rankrun_contract::rank::{
     LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId, WorldSize,
 };
-use rankrun_worker::process_group::Wish;
+use rankrun_worker::process_group::BackendChoice;
 use rankrun_worker::{Group, GroupError, GroupOptions, WorkerContext};
 
 use crate::server::Server;
@@ -16,7 +16,7 @@ use crate::server::Server;
 /// Longer than any test may take.
 pub(crate) const AMPLE: Duration = Duration::from_secs(60);
 
-/// What a launcher would tell this rank.
+/// The launcher's variables for this rank.
 pub(crate) fn env(server: &Server, rank: u32, world_size: u32) -> WorkerEnv {
     let world_size = WorldSize::new(world_size).unwrap();
     WorkerEnv {
@@ -48,17 +48,17 @@ pub(crate) fn join(
     world_size: u32,
     timeout: Duration,
 ) -> Result<Group, GroupError> {
-    join_on(Wish::Auto, server, (rank, world_size), timeout)
+    join_on(BackendChoice::Auto, server, (rank, world_size), timeout)
 }
 
 /// [`join`] with this backend.
 pub(crate) fn join_on(
-    wish: Wish,
+    choice: BackendChoice,
     server: &Server,
     (rank, world_size): (u32, u32),
     timeout: Duration,
 ) -> Result<Group, GroupError> {
-    let options = GroupOptions { backend: Some(wish), ..options(timeout) };
+    let options = GroupOptions { backend: Some(choice), ..options(timeout) };
     WorkerContext::new(env(server, rank, world_size)).process_group(&options)
 }
 
@@ -72,23 +72,23 @@ pub(crate) fn join_at(
     WorkerContext::new(env(server, rank, world_size)).on_host(host).process_group(&options(timeout))
 }
 
-/// Runs `body` on every rank of a group of `world_size` once all have joined; the results in rank order. A rank whose body panics
-/// has dropped its group without a farewell, as a crash does, and has no result.
+/// Runs `body` on every rank of a group of `world_size` after all have joined; the results in rank order. A
+/// rank with a panic drops its group like a crash, and has no result.
 pub(crate) fn run<R: Send>(
     world_size: u32,
     timeout: Duration,
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
-    run_on(Wish::Auto, (world_size, timeout), body)
+    run_on(BackendChoice::Auto, (world_size, timeout), body)
 }
 
 /// [`run`] with this backend.
 pub(crate) fn run_on<R: Send>(
-    wish: Wish,
+    choice: BackendChoice,
     (world_size, timeout): (u32, Duration),
     body: impl Fn(Group) -> R + Sync,
 ) -> Vec<Option<R>> {
-    let join = |server: &Server, rank| join_on(wish, server, (rank, world_size), timeout);
+    let join = |server: &Server, rank| join_on(choice, server, (rank, world_size), timeout);
     run_joined(world_size, join, body)
 }
 

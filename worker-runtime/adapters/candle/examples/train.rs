@@ -15,7 +15,7 @@ use candle_nn::{Activation, AdamW, Module, Optimizer, Sequential, VarBuilder, Va
 use rankrun_candle::{Ddp, all_reduce};
 use rankrun_worker::ddp::DdpOptions;
 use rankrun_worker::sampler::{DistributedSampler, SamplerOptions};
-use rankrun_worker::{GroupOptions, Rank, Reduction, WorkerContext, run};
+use rankrun_worker::{GroupOptions, Rank, ReduceOp, WorkerContext, run};
 
 const SAMPLES: usize = 1024;
 const EPOCHS: u64 = 40;
@@ -55,7 +55,7 @@ fn train(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
             let outputs = model.forward(&inputs.index_select(&own, 0)?)?;
             let are_right = outputs.argmax(D::Minus1)?.eq(&classes.index_select(&own, 0)?)?;
             let accuracy = are_right.to_dtype(DType::F32)?.mean_all()?;
-            all_reduce(&mut judges, &accuracy, Reduction::Mean)?;
+            all_reduce(&mut judges, &accuracy, ReduceOp::Mean)?;
             if rank == Rank(0) {
                 println!(
                     "epoch {}: accuracy {:.3} on {world} ranks",

@@ -1,4 +1,4 @@
-//! Training on parts of a batch.
+//! Data-parallel training of candle's variables.
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, DeviceLocation, Storage, Tensor, Var};
@@ -12,34 +12,34 @@ use rankrun_worker::process_group::{Element, bf16, f16};
 use crate::CandleError;
 #[cfg(feature = "cuda")]
 use crate::device::OnDevice;
-use crate::tensors::piece;
+use crate::tensors::element_range;
 
-/// The variables of a model, whose gradients become their mean over all ranks.
+/// The variables of a model, whose gradients are averaged over all ranks.
 ///
-/// Variables are taken in the order of their names, which is the same on every rank.
+/// Variables are ordered by name, which gives the same order on every rank.
 #[derive(Debug)]
 pub struct Ddp {
     variables: Vec<(String, Var)>,
     way: Way,
 }
 
-/// How gradients are exchanged.
 #[derive(Debug)]
 enum Way {
-    /// Through buckets in memory of the host.
+    /// Through buckets in host memory.
     Host(Box<ddp::Ddp>),
-    /// Where they lie, on the device.
+    /// In place, on the device.
     #[cfg(feature = "cuda")]
     Device(Box<OnDevice>),
 }
 
 impl Ddp {
-    /// Takes the group, and gives all ranks the variables of rank 0.
+    /// Takes the group, and overwrites the variables of all ranks with those of rank 0.
     ///
-    /// The variables are on the CPU.
+    /// All variables must be on the CPU.
     ///
     /// # Errors
-    /// The variables of the ranks differ, are not on the CPU or of a type that no group carries; or the group failed.
+    /// The variables of the ranks differ, are not on the CPU, or have an
+    /// unsupported type; or the group failed.
     pub fn new(group: Group, variables: &VarMap, options: &DdpOptions) -> Result<Self, CandleError> {
         let variables = sorted(variables);
         if let DeviceLocation::Cuda { .. } = check_location(&variables)? {
@@ -53,8 +53,8 @@ impl Ddp {
         Ok(Self { variables, way: Way::Host(Box::new(ddp)) })
     }
 
-    /// As [`new`](Self::new), for variables on a GPU, which is the current CUDA device of this thread. `host` carries what ranks say of
-    /// their models, `device` the gradients, on the same ranks.
+    /// As [`new`](Self::new), for variables on the current CUDA device of this thread. `host` compares the
+    /// models, `device` reduces the gradients; both have the same ranks.
     ///
     /// ```no_run
     /// # use candle_nn::VarMap;
@@ -70,7 +70,8 @@ impl Ddp {
     /// ```
     ///
     /// # Errors
-    /// The variables of the ranks differ, are not all on one GPU or of a type that no group carries; or a group failed.
+    /// The variables of the ranks differ, are not all on one GPU, or have an
+    /// unsupported type; or a group failed.
     #[cfg(feature = "cuda")]
     pub fn on_device(
         host: Group,
@@ -90,28 +91,28 @@ impl Ddp {
         Ok(Self { variables, way: Way::Device(Box::new(on_device)) })
     }
 
-    /// The variables, in the order of their names.
+    /// The variables with their names, ordered by name.
     #[must_use]
     pub fn variables(&self) -> &[(String, Var)] {
         &self.variables
     }
 
-    /// The gradients of `loss`, as their mean over all ranks: with losses that are means over equal parts of a batch, the gradients
-    /// of the whole batch.
+    /// Computes the gradients of `loss`, averaged over all ranks: with losses that are means over equal parts
+    /// of a batch, they are the gradients of the whole batch.
     ///
     /// # Errors
-    /// As [`average`](Self::average); or candle fails.
+    /// As [`average`](Self::average); or an error of candle.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore, CandleError> {
         let mut gradients = loss.backward()?;
         self.average(&mut gradients)?;
         Ok(gradients)
     }
 
-    /// Puts the mean over all ranks in the place of each gradient.
+    /// Replaces each gradient by its mean over all ranks.
     ///
     /// # Errors
-    /// A variable has no gradient, unless [`DdpOptions::find_unused`] says that this may be so; or the group failed. On a GPU an error
-    /// of the group comes with the next call.
+    /// A variable has no gradient and [`DdpOptions::find_unused`] is not set; or the group failed. On a GPU
+    /// an error of the group is the result of the next call.
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<(), CandleError> {
         match &mut self.way {
             Way::Host(ddp) => average_on_host(ddp, &self.variables, gradients),
@@ -120,11 +121,11 @@ impl Ddp {
         }
     }
 
-    /// Waits on the host until all gradients so far are means: before variables are saved that took steps by them. On the CPU they are
-    /// when [`average`](Self::average) returns.
+    /// Waits on the host until all gradients so far are averaged. Call it before variables are saved that
+    /// took steps by them. On the CPU they are averaged when [`average`](Self::average) returns.
     ///
     /// # Errors
-    /// The group failed, and the last steps were taken by what is no mean.
+    /// The group failed, and the last steps used gradients that are not averaged.
     pub fn wait(&mut self) -> Result<(), CandleError> {
         match &mut self.way {
             Way::Host(_) => Ok(()),
@@ -134,7 +135,7 @@ impl Ddp {
     }
 }
 
-/// Gives all ranks the variables of rank 0.
+/// Overwrites the variables of all ranks with those of rank 0.
 fn share(ddp: &mut ddp::Ddp, variables: &[(String, Var)]) -> Result<(), CandleError> {
     macro_rules! each_type {
         ($($type:ty),*) => {$(
@@ -161,7 +162,7 @@ fn sorted(variables: &VarMap) -> Vec<(String, Var)> {
     sorted
 }
 
-/// Where all variables are.
+/// The common device of all variables.
 fn check_location(variables: &[(String, Var)]) -> Result<DeviceLocation, CandleError> {
     let Some((first, variable)) = variables.first() else { return Ok(DeviceLocation::Cpu) };
     let location = variable.device().location();
@@ -182,7 +183,7 @@ fn check_location(variables: &[(String, Var)]) -> Result<DeviceLocation, CandleE
     }
 }
 
-/// The device of all variables.
+/// The name of the common device.
 fn name_of(variables: &[(String, Var)]) -> String {
     let location =
         variables.first().map_or(DeviceLocation::Cpu, |(_, variable)| variable.device().location());
@@ -210,7 +211,7 @@ fn average_on_host(
     gradients: &mut GradStore,
 ) -> Result<(), CandleError> {
     for (index, (_, variable)) in variables.iter().enumerate().rev() {
-        // Whether one may be missing, `finish` knows.
+        // `finish` reports a missing gradient.
         if let Some(gradient) = gradients.get(variable) {
             hand_over(ddp, index, &gradient.contiguous()?)?;
         }
@@ -224,10 +225,10 @@ fn average_on_host(
     Ok(())
 }
 
-/// Copies a gradient into its bucket.
+/// Copies a gradient into its bucket and marks it ready.
 fn hand_over(ddp: &mut ddp::Ddp, index: usize, gradient: &Tensor) -> Result<(), CandleError> {
     let (storage, layout) = gradient.storage_and_layout();
-    let (from, to) = piece(layout)?;
+    let (from, to) = element_range(layout)?;
     let Storage::Cpu(storage) = &*storage else {
         return Err(CandleError::Device {
             device: format!("{:?}", gradient.device().location()),

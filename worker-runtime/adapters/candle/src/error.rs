@@ -1,51 +1,51 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use candle_core::DType;
 use rankrun_worker::GroupError;
 use rankrun_worker::ddp::DdpError;
 
-/// Why a call of this crate failed.
+/// A failed call of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandleError {
-    /// The group ended, or refused the call.
+    /// The group failed, or refused the call.
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The exchange of gradients failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
-    /// candle's own.
+    /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// A type that process groups do not carry.
+    /// The element type is not supported by process groups.
     #[error("a process group carries no `{0:?}`; convert the tensor first, with `to_dtype`")]
     DataType(DType),
-    /// The elements of a tensor are not in one piece of memory.
+    /// The tensor is not contiguous.
     #[error("the tensor of shape {shape:?} is a view that is not contiguous; call `contiguous` first")]
     NotContiguous {
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
     },
-    /// Variables on devices of different kinds, or on one that nothing is known about.
+    /// Variables are on different devices.
     #[error(
         "variable `{name}` is on {device}, and `{first}` is on {first_device}; move all variables to one device"
     )]
     Devices {
         /// The first variable.
         first: String,
-        /// Where it is.
+        /// Device of that variable.
         first_device: String,
-        /// The first of the others that is elsewhere.
+        /// The first variable on another device.
         name: String,
-        /// Where that is.
+        /// Device of the other variable.
         device: String,
     },
-    /// A device on which nothing is reduced.
+    /// This build cannot reduce on the device.
     #[error("tensors on {device} cannot be reduced; {hint}")]
     Device {
-        /// Where the tensor is.
+        /// Device of the tensor.
         device: String,
-        /// What to do.
+        /// What the user can do about it.
         hint: &'static str,
     },
 }

@@ -1,6 +1,6 @@
-//! candle on rankrun's process groups: tensors that all ranks reduce, and training on parts of a batch.
+//! Process groups of rankrun for candle: collectives on tensors, and data-parallel training.
 //!
-//! candle gives all gradients at once, when backward is done: they are exchanged then, and not while it still runs.
+//! candle returns all gradients at the end of backward, so they are exchanged then and not during backward.
 //!
 //! ```no_run
 //! use candle_core::{DType, Device, Result, Tensor};
@@ -12,7 +12,7 @@
 //!     let variables = VarMap::new();
 //!     let layer = linear(10, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
 //!     let group = context.process_group(&GroupOptions::default())?;
-//!     // Every rank has the variables of rank 0 now.
+//!     // Every rank now has the variables of rank 0.
 //!     let mut ddp = Ddp::new(group, &variables, &Default::default())?;
 //!     let mut optimizer = SGD::new(variables.all_vars(), 0.1)?;
 //!     for step in 0..100 {
@@ -27,9 +27,9 @@
 //! # fn part_of_this_rank(_: usize, _: &WorkerContext) -> Result<(Tensor, Tensor)> { unimplemented!() }
 //! ```
 //!
-//! On the CPU gradients are copied into the buckets of [`rankrun_worker::ddp`], and back. With the feature `cuda` (`Ddp::on_device`)
-//! those on a GPU are reduced by NCCL where they lie, in the order of candle's own stream: nothing is copied, and nobody waits on the
-//! host.
+//! On the CPU gradients are copied to the buckets of [`rankrun_worker::ddp`] and back. With the feature
+//! `cuda` (`Ddp::on_device`) NCCL reduces gradients on a GPU in place, in the order of candle's own stream,
+//! without copies and without a wait on the host.
 
 mod ddp;
 #[cfg(feature = "cuda")]

@@ -1,24 +1,25 @@
-//! Calls of a group on tensors, in place.
+//! Collectives on tensors, in place.
 
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
-use rankrun_worker::{Group, Rank, Reduction};
+use rankrun_worker::{Group, Rank, ReduceOp};
 
 use crate::CandleError;
 
-/// Reduces a tensor over all ranks, in place: every rank then has the result. On a GPU the call is put on candle's stream, and
-/// an error of the group comes with the next call.
+/// Reduces a tensor over all ranks, in place, on all ranks. On a GPU the call is enqueued on candle's stream,
+/// and an error of the group is the result of the next call.
 ///
-/// All tensors that share the memory change with it, as those of a [`Var`](candle_core::Var) do.
+/// Every tensor that shares the memory changes too, such as those of a [`Var`](candle_core::Var).
 ///
 /// # Errors
-/// The group's; the tensor is not contiguous, of a type that no group carries, or on a device that this build does not reach.
-pub fn all_reduce(group: &mut Group, tensor: &Tensor, how: Reduction) -> Result<(), CandleError> {
-    call(group, tensor, Work::AllReduce(how))
+/// An error of the group; or the tensor is not contiguous, has an unsupported type, or is on a
+/// device that this build cannot use.
+pub fn all_reduce(group: &mut Group, tensor: &Tensor, op: ReduceOp) -> Result<(), CandleError> {
+    call(group, tensor, Work::AllReduce(op))
 }
 
-/// Gives every rank the elements that the tensor has on `root`, in place.
+/// Overwrites the tensor on every rank with that of `root`, in place.
 ///
 /// # Errors
 /// As [`all_reduce`].
@@ -28,11 +29,11 @@ pub fn broadcast(group: &mut Group, tensor: &Tensor, root: Rank) -> Result<(), C
 
 #[derive(Debug, Clone, Copy)]
 enum Work {
-    AllReduce(Reduction),
+    AllReduce(ReduceOp),
     Broadcast(Rank),
 }
 
-/// A call as candle takes operations: by reference, and with its own kind of error.
+/// An in-place operation with this crate's error type.
 struct Call<'a> {
     group: RefCell<&'a mut Group>,
     work: Work,
@@ -58,13 +59,13 @@ impl Call<'_> {
     }
 
     fn on_host(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<(), CandleError> {
-        let (from, to) = piece(layout)?;
+        let (from, to) = element_range(layout)?;
         let mut group = self.group.borrow_mut();
         macro_rules! each_type {
             ($($kind:ident),*) => {
                 match storage {
                     $(CpuStorage::$kind(all) => match self.work {
-                        Work::AllReduce(how) => group.all_reduce(&mut all[from..to], how),
+                        Work::AllReduce(op) => group.all_reduce(&mut all[from..to], op),
                         Work::Broadcast(root) => group.broadcast(&mut all[from..to], root),
                     },)*
                     other => {
@@ -79,17 +80,18 @@ impl Call<'_> {
 
 #[cfg(feature = "cuda")]
 impl Call<'_> {
-    fn on_device(&self, piece: crate::device::Piece) -> Result<(), CandleError> {
+    fn on_device(&self, elements: crate::device::DeviceElements) -> Result<(), CandleError> {
         use rankrun_worker::process_group::Collective;
 
-        let data = piece.memory;
+        let data = elements.memory;
         let work = match self.work {
-            Work::AllReduce(how) => Collective::AllReduce { data, how },
+            Work::AllReduce(op) => Collective::AllReduce { data, op },
             Work::Broadcast(root) => Collective::Broadcast { data, root },
         };
         #[expect(unsafe_code, reason = "device memory is raw memory")]
-        // SAFETY: the memory is the tensor's, which is borrowed; candle gives it back on this same stream, after the call.
-        Ok(unsafe { self.group.borrow_mut().run_on_device(piece.data_type, work, piece.stream) }?)
+        // SAFETY: the memory belongs to the borrowed tensor; candle frees it on this same stream, after the
+        // call.
+        Ok(unsafe { self.group.borrow_mut().run_on_device(elements.data_type, work, elements.stream) }?)
     }
 }
 
@@ -107,12 +109,12 @@ impl InplaceOp1 for Call<'_> {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        self.keep(crate::device::in_storage(storage, layout, |piece| self.on_device(piece)))
+        self.keep(crate::device::in_storage(storage, layout, |elements| self.on_device(elements)))
     }
 }
 
-/// Where a tensor's elements begin and end in its memory.
-pub(crate) fn piece(layout: &Layout) -> Result<(usize, usize), CandleError> {
+/// Begin and end of a tensor's elements in its storage.
+pub(crate) fn element_range(layout: &Layout) -> Result<(usize, usize), CandleError> {
     layout
         .contiguous_offsets()
         .ok_or_else(|| CandleError::NotContiguous { shape: layout.shape().dims().to_vec() })

@@ -16,7 +16,7 @@ fn example() -> PathBuf {
 }
 
 #[test]
-fn the_example_learns_on_two_workers() {
+fn example_learns_on_two_workers() {
     let launcher = std::env::var_os("RANKRUN_TEST_LAUNCHER").unwrap_or_else(|| "rankrun".into());
     let job = Command::new(&launcher)
         .args(["--device-type", "cpu", "--nproc-per-node", "2"])

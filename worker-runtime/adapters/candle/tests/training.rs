@@ -1,4 +1,4 @@
-//! What candle and the groups make of each other, on the CPU.
+//! candle and process groups together, on the CPU.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
@@ -9,16 +9,16 @@ use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear};
 use rankrun_candle::{CandleError, Ddp, all_reduce, broadcast};
 use rankrun_worker::data_parallel::chunks;
 use rankrun_worker::ddp::{DdpError, DdpOptions};
-use rankrun_worker::{Group, MemoryGroup, Rank, Reduction};
+use rankrun_worker::{Group, Rank, ReduceOp, ThreadGroup};
 
 const ROWS: usize = 24;
 const STEPS: usize = 20;
 
-/// Runs every rank of a world in a thread of its own.
+/// Runs every rank of a world on a thread of its own.
 fn on_all<R: Send>(world: u32, run: impl Fn(Group) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> =
-            MemoryGroup::world(world).into_iter().map(|group| scope.spawn(|| run(group))).collect();
+            ThreadGroup::world(world).into_iter().map(|group| scope.spawn(|| run(group))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -66,7 +66,7 @@ fn sorted(variables: &VarMap) -> Vec<Var> {
     named.into_iter().map(|(_, variable)| variable.clone()).collect()
 }
 
-/// Rows of a batch, and what the model is to make of them.
+/// Rows of a batch and their targets.
 fn rows(step: usize, data_type: DType) -> (Tensor, Tensor) {
     let values = |width: usize, shift: f64| {
         let values: Vec<f64> =
@@ -76,7 +76,8 @@ fn rows(step: usize, data_type: DType) -> (Tensor, Tensor) {
     (values(6, 0.0), values(3, 1.0))
 }
 
-/// The weights after some steps of batches that no number of ranks shares out equally, or that have fewer rows than there are ranks.
+/// The weights after some steps with batches that ranks cannot share equally,
+/// some with fewer rows than ranks.
 fn train_unevenly(group: Group, batch: usize) -> Vec<Vec<f64>> {
     let (rank, world) = (group.rank().index(), group.world_size().get() as usize);
     let model = Model::new(rank as f64, DType::F64);
@@ -87,10 +88,10 @@ fn train_unevenly(group: Group, batch: usize) -> Vec<Vec<f64>> {
         let (inputs, targets) = rows(step, DType::F64);
         let own = chunks(batch, world).get(rank).cloned().unwrap_or(0..0);
         let part = |all: &Tensor| all.narrow(0, own.start, own.len()).unwrap();
-        // The mean over ranks of this is the mean over the batch, however many rows each has.
+        // Its mean over ranks is the mean over the batch, for any numbers of rows.
         let share = (world * own.len()) as f64 / batch as f64;
         let gradients = if own.is_empty() {
-            // A rank without rows takes part with a loss of nothing.
+            // A rank without rows contributes a loss of zero.
             ddp.backward(&Tensor::zeros((), DType::F64, &Device::Cpu).unwrap()).unwrap()
         } else {
             ddp.backward(&(model.loss(&part(&inputs), &part(&targets)) * share).unwrap()).unwrap()
@@ -114,10 +115,10 @@ fn uneven_parts_train_as_the_whole_does() {
     }
 }
 
-/// The weights after some steps on each rank's part of each batch.
+/// The weights after some steps with equal parts of each batch.
 fn train(group: Group, data_type: DType) -> Vec<Vec<f64>> {
     let (rank, world) = (group.rank().index(), group.world_size().get() as usize);
-    // Every rank begins elsewhere: rank 0 decides.
+    // Every rank has different weights; those of rank 0 are taken.
     let model = Model::new(rank as f64, data_type);
     let mut ddp = Ddp::new(group, &model.variables, &DdpOptions::default()).unwrap();
     let mut optimizer = SGD::new(model.variables.all_vars(), 0.2).unwrap();
@@ -153,49 +154,49 @@ fn short_floats_train_alike_on_all_ranks() {
 }
 
 #[test]
-fn a_tensor_is_reduced_where_it_lies() {
+fn tensor_is_reduced_where_it_lies() {
     let all = on_all(3, |mut group| {
         let rank = group.rank().0 as f32;
         let tensor = Tensor::full(rank, (2, 3), &Device::Cpu).unwrap();
         let same = tensor.flatten_all().unwrap();
-        all_reduce(&mut group, &tensor, Reduction::Sum).unwrap();
+        all_reduce(&mut group, &tensor, ReduceOp::Sum).unwrap();
         broadcast(&mut group, &Tensor::new(&[rank], &Device::Cpu).unwrap(), Rank(1)).unwrap();
         // A part of it, in the midst of its memory.
         let part = tensor.narrow(0, 1, 1).unwrap();
-        all_reduce(&mut group, &part, Reduction::Max).unwrap();
+        all_reduce(&mut group, &part, ReduceOp::Max).unwrap();
         same.to_vec1::<f32>().unwrap()
     });
     assert_eq!(all, vec![vec![3.0; 6]; 3]);
 }
 
 #[test]
-fn a_part_is_reduced_and_the_rest_stays() {
+fn part_is_reduced_and_the_rest_stays() {
     let all = on_all(2, |mut group| {
         let rank = group.rank().0 as i64;
         let tensor = Tensor::new(&[[rank, rank], [rank + 1, rank + 1]], &Device::Cpu).unwrap();
-        all_reduce(&mut group, &tensor.narrow(0, 1, 1).unwrap(), Reduction::Sum).unwrap();
+        all_reduce(&mut group, &tensor.narrow(0, 1, 1).unwrap(), ReduceOp::Sum).unwrap();
         tensor.to_vec2::<i64>().unwrap()
     });
     assert_eq!(all, [[[0, 0], [3, 3]], [[1, 1], [3, 3]]]);
 }
 
 #[test]
-fn what_cannot_be_reduced_is_refused_by_name() {
-    let mut group = MemoryGroup::world(1).remove(0);
+fn unsupported_tensor_is_refused_by_name() {
+    let mut group = ThreadGroup::world(1).remove(0);
     let tensor = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
-    let error = all_reduce(&mut group, &tensor.t().unwrap(), Reduction::Sum).unwrap_err();
+    let error = all_reduce(&mut group, &tensor.t().unwrap(), ReduceOp::Sum).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the tensor of shape [3, 2] is a view that is not contiguous; call `contiguous` first"
     );
     let words = tensor.to_dtype(DType::U32).unwrap();
-    let error = all_reduce(&mut group, &words, Reduction::Sum).unwrap_err();
+    let error = all_reduce(&mut group, &words, ReduceOp::Sum).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a process group carries no `U32`; convert the tensor first, with `to_dtype`"
     );
     // The group is as good as before.
-    all_reduce(&mut group, &tensor, Reduction::Sum).unwrap();
+    all_reduce(&mut group, &tensor, ReduceOp::Sum).unwrap();
 }
 
 #[test]
@@ -211,9 +212,9 @@ fn ranks_with_other_variables_are_told_which() {
 }
 
 #[test]
-fn a_variable_that_was_not_used_is_named_unless_that_is_asked_for() {
+fn variable_that_was_not_used_is_named_unless_that_is_asked_for() {
     for find_unused in [false, true] {
-        let group = MemoryGroup::world(1).remove(0);
+        let group = ThreadGroup::world(1).remove(0);
         let model = Model::new(0.0, DType::F32);
         let mut ddp =
             Ddp::new(group, &model.variables, &DdpOptions { find_unused, ..DdpOptions::default() }).unwrap();

@@ -4,7 +4,7 @@ use super::sharded::{rows, save_parts, with_parts};
 use super::*;
 
 #[test]
-fn the_newest_one_is_found_wherever_it_lies() {
+fn newest_one_is_found_wherever_it_lies() {
     let (first, second) = (Folder::new(), Folder::new());
     save(&first, 1, &[20, 40]);
     save(&second, 1, &[60]);

@@ -48,14 +48,14 @@ impl ProcessGroup for Breaks {
 /// Two ranks save a sharded tensor; rank 1 is cut off before its call of this number. How many calls it has made.
 fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let groups = MemoryGroup::world_with(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
+    let groups = ThreadGroup::world_with(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
     let saved = thread::scope(|scope| {
         let rank = |(group, before): (Group, usize)| {
             let calls = if group.rank() == ROOT { Arc::default() } else { Arc::clone(&calls) };
             let group = Group::new(Box::new(Breaks { inner: group, before, calls }));
             scope.spawn(move || {
                 let mut checkpoint = Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0))?;
-                checkpoint.save(8, &State::new().sharded("m", &[3], &mut [7i32; 3]))
+                checkpoint.save(8, &StateDict::new().sharded("m", &[3], &mut [7i32; 3]))
             })
         };
         let ranks: Vec<_> = groups.map(rank).collect();
@@ -65,7 +65,7 @@ fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
 }
 
 #[test]
-fn a_rank_that_does_not_hear_whether_a_checkpoint_is_whole_leaves_its_part() {
+fn rank_without_final_answer_keeps_its_part_file() {
     let (saved, calls) = saved_by_two(&Folder::new(), usize::MAX);
     assert_eq!(saved, [true; 2]);
     let folder = Folder::new();
@@ -73,14 +73,14 @@ fn a_rank_that_does_not_hear_whether_a_checkpoint_is_whole_leaves_its_part() {
     assert!(!saved[1], "it was cut off before the last word");
     let loaded = ranks(2, &folder, |checkpoint| {
         let mut own = [0i32; 3];
-        let loaded = checkpoint.load_latest(&mut State::new().sharded("m", &[3], &mut own))?;
+        let loaded = checkpoint.load_latest(&mut StateDict::new().sharded("m", &[3], &mut own))?;
         Ok((loaded.map(|loaded| loaded.step), own))
     });
     assert_eq!(loaded, [(Some(8), [7; 3]); 2]);
 }
 
 #[test]
-fn a_save_that_fails_leaves_the_one_before_and_every_rank_knows() {
+fn save_that_fails_leaves_the_one_before_and_every_rank_knows() {
     let folder = Folder::new();
     save_parts(&folder, 3, 20);
     let before = folder.names();
@@ -99,7 +99,7 @@ fn a_save_that_fails_leaves_the_one_before_and_every_rank_knows() {
 }
 
 #[test]
-fn a_rank_that_dies_while_it_saves_costs_only_this_save() {
+fn rank_that_dies_while_it_saves_costs_only_this_save() {
     let folder = Folder::new();
     save_parts(&folder, 3, 20);
     let ended = ranks_in(&[&*folder.0; 3], |it| {
@@ -126,7 +126,7 @@ fn a_rank_that_dies_while_it_saves_costs_only_this_save() {
 
 /// What a save leaves that was killed: parts that no main file names, and files under another name.
 #[test]
-fn what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next_one() {
+fn what_a_killed_save_left_is_not_a_checkpoint_and_goes_with_the_next_one() {
     let (folder, other) = (Folder::new(), Folder::new());
     save_parts(&folder, 2, 20);
     save_parts(&other, 2, 40);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::*;
-use crate::process_group::MemoryGroup;
+use crate::process_group::ThreadGroup;
 
 struct Folder(PathBuf);
 
@@ -45,7 +45,7 @@ fn ranks_in<R: Send>(
     folders: &[&Path],
     body: impl Fn(&mut Checkpoint) -> Result<R, CheckpointError> + Sync,
 ) -> Vec<Result<R, CheckpointError>> {
-    let groups = MemoryGroup::world_with(folders.len() as u32, Duration::from_secs(30));
+    let groups = ThreadGroup::world_with(folders.len() as u32, Duration::from_secs(30));
     thread::scope(|scope| {
         let body = &body;
         let rank = |(group, folder): (Group, &&Path)| {
@@ -71,8 +71,8 @@ fn weights(step: u64) -> Vec<f32> {
     (0..6).map(|at| step as f32 + at as f32 / 8.0).collect()
 }
 
-fn model(weights: &mut [f32]) -> State<'_> {
-    State::new().replicated("weight", &[2, 3], weights).metadata("seed", "7")
+fn model(weights: &mut [f32]) -> StateDict<'_> {
+    StateDict::new().replicated("weight", &[2, 3], weights).metadata("seed", "7")
 }
 
 /// Saves these steps of the plain model.
@@ -115,7 +115,7 @@ fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
         let (mut first, mut second) = (first, second);
         it.save(
             7,
-            &State::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
+            &StateDict::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
         )
     });
     let loaded = ranks(3, &folder, |it| {
@@ -124,7 +124,7 @@ fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
         if it.group.rank().0 != 0 {
             listed.reverse();
         }
-        let mut state = State::new();
+        let mut state = StateDict::new();
         for (name, values) in listed {
             state = state.replicated(name, &[2], values);
         }
@@ -135,7 +135,7 @@ fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
 }
 
 #[test]
-fn the_last_three_are_kept_and_nothing_else_is_left() {
+fn last_three_are_kept_and_nothing_else_is_left() {
     let folder = Folder::new();
     fs::write(folder.0.join("notes.txt"), "mine").unwrap();
     fs::write(folder.0.join(names::unfinished(&names::main(5), 1)), "torn").unwrap();
@@ -146,7 +146,7 @@ fn the_last_three_are_kept_and_nothing_else_is_left() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_is_refused_at_once() {
+fn folder_that_cannot_be_is_refused_at_once() {
     let folder = Folder::new();
     fs::write(folder.0.join("file"), "").unwrap();
     let below = folder.0.join("file/below");
@@ -174,12 +174,12 @@ fn other_programs_read_the_file() {
     // A name that looks like our checksum is not taken for it.
     ranks(1, &folder, |it| {
         let mut bytes = [1u8; 3];
-        let state = State::new().replicated("rankrun.checksum", &[3], &mut bytes);
+        let state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);
         it.save(30, &state.metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
     });
     let mut bytes = [0u8; 3];
-    let mut state = State::new().replicated("rankrun.checksum", &[3], &mut bytes);
-    let group = MemoryGroup::world(1).remove(0);
+    let mut state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);
+    let group = ThreadGroup::world(1).remove(0);
     let mut checkpoint = Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0)).unwrap();
     assert_eq!(checkpoint.load_latest(&mut state).unwrap().unwrap().step, 30);
     assert_eq!(bytes, [1; 3]);

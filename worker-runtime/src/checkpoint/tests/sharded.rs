@@ -9,7 +9,11 @@ pub(super) fn rows(world: u32, rank: u32, total: usize) -> Vec<i64> {
     (cut(rank as usize)..cut(rank as usize + 1)).flat_map(|row| [row as i64, -(row as i64)]).collect()
 }
 
-pub(super) fn with_parts<'a>(weights: &'a mut [f32], rows: &'a mut [i64], extra: &'a mut [u8]) -> State<'a> {
+pub(super) fn with_parts<'a>(
+    weights: &'a mut [f32],
+    rows: &'a mut [i64],
+    extra: &'a mut [u8],
+) -> StateDict<'a> {
     let shape = [rows.len() / 2, 2];
     let bytes = [extra.len()];
     model(weights).sharded("momentum", &shape, rows).sharded("mask", &bytes, extra)
@@ -50,7 +54,7 @@ fn parts_find_their_ranks_in_another_world() {
 }
 
 #[test]
-fn a_checkpoint_without_all_of_its_parts_is_none() {
+fn checkpoint_without_all_of_its_parts_is_none() {
     let folder = Folder::new();
     save_parts(&folder, 2, 20);
     save_parts(&folder, 4, 40);

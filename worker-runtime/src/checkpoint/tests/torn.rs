@@ -8,7 +8,7 @@ use super::sharded::{load_parts, save_parts};
 use super::*;
 
 #[test]
-fn a_torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
+fn torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
     let folder = Folder::new();
     save(&folder, 1, &[20, 40]);
     let whole = fs::read(folder.main(40)).unwrap();
@@ -32,7 +32,7 @@ fn a_torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
 }
 
 #[test]
-fn the_reason_of_a_refusal_is_told_to_every_rank() {
+fn reason_of_a_refusal_is_told_to_every_rank() {
     let folder = Folder::new();
     save(&folder, 1, &[20, 40]);
     let whole = fs::read(folder.main(40)).unwrap();
@@ -52,10 +52,10 @@ fn the_reason_of_a_refusal_is_told_to_every_rank() {
         (whole[..whole.len() - 1].to_vec(), "torn: it has "),
         (Vec::new(), "torn: it has 0 bytes, and should have 8"),
         (damaged(whole.len() - 3), "damaged: its bytes do not fit its checksum"),
-        (huge, "no safetensors file: its head would have 18446744073709551615 bytes, of 108 in all"),
-        (foreign, "no checkpoint of rankrun: another program wrote it"),
+        (huge, "not a safetensors file: its header would have 18446744073709551615 bytes, of 108 in all"),
+        (foreign, "not a checkpoint of rankrun: another program wrote it"),
         (old, "it is of step 20, and its name says another one"),
-        (b"\x10\0\0\0\0\0\0\0[[[[[[[[[[[[[[[[".to_vec(), "its head is no JSON of a safetensors file: "),
+        (b"\x10\0\0\0\0\0\0\0[[[[[[[[[[[[[[[[".to_vec(), "its header is not that of a safetensors file: "),
         (future, "a checkpoint in the format \"2\""),
     ] {
         fs::write(folder.main(40), &bytes).unwrap();
@@ -168,11 +168,11 @@ fn fifo_or_device_as_checkpoint_folder_is_refused_at_once() {
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
-        header::Header::parse(&bytes).ok();
-        header::Header::parse(text.as_bytes()).ok();
+        header::FileHeader::parse(&bytes).ok();
+        header::FileHeader::parse(text.as_bytes()).ok();
         let folder = Folder::new();
         let path = folder.main(1);
         fs::write(&path, &bytes).unwrap();
-        prop_assert!(file::Opened::open_verified(&path).is_err());
+        prop_assert!(file::OpenFile::open_verified(&path).is_err());
     }
 }

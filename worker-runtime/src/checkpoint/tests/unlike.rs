@@ -3,45 +3,45 @@
 use super::*;
 
 #[test]
-fn a_checkpoint_of_another_model_names_what_differs_first() {
+fn checkpoint_of_another_model_names_what_differs_first() {
     let folder = Folder::new();
     let (mut one, mut two, mut three) = ([1.0f32; 6], [2.0f64; 2], [3i32; 4]);
     ranks(1, &folder, |it| {
         let (mut one, mut two, mut three) = (one, two, three);
-        let state = State::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
+        let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
         it.save(7, &state.sharded("m", &[4], &mut three))
     });
-    let differs = |state: &mut State<'_>| {
-        let group = MemoryGroup::world(1).remove(0);
+    let differs = |state: &mut StateDict<'_>| {
+        let group = ThreadGroup::world(1).remove(0);
         let error =
             Checkpoint::with_group(group, &CheckpointOptions::new(&folder.0)).unwrap().load_latest(state);
         let error = error.unwrap_err().to_string();
         let expected = format!("the checkpoint `{}` is of another model: ", folder.main(7).display());
         error.strip_prefix(&expected).unwrap_or_else(|| panic!("{error}")).to_owned()
     };
-    let state = State::new().replicated("w", &[3, 2], &mut one).replicated("c", &[2], &mut two);
+    let state = StateDict::new().replicated("w", &[3, 2], &mut one).replicated("c", &[2], &mut two);
     assert_eq!(
         differs(&mut state.sharded("m", &[4], &mut three)),
         "`w` has the shape [3, 2] in this program, and [2, 3] in the checkpoint"
     );
-    let state = State::new().replicated("w", &[2, 3], &mut one).replicated("c", &[2], &mut two);
+    let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("c", &[2], &mut two);
     assert_eq!(
         differs(&mut state.sharded("m", &[4], &mut three)),
         "it has no `c`, but `b`, which this program does not have"
     );
-    let state = State::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut three[..2]);
+    let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut three[..2]);
     assert_eq!(
         differs(&mut state.sharded("m", &[2], &mut [0i32; 2])),
         "`b` is of type i32 in this program, and f64 in the checkpoint"
     );
-    let state = State::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
+    let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
     assert_eq!(
         differs(&mut state.sharded("m", &[3], &mut three[..3])),
         "`m` has the shape [3] in this program, and [4] in the checkpoint"
     );
-    let state = State::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
+    let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
     assert_eq!(differs(&mut { state }), "it has `m`, which this program does not have");
-    let state = State::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
+    let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
     assert_eq!(
         differs(&mut state.replicated("m", &[4], &mut three)),
         "it has no `m`, but `m`, which this program does not have"
@@ -61,7 +61,7 @@ fn ranks_that_do_not_mean_the_same_are_told() {
     }
     let ended = ranks_in(&[&*folder.0; 2], |it| {
         let width = it.group.rank().index() + 1;
-        it.save(40, &State::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
+        it.save(40, &StateDict::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
     });
     for result in ended {
         let told = result.unwrap_err().to_string();
@@ -74,7 +74,7 @@ fn ranks_that_do_not_mean_the_same_are_told() {
 }
 
 #[test]
-fn a_step_that_could_not_be_found_again_is_not_saved() {
+fn step_that_could_not_be_found_again_is_not_saved() {
     let folder = Folder::new();
     for ended in ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
         let told = ended.unwrap_err().to_string();

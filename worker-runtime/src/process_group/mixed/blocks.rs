@@ -1,59 +1,60 @@
-//! Much data, a block at a time: each rank carries a part of the block to the other hosts.
+//! Large data, block by block: each rank exchanges a part of the block with the other hosts.
 
 use std::ops::Range;
 
 use rankrun_contract::rank::Rank;
 
-use super::ring::{self, CHUNK, Then};
-use super::{Course, Mixed};
+use super::ring::{self, CHUNK, HopAction};
+use super::{Mixed, MixedCall};
 use crate::process_group::collective::HostCollective;
-use crate::process_group::element::Reduction;
-use crate::process_group::error::Ending;
+use crate::process_group::element::ReduceOp;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::tcp::exchange::Transfer;
 use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 
-/// Bytes of a block that one stream carries. A message of a call is no longer, so that a rank that waits for its host can take it in.
+/// Bytes of a block per stream. It bounds the messages of a call, so that a rank that waits for
+/// its host can read them ahead.
 const STREAM: usize = 16 * 1024 * 1024;
 
-/// The blocks of so many bytes.
+/// The blocks of this many bytes.
 pub(super) fn blocks(bytes: usize, streams: usize) -> impl Iterator<Item = Range<usize>> {
     let length = STREAM * streams;
     (0..bytes).step_by(length).map(move |start| start..bytes.min(start + length))
 }
 
 impl Mixed {
-    /// The ranks of each host reduce a part each, take it around the hosts, and give the result to each other.
+    /// The ranks of each host reduce one part each, exchange it with the other hosts, and share the result.
     pub(super) fn all_reduce_block(
         &mut self,
-        course: &mut Course<'_>,
+        course: &mut MixedCall<'_>,
         block: &mut [u8],
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let parts = self.parts(course, block.len());
-        self.on_host(course, |shm, step| shm.reduce_own_part(step, block, (&parts, how)))?;
+        self.on_host(course, |shm, step| shm.reduce_own_part(step, block, (&parts, op)))?;
         if self.grid.index < self.grid.streams() {
-            self.reduce_around(course, &mut block[parts[self.grid.index].clone()], how)?;
+            self.reduce_around(course, &mut block[parts[self.grid.index].clone()], op)?;
         }
         self.on_host(course, |shm, step| shm.share_parts(step, block, &parts))
     }
 
-    /// The reduction over the hosts.
+    /// Reduces this rank's part over the hosts.
     fn reduce_around(
         &mut self,
-        course: &mut Course<'_>,
+        course: &mut MixedCall<'_>,
         data: &mut [u8],
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let (data_type, hosts) = (course.call().data_type, self.grid.count());
         if hosts == 2 {
-            return self.swap_hosts(course, data, how);
+            return self.swap_hosts(course, data, op);
         }
         let (next, previous) = (self.grid.along(1), self.grid.along(hosts - 1));
         let mut arrivals = vec![0; CHUNK];
         for hop in ring::all_reduce((data.len(), data_type.size()), hosts, self.grid.host) {
-            let (send, target) = apart(data, &hop.send, &hop.receive);
-            let is_kept = hop.then == Then::Keep;
+            let (send, target) = disjoint(data, &hop.send, &hop.receive);
+            let is_kept = hop.action == HopAction::Keep;
             let arrival = &mut arrivals[..hop.receive.len()];
             let mut place = Some(if is_kept { target } else { &mut *arrival });
             self.between_hosts(course, |rank| Transfer {
@@ -61,28 +62,34 @@ impl Mixed {
                 receive: if rank == previous { place.take() } else { None },
             })?;
             if !is_kept {
-                let finish = (hop.then == Then::Finish).then_some(self.world);
-                reduce::fold((data_type, how), &mut data[hop.receive], &[&*arrival], finish);
+                let finish = (hop.action == HopAction::Finish).then_some(self.world);
+                reduce::fold((data_type, op), &mut data[hop.receive], &[&*arrival], finish);
             }
         }
         Ok(())
     }
 
-    /// The reduction over two hosts: each sends all it has. These are as many bytes as around a ring, and the hosts wait for each other
-    /// only once.
-    fn swap_hosts(&mut self, course: &mut Course<'_>, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
+    /// Reduces over two hosts: each sends all its data. That is as many bytes as around a ring, with
+    /// one wait for the other host.
+    fn swap_hosts(
+        &mut self,
+        course: &mut MixedCall<'_>,
+        data: &mut [u8],
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let (other, world, is_first) = (self.grid.along(1), self.world, self.grid.host == 0);
         let exchange = course.next_exchange();
-        self.away(|tcp| tcp.swap(&exchange, (data, other), (how, is_first, Some(world))))
+        self.away(|tcp| tcp.swap(&exchange, (data, other), (op, is_first, Some(world))))
     }
 
-    /// The root's host has the block; its ranks carry a part each to the next host, whose ranks carry it on.
+    /// Broadcasts a block: the ranks of the root's host send one part each to the next host, and
+    /// so on from host to host.
     pub(super) fn broadcast_block(
         &mut self,
-        course: &mut Course<'_>,
+        course: &mut MixedCall<'_>,
         block: &mut [u8],
         root: Rank,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let parts = self.parts(course, block.len());
         let (host, index) = self.grid.place(root);
         let is_first = self.grid.host == host;
@@ -97,8 +104,13 @@ impl Mixed {
         if is_first { Ok(()) } else { self.on_host(course, |shm, step| shm.share_parts(step, block, &parts)) }
     }
 
-    /// Takes the data from the host before and gives it to the next one, chunk by chunk, from the first host to the last.
-    fn carry_on(&mut self, course: &mut Course<'_>, data: &mut [u8], first: usize) -> Result<(), Ending> {
+    /// Receives the data from the previous host and sends it to the next one, chunk by chunk.
+    fn carry_on(
+        &mut self,
+        course: &mut MixedCall<'_>,
+        data: &mut [u8],
+        first: usize,
+    ) -> Result<(), GroupFailure> {
         let hosts = self.grid.count();
         let (next, previous) = (self.grid.along(1), self.grid.along(hosts - 1));
         let place = (self.grid.host + hosts - first) % hosts;
@@ -106,7 +118,7 @@ impl Mixed {
             let chunk = &mut data[ring::chunk(&(0..usize::MAX), number).start..];
             let length = chunk.len().min(CHUNK);
             let chunk = &mut chunk[..length];
-            // A message has the same number at both ends.
+            // A message has the same step number at both ends.
             let exchanges = course.exchanges;
             if place > 0 {
                 let mut slot = Some(&mut *chunk);
@@ -128,8 +140,8 @@ impl Mixed {
         Ok(())
     }
 
-    /// The part of a block that each rank of this host carries; nothing beyond the streams.
-    fn parts(&self, course: &Course<'_>, bytes: usize) -> Vec<Range<usize>> {
+    /// The part of a block that each rank of this host exchanges; empty for ranks beyond the streams.
+    fn parts(&self, course: &MixedCall<'_>, bytes: usize) -> Vec<Range<usize>> {
         let size = course.call().data_type.size().max(1);
         let parts = layout::segments(bytes / size, self.grid.streams());
         let parts = parts.into_iter().map(|it| it.start * size..it.end * size);
@@ -138,7 +150,7 @@ impl Mixed {
 }
 
 /// Two ranges of the data that do not overlap.
-fn apart<'a>(data: &'a mut [u8], one: &Range<usize>, other: &Range<usize>) -> (&'a [u8], &'a mut [u8]) {
+fn disjoint<'a>(data: &'a mut [u8], one: &Range<usize>, other: &Range<usize>) -> (&'a [u8], &'a mut [u8]) {
     if one.start <= other.start {
         let (low, high) = data.split_at_mut(other.start);
         (&low[one.clone()], &mut high[..other.len()])
@@ -155,9 +167,9 @@ mod tests {
     #[test]
     fn ranges_that_are_apart_are_had_at_once() {
         let mut data = [0, 1, 2, 3, 4, 5];
-        assert_eq!(apart(&mut data, &(0..2), &(4..6)), (&[0, 1][..], &mut [4, 5][..]));
-        assert_eq!(apart(&mut data, &(3..6), &(0..3)), (&[3, 4, 5][..], &mut [0, 1, 2][..]));
-        assert_eq!(apart(&mut data, &(6..6), &(0..6)).0, &[0u8; 0]);
+        assert_eq!(disjoint(&mut data, &(0..2), &(4..6)), (&[0, 1][..], &mut [4, 5][..]));
+        assert_eq!(disjoint(&mut data, &(3..6), &(0..3)), (&[3, 4, 5][..], &mut [0, 1, 2][..]));
+        assert_eq!(disjoint(&mut data, &(6..6), &(0..6)).0, &[0u8; 0]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What each call does within the hosts and between them.
+//! The calls of all ranks with all ranks: their steps within the hosts and between them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,26 +6,26 @@ use std::sync::Arc;
 use rankrun_contract::rank::Rank;
 
 use super::blocks::blocks;
-use super::{Course, Mixed};
+use super::{Mixed, MixedCall};
 use crate::process_group::collective::HostCollective;
-use crate::process_group::element::Reduction;
-use crate::process_group::error::Ending;
+use crate::process_group::element::ReduceOp;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::tcp::exchange::Transfer;
 use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 
-/// Up to so many bytes every host sends to every other one at once: fewer hops count for more than fewer bytes.
+/// Up to this many bytes every host sends to every other one at once: fewer hops save more than fewer bytes.
 const SMALL: usize = 32 * 1024;
 
-/// Bytes of each rank that `reduce_scatter` works on at a time: it bounds the memory that a call needs.
+/// Bytes of each rank that `reduce_scatter` works on at a time: it bounds the memory of a call.
 pub(super) const PART: usize = 1024 * 1024;
 
-/// What this rank has reduced for ranks of one host.
+/// The reduced parts for ranks of one host.
 type Sums = Vec<(Rank, Vec<u8>)>;
 
 impl Mixed {
-    /// All of each host have met before one of them says so to another host.
-    pub(super) fn barrier(&mut self, mut course: Course<'_>) -> Result<(), Ending> {
+    /// All ranks of a host meet before one of them tells another host.
+    pub(super) fn barrier(&mut self, mut course: MixedCall<'_>) -> Result<(), GroupFailure> {
         self.on_host(&course, |shm, step| shm.run(step, HostCollective::Barrier))?;
         let grid = Arc::clone(&self.grid);
         self.between_hosts(&mut course, |rank| Transfer {
@@ -36,38 +36,42 @@ impl Mixed {
 
     pub(super) fn all_reduce(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         if data.len() <= SMALL {
-            return self.all_reduce_little(course, data, how);
+            return self.all_reduce_little(course, data, op);
         }
         for range in blocks(data.len(), self.grid.streams()) {
-            self.all_reduce_block(&mut course, &mut data[range], how)?;
+            self.all_reduce_block(&mut course, &mut data[range], op)?;
         }
         Ok(())
     }
 
-    /// Every rank has the reduction over its host, and takes that of each other host from one rank there.
+    /// Every rank gets the reduction over its host, and that of each other host from one rank there.
     fn all_reduce_little(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
-        how: Reduction,
-    ) -> Result<(), Ending> {
-        let within = undivided(how);
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
+        let within = undivided(op);
         self.on_host(&course, |shm, step| {
-            shm.run(step, HostCollective::AllReduce { data: &mut *data, how: within })
+            shm.run(step, HostCollective::AllReduce { data: &mut *data, op: within })
         })?;
         let arrivals = self.exchange_little(&mut course, data)?;
         let sources: Vec<&[u8]> = arrivals.iter().map(Vec::as_slice).collect();
-        reduce::reduce_into((course.call().data_type, how), data, &sources, Some(self.world));
+        reduce::reduce_into((course.call().data_type, op), data, &sources, Some(self.world));
         Ok(())
     }
 
-    /// What each host has, as one of its ranks says.
-    fn exchange_little(&mut self, course: &mut Course<'_>, own: &[u8]) -> Result<Vec<Vec<u8>>, Ending> {
+    /// The data of each host, from one of its ranks.
+    fn exchange_little(
+        &mut self,
+        course: &mut MixedCall<'_>,
+        own: &[u8],
+    ) -> Result<Vec<Vec<u8>>, GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let mut arrivals = vec![own.to_vec(); grid.count()];
         let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
@@ -80,10 +84,10 @@ impl Mixed {
 
     pub(super) fn broadcast(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
         root: Rank,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         if data.len() <= SMALL {
             return self.broadcast_little(course, data, root);
         }
@@ -96,43 +100,44 @@ impl Mixed {
     /// The root sends to one rank of each other host.
     fn broadcast_little(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
         root: Rank,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let (host, index) = grid.place(root);
         if grid.host == host && grid.index == index {
             let data: &[u8] = data;
-            let send = |rank| grid.place(rank).0 != host && grid.speaker(grid.place(rank).0, index) == rank;
+            let send =
+                |rank| grid.place(rank).0 != host && grid.counterpart(grid.place(rank).0, index) == rank;
             self.between_hosts(&mut course, |rank| Transfer {
                 send: send(rank).then_some(data),
                 receive: None,
             })?;
-        } else if grid.host != host && grid.speaker(grid.host, index) == grid.local()[grid.index] {
+        } else if grid.host != host && grid.counterpart(grid.host, index) == grid.local()[grid.index] {
             let mut data = Some(&mut *data);
             self.between_hosts(&mut course, |rank| Transfer {
                 send: None,
                 receive: if rank == root { data.take() } else { None },
             })?;
         }
-        let first = grid.place(grid.speaker(grid.host, index)).1;
+        let first = grid.place(grid.counterpart(grid.host, index)).1;
         let root = Rank(u32::try_from(first).unwrap_or(u32::MAX));
         self.on_host(&course, |shm, step| shm.run(step, HostCollective::Broadcast { data, root }))
     }
 
-    /// Each host reduces the parts of all ranks, and gives every other host the parts of its ranks.
+    /// Each host reduces the parts of all ranks, and sends every other host the parts of its ranks.
     pub(super) fn reduce_scatter(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         (input, output): (&[u8], &mut [u8]),
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let length = output.len();
         for start in (0..length.max(1)).step_by(PART) {
             let range = start..length.min(start + PART);
             let part = |rank: Rank| shifted(&range, rank.index() * length);
-            let mut sums = self.reduce_rows(&course, (input, range.len()), (&part, how))?;
+            let mut sums = self.reduce_rows(&course, (input, range.len()), (&part, op))?;
             let grid = Arc::clone(&self.grid);
             let mut arrivals = vec![vec![0; range.len()]; grid.count()];
             arrivals[grid.host] = sums[grid.host].pop().map(|(_, sum)| sum).unwrap_or_default();
@@ -143,19 +148,19 @@ impl Mixed {
                 receive: if grid.is_served_by(rank) { slots[grid.place(rank).0].take() } else { None },
             })?;
             let sources: Vec<&[u8]> = arrivals.iter().map(Vec::as_slice).collect();
-            let kind = (course.call().data_type, how);
+            let kind = (course.call().data_type, op);
             reduce::reduce_into(kind, &mut output[range], &sources, Some(self.world));
         }
         Ok(())
     }
 
-    /// The reductions over this host for the ranks that this one serves, by host; on its own host for itself.
+    /// Reduces over this host for the ranks that this one serves, by host; on its own host for itself.
     fn reduce_rows(
         &mut self,
-        course: &Course<'_>,
+        course: &MixedCall<'_>,
         (input, length): (&[u8], usize),
-        (part, how): (&dyn Fn(Rank) -> Range<usize>, Reduction),
-    ) -> Result<Vec<Sums>, Ending> {
+        (part, op): (&dyn Fn(Rank) -> Range<usize>, ReduceOp),
+    ) -> Result<Vec<Sums>, GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let mut all = Vec::with_capacity(grid.count());
         for host in 0..grid.count() {
@@ -164,7 +169,7 @@ impl Mixed {
                 let parts: Vec<Range<usize>> = row.iter().map(|it| it.map_or(0..0, part)).collect();
                 let own = parts[grid.index].clone();
                 let mut sum = input[own].to_vec();
-                self.on_host(course, |shm, step| shm.reduce_part_to(step, (input, &mut sum), (&parts, how)))?;
+                self.on_host(course, |shm, step| shm.reduce_part_to(step, (input, &mut sum), (&parts, op)))?;
                 debug_assert!(sum.len() == length || sum.is_empty(), "a part, or none");
                 sums.extend(row[grid.index].map(|rank| (rank, sum)));
             }
@@ -173,13 +178,13 @@ impl Mixed {
         Ok(all)
     }
 
-    /// Each rank's input goes to one rank of every other host, and from there to all of it.
+    /// Each rank sends its input to one rank of every other host, which shares it with its host.
     pub(super) fn all_gather(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         input: &[u8],
         output: &mut [u8],
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let length = input.len();
         let me = grid.local()[grid.index];
@@ -187,7 +192,7 @@ impl Mixed {
         output[part(me)].copy_from_slice(input);
         let mut slots = layout::split_mut(output, vec![length; self.world as usize]).into_iter();
         self.between_hosts(&mut course, |rank| {
-            // One for each rank, this one included.
+            // One slot for each rank, with this one.
             let slot = slots.next();
             Transfer {
                 send: grid.is_served_by(rank).then_some(input),
@@ -202,9 +207,9 @@ impl Mixed {
     }
 }
 
-/// Within a host a mean is a sum: it is divided once, in the end.
-fn undivided(how: Reduction) -> Reduction {
-    if how == Reduction::Mean { Reduction::Sum } else { how }
+/// Within a host a mean is a sum, which is divided once at the end.
+fn undivided(op: ReduceOp) -> ReduceOp {
+    if op == ReduceOp::Mean { ReduceOp::Sum } else { op }
 }
 
 fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {

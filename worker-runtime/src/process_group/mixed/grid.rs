@@ -1,15 +1,14 @@
-//! Which ranks are on which host, and who speaks with whom on another one. Pure.
+//! Maps ranks to hosts, and each rank to its counterparts on other hosts. Pure.
 
 use rankrun_contract::rank::Rank;
 
 /// The hosts of a group, as one rank sees them.
 #[derive(Debug, Clone)]
 pub(crate) struct Grid {
-    /// The ranks of each host, in order.
+    /// The ranks of each host, in rank order.
     hosts: Vec<Vec<Rank>>,
-    /// The host and the place on it of each rank.
+    /// Host and index on it, for each rank.
     places: Vec<(usize, usize)>,
-    /// This rank's own.
     pub(crate) host: usize,
     pub(crate) index: usize,
 }
@@ -28,55 +27,55 @@ impl Grid {
         grid
     }
 
-    /// How many hosts there are.
     pub(crate) fn count(&self) -> usize {
         self.hosts.len()
     }
 
-    /// The ranks of a host, in order.
+    /// The ranks of a host, in rank order.
     pub(crate) fn on(&self, host: usize) -> &[Rank] {
         &self.hosts[host]
     }
 
-    /// The ranks of this host.
+    /// The ranks of this rank's host.
     pub(crate) fn local(&self) -> &[Rank] {
         self.on(self.host)
     }
 
-    /// The host of a rank, and its place on it.
+    /// The host of a rank, and its index there.
     pub(crate) fn place(&self, rank: Rank) -> (usize, usize) {
         self.places[rank.index()]
     }
 
-    /// How many ranks of a host carry data to other hosts at once: as many as every host has.
+    /// Ranks of a host that exchange data with other hosts at once: as many as the smallest host has.
     pub(crate) fn streams(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(1)
     }
 
-    /// The rank with this one's place on the host that comes after this one, so many further.
+    /// The rank with this one's index, `hosts` hosts further.
     pub(crate) fn along(&self, hosts: usize) -> Rank {
-        self.speaker((self.host + hosts) % self.count(), self.index)
+        self.counterpart((self.host + hosts) % self.count(), self.index)
     }
 
-    /// The rank of a host that serves the one with this place on another host: its own place where there are as many.
-    pub(crate) fn speaker(&self, host: usize, index: usize) -> Rank {
+    /// The rank of a host that serves index `index` of another host: the same index if
+    /// the host has as many ranks.
+    pub(crate) fn counterpart(&self, host: usize, index: usize) -> Rank {
         self.hosts[host][index % self.hosts[host].len()]
     }
 
-    /// Whether this rank is the one of its host that serves `rank`, which is on another host.
+    /// Whether this rank serves `rank`, which is on another host.
     pub(crate) fn serves(&self, rank: Rank) -> bool {
         let (host, index) = self.place(rank);
         host != self.host && index % self.local().len() == self.index
     }
 
-    /// Whether `rank`, which is on another host, is the one there that serves this rank.
+    /// Whether `rank`, which is on another host, serves this rank.
     pub(crate) fn is_served_by(&self, rank: Rank) -> bool {
         let host = self.place(rank).0;
-        host != self.host && self.speaker(host, self.index) == rank
+        host != self.host && self.counterpart(host, self.index) == rank
     }
 
-    /// The ranks of a host in rows as long as this host has ranks: each rank here has the work for one of each row, `None` where
-    /// the row is not full.
+    /// The ranks of a host in rows with one entry for each rank of this host, which does the work for that
+    /// entry; `None` fills the last row.
     pub(crate) fn rows(&self, host: usize) -> impl Iterator<Item = Vec<Option<Rank>>> + '_ {
         let length = self.local().len();
         self.hosts[host].chunks(length).map(move |row| {
@@ -106,13 +105,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everyone_is_served_by_one_rank_of_every_other_host(hosts in layouts()) {
+        fn each_rank_is_served_by_one_rank_of_every_other_host(hosts in layouts()) {
             let grids: Vec<Grid> = (0..hosts.len()).map(|rank| Grid::new(&hosts, Rank(rank as u32))).collect();
             for (grid, rank) in grids.iter().zip(0..).map(|(grid, rank)| (grid, Rank(rank))) {
                 for host in (0..grid.count()).filter(|&host| host != grid.host) {
                     let servers: Vec<Rank> =
                         grid.on(host).iter().copied().filter(|it| grids[it.index()].serves(rank)).collect();
-                    prop_assert_eq!(&servers, &[grid.speaker(host, grid.index)]);
+                    prop_assert_eq!(&servers, &[grid.counterpart(host, grid.index)]);
                     prop_assert!(grid.is_served_by(servers[0]));
                     let rows: Vec<_> = grid.rows(host).collect();
                     let served = rows.iter().filter_map(|row| row[grid.index]);

@@ -1,12 +1,11 @@
-//! Calls among ranks on several hosts: through shared memory within each host, over TCP between hosts.
+//! The transport among several hosts: shared memory within each host, TCP between hosts.
 //!
-//! - `grid.rs` says who is where, and who speaks with whom; `ring.rs` is the way of large reductions around the hosts.
-//! - `calls.rs` and `blocks.rs` are the calls of all with all: little at a time with few hops, much at a time over several streams.
-//!   `rooted.rs` has those in which one rank gives to all or takes from all. Messages between two ranks of a host go through its
-//!   memory, all others over the connection that these two have.
+//! - `grid.rs` maps ranks to hosts; `ring.rs` is the schedule of large reductions around the hosts.
+//! - `calls.rs` and `blocks.rs` are the calls of all with all: few bytes with few hops, many bytes over several streams. `rooted.rs` has the calls with a root. Messages between two ranks of a host go through its memory, all others over their connection.
 //!
-//! A rank that is gone is seen by its own host through shared memory, by the others through the connections. Whoever waits in one of
-//! the two looks at the other one, too: so it hears at once of a rank that is lost, or makes another call, elsewhere.
+//! The ranks of its own host detect a lost rank through shared memory, the other hosts through the
+//! connections. A rank that waits in one of the two also checks the other one, so that it learns at once of a
+//! loss, or of a different call, elsewhere.
 
 mod blocks;
 mod calls;
@@ -21,52 +20,58 @@ use rankrun_contract::rank::Rank;
 
 use super::buffer::Memory;
 use super::collective::HostCollective;
-use super::error::{Ending, GroupError};
-use super::meet::{self, Seat};
+use super::error::{GroupError, GroupFailure};
 use super::message::Call;
+use super::rendezvous::{self, Membership};
 use super::shm::{self, Shm};
 use super::tcp::exchange::{Exchange, Transfer};
 use super::tcp::{Tcp, join};
-use super::transport::{Outlook, Step, Transport};
+use super::transport::{Step, Transport, TransportProbe};
 use crate::store::TcpStore;
 use grid::Grid;
 
-/// How much sooner a rank gives up one of its own host that has not come: it knows whom it misses. Half of that later whoever
-/// waits for another host gives up, and at the deadline who waits for one that waits there: each knows better than the next.
+/// How much earlier than the deadline a rank gives up a missing rank of its own host, which it can name. A
+/// rank that waits for another host gives up after half of that, and one that waits for such a rank at the
+/// deadline: the best informed rank reports first.
 const LEAD: Duration = Duration::from_secs(2);
 
 /// A rank of a group on several hosts.
 #[derive(Debug)]
 pub(crate) struct Mixed {
     grid: Arc<Grid>,
-    /// The ranks of this host; `None` where this is the only one.
+    /// The ranks of this host; `None` if there is only one.
     shm: Option<Shm>,
     tcp: Connections,
     world: u32,
 }
 
-/// Connects the ranks of all hosts. `store` is seen by this group only.
-pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Mixed, GroupError> {
-    let grid = Arc::new(Grid::new(&seat.hosts, seat.rank));
-    let tcp =
-        Connections(Arc::new(Mutex::new(Tcp::new(seat.rank, seat.world_size, join::join(store, seat)?))));
+/// Connects the ranks of all hosts. `store` has keys of this group only.
+pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Mixed, GroupError> {
+    let grid = Arc::new(Grid::new(&membership.hosts, membership.rank));
+    let tcp = Connections(Arc::new(Mutex::new(Tcp::new(
+        membership.rank,
+        membership.world_size,
+        join::join(store, membership)?,
+    ))));
     let mut shm = match grid.local() {
         [_] => None,
         local => {
             let place = store.with_prefix(&format!("host {}", grid.host));
-            let shared = shm::join(&place, &seat.within(local, seat.join_by));
-            // Ranks of other hosts know nothing of that place.
-            Some(shared.map_err(|error| meet::agreed(store, seat, in_group(error, (local, seat))))?)
+            let shared = shm::join(&place, &membership.in_subgroup(local, membership.join_by));
+            // Ranks of other hosts do not read these keys.
+            Some(shared.map_err(|error| {
+                rendezvous::with_agreed_failure(store, membership, in_group(error, (local, membership)))
+            })?)
         }
     };
     if let Some(shm) = &mut shm {
         let beside = shm.open_to(grid.local(), Box::new(tcp.clone()));
-        tcp.lock().look_at(beside);
+        tcp.lock().set_probe(beside);
     }
-    Ok(Mixed { grid, shm, tcp, world: seat.world_size.get() })
+    Ok(Mixed { grid, shm, tcp, world: membership.world_size.get() })
 }
 
-/// The connections to all ranks: they are also looked at while a rank waits for those of its host.
+/// The connections to all ranks, also checked while a rank waits for its host.
 #[derive(Debug, Clone)]
 struct Connections(Arc<Mutex<Tcp>>);
 
@@ -76,48 +81,52 @@ impl Connections {
     }
 }
 
-impl Outlook for Connections {
-    fn look(&mut self, step: &Step) -> Result<(), Ending> {
+impl TransportProbe for Connections {
+    fn look(&mut self, step: &Step) -> Result<(), GroupFailure> {
         self.lock().listen(step)
     }
 }
 
-/// An error of the ranks of one host, told as one of the group.
-fn in_group(error: GroupError, (local, seat): (&[Rank], &Seat)) -> GroupError {
+/// Converts an error among the ranks of one host to one of the group.
+fn in_group(error: GroupError, (local, membership): (&[Rank], &Membership)) -> GroupError {
     match error {
-        GroupError::Ended { operation, ending, .. } => {
-            GroupError::Ended { operation, ending: of_group(ending, local), members: seat.members.clone() }
-        }
+        GroupError::Failed { operation, failure, .. } => GroupError::Failed {
+            operation,
+            failure: of_group(failure, local),
+            members: membership.members.clone(),
+        },
         error => error,
     }
 }
 
-/// An ending among the ranks of one host, told in ranks of the group.
-fn of_group(ending: Ending, local: &[Rank]) -> Ending {
+/// Converts a failure among the ranks of one host to ranks of the group.
+fn of_group(failure: GroupFailure, local: &[Rank]) -> GroupFailure {
     let name = |rank: Rank| local.get(rank.index()).copied().unwrap_or(rank);
-    match ending {
-        Ending::Lost { rank, cause } => Ending::Lost { rank: name(rank), cause },
-        Ending::Mismatch { rank, theirs, ours } => Ending::Mismatch { rank: name(rank), theirs, ours },
-        Ending::Disagreed { rank, call, other, others } => {
-            Ending::Disagreed { rank: name(rank), call, other: name(other), others }
+    match failure {
+        GroupFailure::Lost { rank, cause } => GroupFailure::Lost { rank: name(rank), cause },
+        GroupFailure::Mismatch { rank, theirs, ours } => {
+            GroupFailure::Mismatch { rank: name(rank), theirs, ours }
         }
-        Ending::Failed { rank, reason } => Ending::Failed { rank: name(rank), reason },
+        GroupFailure::Disagreed { rank, call, other, others } => {
+            GroupFailure::Disagreed { rank: name(rank), call, other: name(other), others }
+        }
+        GroupFailure::RankFailed { rank, reason } => GroupFailure::RankFailed { rank: name(rank), reason },
     }
 }
 
-/// One call under way, and how many exchanges between hosts it has had.
+/// A call under way, with its number of steps between hosts.
 #[derive(Debug, Clone, Copy)]
-struct Course<'a> {
+struct MixedCall<'a> {
     step: &'a Step,
     exchanges: u32,
 }
 
-impl Course<'_> {
+impl MixedCall<'_> {
     fn call(&self) -> Call {
         self.step.call
     }
 
-    /// The next exchange between hosts.
+    /// The next step between hosts.
     fn next_exchange(&mut self) -> Exchange {
         let Step { call, deadline, timeout } = sooner(self.step, lead(self.step) / 2);
         let number = self.exchanges;
@@ -127,35 +136,35 @@ impl Course<'_> {
 }
 
 impl Mixed {
-    /// Does something among the ranks of this host, if there are several.
+    /// Runs a step among the ranks of this host, if there are several.
     fn on_host(
         &mut self,
-        course: &Course<'_>,
-        then: impl FnOnce(&mut Shm, &Step) -> Result<(), Ending>,
-    ) -> Result<(), Ending> {
+        course: &MixedCall<'_>,
+        then: impl FnOnce(&mut Shm, &Step) -> Result<(), GroupFailure>,
+    ) -> Result<(), GroupFailure> {
         let Some(shm) = &mut self.shm else { return Ok(()) };
         let lead = lead(course.step);
         shm.set_patience(lead);
         then(shm, &sooner(course.step, lead))
     }
 
-    /// Has messages go to, and come from, ranks of other hosts.
+    /// Exchanges messages with ranks of other hosts.
     fn between_hosts<'a>(
         &mut self,
-        course: &mut Course<'_>,
+        course: &mut MixedCall<'_>,
         transfer: impl FnMut(Rank) -> Transfer<'a>,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let exchange = course.next_exchange();
         self.away(|tcp| tcp.exchange(&exchange, transfer))
     }
 
-    /// Does something over TCP, while the ranks of this host know that this one waits for others.
-    fn away(&mut self, then: impl FnOnce(&mut Tcp) -> Result<(), Ending>) -> Result<(), Ending> {
+    /// Runs a step over TCP, and publishes to the ranks of this host that this one waits for others.
+    fn away(&mut self, then: impl FnOnce(&mut Tcp) -> Result<(), GroupFailure>) -> Result<(), GroupFailure> {
         if let Some(shm) = &self.shm {
             shm.set_away(true);
         }
         then(&mut self.tcp.lock())?;
-        // Not after an ending: of that the others hear from this rank.
+        // Not after a failure: this rank reports that to the others itself.
         if let Some(shm) = &self.shm {
             shm.set_away(false);
         }
@@ -172,18 +181,18 @@ fn sooner(step: &Step, lead: Duration) -> Step {
 }
 
 impl Transport for Mixed {
-    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), GroupFailure> {
         self.tcp.lock().note(step.call);
-        let course = Course { step, exchanges: 0 };
+        let course = MixedCall { step, exchanges: 0 };
         match work {
             HostCollective::Barrier => self.barrier(course),
             HostCollective::Broadcast { data, root } => self.broadcast(course, data, root),
-            HostCollective::AllReduce { data, how } => self.all_reduce(course, data, how),
-            HostCollective::ReduceScatter { input, output, how } => {
-                self.reduce_scatter(course, (input, output), how)
+            HostCollective::AllReduce { data, op } => self.all_reduce(course, data, op),
+            HostCollective::ReduceScatter { input, output, op } => {
+                self.reduce_scatter(course, (input, output), op)
             }
             HostCollective::AllGather { input, output } => self.all_gather(course, input, output),
-            HostCollective::Reduce { data, how, root } => self.reduce(course, data, (how, root)),
+            HostCollective::Reduce { data, op, root } => self.reduce(course, data, (op, root)),
             HostCollective::Gather { input, output, counts, root } => {
                 self.gather(course, (input, output), (counts, root))
             }

@@ -1,36 +1,38 @@
-//! The way of a reduction around a ring of three or more hosts; two swap what they have. Pure.
+//! The schedule of a reduction around a ring of three or more hosts. Pure.
 //!
-//! The data has a segment for each host. In the first round a segment travels from host to host and grows by the values of each; in
-//! the second one, complete, it travels on to those that do not have it. At any time each host sends one segment and receives another
-//! one, so that every byte crosses each link less than twice. Segments travel in chunks: while one is reduced the next is under way.
+//! The data has one segment for each host. In the first round a segment travels from host to host, and each
+//! adds its values. In the second round the complete segment travels to the hosts that lack it. Each host
+//! always sends one segment and receives another, so that every byte crosses each link less than twice.
+//! Segments travel in chunks: one is reduced while the next is under way.
 
 use std::ops::Range;
 
 use crate::process_group::layout;
 
-/// Bytes of a chunk: two hosts wait for each other once per chunk, and the memory that a call needs is one of them.
+/// Bytes of a chunk: two hosts wait for each other once per chunk, and a call needs memory for one.
 pub(crate) const CHUNK: usize = 2 * 1024 * 1024;
 
-/// What a host does at once: it sends one range of the data to the next host and receives another one from the one before.
+/// One step of a host: it sends one range to the next host and receives another from the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hop {
     pub(crate) send: Range<usize>,
     pub(crate) receive: Range<usize>,
-    pub(crate) then: Then,
+    pub(crate) action: HopAction,
 }
 
-/// What becomes of what was received.
+/// What to do with the received range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
-    /// It is added to what this host has.
+pub(crate) enum HopAction {
+    /// Add it to this host's values.
     Reduce,
-    /// It is added, and the sum is complete.
+    /// Add it; the sum is complete then.
     Finish,
-    /// It takes the place of what this host has.
+    /// Replace this host's values.
     Keep,
 }
 
-/// The hops of host `me`, in order; they are as many on every host. `bytes` are whole elements of `element` bytes.
+/// The hops of host `me`, as many as on every host. `bytes` is a multiple of
+/// `element`, the size of an element.
 pub(crate) fn all_reduce(
     (bytes, element): (usize, usize),
     hosts: usize,
@@ -44,21 +46,21 @@ pub(crate) fn all_reduce(
     let chunks = segments[0].len().div_ceil(CHUNK);
     let before = move |steps: usize| (me + 2 * hosts - steps) % hosts;
     (0..2 * (hosts - 1)).flat_map(move |step| {
-        let then = match step {
-            step if step + 2 < hosts => Then::Reduce,
-            step if step + 2 == hosts => Then::Finish,
-            _ => Then::Keep,
+        let action = match step {
+            step if step + 2 < hosts => HopAction::Reduce,
+            step if step + 2 == hosts => HopAction::Finish,
+            _ => HopAction::Keep,
         };
         let (send, receive) = (segments[before(step)].clone(), segments[before(step + 1)].clone());
         (0..chunks).map(move |number| Hop {
             send: chunk(&send, number),
             receive: chunk(&receive, number),
-            then,
+            action,
         })
     })
 }
 
-/// A chunk of a segment; nothing beyond its end.
+/// A chunk of a segment; empty beyond its end.
 pub(crate) fn chunk(segment: &Range<usize>, number: usize) -> Range<usize> {
     let bound = |number: usize| (segment.start + number * CHUNK).min(segment.end);
     bound(number)..bound(number + 1)
@@ -93,11 +95,11 @@ mod tests {
                     prop_assert!(hop.receive.len() <= CHUNK);
                     prop_assert!(hop.send.end <= hop.receive.start || hop.receive.end <= hop.send.start);
                     let range = in_elements(&hop.receive, element);
-                    if hop.then == Then::Finish {
+                    if hop.action == HopAction::Finish {
                         finished[range.clone()].iter_mut().for_each(|count| *count += 1);
                     }
                     for (own, other) in values[me][range].iter_mut().zip(&sent[from]) {
-                        if hop.then == Then::Keep {
+                        if hop.action == HopAction::Keep {
                             own.clone_from(other);
                         } else {
                             own.extend(other);

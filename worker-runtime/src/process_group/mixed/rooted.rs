@@ -1,4 +1,4 @@
-//! Calls in which one rank gives to all or takes from all, and messages between two ranks.
+//! Calls with a root, and messages between two ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,44 +6,44 @@ use std::sync::Arc;
 use rankrun_contract::rank::Rank;
 
 use super::calls::PART;
-use super::{Course, Mixed};
+use super::{Mixed, MixedCall};
 use crate::process_group::collective::HostCollective;
-use crate::process_group::element::Reduction;
-use crate::process_group::error::Ending;
+use crate::process_group::element::ReduceOp;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::tcp::exchange::Transfer;
 use crate::process_group::transport::Transport;
 use crate::process_group::{layout, reduce};
 
 impl Mixed {
-    /// Each host reduces what it has, and one rank of it gives that to the root.
+    /// Each host reduces its data, and one rank of it sends the result to the root.
     pub(super) fn reduce(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
-        (how, root): (Reduction, Rank),
-    ) -> Result<(), Ending> {
+        (op, root): (ReduceOp, Rank),
+    ) -> Result<(), GroupFailure> {
         for start in (0..data.len().max(1)).step_by(PART) {
             let range = start..data.len().min(start + PART);
-            self.reduce_part(&mut course, (data, range), (how, root))?;
+            self.reduce_part(&mut course, (data, range), (op, root))?;
         }
         Ok(())
     }
 
     fn reduce_part(
         &mut self,
-        course: &mut Course<'_>,
+        course: &mut MixedCall<'_>,
         (data, range): (&mut [u8], Range<usize>),
-        (how, root): (Reduction, Rank),
-    ) -> Result<(), Ending> {
+        (op, root): (ReduceOp, Rank),
+    ) -> Result<(), GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let (me, (host, index)) = (grid.local()[grid.index], grid.place(root));
-        // Of the root's host it is the root.
-        let speaker = |host| grid.speaker(host, index);
+        // On the root's host that rank is the root.
+        let counterpart = |host| grid.counterpart(host, index);
         let mut parts = vec![0..0; grid.local().len()];
-        parts[grid.place(speaker(grid.host)).1] = range.clone();
+        parts[grid.place(counterpart(grid.host)).1] = range.clone();
         let mut sum = data[parts[grid.index].clone()].to_vec();
-        self.on_host(course, |shm, step| shm.reduce_part_to(step, (data, &mut sum), (&parts, how)))?;
-        if me != speaker(grid.host) {
+        self.on_host(course, |shm, step| shm.reduce_part_to(step, (data, &mut sum), (&parts, op)))?;
+        if me != counterpart(grid.host) {
             return Ok(());
         }
         if me != root {
@@ -58,21 +58,21 @@ impl Mixed {
         let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
         self.between_hosts(course, |rank| {
             let from = grid.place(rank).0;
-            let is_due = from != host && speaker(from) == rank;
+            let is_due = from != host && counterpart(from) == rank;
             Transfer { send: None, receive: if is_due { slots[from].take() } else { None } }
         })?;
         let sources: Vec<&[u8]> = arrivals.iter().map(Vec::as_slice).collect();
-        reduce::reduce_into((course.call().data_type, how), &mut data[range], &sources, Some(self.world));
+        reduce::reduce_into((course.call().data_type, op), &mut data[range], &sources, Some(self.world));
         Ok(())
     }
 
-    /// The root takes from other hosts first: nobody there waits for a rank of its host that comes late.
+    /// The root receives from other hosts first: a late rank of its own host delays no other host.
     pub(super) fn gather(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         (input, output): (&[u8], Option<&mut [u8]>),
         (counts, root): (&[usize], Rank),
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let (host, index) = grid.place(root);
         if grid.host != host {
@@ -109,13 +109,13 @@ impl Mixed {
         Ok(())
     }
 
-    /// The root gives to other hosts first, as it takes from them first in `gather`.
+    /// The root sends to other hosts first, as it receives from them first in `gather`.
     pub(super) fn scatter(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         (input, output): (Option<&[u8]>, &mut [u8]),
         (counts, root): (&[usize], Rank),
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let (host, index) = grid.place(root);
         if grid.host != host {
@@ -143,7 +143,12 @@ impl Mixed {
         self.on_host(&course, |shm, step| shm.run(step, work))
     }
 
-    pub(super) fn send(&mut self, mut course: Course<'_>, data: &[u8], to: Rank) -> Result<(), Ending> {
+    pub(super) fn send(
+        &mut self,
+        mut course: MixedCall<'_>,
+        data: &[u8],
+        to: Rank,
+    ) -> Result<(), GroupFailure> {
         match self.grid.place(to) {
             (host, index) if host == self.grid.host => {
                 self.on_host(&course, |shm, step| shm.send(step, data, index))
@@ -157,10 +162,10 @@ impl Mixed {
 
     pub(super) fn receive(
         &mut self,
-        mut course: Course<'_>,
+        mut course: MixedCall<'_>,
         data: &mut [u8],
         from: Rank,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         match self.grid.place(from) {
             (host, index) if host == self.grid.host => {
                 self.on_host(&course, |shm, step| shm.receive(step, data, index))

@@ -1,11 +1,12 @@
-//! A communicator of NCCL's that is owned: its calls, how long they may take, and its end.
+//! An owned communicator of NCCL: its calls, their time limits, and its end.
 //!
-//! Every communicator is non-blocking: NCCL returns at once from what may take long, and is asked until it is done. One thread
-//! at a time is inside the library with a communicator, as the *NCCL User Guide* demands ("Thread Safety"); there is a lock for it.
-//! `ncclCommAbort` waits for it, too, but not for ever: it is there to end what hangs ("Fault Tolerance"), and a thread that hangs
-//! inside never gives the lock back. The guide does not say that the abort may come from another thread then. PyTorch's watchdog
-//! does just that, and NVIDIA counts what went wrong with it as defects, mended in 2.19.1 (NVIDIA/nccl#992): before, the abort may
-//! hang as well, which is why nobody waits for it for ever.
+//! Every communicator is non-blocking: NCCL returns at once, and is polled until the call is done. A
+//! lock admits one thread at a time into the library, as the *NCCL User Guide* demands ("Thread
+//! Safety"). `ncclCommAbort` waits for that lock too, but only for a while: it must also end a thread
+//! that hangs inside the library ("Fault Tolerance"). The guide does not permit an abort from another
+//! thread in that case. PyTorch's watchdog does it all the same, and NVIDIA treats its failures as bugs,
+//! fixed in 2.19.1 (NVIDIA/nccl#992). Before that the abort itself may hang, so it runs on a thread of
+//! its own with a time limit.
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
 use std::ffi::c_int;
@@ -18,28 +19,30 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::apart::{self, apart};
-use super::calls::{Nccl, NcclError, NcclId};
-use super::ops::Calls;
+use super::detached::{DetachedError, run_detached};
+use super::library::{Nccl, NcclError, NcclId};
+use super::ops::NcclCalls;
 use super::symbols::{Code, Config, Handle, IN_PROGRESS, NO_COLOR, SUCCESS, UniqueId};
 use crate::clock;
 
-/// How long an abort waits for a call that is inside the library. Calls of a non-blocking communicator return at once.
+/// How long an abort waits for a call inside the library. Calls of
+/// a non-blocking communicator return at once.
 const CALL_PATIENCE: Duration = Duration::from_millis(250);
-/// How long the abort itself is waited for.
+/// Time limit of the abort itself.
 const ABORT_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the end in good order may take, before it becomes an abort.
+/// Time limit of an orderly end, before it becomes an abort.
 const FINALIZE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a dropped communicator is waited for, whatever NCCL does.
+/// Time limit of a drop, whatever NCCL does.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-/// So often a call in progress is asked about without a pause: most are done within microseconds.
+/// Polls of a call in progress without a pause: most calls are done within microseconds.
 const EAGER_LOOKS: u32 = 200;
-/// The longest pause between two looks.
+/// The longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
-/// The ranks of a job, connected by NCCL. Calls are asynchronous: they are put on a stream, as NCCL does.
+/// The ranks of a job, connected by NCCL. Calls are asynchronous: each is enqueued on a stream.
 ///
-/// When it is dropped it ends in good order, after a failed call or in a panic by an abort; neither waits for ever.
+/// Dropping it ends it in good order, or by an abort after a failed call or in a
+/// panic. Both have a time limit.
 pub struct Communicator {
     core: Arc<Core>,
     rank: Rank,
@@ -47,21 +50,22 @@ pub struct Communicator {
     timeout: Duration,
 }
 
-/// What the threads that look after a communicator share.
+/// The part of a communicator that its threads share.
 pub(super) struct Core {
     nccl: Nccl,
-    /// Null before the beginning and after the end. Whoever takes it away ends the communicator.
+    /// Null before the initialisation and after the end. The thread that swaps it out ends the communicator.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Held by the thread that is inside the library.
     inside: Mutex<()>,
 }
 
 impl Communicator {
-    /// Joins `world_size` ranks that were given the same `id`, on the current device of this thread; returns when all are
-    /// there.
+    /// Joins `world_size` ranks with the same `id` on the current device of this
+    /// thread. Returns when all have joined.
     ///
     /// # Errors
-    /// NCCL's own, or [`NcclError::Timeout`]: it does not say who is missing, which [`NcclGroup`](super::NcclGroup) does.
+    /// An error of NCCL's, or [`NcclError::Timeout`] without the missing rank;
+    /// [`NcclGroup`](super::NcclGroup) names it.
     pub fn init(
         nccl: &Nccl,
         id: &NcclId,
@@ -73,7 +77,7 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// The beginning of [`init`](Self::init): it goes on in NCCL's own thread.
+    /// Begins [`init`](Self::init), which continues in NCCL's own thread.
     pub(super) fn begin(
         nccl: &Nccl,
         id: &NcclId,
@@ -84,60 +88,67 @@ impl Communicator {
         let core = Arc::new(Core::new(nccl));
         let (ranks, own, id) = (int(world_size.get()), int(rank.0), UniqueId(id.0));
         let shared = Arc::clone(&core);
-        // It initialises CUDA, which may hang with a sick driver.
-        let begun = apart(FUNCTION, timeout, move || {
+        // It initialises CUDA, which may hang with a faulty driver.
+        let begun = run_detached(FUNCTION, timeout, move || {
             let (mut handle, mut config): (Handle, _) = (ptr::null_mut(), Config::non_blocking());
             // SAFETY: handle and configuration live through the call; NCCL copies the latter.
             let code =
                 unsafe { (shared.nccl.symbols().init)(&raw mut handle, ranks, id, own, &raw mut config) };
             shared.adopt(FUNCTION, handle, code)
         });
-        begun.map_err(|error| apart_error(error, FUNCTION, timeout))??;
+        begun.map_err(|error| detached_error(error, FUNCTION, timeout))??;
         Ok(Self { core, rank, world_size, timeout })
     }
 
-    /// This rank.
+    /// Rank of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     #[must_use]
     pub fn world_size(&self) -> WorldSize {
         self.world_size
     }
 
-    /// The library.
+    /// The library that made it.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.core.nccl
     }
 
-    /// Makes one call, or several that NCCL does not tie together.
+    /// Makes one call, or several independent ones.
     ///
     /// # Errors
-    /// A call's own.
-    pub fn call<R>(&self, calls: impl FnOnce(&Calls<'_>) -> Result<R, NcclError>) -> Result<R, NcclError> {
+    /// The error of a call.
+    pub fn call<R>(
+        &self,
+        calls: impl FnOnce(&NcclCalls<'_>) -> Result<R, NcclError>,
+    ) -> Result<R, NcclError> {
         let inside = self.core.enter("ncclCommGetAsyncError")?;
         let result = calls(&inside);
         self.leave(inside, result)
     }
 
-    /// Makes several calls as one: they advance together, so that two ranks can send to each other.
+    /// Makes several calls as one group (`ncclGroupStart`): they advance together, so that two
+    /// ranks can send to each other.
     ///
     /// # Errors
-    /// A call's own, or that of the whole group.
-    pub fn group<R>(&self, calls: impl FnOnce(&Calls<'_>) -> Result<R, NcclError>) -> Result<R, NcclError> {
+    /// The error of a call, or of the whole group.
+    pub fn group<R>(
+        &self,
+        calls: impl FnOnce(&NcclCalls<'_>) -> Result<R, NcclError>,
+    ) -> Result<R, NcclError> {
         let inside = self.core.enter("ncclGroupStart")?;
         let result = inside.group(calls);
         self.leave(inside, result)
     }
 
-    fn leave<R>(&self, inside: Calls<'_>, result: Result<R, NcclError>) -> Result<R, NcclError> {
+    fn leave<R>(&self, inside: NcclCalls<'_>, result: Result<R, NcclError>) -> Result<R, NcclError> {
         let goes_on = inside.goes_on();
         drop(inside);
-        // What failed may have left something under way, but there is nobody whom it would help to wait for it.
+        // After an error the communicator is ended, so there is nothing to wait for.
         if result.is_ok()
             && let Some(function) = goes_on
         {
@@ -146,11 +157,12 @@ impl Communicator {
         result
     }
 
-    /// Divides the ranks: those with the same `color` become a communicator, ordered by `key`; without a color this rank
-    /// takes part in none. All ranks call it.
+    /// Splits the communicator: ranks with the same `color` share a new one, ordered by `key`. A rank without
+    /// a color gets none. All ranks make the call.
     ///
     /// # Errors
-    /// NCCL's own, [`NcclError::Timeout`], or [`NcclError::Color`] for a color above `i32::MAX`: nothing was called then.
+    /// An error of NCCL's, [`NcclError::Timeout`], or [`NcclError::Color`] for a color above `i32::MAX`,
+    /// which is refused before the call.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         const FUNCTION: &str = "ncclCommSplit";
         let color = match color {
@@ -168,7 +180,7 @@ impl Communicator {
         drop(inside);
         let core = Arc::new(Core::new(self.nccl()));
         core.adopt(FUNCTION, handle, code)?;
-        // The parent is busy until the child is there.
+        // The parent is busy until the child is made.
         self.core.settle(FUNCTION, self.timeout)?;
         if handle.is_null() {
             return Ok(None);
@@ -178,7 +190,8 @@ impl Communicator {
         Ok(Some(Self { core, rank, world_size, timeout: self.timeout }))
     }
 
-    /// Ends the communicator at once, whatever is under way; later calls fail, and work on streams ends.
+    /// Ends the communicator at once. Calls under way and later calls fail,
+    /// and their work leaves the streams.
     pub fn abort(&self) {
         self.core.abort();
     }
@@ -193,26 +206,26 @@ impl Core {
         Self { nccl: nccl.clone(), handle: AtomicPtr::new(ptr::null_mut()), inside: Mutex::new(()) }
     }
 
-    /// Takes over what a call has made.
+    /// Takes ownership of the handle that a call has made.
     fn adopt(&self, function: &'static str, handle: Handle, code: Code) -> Result<(), NcclError> {
-        // NCCL has freed what it could not make.
+        // After an error NCCL has freed the handle.
         self.nccl.check(function, code)?;
         self.handle.store(handle, Ordering::Release);
         Ok(())
     }
 
-    /// Enters the library with the communicator.
-    pub(super) fn enter(&self, function: &'static str) -> Result<Calls<'_>, NcclError> {
+    /// Locks the library for this thread; fails after an abort.
+    pub(super) fn enter(&self, function: &'static str) -> Result<NcclCalls<'_>, NcclError> {
         let guard = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         self.with(guard).ok_or(NcclError::Aborted { function })
     }
 
-    fn with<'a>(&'a self, guard: MutexGuard<'a, ()>) -> Option<Calls<'a>> {
+    fn with<'a>(&'a self, guard: MutexGuard<'a, ()>) -> Option<NcclCalls<'a>> {
         let handle = self.handle.load(Ordering::Acquire);
-        (!handle.is_null()).then(|| Calls::new(&self.nccl, handle, guard))
+        (!handle.is_null()).then(|| NcclCalls::new(&self.nccl, handle, guard))
     }
 
-    /// What NCCL says of work that goes on: nothing while another thread is inside.
+    /// NCCL's state of the calls in progress; `None` while another thread is inside the library.
     pub(super) fn look(&self) -> Option<Result<Code, NcclError>> {
         match self.inside.try_lock() {
             Ok(guard) => self.with(guard).map(|inside| inside.async_error()),
@@ -223,7 +236,7 @@ impl Core {
         }
     }
 
-    /// Waits until what `function` began is done; after `timeout` the communicator is aborted.
+    /// Waits until the call of `function` is done; aborts the communicator after `timeout`.
     pub(super) fn settle(
         self: &Arc<Self>,
         function: &'static str,
@@ -241,7 +254,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether what `function` began is done.
+    /// Whether the call of `function` is done.
     pub(super) fn is_settled(&self, function: &'static str) -> Result<bool, NcclError> {
         match self.enter(function)?.async_error()? {
             SUCCESS => Ok(true),
@@ -254,18 +267,18 @@ impl Core {
         &self.nccl
     }
 
-    /// Whether there is nothing more to call.
+    /// Whether the communicator has ended.
     pub(super) fn is_over(&self) -> bool {
         self.handle.load(Ordering::Acquire).is_null()
     }
 
-    /// Ends it at once. Later calls fail from now on; a call that is inside the library gets a moment to return. NCCL gets its
-    /// time, but nobody waits for it for ever.
+    /// Ends the communicator at once. Later calls fail; a call inside the library gets a moment to return.
+    /// The abort has a time limit.
     pub(super) fn abort(self: &Arc<Self>) {
         let handle = self.take();
         if !handle.is_null() {
             let (core, handle) = (Arc::clone(self), Taken(handle));
-            let _ = apart("ncclCommAbort", ABORT_PATIENCE, move || core.end(handle));
+            let _ = run_detached("ncclCommAbort", ABORT_PATIENCE, move || core.end(handle));
         }
     }
 
@@ -273,7 +286,7 @@ impl Core {
         self.handle.swap(ptr::null_mut(), Ordering::AcqRel)
     }
 
-    /// Aborts a communicator that was taken away.
+    /// Aborts a communicator whose handle was swapped out.
     fn end(&self, handle: Taken) {
         let deadline = clock::after(CALL_PATIENCE);
         let mut looks = EAGER_LOOKS;
@@ -285,14 +298,15 @@ impl Core {
                 Err(TryLockError::WouldBlock) => pause(&mut looks, deadline),
             }
         };
-        // SAFETY: the handle was taken away, so nobody else ends it, and nobody enters with it any more. A thread that still is
-        // inside hangs there, and does not use the handle once its call has returned. That the abort ends such a call is what
-        // NCCL provides it for, and what its other users do; its documentation promises nothing for two threads.
-        // What it returns says nothing: the communicator is gone in any case.
+        // SAFETY: the handle was swapped out, so no other thread ends it or enters with it. A thread still
+        // inside the library hangs there, and does not use the handle after its call has returned. NCCL
+        // provides the abort for that case and its other users rely on it; the documentation promises nothing
+        // for two threads.
+        // The return value is of no use: the communicator is gone in any case.
         unsafe { (self.nccl.symbols().abort)(handle.0) };
     }
 
-    /// Ends it in good order: what is under way is finished first. Becomes an abort if that does not work in time.
+    /// Ends the communicator after its calls are done; aborts it if that fails or takes too long.
     pub(super) fn finish(self: &Arc<Self>) {
         const FUNCTION: &str = "ncclCommFinalize";
         let begun = self.enter(FUNCTION).and_then(|inside| inside.finalize());
@@ -303,7 +317,8 @@ impl Core {
         let guard = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = self.take();
         if !handle.is_null() {
-            // SAFETY: the handle was taken away under the lock, so nobody is inside with it or ends it too.
+            // SAFETY: the handle was swapped out under the lock, so no thread is inside with it or ends it
+            // too.
             unsafe { (self.nccl.symbols().destroy)(handle) };
         }
         drop(guard);
@@ -311,7 +326,7 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// Only where a beginning came to nothing: else `Communicator` has ended it.
+    /// Ends a communicator that failed to initialise; otherwise `Communicator` has ended it.
     fn drop(&mut self) {
         let handle = self.take();
         if !handle.is_null() {
@@ -320,7 +335,7 @@ impl Drop for Core {
     }
 }
 
-/// A handle that only this value has.
+/// A handle that was swapped out of its communicator.
 struct Taken(Handle);
 
 // SAFETY: a communicator may be ended by any thread.
@@ -333,9 +348,9 @@ impl Drop for Communicator {
         }
         let core = Arc::clone(&self.core);
         let in_order = !thread::panicking() && !matches!(core.look(), Some(Err(_)));
-        // If it does not come back it is left behind: a thread that hangs in a library cannot be ended.
+        // A thread that hangs in the library cannot be ended and is left behind.
         let end = move || if in_order { core.finish() } else { core.abort() };
-        let _ = apart("ncclCommFinalize", END_PATIENCE, end);
+        let _ = run_detached("ncclCommFinalize", END_PATIENCE, end);
     }
 }
 
@@ -351,7 +366,7 @@ impl fmt::Debug for Core {
     }
 }
 
-/// A pause between two looks at something that is done soon: none at first, then longer and longer ones.
+/// Pauses between two polls: not at all at first, then longer and longer.
 pub(super) fn pause(looks: &mut u32, deadline: Instant) {
     *looks = looks.saturating_add(1);
     if *looks < EAGER_LOOKS {
@@ -362,10 +377,10 @@ pub(super) fn pause(looks: &mut u32, deadline: Instant) {
     thread::sleep(pause.min(LONGEST_PAUSE).min(clock::until(deadline)));
 }
 
-fn apart_error(error: apart::Failure, function: &'static str, timeout: Duration) -> NcclError {
+fn detached_error(error: DetachedError, function: &'static str, timeout: Duration) -> NcclError {
     match error {
-        apart::Failure::Late => NcclError::Timeout { function, timeout },
-        apart::Failure::NoThread => NcclError::NoThread { function },
+        DetachedError::TimedOut => NcclError::Timeout { function, timeout },
+        DetachedError::NoThread => NcclError::NoThread { function },
     }
 }
 

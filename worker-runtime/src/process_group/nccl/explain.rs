@@ -1,25 +1,25 @@
-//! Why a call hangs: what the ranks call at its place. Pure.
+//! Explains a call that hangs by the calls of the other ranks. Pure.
 
 use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::error::{GroupFailure, LossCause};
 use crate::process_group::message::{Call, Operation};
 
-/// What another rank said when it was asked about a call that hangs.
+/// The answer of another rank to the question about a hanging call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Nothing: it is stopped, or so busy that it might as well be.
+    /// No answer: the rank is stopped or too busy.
     Silence,
-    /// It has made no call yet, or this is its last one, or its call at the place in question.
+    /// Its call with that sequence number, else its last call; `None` if it has made no call.
     Calls(Option<Call>),
 }
 
-/// How the group ends because `ours` is not done after `timeout`.
-pub(super) fn explain(me: Rank, ours: Call, timeout: Duration, answers: &[(Rank, Answer)]) -> Ending {
-    let late = |rank| Ending::Lost { rank, cause: LossCause::Timeout(timeout) };
-    // Between two ranks there is only the other one.
+/// The failure of the group because the call `ours` is not done after `timeout`.
+pub(super) fn explain(me: Rank, ours: Call, timeout: Duration, answers: &[(Rank, Answer)]) -> GroupFailure {
+    let late = |rank| GroupFailure::Lost { rank, cause: LossCause::Timeout(timeout) };
+    // Only the peer of a message can delay it.
     if let (Operation::Send | Operation::Receive, Some(other)) = (ours.operation, ours.root)
         && other != me
     {
@@ -38,11 +38,11 @@ pub(super) fn explain(me: Rank, ours: Call, timeout: Duration, answers: &[(Rank,
             && *theirs != ours
         {
             let (theirs, ours) = (Some(Box::new(*theirs)), Box::new(ours));
-            return Ending::Mismatch { rank: *rank, theirs, ours };
+            return GroupFailure::Mismatch { rank: *rank, theirs, ours };
         }
     }
     let reason = format!("{ours} is not done within {timeout:?}, although all ranks have made it");
-    Ending::Failed { rank: me, reason }
+    GroupFailure::RankFailed { rank: me, reason }
 }
 
 #[cfg(test)]
@@ -57,14 +57,14 @@ mod tests {
         Call { operation, data_type, reduction: None, root: None, count: 4, sequence }
     }
 
-    fn explained(answers: &[(u32, Answer)]) -> Ending {
+    fn explained(answers: &[(u32, Answer)]) -> GroupFailure {
         let answers: Vec<_> = answers.iter().map(|(rank, answer)| (Rank(*rank), *answer)).collect();
         explain(Rank(0), call(5), TIMEOUT, &answers)
     }
 
     #[test]
-    fn a_rank_that_has_not_come_so_far_is_missing() {
-        let late = |rank| Ending::Lost { rank: Rank(rank), cause: LossCause::Timeout(TIMEOUT) };
+    fn rank_that_has_not_come_so_far_is_missing() {
+        let late = |rank| GroupFailure::Lost { rank: Rank(rank), cause: LossCause::Timeout(TIMEOUT) };
         let there = Answer::Calls(Some(call(5)));
         assert_eq!(explained(&[(1, there), (2, Answer::Calls(Some(call(4))))]), late(2));
         assert_eq!(explained(&[(1, Answer::Calls(None)), (2, there)]), late(1));
@@ -72,23 +72,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_calls_something_else_is_named_with_both_calls() {
+    fn rank_that_calls_something_else_is_named_with_both_calls() {
         let other = Call { count: 8, ..call(5) };
-        let ending = explained(&[(1, Answer::Calls(Some(call(5)))), (2, Answer::Calls(Some(other)))]);
+        let failure = explained(&[(1, Answer::Calls(Some(call(5)))), (2, Answer::Calls(Some(other)))]);
         let (theirs, ours) = (Some(Box::new(other)), Box::new(call(5)));
-        assert_eq!(ending, Ending::Mismatch { rank: Rank(2), theirs, ours });
+        assert_eq!(failure, GroupFailure::Mismatch { rank: Rank(2), theirs, ours });
     }
 
     #[test]
-    fn nobody_is_blamed_where_all_have_come() {
-        let ending = explained(&[(1, Answer::Calls(Some(call(5))))]);
-        assert!(matches!(ending, Ending::Failed { rank: Rank(0), .. }), "{ending:?}");
+    fn hanging_call_of_all_ranks_blames_no_other_rank() {
+        let failure = explained(&[(1, Answer::Calls(Some(call(5))))]);
+        assert!(matches!(failure, GroupFailure::RankFailed { rank: Rank(0), .. }), "{failure:?}");
     }
 
     #[test]
-    fn the_other_end_of_a_transfer_is_missing() {
+    fn other_end_of_a_transfer_is_missing() {
         let ours = Call { operation: Operation::Receive, root: Some(Rank(2)), ..call(1) };
-        let ending = explain(Rank(0), ours, TIMEOUT, &[(Rank(1), Answer::Silence)]);
-        assert_eq!(ending, Ending::Lost { rank: Rank(2), cause: LossCause::Timeout(TIMEOUT) });
+        let failure = explain(Rank(0), ours, TIMEOUT, &[(Rank(1), Answer::Silence)]);
+        assert_eq!(failure, GroupFailure::Lost { rank: Rank(2), cause: LossCause::Timeout(TIMEOUT) });
     }
 }

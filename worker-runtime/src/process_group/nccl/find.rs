@@ -1,4 +1,4 @@
-//! Where NCCL's library is looked for.
+//! Searches for NCCL's library.
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the variables that say where Python's packages are")]
 
@@ -9,38 +9,38 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::env::NCCL_LIBRARY;
 
-/// Its names: the runtime's own, which the PyPI wheel and the distributions have, and that of a development package.
+/// File names: the runtime's, which the PyPI wheel and distributions use, and that of a development package.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// Where the PyPI wheel has it, below a folder of Python's packages.
+/// Path of the library in the PyPI wheel, below a folder of Python packages.
 const IN_THE_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
-/// Folders of packages: pip's, and Debian's.
+/// Folders of Python packages: pip's and Debian's.
 const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
 
-/// What the environment says of where libraries are.
+/// The environment variables that tell where libraries are.
 #[derive(Debug, Default)]
-pub(super) struct Surroundings {
+pub(super) struct LibraryEnv {
     pub(super) named: Option<OsString>,
     pub(super) virtual_env: Option<OsString>,
     pub(super) conda_prefix: Option<OsString>,
     pub(super) path: OsString,
 }
 
-/// One place to look.
+/// One place of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Somebody named this file: no other place is looked at.
+pub(super) enum LibraryPlace {
+    /// The user named this file; no other place is searched.
     Named { by: &'static str, file: PathBuf },
-    /// The loader knows it.
+    /// A name for the loader's own search.
     Loader(&'static str),
-    /// The PyPI wheel's file.
+    /// The file in the PyPI wheel.
     Wheel(PathBuf),
-    /// No wheel below this prefix of a Python installation.
+    /// A Python prefix without the wheel.
     NoWheel { of: &'static str, prefix: PathBuf },
 }
 
-impl Surroundings {
-    /// Those of this process.
-    pub(super) fn of_this_process() -> Self {
+impl LibraryEnv {
+    /// Reads the environment of this process.
+    pub(super) fn from_process() -> Self {
         let filled = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         Self {
             named: filled(NCCL_LIBRARY),
@@ -50,14 +50,14 @@ impl Surroundings {
         }
     }
 
-    /// All places in the order in which they are tried. Python is not started: its prefixes follow from where it lies.
-    pub(super) fn places(&self, explicit: Option<&Path>) -> Vec<Place> {
+    /// All places in search order. Python is not started: its prefixes follow from its path.
+    pub(super) fn places(&self, explicit: Option<&Path>) -> Vec<LibraryPlace> {
         let named = explicit.map(|file| ("the program", file.to_owned()));
         let variable = self.named.as_ref().map(|file| (NCCL_LIBRARY, PathBuf::from(file)));
         if let Some((by, file)) = named.or(variable) {
-            return vec![Place::Named { by, file }];
+            return vec![LibraryPlace::Named { by, file }];
         }
-        let mut places: Vec<_> = NAMES.into_iter().map(Place::Loader).collect();
+        let mut places: Vec<_> = NAMES.into_iter().map(LibraryPlace::Loader).collect();
         let mut prefixes = Vec::new();
         prefixes.extend(self.virtual_env.iter().map(|prefix| ("VIRTUAL_ENV", PathBuf::from(prefix))));
         prefixes.extend(self.conda_prefix.iter().map(|prefix| ("CONDA_PREFIX", PathBuf::from(prefix))));
@@ -69,17 +69,17 @@ impl Surroundings {
             }
             let wheels = wheels(&prefix);
             if wheels.is_empty() {
-                places.push(Place::NoWheel { of, prefix: prefix.clone() });
+                places.push(LibraryPlace::NoWheel { of, prefix: prefix.clone() });
             }
-            places.extend(wheels.into_iter().map(Place::Wheel));
+            places.extend(wheels.into_iter().map(LibraryPlace::Wheel));
             seen.push(prefix);
         }
         places
     }
 }
 
-/// The prefixes of the first `python3` and `python` in `PATH`: of a virtual environment's the environment itself, then that
-/// of the installation from which it was made.
+/// The prefixes of the first `python3` and `python` in `PATH`: for a virtual environment the environment
+/// itself, then the installation from which it was made.
 fn pythons(path: &OsStr) -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     for name in ["python3", "python"] {
@@ -99,12 +99,12 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// `/usr` of `/usr/bin/python3`.
+/// `/usr` for `/usr/bin/python3`.
 fn prefix_of(program: &Path) -> Option<PathBuf> {
     program.parent()?.parent().map(Path::to_owned)
 }
 
-/// The wheel's library below a prefix, for every Python there, the newest first.
+/// The library of the wheel below a prefix, for every Python version there, newest first.
 fn wheels(prefix: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
@@ -116,7 +116,7 @@ fn wheels(prefix: &Path) -> Vec<PathBuf> {
             found.extend(files.into_iter().filter(|file| file.exists()));
         }
     }
-    // `lib64` is mostly a link to `lib`.
+    // `lib64` is usually a link to `lib`.
     let mut files = Vec::new();
     found.retain(|file| {
         let real = fs::canonicalize(file).ok();
@@ -127,7 +127,7 @@ fn wheels(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The numbers of `python3.11`; none for Debian's `python3`.
+/// The version of `python3.11` after the 3; empty for Debian's `python3`.
 fn python_version(name: &OsStr) -> Option<Vec<u32>> {
     let version = name.to_str()?.strip_prefix("python3")?;
     version.split('.').skip(1).map(|number| number.parse().ok()).collect()
@@ -147,9 +147,9 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_names_is_the_only_place() {
-        let surroundings = Surroundings { named: Some("/a".into()), ..Surroundings::default() };
-        let named = |by, file: &str| vec![Place::Named { by, file: file.into() }];
+    fn named_library_is_the_only_searched_place() {
+        let surroundings = LibraryEnv { named: Some("/a".into()), ..LibraryEnv::default() };
+        let named = |by, file: &str| vec![LibraryPlace::Named { by, file: file.into() }];
         assert_eq!(surroundings.places(None), named(NCCL_LIBRARY, "/a"));
         assert_eq!(surroundings.places(Some(Path::new("/b"))), named("the program", "/b"));
     }

@@ -1,4 +1,5 @@
-//! A process group on NCCL: numbers and checks calls, puts them on streams, and is watched over.
+//! The process group on NCCL: numbers and checks calls, and enqueues them
+//! on streams. A [`Watch`] detects failures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,66 +8,67 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::calls::{Nccl, NcclError};
 use super::communicator::Communicator;
 use super::join;
-use super::ops::Calls;
-use super::watch::{Farewell, Watch};
+use super::library::{Nccl, NcclError};
+use super::ops::NcclCalls;
+use super::watch::{LeaveKind, Watch};
 use crate::context::WorkerContext;
 use crate::cuda::{Query, Scratch};
 use crate::process_group::collective::{Collective, HostCollective};
 use crate::process_group::device::{DeviceCollective, DeviceMemory, Stream};
-use crate::process_group::element::{DataType, Reduction};
-use crate::process_group::error::{Ending, GroupError, MemoryKind};
-use crate::process_group::meet::{self, Seat};
+use crate::process_group::dropped_groups::{self, DroppedGroup};
+use crate::process_group::element::{DataType, ReduceOp};
+use crate::process_group::error::{GroupError, GroupFailure, MemoryKind};
 use crate::process_group::message::{Call, Operation};
-use crate::process_group::nccl::numbers::Numbers;
-use crate::process_group::parting::{self, Part};
-use crate::process_group::plan::Wish;
-use crate::process_group::split::{self, Choice};
+use crate::process_group::nccl::call_numbers::CallNumbers;
+use crate::process_group::plan::BackendChoice;
+use crate::process_group::rendezvous::{self, Membership};
+use crate::process_group::split::{self, SplitChoice};
 use crate::process_group::{Backend, GroupOptions, ProcessGroup};
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
 
-/// Between two looks whether the group goes on, while its ranks say how it is split.
+/// Pause between two checks for a failure, while the ranks exchange their colors.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ranks on NVIDIA's GPUs, one each.
+/// A process group on NVIDIA GPUs, one for each rank.
 ///
-/// Calls on device memory are asynchronous: they return once they are on their stream. What goes wrong later is the result of the
-/// next call, or of [`wait`](ProcessGroup::wait); work that can never be done is taken off the streams, so that nobody who
-/// waits for one of them waits for ever.
+/// Calls on device memory are asynchronous: they return once they are enqueued. A later error is the result
+/// of the next call or of [`wait`](ProcessGroup::wait). After a failure the calls are aborted, so that a
+/// program which waits for a stream does not hang.
 ///
-/// The group's timeout holds for a call from its beginning until it is done on the device, with all that is before it on its
-/// stream, and what is put there within milliseconds after it.
+/// The group's timeout runs from the beginning of a call until it is done on the device, with all work before
+/// it on its stream and the work that follows within milliseconds.
 #[derive(Debug)]
 pub struct NcclGroup {
     nccl: Nccl,
-    seat: Seat,
-    /// Where the ranks meet; none in a world of one.
+    membership: Membership,
+    /// The keys of the group; `None` in a world of one.
     store: Option<TcpStore>,
-    numbers: Numbers,
-    /// An element for barriers.
+    numbers: CallNumbers,
     scratch: Scratch,
     watch: Arc<Watch>,
-    /// `None` once it was given away.
+    /// `None` after the group was left.
     link: Option<Link>,
 }
 
-/// A communicator and its watch.
+/// A communicator with the thread that watches it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) communicator: Communicator,
     pub(super) watch: Arc<Watch>,
-    pub(super) is_parted: bool,
+    pub(super) has_left: bool,
 }
 
 impl NcclGroup {
-    /// Joins the group of all ranks of the job on the current CUDA device of this thread; returns when all are there.
-    /// `library` is NCCL's file, where it is not to be looked for (see [`Nccl::load`]).
+    /// Joins the group of all ranks of the job on the current CUDA device of this
+    /// thread; returns when all have joined. `library` is the path of NCCL's file;
+    /// without it the file is searched (see [`Nccl::load`]).
     ///
     /// # Errors
-    /// There is no NCCL, no CUDA, or no current device; the store cannot be reached; a rank is missing: it is named.
+    /// There is no NCCL, no CUDA, or no current device; the store cannot be reached; or a rank
+    /// is missing, which the error names.
     pub fn join(
         context: &WorkerContext,
         options: &GroupOptions,
@@ -75,27 +77,28 @@ impl NcclGroup {
         let nccl = Nccl::load(library)?;
         cuda::cuda_available()?;
         cuda::driver()?.current_context()?;
-        let (seat, store) = meet::enter(context, options, Wish::Nccl)?;
-        Self::connect(nccl, seat, store)
+        let (membership, store) = rendezvous::enter_group(context, options, BackendChoice::Nccl)?;
+        Self::connect(nccl, membership, store)
     }
 
-    fn connect(nccl: Nccl, seat: Seat, store: Option<TcpStore>) -> Result<Self, GroupError> {
+    fn connect(nccl: Nccl, membership: Membership, store: Option<TcpStore>) -> Result<Self, GroupError> {
         let scratch = cuda::driver()?.allocate(size_of::<u64>())?;
-        let link = join::join(&nccl, &seat, store.as_ref())?;
-        let (watch, numbers) = (Arc::clone(&link.watch), Numbers::new(seat.world_size));
-        Ok(Self { nccl, seat, store, numbers, scratch, watch, link: Some(link) })
+        let link = join::connect_group(&nccl, &membership, store.as_ref())?;
+        let (watch, numbers) = (Arc::clone(&link.watch), CallNumbers::new(membership.world_size));
+        Ok(Self { nccl, membership, store, numbers, scratch, watch, link: Some(link) })
     }
 
-    /// The communicator, for calls that this type does not have. Nobody watches over what is done with it.
+    /// The communicator, for calls that this type does not have. They are not
+    /// watched: a call that hangs stays.
     #[must_use]
     pub fn communicator(&self) -> Option<&Communicator> {
         self.link.as_ref().map(|link| &link.communicator)
     }
 
-    /// Several calls that advance together, so that two ranks can send to each other.
+    /// Makes several calls that advance together, so that two ranks can send to each other.
     ///
     /// # Safety
-    /// As [`run_on_device`](ProcessGroup::run_on_device), for each.
+    /// As [`run_on_device`](ProcessGroup::run_on_device), for each call.
     ///
     /// # Errors
     /// As [`run_on_device`](ProcessGroup::run_on_device).
@@ -105,26 +108,26 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        let Seat { rank, world_size, .. } = self.seat;
+        let Membership { rank, world_size, .. } = self.membership;
         works.iter().try_for_each(|(data_type, work)| work.check(*data_type, rank, world_size))?;
         let Some((_, first)) = works.first() else { return Ok(()) };
         let operation = first.operation();
         for (data_type, work) in works {
             let (call, is_of_all) = self.numbers.number(work.call(*data_type));
-            self.watch.begin(call, is_of_all).map_err(|ending| self.watch.ended(operation, ending))?;
+            self.watch.begin(call, is_of_all).map_err(|failure| self.watch.failed(operation, failure))?;
         }
         // SAFETY: the caller's promise.
         unsafe { self.put(operation, works, stream) }
     }
 
-    /// What all ranks say when the group is split, through the store; the watch ends it where a rank does not.
-    fn exchange(&self, sequence: u64, own: Choice) -> Result<Vec<Choice>, GroupError> {
+    /// Exchanges colors and keys through the store. The watch ends the exchange if a rank is lost.
+    fn exchange(&self, sequence: u64, own: SplitChoice) -> Result<Vec<SplitChoice>, GroupError> {
         let Some(store) = &self.store else { return Ok(vec![own]) };
-        let store = store.with_own_connection(meet::VERDICT_TIMEOUT)?;
+        let store = store.with_own_connection(rendezvous::VERDICT_TIMEOUT)?;
         let key = |rank: u32| format!("choices {sequence}/{rank}");
         let [color, order] = own.encode();
-        store.set(&key(self.seat.rank.0), format!("{color} {order}").as_bytes())?;
-        let keys: Vec<String> = (0..self.seat.world_size.get()).map(key).collect();
+        store.set(&key(self.membership.rank.0), format!("{color} {order}").as_bytes())?;
+        let keys: Vec<String> = (0..self.membership.world_size.get()).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
             match store.wait(&keys, LOOK) {
@@ -135,7 +138,7 @@ impl NcclGroup {
         let parse = |(key, value): (&&str, Vec<u8>)| {
             let text = String::from_utf8_lossy(&value);
             let numbers = text.split_once(' ').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
-            numbers.map(Choice::decode).ok_or_else(|| GroupError::strange_entry(key, &value))
+            numbers.map(SplitChoice::decode).ok_or_else(|| GroupError::strange_entry(key, &value))
         };
         keys.iter().zip(store.multi_get(&keys)?).map(parse).collect()
     }
@@ -147,25 +150,26 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        let ended = |ending: Ending| self.watch.ended(operation, ending);
+        let failed = |failure: GroupFailure| self.watch.failed(operation, failure);
         let Some(link) = &self.link else {
             return Err(GroupError::Nccl(NcclError::Aborted { function: "ncclCommGetAsyncError" }));
         };
         // SAFETY: the caller's promise.
-        let all =
-            |calls: &Calls<'_>| works.iter().try_for_each(|work| unsafe { self.issue(calls, work, stream) });
+        let all = |calls: &NcclCalls<'_>| {
+            works.iter().try_for_each(|work| unsafe { self.issue(calls, work, stream) })
+        };
         let is_one = matches!(works, [(_, work)] if is_single(work));
         let result = if is_one { link.communicator.call(all) } else { link.communicator.group(all) };
-        result.map_err(|error| ended(self.watch.fail(error.to_string())))?;
+        result.map_err(|error| failed(self.watch.fail(error.to_string())))?;
         // SAFETY: the caller's promise.
         let marked = unsafe { self.watch.locked().log.put_on(stream) };
-        marked.map_err(|error| ended(self.watch.fail(error.to_string())))
+        marked.map_err(|error| failed(self.watch.fail(error.to_string())))
     }
 
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
     unsafe fn issue(
         &self,
-        calls: &Calls<'_>,
+        calls: &NcclCalls<'_>,
         (data_type, work): &(DataType, DeviceCollective<'_>),
         stream: Stream,
     ) -> Result<(), NcclError> {
@@ -175,18 +179,18 @@ impl NcclGroup {
             match work {
                 Collective::Barrier => {
                     let all = DeviceMemory { address: self.scratch.address, bytes: self.scratch.bytes };
-                    calls.all_reduce((DataType::I64, Reduction::Max), all, all, stream)
+                    calls.all_reduce((DataType::I64, ReduceOp::Max), all, all, stream)
                 }
                 Collective::Broadcast { data, root } => calls.broadcast(kind, *data, *root, stream),
-                Collective::AllReduce { data, how } => calls.all_reduce((kind, *how), *data, *data, stream),
-                Collective::Reduce { data, how, root } => calls.reduce((kind, *how), *data, *root, stream),
-                Collective::ReduceScatter { input, output, how } => {
-                    calls.reduce_scatter((kind, *how), *input, *output, stream)
+                Collective::AllReduce { data, op } => calls.all_reduce((kind, *op), *data, *data, stream),
+                Collective::Reduce { data, op, root } => calls.reduce((kind, *op), *data, *root, stream),
+                Collective::ReduceScatter { input, output, op } => {
+                    calls.reduce_scatter((kind, *op), *input, *output, stream)
                 }
                 Collective::AllGather { input, output } => calls.all_gather(kind, *input, *output, stream),
                 Collective::Send { data, to } => calls.send(kind, *data, *to, stream),
                 Collective::Receive { data, from } => calls.receive(kind, *data, *from, stream),
-                // These are made of transfers, which the group ties together.
+                // NCCL has neither: they are made of transfers in one group of calls.
                 Collective::Gather { input, output, counts, root } => {
                     calls.send(kind, *input, *root, stream)?;
                     let Some(output) = output else { return Ok(()) };
@@ -205,12 +209,12 @@ impl NcclGroup {
     }
 }
 
-/// Whether NCCL has it as one call.
+/// Whether NCCL performs it as one call.
 fn is_single(work: &DeviceCollective<'_>) -> bool {
     !matches!(work.operation(), Operation::Gather | Operation::Scatter)
 }
 
-/// The part of each rank.
+/// The part of `all` that belongs to each rank.
 fn parts(
     all: DeviceMemory,
     data_type: DataType,
@@ -227,11 +231,11 @@ fn parts(
 
 impl ProcessGroup for NcclGroup {
     fn rank(&self) -> Rank {
-        self.seat.rank
+        self.membership.rank
     }
 
     fn world_size(&self) -> WorldSize {
-        self.seat.world_size
+        self.membership.world_size
     }
 
     fn backend(&self) -> Backend {
@@ -244,7 +248,7 @@ impl ProcessGroup for NcclGroup {
             return Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Host });
         };
         let stream = Stream(std::ptr::null_mut());
-        // SAFETY: a barrier has no memory but the group's own, and the default stream is always there.
+        // SAFETY: a barrier uses the group's own memory only, and the default stream always exists.
         #[expect(unsafe_code, reason = "a barrier without the caller's memory")]
         unsafe {
             self.run_on_device(DataType::None, Collective::Barrier, stream)?;
@@ -264,24 +268,24 @@ impl ProcessGroup for NcclGroup {
     }
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
-        parting::go_on();
+        dropped_groups::leave_kept();
         let call = Call { operation: Operation::Split, ..HostCollective::Barrier.call(DataType::None) };
         let (call, _) = self.numbers.number(call);
         let begun = self.watch.begin(call, true);
-        begun.map_err(|ending| self.watch.ended(Operation::Split, ending))?;
-        let choices = self.exchange(call.sequence, Choice { color, key });
-        self.watch.locked().log.give_up();
+        begun.map_err(|failure| self.watch.failed(Operation::Split, failure))?;
+        let choices = self.exchange(call.sequence, SplitChoice { color, key });
+        self.watch.locked().log.cancel_current();
         let choices = choices?;
-        let (Some(color), Some(members)) = (color, split::members(&choices, self.seat.rank)) else {
+        let (Some(color), Some(members)) = (color, split::members(&choices, self.membership.rank)) else {
             return Ok(None);
         };
-        let seat = self.seat.within(&members, clock::after(self.seat.timeout));
-        // What waits there holds up nothing of this group.
-        let own = |store: &TcpStore| store.with_own_connection(meet::VERDICT_TIMEOUT);
-        let store = self.store.as_ref().filter(|_| seat.world_size != WorldSize::ONE);
+        let membership = self.membership.in_subgroup(&members, clock::after(self.membership.timeout));
+        // A wait on a connection of its own does not delay this group.
+        let own = |store: &TcpStore| store.with_own_connection(rendezvous::VERDICT_TIMEOUT);
+        let store = self.store.as_ref().filter(|_| membership.world_size != WorldSize::ONE);
         let store = store.map(own).transpose()?;
         let store = store.map(|store| store.with_prefix(&format!("split {}/{color}", call.sequence)));
-        Ok(Some(Box::new(Self::connect(self.nccl.clone(), seat, store)?)))
+        Ok(Some(Box::new(Self::connect(self.nccl.clone(), membership, store)?)))
     }
 
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
@@ -290,26 +294,26 @@ impl ProcessGroup for NcclGroup {
         let (mut looks, never) = (0, clock::after(Duration::MAX));
         loop {
             self.watch.check()?;
-            // SAFETY: the caller's promise. The watch sees to it that this comes to an end.
+            // SAFETY: the caller's promise. The watch ends this loop after a failure.
             match unsafe { driver.query_stream(stream.0) } {
                 Ok(Query::Pending) => super::communicator::pause(&mut looks, never),
                 Ok(Query::Done) => break,
                 Err(error) => {
-                    let ending = self.watch.fail(error.to_string());
-                    let operation = self.watch.locked().ended_in;
-                    return Err(self.watch.ended(operation, ending));
+                    let failure = self.watch.fail(error.to_string());
+                    let operation = self.watch.locked().failed_in;
+                    return Err(self.watch.failed(operation, failure));
                 }
             }
         }
-        // An abort empties the stream too.
+        // An abort empties the stream as well.
         self.watch.check()?;
-        self.watch.locked().log.forget(stream);
+        self.watch.locked().log.forget_stream(stream);
         Ok(())
     }
 
     fn leave(&mut self) {
         if let Some(mut link) = self.link.take() {
-            self.watch.locked().log.let_go();
+            self.watch.locked().log.mark_all_streams();
             link.leave();
         }
     }
@@ -318,24 +322,24 @@ impl ProcessGroup for NcclGroup {
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
-            self.watch.locked().log.let_go();
-            parting::take(Box::new(link));
+            self.watch.locked().log.mark_all_streams();
+            dropped_groups::keep_or_leave(Box::new(link));
         }
     }
 }
 
-impl Part for Link {
+impl DroppedGroup for Link {
     fn leave(&mut self) {
-        self.is_parted = true;
-        self.watch.part(Farewell::Left);
+        self.has_left = true;
+        self.watch.shut_down(LeaveKind::Announced);
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if !self.is_parted {
-            let farewell = if thread::panicking() { Farewell::Silent } else { Farewell::Left };
-            self.watch.part(farewell);
+        if !self.has_left {
+            let leave_kind = if thread::panicking() { LeaveKind::Silent } else { LeaveKind::Announced };
+            self.watch.shut_down(leave_kind);
         }
     }
 }

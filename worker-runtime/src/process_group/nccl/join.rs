@@ -1,4 +1,5 @@
-//! How the ranks become one communicator: through the store, with a deadline, and with the name of whoever is missing.
+//! Connects the ranks to one communicator: through the store, within a deadline, with an
+//! error that names a missing rank.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -7,143 +8,152 @@ use std::thread;
 use nix::sys::eventfd::EventFd;
 use rankrun_contract::rank::Rank;
 
-use super::calls::{Nccl, NcclError, NcclId};
+use super::call_log::CallLog;
 use super::communicator::Communicator;
 use super::group::Link;
-use super::log::Log;
-use super::others::{Others, Said};
+use super::library::{Nccl, NcclError, NcclId};
+use super::other_ranks::{CallMessage, OtherRanks};
 use super::symbols::ID_LEN;
-use super::watch::{Trouble, Watch, Watcher};
-use crate::process_group::error::{Ending, GroupError, LossCause};
-use crate::process_group::meet::Seat;
+use super::watch::{Diagnosis, Watch, Watcher};
+use crate::process_group::error::{GroupError, GroupFailure, LossCause};
 use crate::process_group::message::Operation;
+use crate::process_group::rendezvous::Membership;
 use crate::process_group::{tcp, verdict};
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
 
-/// Where rank 0 leaves the id of the communicator.
+/// Store key of the communicator's id, written by rank 0.
 const ID: &str = "nccl/id";
-/// Between two looks at the other ranks while NCCL connects.
+/// Pause between two checks of the other ranks while NCCL connects.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// The communicator of all ranks of a group, watched over. Without a store the rank is alone.
-pub(super) fn join(nccl: &Nccl, seat: &Seat, store: Option<&TcpStore>) -> Result<Link, GroupError> {
+/// Makes the communicator of all ranks of a group and starts its watch. Without a store the rank is alone.
+pub(super) fn connect_group(
+    nccl: &Nccl,
+    membership: &Membership,
+    store: Option<&TcpStore>,
+) -> Result<Link, GroupError> {
     let Some(store) = store else {
-        let place = (seat.rank, seat.world_size);
-        let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, seat.timeout)?;
-        return watched(communicator, seat, (Others::new(vec![None]), None));
+        let place = (membership.rank, membership.world_size);
+        let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, membership.timeout)?;
+        return watched(communicator, membership, (OtherRanks::new(vec![None]), None));
     };
-    if seat.rank == Rank(0) {
+    if membership.rank == Rank(0) {
         store.set(ID, &nccl.unique_id()?.0)?;
     }
-    let mut others = Others::new(tcp::join::connect(store, seat)?);
-    match connect(nccl, store, seat, &mut others) {
-        Ok(communicator) => watched(communicator, seat, (others, Some(store.clone()))),
-        // The connections are closed, which others take for a loss, only when the verdict is written.
-        Err(Failure::Ending(seen)) => {
-            let (operation, members) = (Operation::Join, seat.members.clone());
-            Err(GroupError::Ended { operation, ending: verdict::agree(store, seat, seen), members })
+    let mut other_ranks = OtherRanks::new(tcp::join::connect(store, membership)?);
+    match connect(nccl, store, membership, &mut other_ranks) {
+        Ok(communicator) => watched(communicator, membership, (other_ranks, Some(store.clone()))),
+        // Other ranks take closed connections for a loss, so the verdict is written first.
+        Err(JoinFailure::GroupFailure(seen)) => {
+            let (operation, members) = (Operation::Join, membership.members.clone());
+            Err(GroupError::Failed { operation, failure: verdict::agree(store, membership, seen), members })
         }
-        Err(Failure::Nccl(error)) => {
-            verdict::agree(store, seat, failed(seat.rank, &error));
+        Err(JoinFailure::Nccl(error)) => {
+            verdict::agree(store, membership, rank_failure(membership.rank, &error));
             Err(error.into())
         }
-        Err(Failure::Other(error)) => Err(error),
+        Err(JoinFailure::Other(error)) => Err(error),
     }
 }
 
 /// Why there is no communicator.
-enum Failure {
-    Ending(Ending),
+enum JoinFailure {
+    GroupFailure(GroupFailure),
     Nccl(NcclError),
     Other(GroupError),
 }
 
-impl From<NcclError> for Failure {
+impl From<NcclError> for JoinFailure {
     fn from(error: NcclError) -> Self {
         Self::Nccl(error)
     }
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for JoinFailure {
     fn from(error: StoreError) -> Self {
         Self::Other(GroupError::Store(error))
     }
 }
 
-fn failed(rank: Rank, error: &NcclError) -> Ending {
-    Ending::Failed { rank, reason: error.to_string() }
+fn rank_failure(rank: Rank, error: &NcclError) -> GroupFailure {
+    GroupFailure::RankFailed { rank, reason: error.to_string() }
 }
 
 fn arrival(rank: Rank) -> String {
     format!("nccl/arrived/{rank}")
 }
 
-/// Connects all ranks by NCCL, while watching whether they all are there.
-fn connect(nccl: &Nccl, store: &TcpStore, seat: &Seat, others: &mut Others) -> Result<Communicator, Failure> {
+/// Connects all ranks by NCCL, while it checks that they all arrive.
+fn connect(
+    nccl: &Nccl,
+    store: &TcpStore,
+    membership: &Membership,
+    other_ranks: &mut OtherRanks,
+) -> Result<Communicator, JoinFailure> {
     const FUNCTION: &str = "ncclCommInitRankConfig";
-    let deadline = seat.join_by;
+    let deadline = membership.join_by;
     let id = store.get(ID)?;
     let id: [u8; ID_LEN] =
-        id.try_into().map_err(|value: Vec<u8>| Failure::Other(GroupError::strange_entry(ID, &value)))?;
-    store.set(&arrival(seat.rank), b"1")?;
-    let place = (seat.rank, seat.world_size);
+        id.try_into().map_err(|value: Vec<u8>| JoinFailure::Other(GroupError::strange_entry(ID, &value)))?;
+    store.set(&arrival(membership.rank), b"1")?;
+    let place = (membership.rank, membership.world_size);
     let communicator = Communicator::begin(nccl, &NcclId(id), place, clock::until(deadline))?;
-    let bell = EventFd::new().map_err(|error| Failure::Other(GroupError::Socket(error.into())))?;
+    let bell = EventFd::new().map_err(|error| JoinFailure::Other(GroupError::Socket(error.into())))?;
     loop {
-        // Asked before the others are heard: who is through may leave at once.
+        // Read before the messages: a rank that is connected may leave at once.
         let settled = communicator.core().is_settled(FUNCTION);
-        for (rank, said) in others.hear() {
-            // Somebody who is through and hangs already: we have made no call.
-            if let Said::Asked(_) = said {
-                others.peers.answer(rank, None);
+        for (rank, message) in other_ranks.receive_messages() {
+            // A rank that is connected already asks about a hanging call: this rank has made none.
+            if let CallMessage::Question(_) = message {
+                other_ranks.peers.answer(rank, None);
             }
         }
         if let Ok(true) = settled {
             return Ok(communicator);
         }
-        if let Some((rank, cause)) = others.lost.first() {
-            return Err(Failure::Ending(Ending::Lost { rank: *rank, cause: cause.clone() }));
+        if let Some((rank, cause)) = other_ranks.lost.first() {
+            return Err(JoinFailure::GroupFailure(GroupFailure::Lost { rank: *rank, cause: cause.clone() }));
         }
         settled?;
         if clock::until(deadline).is_zero() {
             communicator.abort();
-            return Err(Failure::Ending(late(store, seat)?));
+            return Err(JoinFailure::GroupFailure(late(store, membership)?));
         }
-        others.peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
+        other_ranks.peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
     }
 }
 
-/// Who is missing when the time is over.
-fn late(store: &TcpStore, seat: &Seat) -> Result<Ending, Failure> {
-    for rank in (0..seat.world_size.get()).map(Rank) {
+/// The failure after the deadline: the first rank that has not arrived, else NCCL's timeout.
+fn late(store: &TcpStore, membership: &Membership) -> Result<GroupFailure, JoinFailure> {
+    for rank in (0..membership.world_size.get()).map(Rank) {
         if !store.check(&[&arrival(rank)])? {
-            return Ok(Ending::Lost { rank, cause: LossCause::Timeout(seat.timeout) });
+            return Ok(GroupFailure::Lost { rank, cause: LossCause::Timeout(membership.timeout) });
         }
     }
-    let (function, timeout) = ("ncclCommInitRankConfig", seat.timeout);
-    Ok(failed(seat.rank, &NcclError::Timeout { function, timeout }))
+    let (function, timeout) = ("ncclCommInitRankConfig", membership.timeout);
+    Ok(rank_failure(membership.rank, &NcclError::Timeout { function, timeout }))
 }
 
-/// Starts the watch.
+/// Starts the thread that watches the communicator.
 fn watched(
     communicator: Communicator,
-    seat: &Seat,
-    (others, store): (Others, Option<TcpStore>),
+    membership: &Membership,
+    (other_ranks, store): (OtherRanks, Option<TcpStore>),
 ) -> Result<Link, GroupError> {
     let driver = cuda::driver()?;
     let context = driver.current_context()?;
     let core = Arc::clone(communicator.core());
-    let log = Log::new(driver, seat.timeout);
-    let watch = Watch::new(seat.clone(), core, log).map_err(std::io::Error::from)?;
+    let log = CallLog::new(driver, membership.timeout);
+    let watch = Watch::new(membership.clone(), core, log).map_err(std::io::Error::from)?;
     let watch = Arc::new(watch);
-    let watcher = Watcher { watch: Arc::clone(&watch), others, store, trouble: Trouble::None };
+    let watcher = Watcher { watch: Arc::clone(&watch), other_ranks, store, diagnosis: Diagnosis::None };
     let named = thread::Builder::new().name("nccl watch".to_owned());
     named.spawn(move || {
-        // A context that was current a moment ago can be made so here.
+        // A context that was current a moment ago can be made current here.
         drop(driver.enter(context));
         driver.relax_captures();
         watcher.run();
     })?;
-    Ok(Link { communicator, watch, is_parted: false })
+    Ok(Link { communicator, watch, has_left: false })
 }

@@ -1,21 +1,21 @@
-//! Collectives on NVIDIA's GPUs.
+//! The backend on NVIDIA GPUs. It loads NCCL's library at run time.
 
-mod apart;
-mod calls;
+mod call_log;
+mod call_numbers;
 mod communicator;
+mod detached;
 mod explain;
 mod find;
 mod group;
 mod join;
-mod log;
-mod numbers;
+mod library;
 mod ops;
-mod others;
+mod other_ranks;
 mod peers;
 mod symbols;
 mod watch;
 
-pub use calls::{Nccl, NcclCode, NcclError, NcclId, NcclMissing, NcclVersion};
 pub use communicator::Communicator;
 pub use group::NcclGroup;
-pub use ops::Calls;
+pub use library::{Nccl, NcclCode, NcclError, NcclId, NcclMissing, NcclVersion};
+pub use ops::NcclCalls;

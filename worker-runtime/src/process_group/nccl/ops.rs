@@ -1,4 +1,4 @@
-//! The collective calls of a communicator, on raw memory and a raw stream.
+//! The collective calls of a communicator, on raw device memory and a raw stream.
 #![expect(unsafe_code, reason = "calls into a foreign library, on memory of a device")]
 
 use std::cell::Cell;
@@ -7,29 +7,31 @@ use std::sync::MutexGuard;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
-use super::calls::{Nccl, NcclError};
 use super::communicator::int;
+use super::library::{Nccl, NcclError};
 use super::symbols::{Code, Handle, IN_PROGRESS};
 use crate::process_group::device::{DeviceMemory, Stream};
-use crate::process_group::element::{DataType, Reduction};
+use crate::process_group::element::{DataType, ReduceOp};
 
-/// A thread that is inside the library with a communicator. While it is, nobody else is; no call begins after an abort.
+/// Access to the library with a communicator, for one thread at a time. No call begins after an abort.
 ///
-/// All calls are asynchronous: they put work on a stream, and memory must stay as it is until that is done.
-pub struct Calls<'a> {
+/// All calls are asynchronous: they enqueue work on a stream, and memory must stay valid
+/// and unchanged until that is done.
+pub struct NcclCalls<'a> {
     nccl: &'a Nccl,
     handle: Handle,
-    /// The function that returned before it was done.
+    /// The function that returned `ncclInProgress`.
     goes_on: Cell<Option<&'static str>>,
     _inside: MutexGuard<'a, ()>,
 }
 
-impl<'a> Calls<'a> {
+impl<'a> NcclCalls<'a> {
     pub(super) fn new(nccl: &'a Nccl, handle: Handle, inside: MutexGuard<'a, ()>) -> Self {
         Self { nccl, handle, goes_on: Cell::new(None), _inside: inside }
     }
 
-    /// NCCL's own `ncclComm_t`, for functions that this type does not have. It is good as long as this value is.
+    /// NCCL's own `ncclComm_t`, for functions that this type does not have. It is
+    /// valid as long as this value.
     #[must_use]
     pub fn handle(&self) -> *mut c_void {
         self.handle
@@ -39,17 +41,17 @@ impl<'a> Calls<'a> {
         self.goes_on.get()
     }
 
-    /// `output` becomes the reduction of all inputs, on all ranks; both may be the same memory.
+    /// Reduces `input` over all ranks into `output`, on all ranks; both may be the same memory.
     ///
     /// # Safety
-    /// Both are memory of the communicator's device, for as long as the work on `stream` takes; `stream` is a stream of this
-    /// device, and stays until then.
+    /// Both are memory of the communicator's device, and `stream` is a stream of it. All stay valid until the
+    /// work on the stream is done.
     ///
     /// # Errors
-    /// NCCL's own, or a length that does not fit; so for all calls.
+    /// NCCL's own error, or a wrong length; so for all calls.
     pub unsafe fn all_reduce(
         &self,
-        (data_type, how): (DataType, Reduction),
+        (data_type, op): (DataType, ReduceOp),
         input: DeviceMemory,
         output: DeviceMemory,
         stream: Stream,
@@ -61,12 +63,12 @@ impl<'a> Calls<'a> {
         // SAFETY: the handle is that of a living communicator, and we alone are inside; memory and stream are the caller's
         // promise.
         let code = unsafe {
-            (self.nccl.symbols().all_reduce)(from, to, count, kind, operator(how), self.handle, stream.0)
+            (self.nccl.symbols().all_reduce)(from, to, count, kind, operator(op), self.handle, stream.0)
         };
         self.took(FUNCTION, code)
     }
 
-    /// `data` becomes the root's.
+    /// Overwrites `data` on every rank with `data` of the root.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -90,7 +92,7 @@ impl<'a> Calls<'a> {
         self.took(FUNCTION, code)
     }
 
-    /// `data` becomes the reduction over all ranks on the root; elsewhere it stays what it is.
+    /// Reduces `data` over all ranks into `data` of the root. On other ranks it is unchanged.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -99,7 +101,7 @@ impl<'a> Calls<'a> {
     /// As [`all_reduce`](Self::all_reduce).
     pub unsafe fn reduce(
         &self,
-        (data_type, how): (DataType, Reduction),
+        (data_type, op): (DataType, ReduceOp),
         data: DeviceMemory,
         root: Rank,
         stream: Stream,
@@ -109,37 +111,37 @@ impl<'a> Calls<'a> {
         let (at, root) = (data.address, int(root.0));
         let reduce = self.nccl.symbols().reduce;
         // SAFETY: as in `all_reduce`; only the root writes.
-        let code = unsafe { reduce(at, at, count, kind, operator(how), root, self.handle, stream.0) };
+        let code = unsafe { reduce(at, at, count, kind, operator(op), root, self.handle, stream.0) };
         self.took(FUNCTION, code)
     }
 
-    /// `output` becomes this rank's part of the reduction of all inputs.
+    /// Reduces the inputs over all ranks and stores part `rank` of the result in `output`.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce); `input` holds as many parts as there are ranks.
+    /// As [`all_reduce`](Self::all_reduce); `input` holds one part for each rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub unsafe fn reduce_scatter(
         &self,
-        (data_type, how): (DataType, Reduction),
+        (data_type, op): (DataType, ReduceOp),
         input: DeviceMemory,
         output: DeviceMemory,
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclReduceScatter";
         let (count, kind) = elements(FUNCTION, data_type, output.bytes)?;
-        let (from, to, how) = (input.address, output.address, operator(how));
+        let (from, to, op) = (input.address, output.address, operator(op));
         let reduce_scatter = self.nccl.symbols().reduce_scatter;
         // SAFETY: as in `all_reduce`.
-        let code = unsafe { reduce_scatter(from, to, count, kind, how, self.handle, stream.0) };
+        let code = unsafe { reduce_scatter(from, to, count, kind, op, self.handle, stream.0) };
         self.took(FUNCTION, code)
     }
 
-    /// `output` becomes the inputs of all ranks one after another.
+    /// Concatenates the inputs of all ranks in rank order into `output`.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce); `output` holds as many parts as there are ranks.
+    /// As [`all_reduce`](Self::all_reduce); `output` holds one part for each rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -158,7 +160,7 @@ impl<'a> Calls<'a> {
         self.took(FUNCTION, code)
     }
 
-    /// Sends `data` to one rank, which receives as much.
+    /// Sends `data` to one rank, which receives the same number of bytes.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -180,7 +182,7 @@ impl<'a> Calls<'a> {
         self.took(FUNCTION, code)
     }
 
-    /// Receives from one rank, which sends as much.
+    /// Receives from one rank, which sends the same number of bytes.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -202,17 +204,17 @@ impl<'a> Calls<'a> {
         self.took(FUNCTION, code)
     }
 
-    /// Makes the calls within as one.
+    /// Makes the calls within as one group.
     pub(super) fn group<R>(&self, calls: impl FnOnce(&Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
-        /// NCCL's group is the thread's: it is closed on every way out.
+        /// Closes the thread's open group on every way out.
         struct Open<'a>(&'a Nccl);
         impl Drop for Open<'_> {
             fn drop(&mut self) {
-                // SAFETY: a group is open. After an error in it this one fails too, and says nothing new.
+                // SAFETY: a group is open. After an error in it this call fails too, with nothing new.
                 unsafe { (self.0.symbols().group_end)() };
             }
         }
-        // SAFETY: it concerns this thread alone.
+        // SAFETY: it affects this thread only.
         self.nccl.check("ncclGroupStart", unsafe { (self.nccl.symbols().group_start)() })?;
         let open = Open(self.nccl);
         let result = calls(self)?;
@@ -234,7 +236,7 @@ impl<'a> Calls<'a> {
         self.nccl.check("ncclCommFinalize", unsafe { (self.nccl.symbols().finalize)(self.handle) })
     }
 
-    /// Which rank of how many this is.
+    /// The rank of this process and the number of ranks.
     pub(super) fn place(&self) -> Result<(Rank, WorldSize), NcclError> {
         let (mut rank, mut count) = (0, 0);
         // SAFETY: as in `async_error`.
@@ -255,13 +257,13 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// How many elements there are, and NCCL's number of their type.
+/// The number of elements, and NCCL's code of their type.
 fn elements(function: &'static str, data_type: DataType, bytes: usize) -> Result<(usize, c_int), NcclError> {
     let size = data_type.size().max(1);
-    // A part of an element would be left out without a word.
+    // NCCL would drop part of an element in silence.
     same(function, bytes / size * size, bytes)?;
     let kind = match data_type {
-        // Bytes are as good as any: there are none.
+        // Without elements any type will do.
         DataType::U8 | DataType::None => 1,
         DataType::I32 => 2,
         DataType::I64 => 4,
@@ -278,12 +280,12 @@ fn same(function: &'static str, expected: usize, given: usize) -> Result<(), Ncc
 }
 
 /// `ncclRedOp_t`.
-fn operator(how: Reduction) -> c_int {
-    match how {
-        Reduction::Sum => 0,
-        Reduction::Product => 1,
-        Reduction::Max => 2,
-        Reduction::Min => 3,
-        Reduction::Mean => 4,
+fn operator(op: ReduceOp) -> c_int {
+    match op {
+        ReduceOp::Sum => 0,
+        ReduceOp::Product => 1,
+        ReduceOp::Max => 2,
+        ReduceOp::Min => 3,
+        ReduceOp::Mean => 4,
     }
 }

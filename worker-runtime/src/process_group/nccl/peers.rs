@@ -1,7 +1,8 @@
-//! Connections to the other ranks, by which their loss is noticed and a hung call explained: the calls themselves are NCCL's.
+//! Connections to the other ranks. They detect a lost rank and explain a hanging
+//! call; NCCL carries the calls themselves.
 //!
-//! A message is the header of a call. As a question it is the call that hangs here; the answer is what the other rank calls at
-//! its place, or its last call if it has not come so far. A farewell counts the calls that a rank has made.
+//! A message is the header of a call. A question holds the hanging call of the sender; the answer holds the
+//! other rank's call with that number, else its last call. A leave message counts the calls of its sender.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,23 +19,23 @@ use crate::process_group::tcp::exchange::rank_at;
 
 const QUESTION: u32 = 0;
 const ANSWER: u32 = 1;
-/// Most messages of one rank that are read at a time.
+/// Messages of one rank that are read at a time.
 const MOST_AT_ONCE: usize = 16;
 
-/// What was heard of another rank.
+/// An event on the connection to another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum News {
-    /// It asks what this rank calls at the place of this call.
-    Asked(Call),
-    /// What it calls there, or its last call; `None` if it has made none.
-    Answered(Option<Call>),
-    /// It has left after so many calls of the group.
+pub(super) enum PeerEvent {
+    /// It asks for this rank's call at the place of this one.
+    Question(Call),
+    /// Its call at that place, else its last call; `None` if it has made none.
+    Answer(Option<Call>),
+    /// It left after this number of calls of the group.
     Left(u64),
-    /// It is gone.
+    /// Its connection closed or failed.
     Lost(LossCause),
 }
 
-/// Connections by rank; `None` for this rank, and for those that are gone.
+/// Connections by rank; `None` for this rank and for lost ones.
 #[derive(Debug)]
 pub(super) struct Peers {
     all: Vec<Option<Peer>>,
@@ -53,33 +54,33 @@ impl Peers {
         Self { all: streams.into_iter().map(|stream| stream.map(peer)).collect() }
     }
 
-    /// Waits for news, a ring of `bell`, or the deadline.
+    /// Waits for a message, a write to `bell`, or the deadline.
     pub(super) fn wait(&self, bell: BorrowedFd<'_>, deadline: Instant) {
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
         fds.extend(self.all.iter().flatten().map(|peer| PollFd::new(peer.stream.as_fd(), PollFlags::POLLIN)));
-        // It fails only for want of memory, and then the next look comes at once.
+        // It fails for want of memory only; the caller polls again at once.
         drop(poll(&mut fds, deadline));
     }
 
-    /// What has arrived.
-    pub(super) fn news(&mut self) -> Vec<(Rank, News)> {
+    /// The events since the last call.
+    pub(super) fn event(&mut self) -> Vec<(Rank, PeerEvent)> {
         let mut all = Vec::new();
         for (index, place) in self.all.iter_mut().enumerate() {
             let rank = rank_at(index);
             for _ in 0..MOST_AT_ONCE {
                 let Some(peer) = place else { break };
-                let Some(news) = peer.read() else { break };
-                // After this nothing more comes.
-                if matches!(news, News::Left(_) | News::Lost(_)) {
+                let Some(event) = peer.read() else { break };
+                // Nothing follows this event.
+                if matches!(event, PeerEvent::Left(_) | PeerEvent::Lost(_)) {
                     *place = None;
                 }
-                all.push((rank, news));
+                all.push((rank, event));
             }
         }
         all
     }
 
-    /// Asks all others what they call at the place of `call`; the ranks that were asked.
+    /// Asks all connected ranks for their call at the place of `call`; returns these ranks.
     pub(super) fn ask(&mut self, call: Call) -> Vec<Rank> {
         let header = Header { call, step: QUESTION, length: 0, previous: None, latest: 0 };
         self.tell_all(&header);
@@ -87,7 +88,7 @@ impl Peers {
         there.map(|(index, _)| rank_at(index)).collect()
     }
 
-    /// Answers a question.
+    /// Answers the question of a rank.
     pub(super) fn answer(&mut self, rank: Rank, call: Option<Call>) {
         let header = Header {
             call: call.unwrap_or(Header::LEAVE.call),
@@ -101,8 +102,8 @@ impl Peers {
         }
     }
 
-    /// Says that this rank has left after `calls` calls of the group.
-    pub(super) fn say_farewell(&mut self, calls: u64) {
+    /// Tells all ranks that this one leaves after `calls` calls of the group.
+    pub(super) fn send_leave(&mut self, calls: u64) {
         let call = Call { sequence: calls, ..Header::LEAVE.call };
         self.tell_all(&Header { call, ..Header::LEAVE });
     }
@@ -111,48 +112,48 @@ impl Peers {
         self.all.iter_mut().flatten().for_each(|peer| peer.write(header));
     }
 
-    /// Closes all connections; the other ends notice.
+    /// Closes all connections; the other ends detect it.
     pub(super) fn close(&mut self) {
         for peer in self.all.drain(..).flatten() {
-            // It fails only where nobody is connected any more.
+            // It fails only if the other end has closed already.
             drop(peer.stream.shutdown(Shutdown::Both));
         }
     }
 }
 
 impl Peer {
-    /// The next message, once it is complete.
-    fn read(&mut self) -> Option<News> {
+    /// The next complete message.
+    fn read(&mut self) -> Option<PeerEvent> {
         while self.arrived < HEADER_LEN {
             match self.stream.read(&mut self.message[self.arrived..]) {
-                Ok(0) => return Some(News::Lost(LossCause::Closed)),
+                Ok(0) => return Some(PeerEvent::Lost(LossCause::Closed)),
                 Ok(read) => self.arrived += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Some(News::Lost(error.kind().into())),
+                Err(error) => return Some(PeerEvent::Lost(error.kind().into())),
             }
         }
         self.arrived = 0;
         Some(meaning(&self.message))
     }
 
-    /// A message is far smaller than what the kernel buffers. Where it does not fit, the rank has not read for long; it will
-    /// not answer, which says as much.
+    /// Sends one message. It is far smaller than the kernel's buffer; if it does not fit, the other rank has
+    /// not read for long and will not answer.
     fn write(&mut self, header: &Header) {
         drop(self.stream.write(&header.encode()));
     }
 }
 
-fn meaning(message: &[u8; HEADER_LEN]) -> News {
+fn meaning(message: &[u8; HEADER_LEN]) -> PeerEvent {
     match Header::decode(message) {
         Some(Header { call, step: ANSWER, .. }) => {
-            News::Answered((call.operation != Operation::Leave).then_some(call))
+            PeerEvent::Answer((call.operation != Operation::Leave).then_some(call))
         }
         Some(Header { call, step: QUESTION, .. }) if call.operation == Operation::Leave => {
-            News::Left(call.sequence)
+            PeerEvent::Left(call.sequence)
         }
-        Some(Header { call, step: QUESTION, .. }) => News::Asked(call),
-        _ => News::Lost(LossCause::Failed(ErrorKind::InvalidData)),
+        Some(Header { call, step: QUESTION, .. }) => PeerEvent::Question(call),
+        _ => PeerEvent::Lost(LossCause::ConnectionFailed(ErrorKind::InvalidData)),
     }
 }
 
@@ -179,44 +180,44 @@ mod tests {
         Call { operation, data_type, reduction: None, root: None, count: 4, sequence }
     }
 
-    /// The next news of the only other rank.
-    fn next(peers: &mut Peers) -> News {
+    /// The next event of the only other rank.
+    fn next(peers: &mut Peers) -> PeerEvent {
         let (bell, _other_end) = nix::unistd::pipe().unwrap();
         loop {
-            if let Some((_, news)) = peers.news().pop() {
-                return news;
+            if let Some((_, event)) = peers.event().pop() {
+                return event;
             }
             peers.wait(bell.as_fd(), clock::after(std::time::Duration::from_secs(10)));
         }
     }
 
     #[test]
-    fn a_question_and_its_answers() {
+    fn question_and_its_answers() {
         let (mut one, mut other) = pair();
         assert_eq!(one.ask(call(3)), [Rank(1)]);
-        assert_eq!(next(&mut other), News::Asked(call(3)));
+        assert_eq!(next(&mut other), PeerEvent::Question(call(3)));
         other.answer(Rank(0), Some(call(2)));
-        assert_eq!(next(&mut one), News::Answered(Some(call(2))));
+        assert_eq!(next(&mut one), PeerEvent::Answer(Some(call(2))));
         other.answer(Rank(0), None);
-        assert_eq!(next(&mut one), News::Answered(None));
+        assert_eq!(next(&mut one), PeerEvent::Answer(None));
     }
 
     #[test]
-    fn a_farewell_is_no_loss() {
+    fn leave_message_is_not_a_loss() {
         let (mut one, mut other) = pair();
-        one.say_farewell(7);
+        one.send_leave(7);
         one.close();
-        assert_eq!(next(&mut other), News::Left(7));
-        assert!(other.news().is_empty(), "the end of the connection says nothing new");
+        assert_eq!(next(&mut other), PeerEvent::Left(7));
+        assert!(other.event().is_empty(), "the end of the connection says nothing new");
     }
 
     #[test]
-    fn a_closed_connection_and_garbage_are_losses() {
+    fn closed_connection_and_garbage_are_losses() {
         let (mut one, mut other) = pair();
         one.close();
-        assert_eq!(next(&mut other), News::Lost(LossCause::Closed));
+        assert_eq!(next(&mut other), PeerEvent::Lost(LossCause::Closed));
         let (one, mut other) = pair();
         (&one.all[1].as_ref().unwrap().stream).write_all(&[7; HEADER_LEN]).unwrap();
-        assert_eq!(next(&mut other), News::Lost(LossCause::Failed(ErrorKind::InvalidData)));
+        assert_eq!(next(&mut other), PeerEvent::Lost(LossCause::ConnectionFailed(ErrorKind::InvalidData)));
     }
 }

@@ -1,7 +1,7 @@
-//! NCCL's C interface: its types, and a table of its functions filled from one library.
+//! NCCL's C interface: types, and a table of functions from one library.
 //!
-//! Types and values are those of `nccl.h` 2.30; enums are plain ints, so that a code that is newer than this table is a number
-//! and not a value that does not exist.
+//! Types and values are those of `nccl.h` 2.30. Enums are plain integers, since a newer library may return
+//! codes that this table does not know.
 #![expect(unsafe_code, reason = "a foreign library")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -33,8 +33,8 @@ const UNDEFINED: c_int = c_int::MIN;
 /// `NCCL_SPLIT_NOCOLOR`.
 pub(crate) const NO_COLOR: c_int = -1;
 
-/// `ncclConfig_t` as 2.18 has it. NCCL copies as many bytes as `size` says and fills in the rest, so that one layout serves all
-/// later versions.
+/// `ncclConfig_t` of 2.18. NCCL copies `size` bytes and fills in the rest, so that this
+/// layout works with all later versions.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Calls return at once, and their outcome is asked for.
+    /// Calls return at once and are polled.
     pub(crate) fn non_blocking() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -70,17 +70,17 @@ macro_rules! symbols {
         required { $($field:ident: $name:literal ($($argument:ty),*) -> $result:ty,)* }
         optional { $($extra:ident: $extra_name:literal ($($extra_argument:ty),*) -> $extra_result:ty,)* }
     ) => {
-        /// The functions of one library, good as long as it stays loaded.
+        /// The functions of one library, valid as long as it stays loaded.
         pub(crate) struct Symbols {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
             $(pub(crate) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> $extra_result>,)*
         }
 
         impl Symbols {
-            /// Takes every function from the library.
+            /// Looks up every function in the library.
             ///
             /// # Errors
-            /// The function that is missing, and the loader's words.
+            /// The missing function and the loader's message.
             pub(crate) fn of(library: &Library) -> Result<Self, (&'static str, String)> {
                 // SAFETY: each type is that of `nccl.h` for this name.
                 unsafe {

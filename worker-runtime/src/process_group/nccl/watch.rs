@@ -1,7 +1,8 @@
-//! Watches over a communicator: one thread that sees a lost rank, an error of NCCL's and a call that hangs, agrees with the other
-//! ranks on how the group ended, and aborts.
+//! Watches a communicator: one thread detects a lost rank, an error of NCCL's and a hanging call, agrees with
+//! the other ranks on the failure, and aborts.
 //!
-//! It sleeps while nothing is under way, and looks every few milliseconds while something is. Losses wake it at once.
+//! The thread sleeps while no call is under way and checks every few milliseconds otherwise. A
+//! lost rank wakes it at once.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,223 +11,225 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rankrun_contract::rank::Rank;
 
+use super::call_log::CallLog;
 use super::communicator::Core;
 use super::explain::{Answer, explain};
-use super::log::Log;
-use super::others::{Others, Said};
+use super::other_ranks::{CallMessage, OtherRanks};
 use super::symbols::{IN_PROGRESS, SUCCESS};
 use crate::clock;
-use crate::process_group::error::{Ending, GroupError, LossCause};
-use crate::process_group::meet::Seat;
+use crate::process_group::error::{GroupError, GroupFailure, LossCause};
 use crate::process_group::message::{Call, Operation};
+use crate::process_group::rendezvous::Membership;
 use crate::process_group::verdict;
 use crate::store::TcpStore;
 
-/// Between two looks at what is under way.
+/// Pause between two checks while a call is under way.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long the ranks may take to say what they call.
+/// How long the other ranks may take to answer.
 const ANSWERS: Duration = Duration::from_secs(1);
 /// How long after an error of NCCL's a lost rank explains it: NCCL often notices first.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
-/// What the program and the watching thread share.
+/// State that the program and the watching thread share.
 #[derive(Debug)]
 pub(super) struct Watch {
-    seat: Seat,
+    membership: Membership,
     core: Arc<Core>,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
     bell: EventFd,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) log: Log,
-    pub(super) ending: Option<Ending>,
-    /// The call that did not get done.
-    pub(super) ended_in: Operation,
-    thread: Thread,
-    /// The group cannot go on; what it died of is being found out.
-    is_doomed: bool,
-    /// An error that the program met.
+pub(super) struct WatchState {
+    pub(super) log: CallLog,
+    pub(super) failure: Option<GroupFailure>,
+    pub(super) failed_in: Operation,
+    activity: Activity,
+    /// The group cannot continue; its cause is being determined.
+    cannot_continue: bool,
+    /// An error that the program got from a call.
     error: Option<String>,
-    farewell: Option<Farewell>,
+    leave_kind: Option<LeaveKind>,
 }
 
-/// What the watching thread does.
+/// The activity of the watching thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thread {
-    /// It looks every few milliseconds.
+enum Activity {
+    /// It checks every few milliseconds.
     Awake,
-    /// It waits for the bell, and for the other ranks.
+    /// It waits for a wake-up or a message.
     Asleep,
-    /// It has come to its end.
-    Over,
+    /// It has returned.
+    Ended,
 }
 
-/// How the watch ends before the group does.
+/// How the group is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Farewell {
-    /// The other ranks hear that this one is done.
-    Left,
-    /// They take it for lost.
+pub(super) enum LeaveKind {
+    /// The other ranks get a leave message.
+    Announced,
+    /// The other ranks take this one for lost.
     Silent,
 }
 
 impl Watch {
-    pub(super) fn new(seat: Seat, core: Arc<Core>, log: Log) -> nix::Result<Self> {
-        let state = State {
+    pub(super) fn new(membership: Membership, core: Arc<Core>, log: CallLog) -> nix::Result<Self> {
+        let state = WatchState {
             log,
-            ending: None,
-            ended_in: Operation::Barrier,
-            thread: Thread::Awake,
-            is_doomed: false,
+            failure: None,
+            failed_in: Operation::Barrier,
+            activity: Activity::Awake,
+            cannot_continue: false,
             error: None,
-            farewell: None,
+            leave_kind: None,
         };
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { seat, core, state: Mutex::new(state), changed: Condvar::new(), bell })
+        Ok(Self { membership, core, state: Mutex::new(state), changed: Condvar::new(), bell })
     }
 
-    /// Notes the beginning of a call.
+    /// Notes the beginning of a call and wakes the thread.
     ///
     /// # Errors
-    /// How the group ended.
-    pub(super) fn begin(&self, call: Call, is_of_all: bool) -> Result<(), Ending> {
+    /// The failure of the group.
+    pub(super) fn begin(&self, call: Call, is_of_all: bool) -> Result<(), GroupFailure> {
         let mut state = self.locked();
-        if state.ending.is_some() || state.is_doomed {
+        if state.failure.is_some() || state.cannot_continue {
             drop(state);
             return Err(self.fail("another rank is gone".to_owned()));
         }
-        state.log.begin(call, clock::after(self.seat.timeout), is_of_all);
-        if state.thread == Thread::Asleep {
-            state.thread = Thread::Awake;
+        state.log.begin(call, clock::after(self.membership.timeout), is_of_all);
+        if state.activity == Activity::Asleep {
+            state.activity = Activity::Awake;
             self.ring();
         }
         Ok(())
     }
 
-    /// Whether the group goes on.
+    /// Whether the group is still usable.
     ///
     /// # Errors
-    /// How it ended, and in which call.
+    /// Its failure, and the call in which it happened.
     pub(super) fn check(&self) -> Result<(), GroupError> {
         let state = self.locked();
-        match &state.ending {
-            Some(ending) => Err(self.ended(state.ended_in, ending.clone())),
+        match &state.failure {
+            Some(failure) => Err(self.failed(state.failed_in, failure.clone())),
             None => Ok(()),
         }
     }
 
-    /// The error of a call after the ending.
-    pub(super) fn ended(&self, operation: Operation, ending: Ending) -> GroupError {
-        GroupError::Ended { operation, ending, members: self.seat.members.clone() }
+    /// The error of a call after the failure.
+    pub(super) fn failed(&self, operation: Operation, failure: GroupFailure) -> GroupError {
+        GroupError::Failed { operation, failure, members: self.membership.members.clone() }
     }
 
-    /// The program met an error with which the group cannot go on.
-    pub(super) fn fail(&self, error: String) -> Ending {
+    /// Reports an error of a call; returns the failure of the group.
+    pub(super) fn fail(&self, error: String) -> GroupFailure {
         let mut state = self.locked();
-        state.log.give_up();
+        state.log.cancel_current();
         state.error.get_or_insert(error);
         drop(state);
         self.ring();
-        self.ending()
+        self.failure()
     }
 
-    /// Ends the watch; returns when its thread has done its last deed, or hangs.
-    pub(super) fn part(&self, farewell: Farewell) {
-        self.locked().farewell.get_or_insert(farewell);
+    /// Ends the watch; returns when its thread has ended, or after a second.
+    pub(super) fn shut_down(&self, leave_kind: LeaveKind) {
+        self.locked().leave_kind.get_or_insert(leave_kind);
         self.ring();
-        let is_under_way = |state: &mut State| state.thread != Thread::Over;
+        let is_under_way = |state: &mut WatchState| state.activity != Activity::Ended;
         drop(self.changed.wait_timeout_while(self.locked(), ANSWERS, is_under_way));
     }
 
-    /// How the group ended, once it is known.
-    fn ending(&self) -> Ending {
-        // As long as it takes to learn it; the thread has its own deadlines.
+    /// Waits for the failure of the group.
+    fn failure(&self) -> GroupFailure {
+        // The thread's own deadlines bound this wait.
         let state = self.locked();
-        let is_unknown = |state: &mut State| state.ending.is_none() && state.thread != Thread::Over;
+        let is_unknown =
+            |state: &mut WatchState| state.failure.is_none() && state.activity != Activity::Ended;
         let waited = self.changed.wait_while(state, is_unknown).unwrap_or_else(PoisonError::into_inner);
-        let unknown =
-            || Ending::Failed { rank: self.seat.rank, reason: "the group has been left".to_owned() };
-        waited.ending.clone().unwrap_or_else(unknown)
+        let unknown = || GroupFailure::RankFailed {
+            rank: self.membership.rank,
+            reason: "the group has been left".to_owned(),
+        };
+        waited.failure.clone().unwrap_or_else(unknown)
     }
 
     fn ring(&self) {
-        // It fails only where it has rung 2^64 times.
+        // It fails only after 2^64 writes.
         let _ = self.bell.write(1);
     }
 
-    pub(super) fn locked(&self) -> MutexGuard<'_, State> {
+    pub(super) fn locked(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The watching thread.
+/// The state of the watching thread.
 pub(super) struct Watcher {
     pub(super) watch: Arc<Watch>,
-    pub(super) others: Others,
-    /// Where the ending is agreed upon; none in a world of one.
+    pub(super) other_ranks: OtherRanks,
+    /// The keys for the agreement; `None` in a world of one.
     pub(super) store: Option<TcpStore>,
-    /// What is being found out.
-    pub(super) trouble: Trouble,
+    /// The failure that is being explained.
+    pub(super) diagnosis: Diagnosis,
 }
 
-/// What is wrong, until it is known why.
+/// A failure before its cause is known.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum Diagnosis {
     /// Nothing.
     None,
-    /// A call hangs; the other ranks were asked what they call.
+    /// A call hangs; the other ranks were asked for theirs.
     Hang { call: Call, answers: Vec<(Rank, Answer)>, until: Instant },
-    /// NCCL or the device failed; a loss may explain it.
+    /// NCCL or the device failed; the loss of a rank may explain it.
     Failure { reason: String, until: Instant },
 }
 
 impl Watcher {
-    /// Watches until the group ends or is left.
+    /// Runs until the group fails or is left.
     pub(super) fn run(mut self) {
-        // Whatever happens here, nobody waits for this thread for ever.
-        struct Over(Arc<Watch>);
-        impl Drop for Over {
+        // Waiting callers return even if this thread panics.
+        struct EndGuard(Arc<Watch>);
+        impl Drop for EndGuard {
             fn drop(&mut self) {
                 let mut state = self.0.locked();
-                state.thread = Thread::Over;
+                state.activity = Activity::Ended;
                 state.log.clear();
                 drop(state);
                 self.0.changed.notify_all();
             }
         }
-        let over = Over(Arc::clone(&self.watch));
+        let end_guard = EndGuard(Arc::clone(&self.watch));
         loop {
-            self.hear();
-            let Some(farewell) = self.watch.locked().farewell else {
+            self.receive_messages();
+            let Some(leave_kind) = self.watch.locked().leave_kind else {
                 if let Some(seen) = self.look() {
                     return self.end(seen);
                 }
-                self.rest();
+                self.sleep();
                 continue;
             };
-            if farewell == Farewell::Left {
+            if leave_kind == LeaveKind::Announced {
                 let calls = self.watch.locked().log.count();
-                self.others.peers.say_farewell(calls);
+                self.other_ranks.peers.send_leave(calls);
             }
-            self.others.peers.close();
-            drop(over);
+            self.other_ranks.peers.close();
+            drop(end_guard);
             return;
         }
     }
 
-    /// Takes in what the other ranks say.
-    fn hear(&mut self) {
-        for (rank, said) in self.others.hear() {
-            match said {
-                Said::Asked(call) => {
+    /// Handles the messages of the other ranks.
+    fn receive_messages(&mut self) {
+        for (rank, message) in self.other_ranks.receive_messages() {
+            match message {
+                CallMessage::Question(call) => {
                     let own = self.watch.locked().log.at(&call);
-                    self.others.peers.answer(rank, own);
+                    self.other_ranks.peers.answer(rank, own);
                 }
-                Said::Answered(call) => {
-                    if let Trouble::Hang { answers, .. } = &mut self.trouble {
+                CallMessage::Answer(call) => {
+                    if let Diagnosis::Hang { answers, .. } = &mut self.diagnosis {
                         let own = answers.iter_mut().find(|(asked, _)| *asked == rank);
                         own.into_iter().for_each(|(_, answer)| *answer = Answer::Calls(call));
                     }
@@ -235,8 +238,8 @@ impl Watcher {
         }
     }
 
-    /// Looks at what is under way; how the group ends, if it does.
-    fn look(&mut self) -> Option<Ending> {
+    /// Checks the calls under way; returns a failure.
+    fn look(&mut self) -> Option<GroupFailure> {
         let now = clock::after(Duration::ZERO);
         let watch = Arc::clone(&self.watch);
         let mut state = watch.locked();
@@ -244,23 +247,23 @@ impl Watcher {
         let (is_busy, calls) = (state.log.is_busy(), state.log.count());
         let overdue = state.log.overdue(now);
         let error = state.error.clone();
-        // What was lost matters as soon as anything is called.
-        state.is_doomed = !self.others.lost.is_empty() || error.is_some();
+        // A lost rank matters only once a call needs it.
+        state.cannot_continue = !self.other_ranks.lost.is_empty() || error.is_some();
         drop(state);
         let is_needed = is_busy || error.is_some();
-        if is_needed && let Some((rank, cause)) = self.others.lost.first() {
-            return Some(Ending::Lost { rank: *rank, cause: cause.clone() });
+        if is_needed && let Some((rank, cause)) = self.other_ranks.lost.first() {
+            return Some(GroupFailure::Lost { rank: *rank, cause: cause.clone() });
         }
-        let gone = self.others.left.iter().find(|(_, made)| is_busy && calls > *made);
+        let gone = self.other_ranks.left.iter().find(|(_, made)| is_busy && calls > *made);
         if let Some((rank, _)) = gone {
-            return Some(Ending::Lost { rank: *rank, cause: LossCause::Left });
+            return Some(GroupFailure::Lost { rank: *rank, cause: LossCause::Left });
         }
         let error = error.or_else(|| device.err().map(|error| error.to_string()));
         let error = error.or_else(|| if is_busy { self.async_error() } else { None });
         self.explain(now, overdue, error)
     }
 
-    /// What NCCL reports by itself.
+    /// An error that NCCL reports by itself.
     fn async_error(&self) -> Option<String> {
         match self.watch.core.look()? {
             Ok(SUCCESS | IN_PROGRESS) => None,
@@ -269,64 +272,72 @@ impl Watcher {
         }
     }
 
-    fn explain(&mut self, now: Instant, overdue: Option<Call>, error: Option<String>) -> Option<Ending> {
-        match &self.trouble {
-            Trouble::None => {
+    fn explain(
+        &mut self,
+        now: Instant,
+        overdue: Option<Call>,
+        error: Option<String>,
+    ) -> Option<GroupFailure> {
+        match &self.diagnosis {
+            Diagnosis::None => {
                 if let Some(reason) = error {
-                    // Nobody is there who could be lost.
+                    // Without other ranks no loss can explain it.
                     let patience = if self.store.is_some() { EXPLANATION } else { Duration::ZERO };
-                    self.trouble = Trouble::Failure { reason, until: now + patience };
+                    self.diagnosis = Diagnosis::Failure { reason, until: now + patience };
                 } else if let Some(call) = overdue {
-                    let answers = self.others.peers.ask(call).into_iter().map(|rank| (rank, Answer::Silence));
+                    let answers =
+                        self.other_ranks.peers.ask(call).into_iter().map(|rank| (rank, Answer::Silence));
                     let answers = answers.collect();
-                    self.trouble = Trouble::Hang { call, answers, until: now + ANSWERS };
+                    self.diagnosis = Diagnosis::Hang { call, answers, until: now + ANSWERS };
                 }
                 None
             }
-            // It has been done after all.
-            Trouble::Hang { .. } if overdue.is_none() => {
-                self.trouble = Trouble::None;
+            // The call is done after all.
+            Diagnosis::Hang { .. } if overdue.is_none() => {
+                self.diagnosis = Diagnosis::None;
                 None
             }
-            Trouble::Hang { call, answers, until } => {
+            Diagnosis::Hang { call, answers, until } => {
                 let is_known = answers.iter().all(|(_, answer)| *answer != Answer::Silence) || *until <= now;
                 let watch = &self.watch;
-                is_known.then(|| explain(watch.seat.rank, *call, watch.seat.timeout, answers))
+                is_known.then(|| explain(watch.membership.rank, *call, watch.membership.timeout, answers))
             }
-            Trouble::Failure { reason, until } => {
-                (*until <= now).then(|| Ending::Failed { rank: self.watch.seat.rank, reason: reason.clone() })
-            }
+            Diagnosis::Failure { reason, until } => (*until <= now).then(|| GroupFailure::RankFailed {
+                rank: self.watch.membership.rank,
+                reason: reason.clone(),
+            }),
         }
     }
 
-    /// Sleeps until there may be something new.
-    fn rest(&mut self) {
+    /// Sleeps until there may be something to do.
+    fn sleep(&mut self) {
         let mut state = self.watch.locked();
-        let is_quiet = !state.log.is_busy() && matches!(self.trouble, Trouble::None) && state.error.is_none();
-        let may_sleep = is_quiet && state.farewell.is_none();
-        let (thread, patience) =
-            if may_sleep { (Thread::Asleep, Duration::MAX) } else { (Thread::Awake, LOOK) };
-        state.thread = thread;
+        let is_quiet =
+            !state.log.is_busy() && matches!(self.diagnosis, Diagnosis::None) && state.error.is_none();
+        let may_sleep = is_quiet && state.leave_kind.is_none();
+        let (activity, patience) =
+            if may_sleep { (Activity::Asleep, Duration::MAX) } else { (Activity::Awake, LOOK) };
+        state.activity = activity;
         drop(state);
-        self.others.peers.wait(self.watch.bell.as_fd(), clock::after(patience));
-        // It may not have rung.
+        self.other_ranks.peers.wait(self.watch.bell.as_fd(), clock::after(patience));
+        // The eventfd is empty if another event woke the thread.
         let _ = self.watch.bell.read();
-        self.watch.locked().thread = Thread::Awake;
+        self.watch.locked().activity = Activity::Awake;
     }
 
-    /// Agrees with the other ranks on the ending, tells the program, and frees whatever waits for NCCL.
-    fn end(mut self, seen: Ending) {
-        let ending = match &self.store {
-            Some(store) => verdict::agree(store, &self.watch.seat, seen),
+    /// Agrees with the other ranks on the failure, tells the program, and aborts the communicator.
+    fn end(mut self, seen: GroupFailure) {
+        let failure = match &self.store {
+            Some(store) => verdict::agree(store, &self.watch.membership, seen),
             None => seen,
         };
         let mut state = self.watch.locked();
-        state.ended_in = state.log.oldest().map_or(Operation::Barrier, |call| call.operation);
-        state.ending = Some(ending);
+        state.failed_in = state.log.oldest().map_or(Operation::Barrier, |call| call.operation);
+        state.failure = Some(failure);
         drop(state);
         self.watch.changed.notify_all();
-        // The others notice, and read what was agreed upon.
-        self.others.peers.close();
+        // The other ranks detect it, and read the verdict.
+        self.other_ranks.peers.close();
         self.watch.core.abort();
     }
 }

@@ -1,22 +1,22 @@
-//! The pass over memory: a block of elements of every source at a time.
+//! The pass over memory: one block of elements of every source at a time.
 //!
-//! A block is computed in registers and written once all sources were read, so the target may be one of them, and the compiler
-//! needs no proof that they are apart to use vectors.
+//! A block is computed in registers and written after all sources were read. The target may therefore be one
+//! of them, and the compiler can vectorise without proof that they are apart.
 
 #[cfg(target_arch = "x86_64")]
 use super::number::V3;
 use super::number::{LANES, Level, Number, Operator, Portable};
 
-/// What is to be reduced; see [`reduce_raw`](super::reduce_raw).
-pub(super) struct Work<'a> {
+/// The input of a reduction; see [`reduce_raw`](super::reduce_raw).
+pub(super) struct ReduceJob<'a> {
     pub(super) target: *mut u8,
     pub(super) sources: &'a [*const u8],
     pub(super) bytes: usize,
-    /// By what the total is divided in the end.
+    /// The number by which the total is divided.
     pub(super) divisor: Option<u32>,
 }
 
-/// Reduces with the best version for this processor.
+/// Reduces with the fastest version for this processor.
 ///
 /// # Safety
 /// As [`reduce_raw`](super::reduce_raw).
@@ -24,14 +24,14 @@ pub(super) struct Work<'a> {
     unsafe_code,
     reason = "passes the caller's promise on, and calls what was compiled for a newer processor"
 )]
-pub(super) unsafe fn reduce<T: Number, O: Operator>(work: &Work<'_>) {
+pub(super) unsafe fn reduce<T: Number, O: Operator>(job: &ReduceJob<'_>) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-        // SAFETY: the processor can do it; the rest is as the caller promises.
-        return unsafe { reduce_v3::<T, O>(work) };
+        // SAFETY: the processor has these features; the rest is the caller's promise.
+        return unsafe { reduce_v3::<T, O>(job) };
     }
     // SAFETY: as the caller promises.
-    unsafe { reduce_plain::<T, O>(work) }
+    unsafe { reduce_plain::<T, O>(job) }
 }
 
 /// # Safety
@@ -39,69 +39,69 @@ pub(super) unsafe fn reduce<T: Number, O: Operator>(work: &Work<'_>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
-unsafe fn reduce_v3<T: Number, O: Operator>(work: &Work<'_>) {
+unsafe fn reduce_v3<T: Number, O: Operator>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
-    unsafe { by_count::<T, O, V3>(work) }
+    unsafe { by_count::<T, O, V3>(job) }
 }
 
 /// # Safety
 /// As [`reduce`].
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
-pub(super) unsafe fn reduce_plain<T: Number, O: Operator>(work: &Work<'_>) {
+pub(super) unsafe fn reduce_plain<T: Number, O: Operator>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
-    unsafe { by_count::<T, O, Portable>(work) }
+    unsafe { by_count::<T, O, Portable>(job) }
 }
 
-/// Has a loop of its own for the most usual numbers of ranks on a host, which are faster in cache. Others are as fast as memory,
-/// and each loop is some 5 kB for each type and reduction.
+/// Has separate loops for the most usual numbers of ranks on a host, which are faster in cache. Other numbers
+/// run at the speed of memory; each loop takes some 5 kB for each type and operation.
 ///
 /// # Safety
 /// As [`reduce`], and the processor has what `L` uses.
 #[inline(always)]
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
-unsafe fn by_count<T: Number, O: Operator, L: Level>(work: &Work<'_>) {
+unsafe fn by_count<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
     unsafe {
-        match *work.sources {
+        match *job.sources {
             [] => return,
-            [a, b] => whole_blocks::<T, O, L>(work, &[a, b]),
-            [a, b, c, d] => whole_blocks::<T, O, L>(work, &[a, b, c, d]),
-            [a, b, c, d, e, f, g, h] => whole_blocks::<T, O, L>(work, &[a, b, c, d, e, f, g, h]),
-            ref any => whole_blocks::<T, O, L>(work, any),
+            [a, b] => whole_blocks::<T, O, L>(job, &[a, b]),
+            [a, b, c, d] => whole_blocks::<T, O, L>(job, &[a, b, c, d]),
+            [a, b, c, d, e, f, g, h] => whole_blocks::<T, O, L>(job, &[a, b, c, d, e, f, g, h]),
+            ref any => whole_blocks::<T, O, L>(job, any),
         }
-        rest::<T, O, L>(work);
+        rest::<T, O, L>(job);
     }
 }
 
-/// All but what is no whole block at the end.
+/// All blocks but an incomplete one at the end.
 ///
 /// # Safety
 /// As [`by_count`]. There is a source.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
-unsafe fn whole_blocks<T: Number, O: Operator, L: Level>(work: &Work<'_>, sources: &[*const u8]) {
+unsafe fn whole_blocks<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>, sources: &[*const u8]) {
     let length = size_of::<[T; LANES]>();
-    let end = work.bytes - work.bytes % length;
+    let end = job.bytes - job.bytes % length;
     let mut at = 0;
     while at < end {
         // SAFETY: a whole block lies at `at` of every source and of the target, as the caller promises; bytes are elements (`Pod`).
         let read = |source: *const u8| unsafe { source.add(at).cast::<[T; LANES]>().read_unaligned() };
-        let block = block::<T, O, L>(sources, read, work.divisor);
+        let block = block::<T, O, L>(sources, read, job.divisor);
         // SAFETY: as above.
-        unsafe { work.target.add(at).cast::<[T; LANES]>().write_unaligned(block) };
+        unsafe { job.target.add(at).cast::<[T; LANES]>().write_unaligned(block) };
         at += length;
     }
 }
 
-/// What is no whole block: one that is filled up with zeros.
+/// The incomplete block at the end, filled up with zeros.
 ///
 /// # Safety
 /// As [`by_count`]. There is a source.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
-unsafe fn rest<T: Number, O: Operator, L: Level>(work: &Work<'_>) {
-    let bytes = work.bytes % size_of::<[T; LANES]>();
-    let at = work.bytes - bytes;
+unsafe fn rest<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
+    let bytes = job.bytes % size_of::<[T; LANES]>();
+    let at = job.bytes - bytes;
     if bytes == 0 {
         return;
     }
@@ -111,12 +111,12 @@ unsafe fn rest<T: Number, O: Operator, L: Level>(work: &Work<'_>) {
         unsafe { block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(source.add(at), bytes) };
         block
     };
-    let block = block::<T, O, L>(work.sources, read, work.divisor);
+    let block = block::<T, O, L>(job.sources, read, job.divisor);
     // SAFETY: as above, of the target.
-    unsafe { work.target.add(at).copy_from_nonoverlapping(block.as_ptr().cast(), bytes) };
+    unsafe { job.target.add(at).copy_from_nonoverlapping(block.as_ptr().cast(), bytes) };
 }
 
-/// One block of the result; `read` gives that of a source.
+/// One block of the result; `read` returns that of a source.
 #[inline(always)]
 fn block<T: Number, O: Operator, L: Level>(
     sources: &[*const u8],

@@ -1,12 +1,12 @@
-//! Sums and their like over the memory of several ranks, element by element in rank order: one pass that reads every source
+//! Reductions over the memory of several ranks, element by element in rank order: one pass reads every source
 //! once and writes the result once, aligned or not. Pure.
 //!
-//! - `mod.rs` is the door: what is to be reduced, as bytes, and which kernel does it.
-//! - `kernel.rs` is the pass over memory, compiled once for any processor of the platform and once for AVX2 and F16C.
-//! - `number.rs` is arithmetic: what each type does for each reduction.
+//! - `mod.rs` is the interface: bytes with a type and an operation.
+//! - `kernel.rs` is the pass over memory, compiled for any processor of the platform and for AVX2 and F16C.
+//! - `number.rs` is the arithmetic of each type and operation.
 //!
-//! Every version computes the same bits (but for the payload of a not-a-number, which IEEE 754 leaves open): each element goes
-//! through the same operations in rank order, and none is fused with another.
+//! Every version computes the same bits (but for the payload of a NaN, which IEEE 754 leaves open): each
+//! element passes the same operations in rank order, and none is fused with another.
 //!
 //! Measured on one core of an AMD EPYC (Zen 5) with other load beside, `cargo bench -p rankrun-worker --bench reduce -- BYTES`, in
 //! GB/s of memory traffic (every source read, the target written), with that many bytes for each rank:
@@ -22,9 +22,10 @@
 //! | `u8`        | 249              | 127        | 181      | 59       | 60        |
 //! | (a copy)    | 267              |            | 120      |          | 43        |
 //!
-//! What is larger than the caches takes about as long as a copy of as many bytes: at 64 MiB the sums of two ranks go at 0.9 (`bf16`,
-//! `i64`) to 1.4 (`f32`) times its speed. In cache a copy is faster than most, and `bf16` is bound by its rounding. Far slower are
-//! means of integers, which no vector instruction divides: 5 GB/s for `u8`, 17 for `i32` and `i64`.
+//! Beyond the caches a reduction takes about as long as a copy of as many bytes: at 64 MiB the sums of two
+//! ranks run at 0.9 (`bf16`, `i64`) to 1.4 (`f32`) times its speed. In cache a copy is faster than most, and
+//! `bf16` is bound by its rounding. Means of integers are far slower, since no vector instruction divides
+//! them: 5 GB/s for `u8`, 17 for `i32` and `i64`.
 
 mod kernel;
 mod number;
@@ -34,20 +35,20 @@ mod tests;
 use bytemuck::{AnyBitPattern, NoUninit, cast_slice, cast_slice_mut};
 use half::{bf16, f16};
 
-use self::kernel::Work;
+use self::kernel::ReduceJob;
 use self::number::{Largest, Number, Product, Smallest, Sum};
-use super::element::{DataType, Element, Reduction};
+use super::element::{DataType, Element, ReduceOp};
 
-/// Sources for which no list needs to be allocated.
+/// Sources for which the list of pointers is on the stack.
 const FEW: usize = 8;
 
-/// Makes `target` the reduction of itself, as the value of the first rank, and of `others`, as those of the next ones in rank order.
-/// All are of `data_type` and equally long, and lie where they like. With `finish` the result is complete: a mean is divided by that
-/// number of ranks.
+/// Reduces `target`, the value of the first rank, and `others`, those of the next ranks, into
+/// `target`. All have `data_type` and the same length, at any alignment. `finish` is the number of
+/// ranks by which a mean is divided.
 ///
 /// # Panics
 /// If lengths differ.
-pub(crate) fn fold(kind: (DataType, Reduction), target: &mut [u8], others: &[&[u8]], finish: Option<u32>) {
+pub(crate) fn fold(kind: (DataType, ReduceOp), target: &mut [u8], others: &[&[u8]], finish: Option<u32>) {
     let (address, bytes) = (target.as_mut_ptr(), target.len());
     let first = std::iter::once(address.cast_const());
     with_pointers(first.chain(checked(others, bytes)), others.len() + 1, |sources| {
@@ -59,13 +60,13 @@ pub(crate) fn fold(kind: (DataType, Reduction), target: &mut [u8], others: &[&[u
     });
 }
 
-/// Makes `target` the reduction of itself and `other`; which of them is the value of the rank that comes first says `is_first`, of
-/// the target.
+/// Reduces `target` and `other` into `target`; `is_first` tells that the target is
+/// the value of the lower rank.
 ///
 /// # Panics
 /// If lengths differ.
 pub(crate) fn fold_two(
-    kind: (DataType, Reduction),
+    kind: (DataType, ReduceOp),
     target: &mut [u8],
     (other, is_first): (&[u8], bool),
     finish: Option<u32>,
@@ -81,12 +82,12 @@ pub(crate) fn fold_two(
     }
 }
 
-/// As [`fold`], into memory that is none of the sources; these are all ranks, in rank order.
+/// As [`fold`], into memory that is not a source; `sources` are all ranks, in rank order.
 ///
 /// # Panics
 /// If lengths differ.
 pub(crate) fn reduce_into(
-    kind: (DataType, Reduction),
+    kind: (DataType, ReduceOp),
     target: &mut [u8],
     sources: &[&[u8]],
     finish: Option<u32>,
@@ -101,33 +102,34 @@ pub(crate) fn reduce_into(
     });
 }
 
-/// Makes the `bytes` bytes at `target` the reduction of those at each of `sources`, which are all ranks in rank order: the way in
-/// for memory that other processes own, of which there must be no reference. Nothing happens without sources.
+/// Reduces `bytes` bytes of all `sources`, in rank order, into `target`: for memory of other processes, which
+/// must not be referenced. Without sources it does nothing.
 ///
 /// # Safety
-/// Every source can be read for `bytes` bytes and the target written; nobody writes to them meanwhile. The target is one of the
-/// sources exactly, or overlaps none of them. `bytes` is a whole number of elements.
+/// Every source can be read and the target written for `bytes` bytes, and no other code
+/// writes to them meanwhile. The target is exactly one of the sources, or overlaps none.
+/// `bytes` is a multiple of the element size.
 #[expect(unsafe_code, reason = "the caller vouches for memory that is not of this process alone")]
 pub(crate) unsafe fn reduce_raw(
-    (data_type, how): (DataType, Reduction),
+    (data_type, op): (DataType, ReduceOp),
     target: *mut u8,
     (sources, bytes): (&[*const u8], usize),
     finish: Option<u32>,
 ) {
     debug_assert!(bytes.is_multiple_of(data_type.size().max(1)), "whole elements");
-    let divisor = if how == Reduction::Mean { finish } else { None };
-    let work = Work { target, sources, bytes, divisor };
+    let divisor = if op == ReduceOp::Mean { finish } else { None };
+    let job = ReduceJob { target, sources, bytes, divisor };
     // SAFETY: as the caller promises.
     unsafe {
         match data_type {
             DataType::None => {}
-            DataType::F16 => reduce_as::<f16>(how, &work),
-            DataType::Bf16 => reduce_as::<bf16>(how, &work),
-            DataType::F32 => reduce_as::<f32>(how, &work),
-            DataType::F64 => reduce_as::<f64>(how, &work),
-            DataType::I32 => reduce_as::<i32>(how, &work),
-            DataType::I64 => reduce_as::<i64>(how, &work),
-            DataType::U8 => reduce_as::<u8>(how, &work),
+            DataType::F16 => reduce_as::<f16>(op, &job),
+            DataType::Bf16 => reduce_as::<bf16>(op, &job),
+            DataType::F32 => reduce_as::<f32>(op, &job),
+            DataType::F64 => reduce_as::<f64>(op, &job),
+            DataType::I32 => reduce_as::<i32>(op, &job),
+            DataType::I64 => reduce_as::<i64>(op, &job),
+            DataType::U8 => reduce_as::<u8>(op, &job),
         }
     }
 }
@@ -135,19 +137,19 @@ pub(crate) unsafe fn reduce_raw(
 /// # Safety
 /// As [`reduce_raw`].
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
-unsafe fn reduce_as<T: Number>(how: Reduction, work: &Work<'_>) {
+unsafe fn reduce_as<T: Number>(op: ReduceOp, job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
     unsafe {
-        match how {
-            Reduction::Sum | Reduction::Mean => kernel::reduce::<T, Sum>(work),
-            Reduction::Product => kernel::reduce::<T, Product>(work),
-            Reduction::Max => kernel::reduce::<T, Largest>(work),
-            Reduction::Min => kernel::reduce::<T, Smallest>(work),
+        match op {
+            ReduceOp::Sum | ReduceOp::Mean => kernel::reduce::<T, Sum>(job),
+            ReduceOp::Product => kernel::reduce::<T, Product>(job),
+            ReduceOp::Max => kernel::reduce::<T, Largest>(job),
+            ReduceOp::Min => kernel::reduce::<T, Smallest>(job),
         }
     }
 }
 
-/// Where slices lie that must all be `bytes` long.
+/// The addresses of slices, all of which must have `bytes` bytes.
 fn checked<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const u8> + 'a {
     slices.iter().map(move |slice| {
         assert_eq!(slice.len(), bytes, "all ranks give equally much");
@@ -155,7 +157,7 @@ fn checked<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const
     })
 }
 
-/// Calls `then` with a list of these `count` pointers, which is on the stack where they are few.
+/// Calls `then` with a list of these `count` pointers, on the stack if they are few.
 fn with_pointers(pointers: impl Iterator<Item = *const u8>, count: usize, then: impl FnOnce(&[*const u8])) {
     let mut few = [std::ptr::null(); FEW];
     if count > FEW {
@@ -165,9 +167,9 @@ fn with_pointers(pointers: impl Iterator<Item = *const u8>, count: usize, then: 
     then(&few[..count]);
 }
 
-impl Reduction {
-    /// Makes `target` what a call among ranks on one host makes of `target` on rank 0 and `others` on the next ones, bit for bit:
-    /// for a backend of one's own, and to know in a test what to expect.
+impl ReduceOp {
+    /// Reduces `target` of rank 0 and `others` of the next ranks into `target`, with the same bits as a call
+    /// among ranks on one host: for custom backends, and for the expected values of tests.
     ///
     /// # Panics
     /// If lengths differ.
@@ -178,12 +180,12 @@ impl Reduction {
     }
 }
 
-/// Elements of bytes that a group carries, for callers that have bytes only.
+/// The bytes of a slice of elements.
 pub(crate) fn as_bytes<T: NoUninit>(elements: &[T]) -> &[u8] {
     cast_slice(elements)
 }
 
-/// As [`as_bytes`], to be written.
+/// As [`as_bytes`], mutable.
 pub(crate) fn as_bytes_mut<T: NoUninit + AnyBitPattern>(elements: &mut [T]) -> &mut [u8] {
     cast_slice_mut(elements)
 }

@@ -1,4 +1,4 @@
-//! Arithmetic: how each element type is computed with, and what each reduction does to two values.
+//! The arithmetic of each element type and each reduce operation.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -6,23 +6,23 @@ use half::{bf16, f16};
 /// Elements of a block: 128 bytes of `f32`, four vector registers of AVX2.
 pub(super) const LANES: usize = 32;
 
-/// An element type. It is computed with as `Wide`, which is the type itself but for the short floats.
+/// An element type. It is computed as `Wide`: `f32` for the short floats, else the type itself.
 pub(super) trait Number: Pod {
     type Wide: Value;
     fn widen<L: Level>(block: [Self; LANES]) -> [Self::Wide; LANES];
     fn narrow<L: Level>(block: [Self::Wide; LANES]) -> [Self; LANES];
-    /// Integers are cut towards zero.
+    /// Integers are rounded towards zero.
     fn divided(value: Self::Wide, count: u32) -> Self::Wide;
 }
 
-/// What is computed with.
+/// A type of intermediate values.
 pub(super) trait Value: Copy + PartialOrd {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
     fn is_nan(self) -> bool;
 }
 
-/// A reduction of two values, of which `total` is that of the ranks before.
+/// A reduction of two values; `total` is that of the previous ranks.
 pub(super) trait Operator {
     fn combine<V: Value>(total: V, next: V) -> V;
 }
@@ -46,7 +46,7 @@ impl Operator for Product {
     }
 }
 
-/// Nothing is larger than a total that is not a number, so that stays, too. Of zeros of both signs the first one stays.
+/// A total that is NaN stays, since no value is larger. Of two zeros with different signs the first stays.
 impl Operator for Largest {
     #[inline(always)]
     fn combine<V: Value>(total: V, next: V) -> V {
@@ -133,8 +133,8 @@ macro_rules! integer {
 
 float!(f32);
 float!(f64);
-// The sum that is divided has wrapped around, as NCCL's has, so it fits the type. Processors divide vectors of floats only, and
-// those are exact here: a quotient that is no whole number is further from one than it is rounded.
+// The sum wraps around, as NCCL's does, so it fits the type. Processors divide only vectors of floats, and
+// the result is exact here: a quotient with a fraction is further from an integer than the rounding error.
 integer!(i32, |value, count| (f64::from(value) / f64::from(count)) as i32);
 integer!(i64, |value, count| value / i64::from(count));
 integer!(u8, |value, count| (f32::from(value) / count as f32) as u8);
@@ -171,8 +171,8 @@ impl Number for f16 {
     }
 }
 
-/// What a processor can do: vectors come from the compiler, but not the conversions of `f16`. Those of the crate `half` ask the
-/// processor for each value what it can do, which is slow.
+/// Features of a processor. The compiler vectorises all but the conversions of `f16`: those of the crate
+/// `half` check the processor for each value, which is slow.
 pub(super) trait Level {
     fn from_f16(block: [f16; LANES]) -> [f32; LANES];
     fn to_f16(block: [f32; LANES]) -> [f16; LANES];
@@ -192,7 +192,7 @@ impl Level for Portable {
     }
 }
 
-/// x86-64-v3, as far as it matters here: AVX2 and F16C. Only code behind a check of the processor uses it.
+/// x86-64-v3 as far as it matters here: AVX2 and F16C. Only code behind a check of the processor uses it.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct V3;
 
@@ -201,7 +201,7 @@ impl Level for V3 {
     #[inline(always)]
     fn from_f16(block: [f16; LANES]) -> [f32; LANES] {
         let vectors: [[u16; 8]; LANES / 8] = bytemuck::cast(block);
-        // SAFETY: the processor has F16C, as whoever uses `V3` has checked.
+        // SAFETY: the processor has F16C, which every user of `V3` has checked.
         #[expect(unsafe_code, reason = "an instruction that not every processor has")]
         let wide =
             vectors.map(|vector| unsafe { std::arch::x86_64::_mm256_cvtph_ps(bytemuck::cast(vector)) });
@@ -221,7 +221,7 @@ impl Level for V3 {
     }
 }
 
-/// The upper half, rounded to nearest, ties to even; not-a-number stays that, made quiet.
+/// The upper half, rounded to nearest, ties to even; a NaN becomes quiet.
 #[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -232,19 +232,19 @@ fn bf16_bits(value: f32) -> u16 {
 /// The value of an `f16`, without a branch, so that the compiler can use vectors.
 #[inline(always)]
 fn f32_of(half: u16) -> f32 {
-    /// Makes up for the difference of the exponents' biases, and makes subnormal numbers normal, exactly.
+    /// Corrects for the difference of the exponent biases, and normalises subnormal numbers, exactly.
     const SCALE: f32 = f32::from_bits((127 + 127 - 15) << 23);
     let magnitude = u32::from(half & 0x7FFF) << 13;
     let number = (f32::from_bits(magnitude) * SCALE).to_bits();
-    // Infinities and not-a-number have the largest exponent in both types.
+    // Infinities and NaN have the largest exponent in both types.
     let bits = if magnitude >= 31 << 23 { magnitude | 255 << 23 } else { number };
     f32::from_bits(bits | u32::from(half & 0x8000) << 16)
 }
 
-/// The nearest `f16`, ties to even, as the processor rounds; without a branch. After Fabian Giesen's `float_to_half_fast3_rtne`.
+/// The nearest `f16`, ties to even, without a branch. After Fabian Giesen's `float_to_half_fast3_rtne`.
 #[inline(always)]
 fn f16_bits(value: f32) -> u16 {
-    /// Added to a number below the normal ones of `f16`, it makes the processor round at the last bit of those.
+    /// Added to a subnormal number of `f16`, it makes the processor round at the last bit of it.
     const ROUNDER: f32 = 0.5;
     let (sign, magnitude) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7FFF_FFFF);
     let odd = magnitude >> 13 & 1;

@@ -1,37 +1,37 @@
-//! Every kernel against plain arithmetic on one element at a time, wherever the memory lies.
+//! Compares every kernel with plain arithmetic on single elements, at any alignment.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::kernel::{self, Work};
+use super::kernel::{self, ReduceJob};
 use super::number::{Largest, Number, Product, Smallest, Sum};
-use super::{DataType, Element, Reduction, as_bytes, as_bytes_mut, fold, reduce_into};
+use super::{DataType, Element, ReduceOp, as_bytes, as_bytes_mut, fold, reduce_into};
 
-const REDUCTIONS: [Reduction; 5] =
-    [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max, Reduction::Min];
+const REDUCTIONS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min];
 const TYPES: [DataType; 7] =
     [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64, DataType::I32, DataType::I64, DataType::U8];
 
-/// What one element becomes, as one would write it down: independent of the kernels.
-fn expected(data_type: DataType, how: Reduction, ranks: &[Vec<u8>], finish: Option<u32>) -> Vec<u8> {
+/// The expected bytes, by arithmetic that is independent of the kernels.
+fn expected(data_type: DataType, op: ReduceOp, ranks: &[Vec<u8>], finish: Option<u32>) -> Vec<u8> {
     macro_rules! floats {
         ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {
             elementwise(ranks, |values: &[$type]| {
                 let mut values = values.iter().copied().map($widen);
                 let mut total: $wide = values.next().unwrap();
                 for next in values {
-                    total = match how {
-                        Reduction::Sum | Reduction::Mean => total + next,
-                        Reduction::Product => total * next,
+                    total = match op {
+                        ReduceOp::Sum | ReduceOp::Mean => total + next,
+                        ReduceOp::Product => total * next,
                         _ if total.is_nan() || next.is_nan() => <$wide>::NAN,
-                        Reduction::Max if next > total => next,
-                        Reduction::Min if next < total => next,
-                        Reduction::Max | Reduction::Min => total,
+                        ReduceOp::Max if next > total => next,
+                        ReduceOp::Min if next < total => next,
+                        ReduceOp::Max | ReduceOp::Min => total,
                     };
                 }
                 $narrow(match finish {
-                    Some(count) if how == Reduction::Mean => total / count as $wide,
+                    Some(count) if op == ReduceOp::Mean => total / count as $wide,
                     _ => total,
                 })
             })
@@ -40,18 +40,18 @@ fn expected(data_type: DataType, how: Reduction, ranks: &[Vec<u8>], finish: Opti
     macro_rules! integers {
         ($type:ty) => {
             elementwise(ranks, |values: &[$type]| {
-                // Wide enough for any sum or product of few; what wraps around is cut off.
+                // Wide enough for any sum or product of few; a wrap-around is cut off.
                 let wide = || values.iter().map(|&value| i128::from(value));
                 let wrapped = |total: i128| total as $type;
-                match how {
-                    Reduction::Sum => wrapped(wide().sum()),
-                    Reduction::Mean => {
+                match op {
+                    ReduceOp::Sum => wrapped(wide().sum()),
+                    ReduceOp::Mean => {
                         let sum = i128::from(wrapped(wide().sum()));
                         wrapped(sum / i128::from(finish.unwrap_or(1)))
                     }
-                    Reduction::Product => values.iter().fold(1, |total, &value| total.wrapping_mul(value)),
-                    Reduction::Max => wrapped(wide().max().unwrap()),
-                    Reduction::Min => wrapped(wide().min().unwrap()),
+                    ReduceOp::Product => values.iter().fold(1, |total, &value| total.wrapping_mul(value)),
+                    ReduceOp::Max => wrapped(wide().max().unwrap()),
+                    ReduceOp::Min => wrapped(wide().min().unwrap()),
                 }
             })
         };
@@ -78,7 +78,7 @@ fn elementwise<T: Element>(ranks: &[Vec<u8>], reduce: impl Fn(&[T]) -> T) -> Vec
     as_bytes(&reduced.collect::<Vec<T>>()).to_vec()
 }
 
-/// The elements as bits, where every not-a-number is one: its payload is nobody's promise.
+/// The elements as bits, with one value for every NaN: its payload is not specified.
 fn bits(data_type: DataType, bytes: &[u8]) -> Vec<u64> {
     bytes
         .chunks_exact(data_type.size())
@@ -98,7 +98,7 @@ fn bits(data_type: DataType, bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// Bytes of an element: anything, and often something special: zeros, ones, infinities, not-a-number, the least and the largest.
+/// Bytes of an element: random, often a special value: zero, one, infinity, NaN, the least and the largest.
 fn element(data_type: DataType) -> impl Strategy<Value = Vec<u8>> {
     let special: Vec<u64> = match data_type {
         DataType::F16 => vec![0, 0x8000, 0x3C00, 0x7C00, 0xFC00, 0x7E00, 0x7BFF, 1, 0x8001, 0x03FF],
@@ -123,23 +123,23 @@ fn element(data_type: DataType) -> impl Strategy<Value = Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Case {
     data_type: DataType,
-    how: Reduction,
+    op: ReduceOp,
     ranks: Vec<Vec<u8>>,
-    /// By how many bytes each rank's memory, and the target's, is off the alignment.
+    /// Misalignment in bytes of each rank's memory and of the target.
     offsets: Vec<usize>,
     finish: Option<u32>,
 }
 
 fn case() -> impl Strategy<Value = Case> {
     (select(&TYPES), select(&REDUCTIONS), 1usize..12, 0usize..100).prop_flat_map(
-        |(data_type, how, ranks, length)| {
+        |(data_type, op, ranks, length)| {
             let rank =
                 prop::collection::vec(element(data_type), length).prop_map(|elements| elements.concat());
             let ranks_of = prop::collection::vec(rank, ranks);
             let offsets = prop::collection::vec(0usize..17, ranks + 1);
             (ranks_of, offsets, prop::option::of(1u32..600)).prop_map(move |(ranks, offsets, finish)| Case {
                 data_type,
-                how,
+                op,
                 ranks,
                 offsets,
                 finish,
@@ -148,7 +148,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Memory with something before and after, which must stay what it is.
+/// Memory with guard bytes before and after.
 struct Placed {
     memory: Vec<u8>,
     offset: usize,
@@ -176,33 +176,33 @@ impl Placed {
     }
 }
 
-/// What the version for any processor makes of it, in new memory.
+/// The result of the portable version, in new memory.
 fn portable(case: &Case) -> Vec<u8> {
-    fn with<T: Number>(how: Reduction, work: &Work<'_>) {
+    fn with<T: Number>(op: ReduceOp, job: &ReduceJob<'_>) {
         // SAFETY: the sources are vectors of `bytes` bytes each, as is the target, which is none of them.
         #[expect(unsafe_code, reason = "calls the kernel that this processor would not choose")]
         unsafe {
-            match how {
-                Reduction::Sum | Reduction::Mean => kernel::reduce_plain::<T, Sum>(work),
-                Reduction::Product => kernel::reduce_plain::<T, Product>(work),
-                Reduction::Max => kernel::reduce_plain::<T, Largest>(work),
-                Reduction::Min => kernel::reduce_plain::<T, Smallest>(work),
+            match op {
+                ReduceOp::Sum | ReduceOp::Mean => kernel::reduce_plain::<T, Sum>(job),
+                ReduceOp::Product => kernel::reduce_plain::<T, Product>(job),
+                ReduceOp::Max => kernel::reduce_plain::<T, Largest>(job),
+                ReduceOp::Min => kernel::reduce_plain::<T, Smallest>(job),
             }
         }
     }
     let mut target = vec![0; case.ranks[0].len()];
     let sources: Vec<*const u8> = case.ranks.iter().map(|rank| rank.as_ptr()).collect();
-    let divisor = case.finish.filter(|_| case.how == Reduction::Mean);
-    let work = Work { target: target.as_mut_ptr(), sources: &sources, bytes: target.len(), divisor };
+    let divisor = case.finish.filter(|_| case.op == ReduceOp::Mean);
+    let job = ReduceJob { target: target.as_mut_ptr(), sources: &sources, bytes: target.len(), divisor };
     match case.data_type {
         DataType::None => {}
-        DataType::F16 => with::<f16>(case.how, &work),
-        DataType::Bf16 => with::<bf16>(case.how, &work),
-        DataType::F32 => with::<f32>(case.how, &work),
-        DataType::F64 => with::<f64>(case.how, &work),
-        DataType::I32 => with::<i32>(case.how, &work),
-        DataType::I64 => with::<i64>(case.how, &work),
-        DataType::U8 => with::<u8>(case.how, &work),
+        DataType::F16 => with::<f16>(case.op, &job),
+        DataType::Bf16 => with::<bf16>(case.op, &job),
+        DataType::F32 => with::<f32>(case.op, &job),
+        DataType::F64 => with::<f64>(case.op, &job),
+        DataType::I32 => with::<i32>(case.op, &job),
+        DataType::I64 => with::<i64>(case.op, &job),
+        DataType::U8 => with::<u8>(case.op, &job),
     }
     target
 }
@@ -213,8 +213,8 @@ proptest! {
 
     #[test]
     fn any_memory_is_reduced_as_plain_arithmetic_does_it(case in case()) {
-        let kind = (case.data_type, case.how);
-        let expected = bits(case.data_type, &expected(case.data_type, case.how, &case.ranks, case.finish));
+        let kind = (case.data_type, case.op);
+        let expected = bits(case.data_type, &expected(case.data_type, case.op, &case.ranks, case.finish));
 
         let placed: Vec<Placed> = case.ranks.iter().zip(&case.offsets).map(|(rank, &at)| Placed::new(rank, at)).collect();
         let sources: Vec<&[u8]> = placed.iter().map(Placed::get).collect();
@@ -263,7 +263,7 @@ fn every_f16_becomes_its_value_and_comes_back() {
 
 #[test]
 fn rounding_to_short_floats_is_right_at_every_boundary() {
-    // Next to each value of the short type, and next to the middle between it and the following one.
+    // Next to each value of the short type, and next to the middle between two of them.
     for short in 0..=u16::MAX {
         for base in [f16::from_bits(short).to_f32().to_bits(), u32::from(short) << 16] {
             for bits in [0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, u32::MAX] {
@@ -276,28 +276,28 @@ fn rounding_to_short_floats_is_right_at_every_boundary() {
 }
 
 #[test]
-fn the_mean_of_bytes_wraps_around_before_it_is_divided() {
+fn mean_of_bytes_wraps_around_before_it_is_divided() {
     // 300 ranks give 1: 300 is 44 as a byte. A byte holds no 300, so any sum divided by it is 0.
     let rank = [1u8; 3];
     let mut target = rank;
-    Reduction::Mean.fold(&mut target, &[rank.as_slice(); 299]);
+    ReduceOp::Mean.fold(&mut target, &[rank.as_slice(); 299]);
     assert_eq!(target, [0; 3]);
     let mut target = [200u8, 10, 255];
-    Reduction::Mean.fold(&mut target, &[&[100, 20, 255]]);
+    ReduceOp::Mean.fold(&mut target, &[&[100, 20, 255]]);
     // 300 and 510 are 44 and 254 as bytes.
     assert_eq!(target, [22, 15, 127]);
 }
 
 #[test]
-fn the_sum_of_short_floats_is_rounded_once() {
+fn sum_of_short_floats_is_rounded_once() {
     // 2048 and 1 is 2048 in f16; twice 1, summed first, counts.
     let (mut target, one) = ([f16::from_f32(2048.0)], [f16::ONE]);
-    Reduction::Sum.fold(&mut target, &[&one, &one]);
+    ReduceOp::Sum.fold(&mut target, &[&one, &one]);
     assert_eq!(target, [f16::from_f32(2050.0)]);
 }
 
 #[test]
 #[should_panic(expected = "all ranks give equally much")]
 fn other_lengths_are_refused() {
-    fold((DataType::U8, Reduction::Sum), as_bytes_mut(&mut [1u8, 2]), &[&[1]], None);
+    fold((DataType::U8, ReduceOp::Sum), as_bytes_mut(&mut [1u8, 2]), &[&[1]], None);
 }

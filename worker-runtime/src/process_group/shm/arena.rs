@@ -1,4 +1,4 @@
-//! This rank's memory for buffers, which the others read where it lies.
+//! This rank's part of the shared memory, for buffers that other ranks read in place.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -9,32 +9,32 @@ use super::map::{HUGE, PAGE};
 use super::segment::Segment;
 use crate::process_group::buffer::Memory;
 
-/// What of a range is free, in order and as few pieces. Pure.
+/// Free ranges, sorted and merged. Pure.
 #[derive(Debug, Default)]
-struct Free {
+struct FreeList {
     pieces: Vec<Range<usize>>,
 }
 
-impl Free {
-    /// Takes `bytes` bytes that begin at a multiple of `alignment`, from the first piece that has them.
+impl FreeList {
+    /// Takes `bytes` bytes, aligned to `alignment`, from the first range that has them.
     fn take(&mut self, bytes: usize, alignment: usize) -> Option<Range<usize>> {
-        let fit = |piece: &Range<usize>| {
-            let start = piece.start.next_multiple_of(alignment);
+        let fit = |block: &Range<usize>| {
+            let start = block.start.next_multiple_of(alignment);
             let end = start.checked_add(bytes)?;
-            (end <= piece.end).then_some(start..end)
+            (end <= block.end).then_some(start..end)
         };
         let (index, taken) =
             self.pieces.iter().enumerate().find_map(|(index, it)| Some((index, fit(it)?)))?;
-        let piece = self.pieces[index].clone();
-        let rest = [piece.start..taken.start, taken.end..piece.end];
+        let block = self.pieces[index].clone();
+        let rest = [block.start..taken.start, taken.end..block.end];
         self.pieces.splice(index..=index, rest.into_iter().filter(|it| !it.is_empty()));
         Some(taken)
     }
 
     fn give(&mut self, range: Range<usize>) {
-        let index = self.pieces.partition_point(|piece| piece.start < range.start);
+        let index = self.pieces.partition_point(|block| block.start < range.start);
         self.pieces.insert(index, range);
-        // Joined with its neighbours where they touch.
+        // Merge with adjacent ranges.
         for index in [index + 1, index] {
             if index > 0
                 && index < self.pieces.len()
@@ -46,11 +46,11 @@ impl Free {
     }
 }
 
-/// Gives this rank's memory to buffers. They may outlive the group.
+/// Allocates buffers from this rank's arena. They may outlive the group.
 #[derive(Debug)]
 pub(crate) struct Arena {
     segment: Arc<Segment>,
-    free: Arc<Mutex<Free>>,
+    free: Arc<Mutex<FreeList>>,
     range: Range<usize>,
 }
 
@@ -58,24 +58,26 @@ impl Arena {
     pub(crate) fn new(segment: Arc<Segment>, rank: usize) -> Self {
         let range = segment.map().arena(rank);
         let pieces = if range.is_empty() { Vec::new() } else { vec![range.clone()] };
-        Self { segment, free: Arc::new(Mutex::new(Free { pieces })), range }
+        Self { segment, free: Arc::new(Mutex::new(FreeList { pieces })), range }
     }
 
-    /// Zeroed memory; none where there is not so much.
+    /// Zeroed memory; `None` if the arena is full.
     pub(crate) fn allocate(&self, bytes: usize) -> Option<Memory> {
         let length = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let range = lock(&self.free).take(length, if length >= HUGE { HUGE } else { PAGE })?;
-        let piece = Piece { segment: Arc::clone(&self.segment), free: Arc::clone(&self.free), range };
-        // Without the pages, which are given back with the piece, the owner's first write would end the process.
-        self.segment.populate(piece.range.start, length).ok()?;
-        let address = NonNull::new(self.segment.at(piece.range.start, length))?;
-        // SAFETY: the pages are mapped for as long as the piece keeps the segment, zeroed (new, or punched before they were given
-        // back), aligned to pages; the piece is no other one's. Other ranks only read, and only during calls.
+        let block = ArenaBlock { segment: Arc::clone(&self.segment), free: Arc::clone(&self.free), range };
+        // Without the pages, which are returned with the block, the owner's first write could end the
+        // process.
+        self.segment.populate(block.range.start, length).ok()?;
+        let address = NonNull::new(self.segment.at(block.range.start, length))?;
+        // SAFETY: the pages stay mapped as long as the block keeps the segment, are zeroed (new, or punched
+        // when they were returned) and page-aligned; the block is used once. Other ranks only read, and only
+        // during calls.
         #[expect(unsafe_code, reason = "memory from the segment")]
-        Some(unsafe { Memory::of(address, length, Box::new(piece)) })
+        Some(unsafe { Memory::of(address, length, Box::new(block)) })
     }
 
-    /// Where memory lies in the segment, if it is one of ours.
+    /// The offset of `memory` in the segment, if it lies in this arena.
     pub(crate) fn place(&self, memory: Span) -> Option<u64> {
         let offset = self.segment.offset_of(memory.at(&(0..memory.bytes)))?;
         let end = offset.checked_add(memory.bytes)?;
@@ -83,14 +85,14 @@ impl Arena {
     }
 }
 
-/// Memory that is in use. When it is dropped, the kernel has its pages back.
-struct Piece {
+/// An allocated range. Dropping it returns its pages to the kernel.
+struct ArenaBlock {
     segment: Arc<Segment>,
-    free: Arc<Mutex<Free>>,
+    free: Arc<Mutex<FreeList>>,
     range: Range<usize>,
 }
 
-impl Drop for Piece {
+impl Drop for ArenaBlock {
     fn drop(&mut self) {
         if self.segment.is_ours() {
             self.segment.punch(self.range.start, self.range.len());
@@ -99,7 +101,7 @@ impl Drop for Piece {
     }
 }
 
-fn lock(free: &Mutex<Free>) -> MutexGuard<'_, Free> {
+fn lock(free: &Mutex<FreeList>) -> MutexGuard<'_, FreeList> {
     free.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -114,7 +116,7 @@ mod tests {
             steps in proptest::collection::vec((1usize..9, any::<bool>(), any::<prop::sample::Index>()), 1..80),
         ) {
             let whole = || std::iter::once(0..64).collect::<Vec<_>>();
-            let mut free = Free { pieces: whole() };
+            let mut free = FreeList { pieces: whole() };
             let mut taken: Vec<Range<usize>> = Vec::new();
             for (bytes, gives, which) in steps {
                 if gives && !taken.is_empty() {

@@ -1,8 +1,8 @@
-//! Copies between memory of this process and memory that ranks share.
+//! Copies between memory of this process and shared memory.
 
 use std::ops::Range;
 
-/// Memory of a call of this rank, which others may read meanwhile.
+/// Memory of a call of this rank. Other ranks may read it during the call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     address: *mut u8,
@@ -10,29 +10,29 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Memory that is only read.
+    /// Memory that the call reads.
     pub(crate) fn of(memory: &[u8]) -> Self {
         Self { address: memory.as_ptr().cast_mut(), bytes: memory.len() }
     }
 
-    /// Memory that is read and written.
+    /// Memory that the call reads and writes.
     pub(crate) fn of_mut(memory: &mut [u8]) -> Self {
         Self { address: memory.as_mut_ptr(), bytes: memory.len() }
     }
 
-    /// Where this part of it begins.
+    /// Address of the first byte of this part.
     pub(crate) fn at(self, range: &Range<usize>) -> *mut u8 {
         assert!(range.start <= range.end && range.end <= self.bytes, "within the memory of the call");
         self.address.wrapping_add(range.start)
     }
 }
 
-/// Copies bytes.
+/// Copies between memory that other processes may access.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `bytes` bytes, they do not overlap, and no thread of this process writes to either
-/// meanwhile. Another process may write to `from` only where it has given up the call: what was copied then may be of any time, and
-/// must not be used. Nothing is assumed of the bytes, and no reference to them is held.
+/// `from` can be read and `to` written for `bytes` bytes, they do not overlap, and no thread of this process
+/// writes to either meanwhile. Another process may write to `from` only after it has given up the call; the
+/// copied bytes are then of no use and must not be believed. No reference to the bytes is held.
 #[expect(unsafe_code, reason = "the caller vouches for the memory")]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: as the caller promises.

@@ -1,23 +1,28 @@
-//! What each call gives and takes.
+//! The memory that each call of a rank provides and takes.
 
 use std::ops::Range;
 
 use super::Shm;
 use super::bytes::{self, Span};
 use super::map::STAGE;
-use super::relay::{Relay, Source};
-use crate::process_group::element::Reduction;
-use crate::process_group::error::Ending;
+use super::relay::{Relay, RelaySource};
+use crate::process_group::element::ReduceOp;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::reduce;
 use crate::process_group::transport::Step;
 
 impl Shm {
-    pub(crate) fn barrier(&mut self, step: &Step) -> Result<(), Ending> {
+    pub(crate) fn barrier(&mut self, step: &Step) -> Result<(), GroupFailure> {
         let relay = Relay { root: Some(0), gives: None, bytes: 0, piece: STAGE, shares: 0, memory: &|_| 0 };
         self.relay(step, &relay, |_, _| {}, |_, _| {})
     }
 
-    pub(crate) fn broadcast(&mut self, step: &Step, data: &mut [u8], root: usize) -> Result<(), Ending> {
+    pub(crate) fn broadcast(
+        &mut self,
+        step: &Step,
+        data: &mut [u8],
+        root: usize,
+    ) -> Result<(), GroupFailure> {
         let (data, is_root) = (Span::of_mut(data), root == self.member.me);
         let memory = |_| data.bytes;
         let relay = Relay {
@@ -28,7 +33,7 @@ impl Shm {
             shares: 0,
             memory: &memory,
         };
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             for (_, source) in sources.filter(|_| !is_root) {
                 copy(source.at(range.start, 0), data.at(&range), range.len());
             }
@@ -36,12 +41,17 @@ impl Shm {
         self.relay(step, &relay, |range, slot| fill(data, &range, slot), take)
     }
 
-    pub(crate) fn all_gather(&mut self, step: &Step, input: &[u8], output: &mut [u8]) -> Result<(), Ending> {
+    pub(crate) fn all_gather(
+        &mut self,
+        step: &Step,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), GroupFailure> {
         let (me, part) = (self.member.me, input.len());
         let (input, output) = (Span::of(input), Span::of_mut(output));
         let relay =
             Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, shares: 0, memory: &|_| part };
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             for (rank, source) in sources {
                 let from = if rank == me { input.at(&range) } else { source.at(range.start, 0).cast_mut() };
                 copy(from, output.at(&shifted(&range, rank * part)), range.len());
@@ -50,13 +60,13 @@ impl Shm {
         self.relay(step, &relay, |range, slot| fill(input, &range, slot), take)
     }
 
-    /// `lengths` are what each rank gives, in bytes; the root takes it.
+    /// `lengths` are the bytes that each rank provides; the root takes them.
     pub(crate) fn gather(
         &mut self,
         step: &Step,
         (input, output): (&[u8], Option<&mut [u8]>),
         lengths: &[usize],
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let me = self.member.me;
         let (input, output) = (Span::of(input), output.map(Span::of_mut));
         let memory = |rank: usize| lengths[rank];
@@ -71,7 +81,7 @@ impl Shm {
         };
         let within =
             |range: &Range<usize>, rank: usize| range.start.min(lengths[rank])..range.end.min(lengths[rank]);
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             let Some(output) = output else { return };
             let mut start = 0;
             for (rank, source) in sources {
@@ -84,13 +94,13 @@ impl Shm {
         self.relay(step, &relay, |range, slot| fill(input, &within(&range, me), slot), take)
     }
 
-    /// `lengths` are what each rank takes of the root's memory, in bytes.
+    /// `lengths` are the bytes that each rank takes from the root.
     pub(crate) fn scatter(
         &mut self,
         step: &Step,
         (input, output): (Option<&[u8]>, &mut [u8]),
         (lengths, root): (&[usize], usize),
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let me = self.member.me;
         let (input, output) = (input.map(Span::of), Span::of_mut(output));
         let start: usize = lengths[..me].iter().sum();
@@ -103,7 +113,7 @@ impl Shm {
             shares: digest(lengths),
             memory: &|_| bytes,
         };
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             let part = range.start.max(start)..range.end.min(start + lengths[me]);
             for (_, source) in sources.filter(|_| !part.is_empty()) {
                 let from = match input {
@@ -125,26 +135,27 @@ impl Shm {
         &mut self,
         step: &Step,
         (input, output): (&[u8], &mut [u8]),
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let (me, world) = (self.member.me, self.member.world);
         let part = output.len();
         let (input, output) = (Span::of(input), Span::of_mut(output));
-        // A slot has a piece for each rank.
+        // A slot holds a piece for each rank.
         let piece = STAGE / world / 64 * 64;
         let memory = |_| input.bytes;
         let relay = Relay { root: None, gives: Some(input), bytes: part, piece, shares: 0, memory: &memory };
-        let kind = (step.call.data_type, how);
+        let kind = (step.call.data_type, op);
         let mut from = Vec::with_capacity(world);
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             from.clear();
             from.extend(sources.map(|(rank, source)| {
                 let own = shifted(&range, me * part);
                 if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }
                     .cast_const()
             }));
-            // SAFETY: every source has `range` of this rank's part, which its owner wrote before the ranks met and writes again only
-            // after they have met once more, or where it has given up the call, as in `copy`; the output is our own.
+            // SAFETY: every source has `range` of this rank's part. Its owner wrote it before the ranks met,
+            // and writes it again only after they have met once more or after it has given up the call, as in
+            // `copy`; the output belongs to this call.
             #[expect(unsafe_code, reason = "memory that other ranks have written")]
             unsafe {
                 reduce::reduce_raw(kind, output.at(&range), (&from, range.len()), u32::try_from(world).ok());
@@ -159,7 +170,8 @@ impl Shm {
     }
 }
 
-/// Stands for lengths: others have another one, but by a rare chance (FNV-1a of 64 bits, word by word).
+/// A hash of lengths (FNV-1a of 64 bits, word by word); different lists have different
+/// hashes, but for a rare collision.
 fn digest(lengths: &[usize]) -> u64 {
     lengths
         .iter()
@@ -177,10 +189,12 @@ fn fill(memory: Span, range: &Range<usize>, slot: *mut u8) {
 }
 
 fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: both ends were checked against the memory of the call or lie in a slot; a slot or an arena is written by its owner
-    // before the ranks meet and read by others after that, until they meet again. Only a rank that gives up the call, since another
-    // one is lost or its time is over, does not wait for that: its program may write to its arena while others still read it.
-    // It has said so in the memory first, and they look at the end (`part`): the call fails, and what was copied is of no account.
+    // SAFETY: both ends were checked against the memory of the call or lie in a slot. The owner writes a slot
+    // or an arena before the ranks meet, and others read it after that until they meet again. Only a rank
+    // that gives up the call, since another rank is lost or its time is over, does not wait for that: its
+    // program may write to its arena while others read it. It has written the failure into the segment
+    // before, and the others check for that at the end (`part`): then the call fails, and the copy is not
+    // used.
     #[expect(unsafe_code, reason = "memory that ranks share")]
     unsafe {
         bytes::copy(from, to, bytes);

@@ -1,4 +1,4 @@
-//! Why there is no shared memory for a group.
+//! Errors of shared memory among the ranks of a host.
 
 use std::io;
 
@@ -12,72 +12,74 @@ const FILE_CALL: &str = "memfd_create";
 const PERMIT_FILES: &str =
     "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it";
 
-/// Ranks of one host cannot share memory.
+/// The ranks of one host cannot share memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
-    /// The group is larger than the segment is laid out for.
+    /// The group exceeds the layout of the segment.
     #[error(
         "a group of {world_size} ranks does not fit into shared memory, which takes {limit}; \
          the backend `tcp` carries larger ones"
     )]
     TooManyRanks {
-        /// The size of the group.
+        /// Number of ranks of the group.
         world_size: WorldSize,
-        /// The most ranks of a group.
+        /// Largest number of ranks.
         limit: u32,
     },
-    /// The kernel gives no memory, or does not let it be mapped.
+    /// The kernel refuses the memory or its mapping.
     #[error(
         "no {bytes} bytes of shared memory (limits: `ulimit -v`, `ulimit -f`, the memory of the container); \
          the backend `tcp` needs none"
     )]
     Memory {
-        /// How much.
+        /// The requested bytes.
         bytes: usize,
-        /// What the kernel says.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
-    /// The kernel makes no file in memory for this process.
+    /// The kernel refuses `memfd_create` to this process.
     #[error("{}the kernel refuses `memfd_create`, without which ranks share no memory", Details(self))]
     NoFile(#[source] io::Error),
-    /// Rank 0 could not make it.
+    /// Rank 0 failed to make the segment.
     #[error("{}rank 0 could not make it: {why}", Details(self))]
     NotMade {
-        /// What rank 0 says.
+        /// The error of rank 0.
         why: String,
     },
-    /// No socket through which the memory could be passed on.
+    /// The system refuses the socket that passes the segment to other ranks.
     #[error("{}no socket for passing shared memory between ranks", Details(self))]
     Socket(#[from] io::Error),
-    /// Another version of rankrun.
+    /// The ranks are built with different versions of rankrun.
     #[error(
         "rank {rank} lays shared memory out in version {theirs}, this rank in version {ours}; \
          all ranks must be built with the same rankrun"
     )]
     OtherVersion {
-        /// The other rank.
+        /// The rank with the other version.
         rank: Rank,
-        /// Its version.
+        /// Its layout version.
         theirs: u32,
-        /// This rank's.
+        /// The layout version of this rank.
         ours: u32,
     },
-    /// The other rank runs as another user, who may not share memory with us.
+    /// The other rank runs as another user, and users do not share memory.
     #[error(
         "rank {rank} runs as another user (or in another user namespace); the backend `tcp` connects them"
     )]
     OtherUser {
-        /// The other rank.
+        /// The rank of the other user.
         rank: Rank,
     },
-    /// Rank 0 passes something that is not the group's memory.
-    #[error("rank 0 passes what is not the shared memory of a group: it would be too small, or could shrink")]
+    /// Rank 0 passed a file that is not the segment of a group.
+    #[error(
+        "rank 0 passed a file that is not the shared memory of a group: it is too small, or it can shrink"
+    )]
     Strange,
 }
 
 impl SegmentError {
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {

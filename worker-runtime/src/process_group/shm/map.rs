@@ -1,46 +1,46 @@
-//! Where everything lies in the memory that ranks share. Pure.
+//! The layout of the shared segment. Pure.
 //!
 //! ```text
-//! head            one page: what the segment is, and the word that ends the group
-//! control         per rank: counters, state, and what it calls
-//! pair control    per ordered pair of ranks: counters of what is sent and received
-//! staging         per rank: slots for calls on memory of others
+//! head            one page: magic, version, and the failure word
+//! control         per rank: counters, state, and its current call
+//! pair control    per ordered pair of ranks: counters of sent and received slots
+//! staging         per rank: slots for memory outside of arenas
 //! pair slots      per ordered pair of ranks
 //! arenas          per rank: memory for buffers
 //! ```
-//! The file is sparse: what no rank touches costs nothing.
+//! The file is sparse: untouched pages cost nothing.
 
 use rankrun_contract::rank::WorldSize;
 
 use super::error::SegmentError;
 
-/// Most ranks of a group: the slots between all pairs grow with its square.
+/// Ranks of a group at most: the slots of all pairs grow with the square.
 pub(crate) const MAX_RANKS: u32 = 1024;
-/// Bytes of one slot for memory of others: slots of a few ranks stay within a core's cache, and calls on them are long beside
-/// the time in which ranks meet.
+/// Bytes of a staging slot: the slots of a few ranks fit into a core's cache, and a call on one takes long
+/// compared with a meeting of the ranks.
 pub(crate) const STAGE: usize = 512 * 1024;
-/// Slots per rank: while one is filled, that before it is reduced and that before this one is copied out.
+/// Slots per rank: one is filled, the one before is reduced, and the one before that is copied out.
 pub(crate) const STAGES: u64 = 3;
 /// Slots per ordered pair of ranks.
 pub(crate) const PAIR_SLOTS: usize = 8;
-/// What precedes the bytes in a slot of a pair.
+/// Bytes of the header in a pair slot.
 pub(crate) const PAIR_HEAD: usize = 64;
 
-/// Arenas begin, and large buffers lie, at multiples of a huge page.
+/// Size of a huge page; arenas and large buffers are aligned to it.
 pub(crate) const HUGE: usize = 2 * 1024 * 1024;
 pub(crate) const PAGE: usize = 4096;
 
-/// Two cache lines, since processors fetch them in pairs.
+/// Two cache lines, since processors prefetch them in pairs.
 pub(crate) const LINE: usize = 128;
 const CONTROL: usize = 8 * LINE;
 const PAIR_CONTROL: usize = 2 * LINE;
 
-/// The head's fields.
+/// Offset of the magic number in the head.
 pub(crate) const MAGIC_AT: usize = 0;
 pub(crate) const VERSION_AT: usize = 8;
 pub(crate) const ABORT_AT: usize = LINE;
 
-/// Where things lie, in bytes from the beginning.
+/// Offsets of all parts, in bytes from the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Map {
     world: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// For ranks of which each has `arena` bytes for buffers.
+    /// The layout for ranks with `arena` bytes for buffers each.
     pub(crate) fn new(world_size: WorldSize, arena: u64) -> Result<Self, SegmentError> {
         if world_size.get() > MAX_RANKS {
             return Err(SegmentError::TooManyRanks { world_size, limit: MAX_RANKS });
@@ -64,47 +64,48 @@ impl Map {
         self.world
     }
 
-    /// A rank's counter of the exchanges it took part in, and who sleeps until it moves on.
+    /// Counter of the exchanges of a rank, with the number of processes that sleep on it.
     pub(crate) fn turn(&self, rank: usize) -> usize {
         self.control(rank)
     }
 
-    /// A rank's state.
+    /// State of a rank: absent, here, left or gone.
     pub(crate) fn state(&self, rank: usize) -> usize {
         self.control(rank) + LINE
     }
 
-    /// Two words that no other process has.
+    /// Two words that identify the process.
     pub(crate) fn process(&self, rank: usize) -> usize {
         self.control(rank) + LINE + 64
     }
 
-    /// Whether a rank has mapped the arenas.
+    /// Whether the rank has mapped the arenas.
     pub(crate) fn arenas(&self, rank: usize) -> usize {
         self.control(rank) + LINE + 4
     }
 
-    /// Whether a rank waits for ranks of other hosts.
+    /// Whether the rank waits for ranks of other hosts.
     pub(crate) fn away(&self, rank: usize) -> usize {
         self.control(rank) + LINE + 8
     }
 
-    /// What a rank calls: the header, and where its memory lies. One of two, so that the next call's does not disturb.
+    /// The header of the rank's call and the offset of its memory. Two alternate, so that the next call
+    /// does not overwrite the current one.
     pub(crate) fn call(&self, rank: usize, number: u64) -> usize {
         self.control(rank) + 2 * LINE + if number.is_multiple_of(2) { 0 } else { LINE }
     }
 
-    /// The two calls by which a rank knows that two ranks differ.
+    /// The two headers by which the rank has found that two ranks differ.
     pub(crate) fn evidence(&self, rank: usize) -> usize {
         self.control(rank) + 4 * LINE
     }
 
-    /// For what a rank waits.
+    /// The wait of the rank.
     pub(crate) fn wait(&self, rank: usize) -> usize {
         self.control(rank) + 5 * LINE
     }
 
-    /// The processors that a rank may use.
+    /// Bit set of the processors that the rank may use.
     pub(crate) fn processors(&self, rank: usize) -> usize {
         self.control(rank) + 6 * LINE
     }
@@ -114,17 +115,17 @@ impl Map {
         PAGE + rank * CONTROL
     }
 
-    /// What is shared by all and small.
+    /// End of the head and the control blocks.
     pub(crate) fn common(&self) -> usize {
         (PAGE + self.world * CONTROL).next_multiple_of(PAGE)
     }
 
-    /// The counter of slots that one rank has filled for another one.
+    /// Counter of the slots that one rank has filled for another.
     pub(crate) fn filled(&self, from: usize, to: usize) -> usize {
         self.common() + self.pair(from, to) * PAIR_CONTROL
     }
 
-    /// The counter of slots that the other one has emptied.
+    /// Counter of the slots that the receiver has emptied.
     pub(crate) fn emptied(&self, from: usize, to: usize) -> usize {
         self.filled(from, to) + LINE
     }
@@ -138,18 +139,18 @@ impl Map {
         (self.common() + self.world * self.world * PAIR_CONTROL).next_multiple_of(HUGE)
     }
 
-    /// All slots of a rank.
+    /// All staging slots of a rank.
     pub(crate) fn stages(&self, rank: usize) -> usize {
         assert!(rank < self.world, "a rank of the group");
         self.staging() + rank * STAGE * STAGES as usize
     }
 
-    /// A rank's slot for the piece with this number.
+    /// The staging slot of a rank for piece `number`.
     pub(crate) fn stage(&self, rank: usize, number: u64) -> usize {
         self.stages(rank) + STAGE * (number % STAGES) as usize
     }
 
-    /// Bytes of a slot of a pair, its head included: less where there are many pairs.
+    /// Bytes of a pair slot with its header: fewer if there are many pairs.
     pub(crate) fn pair_slot_bytes(&self) -> usize {
         (1024 * 1024 / self.world.next_power_of_two()).clamp(2 * PAGE, 64 * 1024)
     }
@@ -158,19 +159,18 @@ impl Map {
         self.staging() + self.world * STAGE * STAGES as usize
     }
 
-    /// The slots of a pair.
+    /// Slot `number` of a pair.
     pub(crate) fn pair_slot(&self, from: usize, to: usize, number: u32) -> usize {
         let number = number as usize % PAIR_SLOTS;
         self.pair_slots() + (self.pair(from, to) * PAIR_SLOTS + number) * self.pair_slot_bytes()
     }
 
-    /// Without the arenas.
     pub(crate) fn base(&self) -> usize {
         (self.pair_slots() + self.world * self.world * PAIR_SLOTS * self.pair_slot_bytes())
             .next_multiple_of(HUGE)
     }
 
-    /// A rank's memory for buffers.
+    /// The arena of a rank.
     pub(crate) fn arena(&self, rank: usize) -> std::ops::Range<usize> {
         assert!(rank < self.world, "a rank of the group");
         let start = self.base() + rank * self.arena;
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_overlaps(world in 1u32..12, arena in 0u64..3) {
+        fn parts_of_the_segment_never_overlap(world in 1u32..12, arena in 0u64..3) {
             let map = Map::new(WorldSize::new(world).unwrap(), arena * HUGE as u64).unwrap();
             let mut ranges = vec![(0, PAGE)];
             for rank in 0..map.world() {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_that_is_too_large_is_refused() {
+    fn world_that_is_too_large_is_refused() {
         assert!(Map::new(WorldSize::new(MAX_RANKS).unwrap(), 0).is_ok());
         let error = Map::new(WorldSize::new(1025).unwrap(), 0).unwrap_err().to_string();
         assert!(error.contains("1025 ranks") && error.contains("1024") && error.contains("tcp"), "{error}");

@@ -1,16 +1,16 @@
-//! `send` and `receive`: a ring of slots for every two ranks and direction, which disturbs no other call.
+//! `send` and `receive`: a ring of slots for every ordered pair of ranks, independent of other calls.
 
 use super::Shm;
 use super::bytes::{self, Span};
 use super::map::{LINE, PAIR_HEAD, PAIR_SLOTS};
 use super::member::{self, Member};
-use super::pending::{Wait, What};
+use super::pending::{PendingWait, WaitTarget};
 use super::wait::Counter;
-use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::error::{GroupFailure, LossCause};
 use crate::process_group::message::{Call, Operation};
 use crate::process_group::transport::Step;
 
-/// How far the messages between this rank and each other one are.
+/// The state of the rings between this rank and all others.
 #[derive(Debug)]
 pub(crate) struct Pairs {
     to: Vec<Ring>,
@@ -22,7 +22,7 @@ pub(crate) struct Pairs {
 struct Ring {
     /// Slots that this rank has filled or emptied.
     passed: u32,
-    /// Whether its pages are there.
+    /// Whether its pages are allocated.
     is_ready: bool,
 }
 
@@ -31,7 +31,7 @@ impl Pairs {
         Self { to: vec![Ring::default(); world], from: vec![Ring::default(); world] }
     }
 
-    /// As if so many slots had passed already.
+    /// Sets the number of slots that have passed.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, passed: u32) {
         self.to.iter_mut().chain(&mut self.from).for_each(|ring| ring.passed = passed);
@@ -40,13 +40,13 @@ impl Pairs {
 
 /// One direction between two ranks.
 #[derive(Clone, Copy)]
-struct Way {
+struct Direction {
     from: usize,
     to: usize,
 }
 
-impl Way {
-    /// Slots filled by the one, and slots emptied by the other.
+impl Direction {
+    /// Slots filled by the sender, and slots emptied by the receiver.
     fn counters(self, member: &Member) -> (Counter<'_>, Counter<'_>) {
         let (segment, map) = (&member.segment, member.segment.map());
         let counter = |at| Counter::at(segment, at);
@@ -57,8 +57,8 @@ impl Way {
         member.segment.map().pair_slot(self.from, self.to, number)
     }
 
-    /// Has the kernel give the pages, unless it was done before.
-    fn prepare(self, member: &Member, ring: &mut Ring) -> Result<(), Ending> {
+    /// Allocates the pages of the ring once.
+    fn prepare(self, member: &Member, ring: &mut Ring) -> Result<(), GroupFailure> {
         if ring.is_ready {
             return Ok(());
         }
@@ -66,9 +66,9 @@ impl Way {
         let control = segment.populate(map.filled(self.from, self.to), 2 * LINE);
         let slots = segment.populate(self.slot(member, 0), map.pair_slot_bytes() * PAIR_SLOTS);
         if control.and(slots).is_err() {
-            let cause = LossCause::Failed(std::io::ErrorKind::OutOfMemory);
+            let cause = LossCause::ConnectionFailed(std::io::ErrorKind::OutOfMemory);
             let other = if self.from == member.me { self.to } else { self.from };
-            return Err(Ending::Lost { rank: member.names[other], cause });
+            return Err(GroupFailure::Lost { rank: member.names[other], cause });
         }
         ring.is_ready = true;
         Ok(())
@@ -76,27 +76,27 @@ impl Way {
 }
 
 impl Shm {
-    pub(crate) fn send(&mut self, step: &Step, data: &[u8], to: usize) -> Result<(), Ending> {
-        // From here on it lies there, or is waited for.
+    pub(crate) fn send(&mut self, step: &Step, data: &[u8], to: usize) -> Result<(), GroupFailure> {
+        // From here on the message is in the ring, or the receiver is waited for.
         self.member.messages = self.member.messages.wrapping_add(1);
-        let (member, way) = (&self.member, Way { from: self.member.me, to });
+        let (member, direction) = (&self.member, Direction { from: self.member.me, to });
         let ring = &mut self.pairs.to[to];
-        way.prepare(member, ring)?;
-        let (filled, emptied) = way.counters(member);
+        direction.prepare(member, ring)?;
+        let (filled, emptied) = direction.counters(member);
         let (data, length) = (Span::of(data), member.segment.map().pair_slot_bytes() - PAIR_HEAD);
         let header = member::words(step.call, 0);
-        // Nothing is sent as one empty slot.
+        // An empty message takes one empty slot.
         for start in (0..data.bytes.max(1)).step_by(length) {
             let range = start..(start + length).min(data.bytes);
-            // All slots but the one to be filled may be full.
+            // All slots but the one to fill may be full.
             let target = ring.passed.wrapping_add(1).wrapping_sub(PAIR_SLOTS as u32);
-            let wait = Wait { what: What::Room { to }, header, target };
+            let wait = PendingWait { what: WaitTarget::Room { to }, header, target };
             member.spin.wait(emptied, target, |slept| {
                 member.look_for(step, slept.then_some(&wait), |it| it == to && !emptied.has_reached(target))
             })?;
-            let slot = way.slot(member, ring.passed);
+            let slot = direction.slot(member, ring.passed);
             member.write_header(slot, &header);
-            // SAFETY: our memory, and a slot that the other rank reads only after the counter says so.
+            // SAFETY: memory of this call, and a slot that the receiver reads only after the counter moves.
             #[expect(unsafe_code, reason = "memory that ranks share")]
             unsafe {
                 bytes::copy(data.at(&range), member.segment.at(slot + PAIR_HEAD, length), range.len());
@@ -108,29 +108,30 @@ impl Shm {
         Ok(())
     }
 
-    pub(crate) fn receive(&mut self, step: &Step, data: &mut [u8], from: usize) -> Result<(), Ending> {
-        let (member, way) = (&self.member, Way { from, to: self.member.me });
+    pub(crate) fn receive(&mut self, step: &Step, data: &mut [u8], from: usize) -> Result<(), GroupFailure> {
+        let (member, direction) = (&self.member, Direction { from, to: self.member.me });
         let ring = &mut self.pairs.from[from];
-        way.prepare(member, ring)?;
-        let (filled, emptied) = way.counters(member);
+        direction.prepare(member, ring)?;
+        let (filled, emptied) = direction.counters(member);
         let (data, length) = (Span::of_mut(data), member.segment.map().pair_slot_bytes() - PAIR_HEAD);
         let expected = member::words(step.call, 0);
-        // What the program of this end calls it.
+        // The call as the program of this end made it.
         let root = Some(member.names[from]);
         let ours = member::words(Call { operation: Operation::Receive, root, ..step.call }, 0);
         for start in (0..data.bytes.max(1)).step_by(length) {
             let range = start..(start + length).min(data.bytes);
             let target = ring.passed.wrapping_add(1);
-            let wait = Wait { what: What::Message { from }, header: ours, target };
+            let wait = PendingWait { what: WaitTarget::Message { from }, header: ours, target };
             member.spin.wait(filled, target, |slept| {
                 member.look_for(step, slept.then_some(&wait), |it| it == from && !filled.has_reached(target))
             })?;
-            let slot = way.slot(member, ring.passed);
+            let slot = direction.slot(member, ring.passed);
             let theirs = member.read_header(slot);
             if theirs != expected {
                 return Err(member.disagree(step, [from, member.me], [theirs, ours]));
             }
-            // SAFETY: our memory, and a slot that the other rank fills again only after the counter says so.
+            // SAFETY: memory of this call, and a slot that the sender fills again only after the counter
+            // moves.
             #[expect(unsafe_code, reason = "memory that ranks share")]
             unsafe {
                 let slot = member.segment.at(slot + PAIR_HEAD, length).cast_const();

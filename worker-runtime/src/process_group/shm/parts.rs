@@ -1,54 +1,54 @@
-//! The two halves of a reduction, for ranks that do with other hosts what is between them: each rank reduces one part of the memory,
-//! and later gives its part to the others.
+//! The two halves of a reduction, for ranks that exchange data with other hosts in between: each rank reduces
+//! one part of the memory, and later distributes its part.
 
 use std::ops::Range;
 
 use super::Shm;
 use super::bytes::{self, Span};
 use super::map::STAGE;
-use super::relay::{Relay, Source};
-use crate::process_group::element::Reduction;
-use crate::process_group::error::Ending;
+use super::relay::{Relay, RelaySource};
+use crate::process_group::element::ReduceOp;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::reduce;
 use crate::process_group::transport::Step;
 
 impl Shm {
-    /// Makes this rank's part of `data` the reduction of that part on all ranks; what the other parts hold afterwards is of no
-    /// use. A mean is not divided. `parts` are those of all ranks, whole elements and apart from each other.
+    /// Reduces this rank's part of `data` over all ranks, in place; the other parts become undefined. A mean
+    /// is not divided. `parts` has whole elements and no overlaps.
     pub(crate) fn reduce_own_part(
         &mut self,
         step: &Step,
         data: &mut [u8],
-        (parts, how): (&[Range<usize>], Reduction),
-    ) -> Result<(), Ending> {
+        (parts, op): (&[Range<usize>], ReduceOp),
+    ) -> Result<(), GroupFailure> {
         let data = Span::of_mut(data);
         let own = data.at(&parts[self.member.me]);
-        self.reduce_parts(step, (data, own), (parts, how))
+        self.reduce_parts(step, (data, own), (parts, op))
     }
 
-    /// As [`reduce_own_part`](Self::reduce_own_part), to other memory as long as the part.
+    /// As [`reduce_own_part`](Self::reduce_own_part), into other memory with the length of the part.
     pub(crate) fn reduce_part_to(
         &mut self,
         step: &Step,
         (input, output): (&[u8], &mut [u8]),
-        (parts, how): (&[Range<usize>], Reduction),
-    ) -> Result<(), Ending> {
+        (parts, op): (&[Range<usize>], ReduceOp),
+    ) -> Result<(), GroupFailure> {
         assert_eq!(output.len(), parts[self.member.me].len(), "the output is as long as the part");
-        self.reduce_parts(step, (Span::of(input), output.as_mut_ptr()), (parts, how))
+        self.reduce_parts(step, (Span::of(input), output.as_mut_ptr()), (parts, op))
     }
 
     fn reduce_parts(
         &mut self,
         step: &Step,
         (input, target): (Span, *mut u8),
-        (parts, how): (&[Range<usize>], Reduction),
-    ) -> Result<(), Ending> {
-        let (me, kind) = (self.member.me, (step.call.data_type, how));
+        (parts, op): (&[Range<usize>], ReduceOp),
+    ) -> Result<(), GroupFailure> {
+        let (me, kind) = (self.member.me, (step.call.data_type, op));
         let piece = self.piece();
         let memory = |_| input.bytes;
         let relay = relay(input, parts, piece, &memory);
         let mut from = Vec::with_capacity(self.member.world);
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             let own = within(&parts[me], &range);
             let target = target.wrapping_add(own.start - parts[me].start);
             from.clear();
@@ -56,9 +56,10 @@ impl Shm {
                 if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }
                     .cast_const()
             }));
-            // SAFETY: every source has this range of our part, which its owner wrote before the ranks met and writes again only after
-            // they have met once more; the target is memory of this call, as long as our part, and either that part exactly, which
-            // nobody else reads, or apart from the input.
+            // SAFETY: every source has this range of our part. Its owner wrote it before the ranks met and
+            // writes it again only after they have met once more. The target is memory of this call with the
+            // length of our part: either that part exactly, which no other rank reads, or apart from the
+            // input.
             #[expect(unsafe_code, reason = "memory that other ranks have written")]
             unsafe {
                 reduce::reduce_raw(kind, target, (&from, own.len()), None);
@@ -72,23 +73,23 @@ impl Shm {
         self.relay(step, &relay, fill, take)
     }
 
-    /// Makes every part of `data` what it is on the rank whose part it is.
+    /// Overwrites every part of `data` with that of its owner.
     pub(crate) fn share_parts(
         &mut self,
         step: &Step,
         data: &mut [u8],
         parts: &[Range<usize>],
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let me = self.member.me;
         let data = Span::of_mut(data);
         let memory = |_| data.bytes;
         let relay = relay(data, parts, STAGE, &memory);
-        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, Source)>| {
+        let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             for (rank, source) in sources.filter(|&(rank, _)| rank != me) {
                 let part = within(&parts[rank], &range);
                 let from = source.at(part.start, 0);
-                // SAFETY: the rank has written its part before the ranks met, and writes there again only after they have met once
-                // more; our memory is written by nobody else.
+                // SAFETY: the owner has written its part before the ranks met, and writes it again only after
+                // they have met once more; only this rank writes our memory.
                 #[expect(unsafe_code, reason = "memory that other ranks have written")]
                 unsafe {
                     bytes::copy(from, data.at(&part), part.len());
@@ -98,13 +99,13 @@ impl Shm {
         self.relay(step, &relay, |range, slot| copy(data, &within(&parts[me], &range), slot), take)
     }
 
-    /// Bytes of each part that are in one slot, which has one piece for each rank.
+    /// Bytes of each part in one slot, which has one piece for each rank.
     fn piece(&self) -> usize {
         STAGE / self.member.world / 64 * 64
     }
 }
 
-/// All ranks give; the longest part says how much.
+/// All ranks provide memory, as much as the longest part.
 fn relay<'a>(
     gives: Span,
     parts: &[Range<usize>],
@@ -115,16 +116,16 @@ fn relay<'a>(
     Relay { root: None, gives: Some(gives), bytes, piece, shares: 0, memory }
 }
 
-/// The piece of a part: what of it lies in a range that counts from its beginning.
+/// The piece of a part at a range that counts from its beginning.
 fn within(part: &Range<usize>, range: &Range<usize>) -> Range<usize> {
     let bound = |at: usize| part.start + at.min(part.len());
     bound(range.start)..bound(range.end)
 }
 
-/// Copies a part of this rank's memory into its slot.
+/// Copies a range of this rank's memory into its slot.
 fn copy(memory: Span, range: &Range<usize>, slot: *mut u8) {
     debug_assert!(range.len() <= STAGE, "a piece is no longer than a slot");
-    // SAFETY: our memory and our slot, which others read only between the next two meetings.
+    // SAFETY: memory of this call and our slot, which others read only between the next two exchanges.
     #[expect(unsafe_code, reason = "memory that ranks share")]
     unsafe {
         bytes::copy(memory.at(range), slot, range.len());

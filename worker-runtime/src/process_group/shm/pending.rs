@@ -1,37 +1,38 @@
-//! What a rank waits for, as the others see it: two ranks that wait for each other in different calls, or one that sent what is not
-//! received before the next call of all ranks, make different calls, and hear so at once rather than when their time is over.
+//! The published wait of each rank. Two ranks that wait for each other in different calls, or a
+//! message that is not received before the next call of all ranks, are a mismatch that is reported at
+//! once instead of after the timeout.
 
 use std::sync::atomic::{Ordering, fence};
 
 use super::map::PAIR_SLOTS;
 use super::member::{Member, WORDS};
 use super::wait::Counter;
-use crate::process_group::error::Ending;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::message::Operation;
 use crate::process_group::transport::Step;
 
-/// What a rank waits for.
+/// The wait of a rank.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait {
-    pub(crate) what: What,
-    /// Its call.
+pub(crate) struct PendingWait {
+    pub(crate) what: WaitTarget,
+    /// The header of its call.
     pub(crate) header: [u64; WORDS],
-    /// How far the other rank's counter must be.
+    /// The counter value that it waits for.
     pub(crate) target: u32,
 }
 
-/// Whose counter is waited for.
+/// The counter that it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
-    /// All ranks' turns.
+pub(crate) enum WaitTarget {
+    /// The exchange counters of all ranks.
     Turns,
-    /// That a rank sends.
+    /// A filled slot of a sender.
     Message { from: usize },
-    /// That a rank receives.
+    /// An empty slot of a receiver.
     Room { to: usize },
 }
 
-impl What {
+impl WaitTarget {
     fn encode(self) -> u64 {
         let (kind, rank) = match self {
             Self::Turns => (1, 0),
@@ -41,7 +42,7 @@ impl What {
         kind << 32 | rank as u64
     }
 
-    /// `None` for who does not wait.
+    /// `None` if the rank does not wait.
     fn decode(word: u64) -> Option<Self> {
         let rank = (word & 0xFFFF_FFFF) as usize;
         match word >> 32 {
@@ -52,16 +53,15 @@ impl What {
         }
     }
 
-    /// Whether two ranks that wait for each other do so because their calls differ: both would wait for ever if they made the same
-    /// one. Ranks of which each sends first only have too little room, and their time ends.
+    /// Whether two ranks that wait for each other make different calls: in the same call one of them could
+    /// continue. Two ranks that both send first only lack room, and run into the timeout.
     fn contradicts(self, other: Self) -> bool {
         !matches!((self, other), (Self::Turns, Self::Turns) | (Self::Room { .. }, Self::Room { .. }))
     }
 }
 
 impl Member {
-    /// Tells the others for what this rank waits.
-    pub(crate) fn tell(&self, wait: &Wait) {
+    pub(crate) fn publish_wait(&self, wait: &PendingWait) {
         self.is_waiting.set(true);
         let at = self.segment.map().wait(self.me);
         self.write_header(at + 16, &wait.header);
@@ -69,44 +69,47 @@ impl Member {
         self.segment.word64(at).store(wait.what.encode(), Ordering::Release);
     }
 
-    /// Tells the others that this rank waits no more.
     pub(crate) fn wait_no_more(&self) {
         if self.is_waiting.replace(false) {
             self.segment.word64(self.segment.map().wait(self.me)).store(0, Ordering::Release);
         }
     }
 
-    /// For what another rank waits.
-    fn heard(&self, rank: usize) -> Option<Wait> {
+    /// The wait of another rank.
+    fn read_wait(&self, rank: usize) -> Option<PendingWait> {
         let at = self.segment.map().wait(rank);
         let what = self.segment.word64(at).load(Ordering::Acquire);
         let header = self.read_header(at + 16);
         let target = self.segment.word64(at + 8).load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        // It may have gone on while we read.
+        // It may have changed while it was read.
         let is_whole = self.segment.word64(at).load(Ordering::Relaxed) == what;
-        let wait = Wait { what: What::decode(what)?, header, target: u32::try_from(target).ok()? };
+        let wait =
+            PendingWait { what: WaitTarget::decode(what)?, header, target: u32::try_from(target).ok()? };
         is_whole.then_some(wait)
     }
 
-    /// Whether this rank, which does `wait`, and one that it waits for wait for each other in different calls. What another rank waits
-    /// for here is in a counter of ours, which does not move meanwhile: it waits on if it waited when we looked.
+    /// Finds a rank that waits for this one, in a different call, while this one waits for it. The counter
+    /// that the other rank waits for is written by this rank only, so that the other rank still waits if
+    /// it did when it was read.
     pub(crate) fn find_mutual(
         &self,
         step: &Step,
-        wait: &Wait,
+        wait: &PendingWait,
         missing: impl Fn(usize) -> bool,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         for rank in (0..self.world).filter(|&rank| rank != self.me && missing(rank)) {
-            let Some(theirs) = self.heard(rank).filter(|it| it.what.contradicts(wait.what)) else { continue };
+            let Some(theirs) = self.read_wait(rank).filter(|it| it.what.contradicts(wait.what)) else {
+                continue;
+            };
             let map = self.segment.map();
             let ours = match theirs.what {
-                What::Turns => map.turn(self.me),
-                What::Message { from } if from == self.me => map.filled(self.me, rank),
-                What::Room { to } if to == self.me => map.emptied(rank, self.me),
-                What::Message { .. } | What::Room { .. } => continue,
+                WaitTarget::Turns => map.turn(self.me),
+                WaitTarget::Message { from } if from == self.me => map.filled(self.me, rank),
+                WaitTarget::Room { to } if to == self.me => map.emptied(rank, self.me),
+                WaitTarget::Message { .. } | WaitTarget::Room { .. } => continue,
             };
-            // It may have done its part, and waits for its next one.
+            // It may have arrived, and wait in its next call.
             if !Counter::at(&self.segment, ours).has_reached(theirs.target) && missing(rank) {
                 return Err(self.disagree(step, [rank, self.me], [theirs.header, wait.header]));
             }
@@ -114,8 +117,9 @@ impl Member {
         Ok(())
     }
 
-    /// In a call in which every rank hears of every other one: whether one has sent what was not received. All ranks find the same.
-    pub(crate) fn find_unreceived(&self, step: &Step) -> Result<(), Ending> {
+    /// In a call in which every rank depends on every other: finds a message that was sent and not received.
+    /// All ranks find the same one.
+    pub(crate) fn find_unreceived(&self, step: &Step) -> Result<(), GroupFailure> {
         let is_among_all = matches!(
             step.call.operation,
             Operation::Barrier

@@ -1,45 +1,45 @@
-//! Calls in which what one rank gives is what others take: `broadcast`, `all_gather`, `gather`, `scatter`, and `reduce_scatter`,
-//! which reduces as it takes.
+//! Calls in which a rank takes what another rank provides: `broadcast`, `all_gather`, `gather`, `scatter`,
+//! and `reduce_scatter`, which reduces on the way.
 //!
-//! Memory goes through the givers' slots, one piece after another: a piece is taken while the next one is filled in. A giver whose
-//! memory lies in its arena fills nothing in: the others take it from there, and all wait for each other at the end, before its
-//! program writes to that memory again. If all givers do so, there is one piece.
+//! Data passes the provider's slots piece by piece: a piece is taken while the next one is filled in. A
+//! provider with memory in its arena skips the slots: the others read it there, and all ranks meet once more
+//! at the end, before its program writes to that memory. If all providers do so, there is one piece.
 
 use std::ops::Range;
 
 use super::Shm;
 use super::bytes::Span;
 use super::member::FOREIGN;
-use crate::process_group::error::Ending;
+use crate::process_group::error::GroupFailure;
 use crate::process_group::transport::Step;
 
-/// Who gives in a call, and how much.
+/// The providers of a call, and their lengths.
 pub(crate) struct Relay<'a> {
-    /// The only rank that gives; else all do.
+    /// The only provider; `None` if all ranks provide.
     pub(crate) root: Option<usize>,
-    /// What this rank gives, if it does.
+    /// The memory that this rank provides.
     pub(crate) gives: Option<Span>,
-    /// Bytes that go through one rank's slots, of the rank with the most.
+    /// Bytes that pass the slots of the rank with the most.
     pub(crate) bytes: usize,
-    /// The most of them in one piece.
+    /// Bytes of one piece at most.
     pub(crate) piece: usize,
-    /// Stands for what each rank gives or takes, where these differ.
+    /// A hash of the lengths by rank, if these differ.
     pub(crate) shares: u64,
-    /// Bytes of all memory that a rank gives.
+    /// Bytes of all memory that a rank provides.
     pub(crate) memory: &'a dyn Fn(usize) -> usize,
 }
 
-/// Where a giver's memory is, for one piece of a call.
+/// The location of a provider's memory for one piece.
 #[derive(Clone, Copy)]
-pub(crate) enum Source {
-    /// All of it, in the giver's arena.
+pub(crate) enum RelaySource {
+    /// All of the memory, in the provider's arena.
     Arena(*const u8),
-    /// Its piece, in a slot.
+    /// The piece, in a slot.
     Slot(*const u8),
 }
 
-impl Source {
-    /// Where a part of the piece lies: so far into all of the memory, or so far into the slot.
+impl RelaySource {
+    /// The address of a byte range: by its offset in the memory, or by its offset in the slot.
     pub(crate) fn at(self, in_memory: usize, in_slot: usize) -> *const u8 {
         match self {
             Self::Arena(start) => start.wrapping_add(in_memory),
@@ -49,14 +49,15 @@ impl Source {
 }
 
 impl Shm {
-    /// Performs the call: `fill` copies a range of this rank's memory to its slot, `take` takes it from the givers.
+    /// Performs the call: `fill` copies a range of this rank's memory to its slot, `take`
+    /// copies a range from the providers.
     pub(crate) fn relay(
         &mut self,
         step: &Step,
         relay: &Relay<'_>,
         fill: impl Fn(Range<usize>, *mut u8),
-        mut take: impl FnMut(Range<usize>, &mut dyn Iterator<Item = (usize, Source)>),
-    ) -> Result<(), Ending> {
+        mut take: impl FnMut(Range<usize>, &mut dyn Iterator<Item = (usize, RelaySource)>),
+    ) -> Result<(), GroupFailure> {
         let place = relay.gives.map_or(FOREIGN, |span| self.place(span));
         let piece = |number: usize, length: usize| {
             let start = number * length;
@@ -67,11 +68,11 @@ impl Shm {
         if fills {
             fill(piece(0, relay.piece), self.slot(self.member.me, 0));
         }
-        self.member.meet(step)?;
+        self.member.begin_call(step)?;
         let givers = relay.root.map_or(0..self.member.world, |root| root..root + 1);
         let sources = givers
-            .map(|rank| Ok((rank, self.arena_of(step, rank, (relay.memory)(rank))?.map(Source::Arena))));
-        let sources = sources.collect::<Result<Vec<_>, Ending>>()?;
+            .map(|rank| Ok((rank, self.arena_of(step, rank, (relay.memory)(rank))?.map(RelaySource::Arena))));
+        let sources = sources.collect::<Result<Vec<_>, GroupFailure>>()?;
         let is_direct = sources.iter().all(|(_, source)| source.is_some());
         let length = if is_direct { relay.bytes.max(1) } else { relay.piece };
         let pieces = relay.bytes.div_ceil(length);
@@ -79,7 +80,7 @@ impl Shm {
             if fills && number + 1 < pieces {
                 fill(piece(number + 1, length), self.slot(self.member.me, number + 1));
             }
-            let slot = |rank| Source::Slot(self.slot(rank, number));
+            let slot = |rank| RelaySource::Slot(self.slot(rank, number));
             take(
                 piece(number, length),
                 &mut sources.iter().map(|&(rank, it)| (rank, it.unwrap_or_else(|| slot(rank)))),
@@ -89,6 +90,10 @@ impl Shm {
             }
         }
         self.pieces += pieces as u64;
-        if sources.iter().any(|(_, source)| source.is_some()) { self.member.part(step) } else { Ok(()) }
+        if sources.iter().any(|(_, source)| source.is_some()) {
+            self.member.finish_call(step)
+        } else {
+            Ok(())
+        }
     }
 }

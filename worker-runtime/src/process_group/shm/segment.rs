@@ -1,7 +1,7 @@
-//! The memory that the ranks of a group share: a file without a name, sealed so that nobody can shrink it, and its mapping.
+//! The shared memory of a group: a mapped file without a name, sealed against shrinking.
 //!
-//! Everything in it is written by other processes at any time, so there is no reference into it but to atomics; all else goes
-//! through raw pointers, at times on which the ranks have agreed.
+//! Other processes write to it at any time, so that only atomics are referenced; all else goes through raw
+//! pointers, at times on which the ranks have agreed.
 
 use std::ffi::c_void;
 use std::io;
@@ -21,26 +21,25 @@ use super::map::{HUGE, MAGIC_AT, Map, VERSION_AT};
 use crate::socket;
 use rankrun_contract::rank::WorldSize;
 
-/// Of what lies in the memory, and of how ranks use it.
+/// Version of the layout and of its use.
 pub(crate) const VERSION: u32 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"rankrun\0");
 
-/// Why nobody can take memory away that others use.
+/// Prevents a process from removing memory that others use.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A mapped segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
     file: OwnedFd,
     address: NonNull<u8>,
-    /// Bytes that are mapped: all of them, or all but the arenas.
+    /// Mapped bytes: the whole file, or all but the arenas.
     mapped: usize,
     map: Map,
-    /// A forked child has all of this, and must not end what its parent goes on with.
+    /// A forked child has a copy of this value and must not change the segment.
     owner: rustix::process::Pid,
 }
 
-// SAFETY: the mapping belongs to no thread; whoever dereferences it says why it may.
+// SAFETY: the mapping belongs to no thread; each dereference has a reason of its own.
 #[expect(unsafe_code, reason = "a raw pointer to a mapping that this value owns")]
 unsafe impl Send for Segment {}
 // SAFETY: as above; safe methods give references to atomics only.
@@ -48,7 +47,7 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A new one, with arenas as large as this machine and our limits let them be.
+    /// Makes a segment with the largest arenas that memory and limits permit.
     pub(crate) fn create(world_size: WorldSize) -> Result<Self, SegmentError> {
         let file = memory_file().map_err(|cause| match io::Error::from(cause) {
             cause if socket::is_own_shortage(&cause) => SegmentError::Socket(cause),
@@ -69,7 +68,7 @@ impl Segment {
             if arena == 0 {
                 return Err(failed);
             }
-            // Below this, buffers are hardly worth an arena.
+            // Smaller arenas are not worth the mapping.
             arena = if arena >= 16 * HUGE { arena / 2 / HUGE * HUGE } else { 0 };
         }
     }
@@ -77,7 +76,7 @@ impl Segment {
     fn initialise(&self) -> Result<(), SegmentError> {
         let bytes = self.map.total();
         let failed = |cause: Errno| SegmentError::Memory { bytes, cause: cause.into() };
-        // Beyond this limit the kernel would send a signal that ends the process.
+        // Beyond this limit the kernel would end the process with SIGXFSZ.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes as u64 > limit) {
             return Err(failed(Errno::FBIG));
         }
@@ -89,7 +88,7 @@ impl Segment {
         Ok(())
     }
 
-    /// One that rank 0 has passed: arenas are left out where they cannot be mapped.
+    /// Maps a segment from rank 0, without the arenas if they cannot be mapped.
     pub(crate) fn open(file: OwnedFd, map: Map) -> Result<Self, SegmentError> {
         let is_sealed =
             rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
@@ -114,7 +113,7 @@ impl Segment {
         &self.map
     }
 
-    /// Whether the arenas of all ranks are mapped here.
+    /// Whether the arenas of all ranks are mapped.
     pub(crate) fn has_arenas(&self) -> bool {
         self.map.arena_bytes() > 0 && self.mapped == self.map.total()
     }
@@ -123,30 +122,30 @@ impl Segment {
         self.file.as_fd()
     }
 
-    /// Whether this process joined: a forked child of it did not.
+    /// Whether this process joined, and not a parent of it.
     pub(crate) fn is_ours(&self) -> bool {
         self.owner == getpid()
     }
 
-    /// Where `bytes` bytes lie that are mapped.
+    /// The address of `bytes` mapped bytes.
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.mapped), "within the mapping");
         self.address.as_ptr().wrapping_add(offset)
     }
 
-    /// A number of four bytes that all ranks change.
+    /// A 32-bit word that any rank may change.
     pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "aligned");
-        // SAFETY: it is mapped for as long as `self` lives (`at` checks the bounds), aligned, initialised (zeros of the kernel's),
-        // and every process accesses it through atomics only.
+        // SAFETY: mapped for as long as `self` lives (`at` checks the bounds), aligned, initialised with
+        // zeros by the kernel, and accessed through atomics only by every process.
         #[expect(unsafe_code, reason = "an atomic in shared memory")]
         unsafe {
             AtomicU32::from_ptr(self.at(offset, 4).cast())
         }
     }
 
-    /// As [`word32`](Self::word32), of eight bytes.
+    /// As [`word32`](Self::word32), with 64 bits.
     pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "aligned");
         // SAFETY: as in `word32`.
@@ -156,12 +155,12 @@ impl Segment {
         }
     }
 
-    /// How far an address of this process lies from the beginning of the segment, unless it is before it.
+    /// Offset of an address of this process from the beginning of the segment; `None` if it lies before.
     pub(crate) fn offset_of(&self, address: *const u8) -> Option<usize> {
         (address as usize).checked_sub(self.address.as_ptr() as usize)
     }
 
-    /// Has the kernel give us the pages now, near this processor: later, memory that is not there ends the process.
+    /// Allocates the pages now, near this processor: a later shortage of memory would end the process.
     pub(crate) fn populate(&self, offset: usize, bytes: usize) -> Result<(), SegmentError> {
         let start = offset / super::map::PAGE * super::map::PAGE;
         let length = (offset + bytes - start).next_multiple_of(super::map::PAGE);
@@ -170,7 +169,7 @@ impl Segment {
         #[expect(unsafe_code, reason = "advice on a mapping")]
         let populated = unsafe { rustix::mm::madvise(address, length, Advice::LinuxPopulateWrite) };
         match populated {
-            // Before Linux 5.14.
+            // Linux before 5.14 lacks this advice.
             Err(Errno::INVAL) => {
                 rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start as u64, length as u64)
             }
@@ -179,16 +178,17 @@ impl Segment {
         .map_err(|cause| SegmentError::Memory { bytes, cause: cause.into() })
     }
 
-    /// Gives the pages back to the kernel; whoever reads them reads zeros.
+    /// Returns the pages to the kernel; they read as zeros afterwards.
     pub(crate) fn punch(&self, offset: usize, bytes: usize) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // It fails only for arguments that are wrong.
+        // It fails for wrong arguments only.
         let _ = rustix::fs::fallocate(&self.file, mode, offset as u64, bytes as u64);
     }
 
-    /// Says for as long as this process lives that it is rank `rank`: by a record lock, which belongs to the process alone (no child
-    /// inherits it), which the kernel gives up with it, and which every process can see, in whatever pid namespace it is.
-    pub(crate) fn take_seat(&self, rank: usize) -> Result<(), SegmentError> {
+    /// Marks this process as rank `rank` for its lifetime, with a record lock: it belongs to the
+    /// process alone (no child inherits it), the kernel releases it at exit, and every process
+    /// sees it, in any pid namespace.
+    pub(crate) fn lock_rank(&self, rank: usize) -> Result<(), SegmentError> {
         let lock = record(rank);
         match fcntl(&self.file, FcntlArg::F_SETLK(&lock)) {
             Ok(_) => Ok(()),
@@ -196,8 +196,9 @@ impl Segment {
         }
     }
 
-    /// Whether the process of a rank that took its seat is gone. Ranks of this same process are never seen to be gone.
-    pub(crate) fn is_vacant(&self, rank: usize) -> bool {
+    /// Whether the process of a rank has released its lock, by exiting. The locks of
+    /// this process itself are never visible.
+    pub(crate) fn is_released(&self, rank: usize) -> bool {
         let mut lock = record(rank);
         let asked = fcntl(&self.file, FcntlArg::F_GETLK(&mut lock));
         asked.is_ok() && i32::from(lock.l_type) == libc::F_UNLCK
@@ -206,14 +207,14 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by us, and nobody has a pointer into it any more: buffers keep the segment alive.
+        // SAFETY: this value mapped it, and no pointer into it remains: buffers keep the segment alive.
         #[expect(unsafe_code, reason = "unmaps what was mapped")]
         let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped) };
         debug_assert!(unmapped.is_ok(), "it fails only for arguments that are wrong");
     }
 }
 
-/// The byte of the file that stands for a rank.
+/// The record lock on the byte of a rank.
 fn record(rank: usize) -> libc::flock {
     libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -224,10 +225,10 @@ fn record(rank: usize) -> libc::flock {
     }
 }
 
-/// Whether this process may make what ranks share.
+/// Whether this process may make a segment.
 ///
 /// # Errors
-/// It may, but can open no more.
+/// This process can open no more files.
 pub(crate) fn is_permitted() -> io::Result<bool> {
     match memory_file().map_err(io::Error::from) {
         Ok(_) => Ok(true),
@@ -238,7 +239,7 @@ pub(crate) fn is_permitted() -> io::Result<bool> {
 
 fn memory_file() -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Where the administrator lets no memory be executed, it must be said; before Linux 6.3 nothing of it is known.
+    // `vm.memfd_noexec` may demand this flag; Linux before 6.3 does not know it.
     match rustix::fs::memfd_create("rankrun", flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create("rankrun", flags),
         result => result,
@@ -251,7 +252,7 @@ fn map_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     // SAFETY: a new mapping at an address of the kernel's choice.
     #[expect(unsafe_code, reason = "maps shared memory")]
     let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0)? };
-    // A core file would fill the arenas to have their zeros. Huge pages only make it faster.
+    // A core dump would touch every page of the arenas. Huge pages only add speed.
     for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
         // SAFETY: the range was mapped above; the advice changes no byte.
         #[expect(unsafe_code, reason = "advice on a mapping")]
@@ -260,13 +261,14 @@ fn map_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(address.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Bytes of each rank's arena: all of them together as large as the memory, within the limits of this process.
+/// Bytes of each rank's arena: all together the size of the machine's memory,
+/// within the limits of this process.
 fn largest_arena(world_size: WorldSize) -> usize {
     let memory = usize::try_from(rustix::system::sysinfo().totalram).unwrap_or(usize::MAX);
     let limit = |resource| getrlimit(resource).current.and_then(|limit| usize::try_from(limit).ok());
-    // Half of the addresses remain for the program, and the file has other parts, too.
+    // The program keeps half of the addresses; the file has other parts as well.
     let limits = [limit(Resource::As), limit(Resource::Fsize)].into_iter().flatten().map(|limit| limit / 2);
-    // Many groups have room for theirs in what addresses there are.
+    // Leaves addresses for many groups.
     let all = limits.chain([memory, 1 << 40]).min().unwrap_or(0);
     all / world_size.get() as usize / HUGE * HUGE
 }
@@ -304,15 +306,15 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_is_vacant_until_it_is_taken_and_never_to_its_own_process() {
+    fn rank_lock_is_free_until_taken_and_for_its_own_process() {
         let segment = Segment::create(two()).unwrap();
-        assert!(segment.is_vacant(1));
-        segment.take_seat(1).unwrap();
-        assert!(segment.is_vacant(1), "the kernel does not tell a process of its own locks");
+        assert!(segment.is_released(1));
+        segment.lock_rank(1).unwrap();
+        assert!(segment.is_released(1), "the kernel does not tell a process of its own locks");
     }
 
     #[test]
-    fn what_is_punched_is_zero_again() {
+    fn punched_pages_read_as_zeros() {
         let segment = Segment::create(two()).unwrap();
         let at = segment.map().arena(1).start;
         segment.populate(at, HUGE).unwrap();

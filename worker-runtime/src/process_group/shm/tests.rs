@@ -1,14 +1,14 @@
-//! Counters that pass the end of their numbers: a job that is long enough gets there.
+//! Counters wrap around in a job that runs long enough.
 
 use std::thread;
 
 use super::*;
 use crate::clock;
 use crate::process_group::cpu::CpuGroup;
-use crate::process_group::element::Reduction;
+use crate::process_group::element::ReduceOp;
 use crate::process_group::error::GroupError;
-use crate::process_group::meet::{Connected, Meeting, Seat};
 use crate::process_group::members::Members;
+use crate::process_group::rendezvous::{Coordinator, GroupBacking, Membership};
 use crate::process_group::{Backend, Group};
 use rankrun_contract::rank::{Rank, WorldSize};
 use segment::Segment;
@@ -17,30 +17,30 @@ use std::sync::atomic::Ordering;
 
 const WORLD: usize = 3;
 
-/// Elements that go the way of small messages, of slots, and of arenas.
+/// Elements for the path of small messages, of slots, and of arenas.
 const LENGTHS: [usize; 3] = [5, 20_001, 100_003];
 
-/// Ranks that are threads agree without one.
+/// Ranks that are threads of one test need no agreement.
 #[derive(Debug)]
-struct NoMeeting;
+struct NoCoordinator;
 
-impl Meeting for NoMeeting {
-    fn agree(&self, _: &Seat, seen: Ending) -> Ending {
+impl Coordinator for NoCoordinator {
+    fn agree(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
         seen
     }
 
-    fn subgroup(&self, _: &Seat, _: &str) -> Result<Connected, GroupError> {
+    fn subgroup(&self, _: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
         Err(GroupError::NoBackend { backend: Backend::Shm })
     }
 }
 
-/// A rank of a group that has gone on for long already.
+/// A rank of a group that has made many calls already.
 fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
     let map = *segment.map();
     let mut shm = Shm::new(Member::new(Arc::clone(segment), rank));
     segment.populate(map.stages(rank), map::STAGE * map::STAGES as usize).unwrap();
     shm.member.start_at(start);
-    // All messages have been received; this number wraps around, too.
+    // All messages have been received; this number wraps around too.
     shm.member.messages = [u64::MAX - 2, 3, 0][rank];
     shm.pairs.start_at(start);
     for other in 0..WORLD {
@@ -49,25 +49,29 @@ fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
         }
     }
     shm.open_arena(true);
-    shm.member.set_state(State::Here);
+    shm.member.set_state(RankState::Here);
     let timeout = Duration::from_secs(60);
-    let seat = Seat {
+    let membership = Membership {
         rank: Rank(rank as u32),
         world_size: WorldSize::new(WORLD as u32).unwrap(),
         members: Members::all(),
         hosts: vec![0; WORLD].into(),
-        life: 0,
+        generation: 0,
         run_id: String::new(),
         interface: None,
         timeout,
         join_by: clock::after(timeout),
     };
-    let connected =
-        Connected { backend: Backend::Shm, transport: Box::new(shm), meeting: Box::new(NoMeeting) };
-    Group::new(Box::new(CpuGroup::new(seat, connected)))
+    let backing = GroupBacking {
+        backend: Backend::Shm,
+        transport: Box::new(shm),
+        coordinator: Box::new(NoCoordinator),
+    };
+    Group::new(Box::new(CpuGroup::new(membership, backing)))
 }
 
-/// Every call on so many elements in memory of the group or of the program, with its result checked.
+/// Makes every call on this number of elements, in memory of the group or of
+/// the program, and checks the result.
 fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), GroupError> {
     let (me, root) = (group.rank().index(), Rank(1));
     let value = |rank: usize, index: usize| (index * 7 + rank * 1000) as i64;
@@ -78,15 +82,15 @@ fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), G
     let data: &mut [i64] = if is_of_group { &mut buffer } else { &mut heap };
     let own = all(me);
     data.copy_from_slice(&own);
-    group.all_reduce(data, Reduction::Sum)?;
+    group.all_reduce(data, ReduceOp::Sum)?;
     assert!(*data == sum()[..], "all_reduce");
     data.copy_from_slice(&own);
-    group.reduce(data, Reduction::Sum, root)?;
+    group.reduce(data, ReduceOp::Sum, root)?;
     assert!(*data == if group.rank() == root { sum() } else { own.clone() }[..], "reduce");
     data.copy_from_slice(&own);
     assert!(group.all_gather(data)? == (0..WORLD).flat_map(all).collect::<Vec<_>>(), "all_gather");
     let mut part = vec![0; length];
-    group.reduce_scatter(&own.repeat(WORLD), &mut part, Reduction::Sum)?;
+    group.reduce_scatter(&own.repeat(WORLD), &mut part, ReduceOp::Sum)?;
     assert!(part == sum(), "reduce_scatter");
     let counts = [length; WORLD];
     let gathered = group.gather(data, &counts, root)?;
@@ -111,7 +115,7 @@ fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), G
 
 #[test]
 fn calls_go_on_where_counters_begin_anew() {
-    // The end comes in another call each time.
+    // The counters wrap in another call each time.
     for before in (0..20).step_by(3) {
         go_past_the_end(u32::MAX - before);
     }

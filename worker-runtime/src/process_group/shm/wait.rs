@@ -1,4 +1,4 @@
-//! Waiting for a counter that another process moves on: first on the processor, then in the kernel.
+//! Waits for a counter that another process advances: first by spinning, then in the kernel.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,14 +8,14 @@ use rustix::thread::futex::{self, Flags};
 
 use super::segment::Segment;
 
-/// How long the kernel is waited in before the waiter looks at what else may have happened: it bounds how late a loss is noticed.
+/// Longest sleep before the waiter checks for failures: it bounds how late a loss is detected.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Bounds of how often a counter is looked at before the kernel is asked.
+/// Limits of the number of spins before the sleep.
 const SHORTEST_SPIN: u32 = 128;
 const LONGEST_SPIN: u32 = 1 << 13;
 
-/// A counter in shared memory that one process moves on, and how many wait in the kernel for it.
+/// A counter in shared memory that one process advances, and the number of its sleepers.
 #[derive(Clone, Copy)]
 pub(crate) struct Counter<'a> {
     value: &'a AtomicU32,
@@ -31,14 +31,16 @@ impl<'a> Counter<'a> {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Whether the counter is at `target` or beyond; it may wrap around.
+    /// Whether the counter is at or beyond `target`, across a wrap-around.
     pub(crate) fn has_reached(self, target: u32) -> bool {
         self.value().wrapping_sub(target) <= u32::MAX / 2
     }
 
-    /// Moves it on and wakes who sleeps. What was written before is seen by those who see the new value.
+    /// Sets the value and wakes sleepers. Writes before it are visible to every
+    /// process that sees the new value.
     pub(crate) fn set(self, value: u32) {
-        // One total order with the sleepers' count: either the sleeper sees the new value or we see the sleeper.
+        // Sequentially consistent with the sleepers' count: either the sleeper sees the new value or this
+        // call sees the sleeper.
         self.value.store(value, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) != 0 {
@@ -46,30 +48,30 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Wakes all, for news that is not in the counter.
+    /// Wakes all sleepers, for an event outside of the counter.
     pub(crate) fn wake(self) {
-        // Processes wait on it, so the flag for one process's own words is not set. It fails only for addresses that are wrong.
+        // The waiters are other processes, so the private flag is not set. It fails for wrong addresses only.
         let _ = futex::wake(self.value, Flags::empty(), i32::MAX as u32);
     }
 
-    /// Waits in the kernel until the counter moves, but for a slice of time at most.
+    /// Sleeps until the counter moves, one slice at most.
     fn sleep(self, target: u32) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         let seen = self.value.load(Ordering::SeqCst);
         if seen.wrapping_sub(target) > u32::MAX / 2 {
             let slice = rustix::thread::Timespec { tv_sec: 0, tv_nsec: SLICE.subsec_nanos().into() };
-            // Whatever ends the wait: who called us looks again.
+            // Whatever ends the sleep, the caller checks again.
             let _ = futex::wait(self.value, Flags::empty(), seen, Some(&slice));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// How long to look at a counter before sleeping: it follows what helped before.
+/// How long to spin before sleeping: it adapts to earlier waits.
 #[derive(Debug)]
 pub(crate) struct Spin {
-    /// Zero where ranks share processors: who spins keeps the others from what is waited for.
+    /// Zero if ranks share processors: spinning would delay the rank that is waited for.
     most: u32,
     now: Cell<u32>,
 }
@@ -80,7 +82,8 @@ impl Spin {
         Self { most, now: Cell::new(most) }
     }
 
-    /// Waits until the counter is there. Before it sleeps it asks `look`, which may give up; it is told whether this rank has slept.
+    /// Waits until the counter reaches `target`. Before each sleep it calls `look`, which may give up and is
+    /// told whether this rank has slept.
     pub(crate) fn wait<E>(
         &self,
         counter: Counter<'_>,
@@ -100,7 +103,7 @@ impl Spin {
         self.now.set((self.now.get() / 2).max(SHORTEST_SPIN).min(self.most));
         for slept in std::iter::once(false).chain(std::iter::repeat(true)) {
             match look(slept) {
-                // What was waited for came before what ends the wait.
+                // The counter may have moved before the failure.
                 Err(_) if counter.has_reached(target) => return Ok(()),
                 result => result?,
             }

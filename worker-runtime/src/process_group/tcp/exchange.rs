@@ -1,4 +1,4 @@
-//! What ranks send each other at once in a call.
+//! The messages that ranks send each other in one step of a call.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use rankrun_contract::rank::Rank;
 use crate::process_group::message::Call;
 use crate::process_group::transport::Step;
 
-/// One exchange of a call.
+/// One step of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exchange {
     pub(crate) call: Call,
-    /// Which one of the call, from 0.
+    /// Number of the step within the call, from 0.
     pub(crate) number: u32,
     pub(crate) deadline: Instant,
-    /// What the deadline was made of, for the message.
+    /// The duration of which the deadline was made, for messages.
     pub(crate) timeout: Duration,
 }
 
@@ -25,17 +25,17 @@ impl Exchange {
     }
 }
 
-/// What goes to one rank and what comes from it.
+/// The message to one rank and the message from it.
 #[derive(Default)]
 pub(crate) struct Transfer<'a> {
     pub(crate) send: Option<&'a [u8]>,
     pub(crate) receive: Option<&'a mut [u8]>,
 }
 
-/// Two ranks send each other as much, and each folds what comes into what it has sent.
+/// Two ranks send each other equally long data, and each folds the other's into its own.
 pub(crate) struct Swap<'a> {
     pub(crate) data: &'a mut [u8],
-    /// Folds what has come, a piece of whole elements, into its place in the data.
+    /// Folds received bytes, whole elements, into their place in the data.
     pub(crate) fold: &'a dyn Fn(&mut [u8], &[u8]),
 }
 

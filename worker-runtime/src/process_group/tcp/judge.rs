@@ -1,26 +1,27 @@
-//! What a header from another rank means to a rank that is in a call of its own. Pure.
+//! Decides what the header of another rank means during a call of this rank. Pure.
 //!
-//! A rank that waits for another one, to which it sends nothing in this call, tells it after a while for which call it waits: a
-//! *notice*. Without it, two ranks that make different calls and both only receive would wait for each other.
+//! A rank that waits for another one, and sends it nothing in this call, sends it a *notice* after a
+//! while: the call for which it waits. Otherwise two ranks that make different calls and both only
+//! receive would wait for each other.
 
 use std::collections::VecDeque;
 
 use crate::process_group::message::{Call, Header, Operation};
 
-/// The number of the exchange in a notice; no call has as many.
+/// The step number of a notice; no call has as many steps.
 pub(super) const NOTICE: u32 = u32::MAX;
 
-/// The number of the exchange of a rank that is in a call, but in none of its exchanges.
+/// The step number of a rank that is in a call, but in none of its steps.
 pub(super) const BETWEEN: u32 = u32::MAX;
 
 /// What to do with a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// Its message is the one that is expected now.
+    /// Receive its message now.
     Now,
-    /// Its message is received in a later exchange.
+    /// Receive its message in a later step.
     Later,
-    /// It has no message and says nothing new.
+    /// Ignore it: it has no message and nothing new.
     Nothing,
     /// The rank has left.
     Left,
@@ -33,25 +34,24 @@ pub(super) struct Mismatch {
     pub(super) ours: Call,
 }
 
-/// What this rank is doing, as far as one other rank is concerned.
+/// The state of this rank with respect to one other rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation<'a> {
     pub(super) call: Call,
-    /// Which exchange of the call, from 0, or [`BETWEEN`] them.
+    /// Step of the call, from 0, or [`BETWEEN`] two steps.
     pub(super) number: u32,
-    /// The length of the message that is expected from the other rank.
+    /// Length of the expected message from the other rank.
     pub(super) expected: Option<u64>,
-    /// How many messages were sent to it by `send`, the one of this call included.
+    /// Number of messages sent to it by `send`, with that of this call.
     pub(super) sends: u64,
-    pub(super) calls: &'a Calls,
+    pub(super) calls: &'a CallHistory,
 }
 
-/// What a rank says to another one for which it waits in this call. `receive` is named as its program names it.
-pub(super) fn notice(call: Call, calls: &Calls) -> Header {
+/// The notice of a waiting rank. A `receive` keeps its name, although the transport calls it `send`.
+pub(super) fn notice(call: Call, calls: &CallHistory) -> Header {
     Header { call, step: NOTICE, length: 0, previous: calls.before(call), latest: calls.latest() }
 }
 
-/// What the header means.
 pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
     let Situation { call, number, expected, calls, .. } = *situation;
     if header == Header::LEAVE {
@@ -70,7 +70,7 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
         Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
             Ok(Judgement::Now)
         }
-        // What one rank sends to another lies there until it is received: before the next call of all ranks.
+        // A message by `send` stays until it is received, before the next call of all ranks.
         None if header.call.operation == Operation::Send && !is_ahead(call, &header) => Ok(Judgement::Later),
         None if is_of_all(header.call) && header.call.sequence > calls.latest() => Ok(Judgement::Later),
         None if header.call == call && (number == BETWEEN || header.step > number) => Ok(Judgement::Later),
@@ -78,7 +78,7 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
     }
 }
 
-/// The other rank waits for this one's part of its call.
+/// The other rank waits for this one's part of a call.
 fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
     let Situation { call, expected, sends, calls, .. } = *situation;
     let theirs = notice.call;
@@ -87,10 +87,10 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement,
         _ => theirs.sequence > calls.latest(),
     };
     let ours = match calls.beside(theirs) {
-        // It has been made, and was another one.
+        // This rank has made that call, and it was a different one.
         Some(ours) if ours != theirs => ours,
-        // Whoever has to make it first waits for the very rank that waits for it, be it by way of others. Before a call of all ranks
-        // it should have sent what is waited for.
+        // The rank that must make it first waits, directly or through others, for the rank that waits for it.
+        // A message must be sent before the next call of all ranks.
         None if is_to_come && (expected.is_some() || is_ahead(call, notice)) => {
             return Err(calls.compare(call, notice));
         }
@@ -99,13 +99,13 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement,
     Err(Mismatch { theirs, ours })
 }
 
-/// The calls of the whole group that this rank has made lately. A rank may be far ahead of others where it only sends, and
-/// hears late that one of them has made another call.
+/// The latest calls of the whole group that this rank has made. A rank that only sends may be far ahead of
+/// the others, and hears late that one of them has made a different call.
 #[derive(Debug, Default)]
-pub(super) struct Calls(VecDeque<Call>);
+pub(super) struct CallHistory(VecDeque<Call>);
 
-impl Calls {
-    /// How many are kept.
+impl CallHistory {
+    /// Number of kept calls.
     const MAX: usize = 256;
 
     pub(super) fn note(&mut self, call: Call) {
@@ -118,12 +118,12 @@ impl Calls {
         self.0.push_back(call);
     }
 
-    /// The number of the last one.
+    /// The number of the latest call.
     pub(super) fn latest(&self) -> u64 {
         self.0.back().map_or(0, |call| call.sequence)
     }
 
-    /// The one before this.
+    /// The call before this one.
     pub(super) fn before(&self, call: Call) -> Option<Call> {
         if !is_of_all(call) {
             return None;
@@ -131,8 +131,9 @@ impl Calls {
         self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
     }
 
-    /// The first two calls in which this rank, which makes `call`, and the one that sent the header differ. Where only one of them is
-    /// in a call of the group, the other one has yet to make that, and may have to make an earlier one first.
+    /// The first two calls in which this rank, which makes `call`, and the sender of the header
+    /// differ. If only one of them is in a call of the whole group, the other has yet to make that
+    /// call, and perhaps an earlier one first.
     fn compare(&self, call: Call, header: &Header) -> Mismatch {
         let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest);
         let (theirs, ours) = match (is_of_all(header.call), is_of_all(call)) {
@@ -143,7 +144,7 @@ impl Calls {
         Mismatch { theirs: theirs.unwrap_or(header.call), ours: ours.unwrap_or(call) }
     }
 
-    /// What this rank has called where another one makes this call.
+    /// This rank's call with the sequence number of `theirs`.
     fn beside(&self, theirs: Call) -> Option<Call> {
         if !is_of_all(theirs) {
             return None;
@@ -152,12 +153,12 @@ impl Calls {
     }
 }
 
-/// Whether this rank is in a call of all ranks that the one which sent the header had yet to make.
+/// Whether this rank is in a call of all ranks that the sender of the header had not made.
 fn is_ahead(call: Call, header: &Header) -> bool {
     is_of_all(call) && header.latest < call.sequence
 }
 
-/// Those between two ranks have numbers of their own.
+/// Calls between two ranks have sequences of their own.
 fn is_of_all(call: Call) -> bool {
     !matches!(call.operation, Operation::Send | Operation::Receive)
 }
@@ -179,7 +180,7 @@ mod tests {
 
     /// Third call of the group, a broadcast, after two barriers.
     fn in_third_call<R>(expected: Option<u64>, then: impl FnOnce(&Situation<'_>) -> R) -> R {
-        let mut calls = Calls::default();
+        let mut calls = CallHistory::default();
         let own = call(Operation::Broadcast, 3);
         for call in [call(Operation::Barrier, 1), call(Operation::Barrier, 2), own] {
             calls.note(call);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_ahead_is_found_out_by_the_call_before() {
+    fn rank_that_is_ahead_is_found_out_by_the_call_before() {
         let ahead = |previous| Header { previous: Some(previous), ..header(Operation::Barrier, 4, 0) };
         for expected in [None, Some(4)] {
             let theirs = call(Operation::Gather, 3);
@@ -233,9 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn a_notice_is_heard_where_the_calls_differ() {
+    fn notice_is_heard_where_the_calls_differ() {
         let judge = |operation, sequence, expected| {
-            let header = Header { latest: 3, ..notice(call(operation, sequence), &Calls::default()) };
+            let header = Header { latest: 3, ..notice(call(operation, sequence), &CallHistory::default()) };
             in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
         };
         for expected in [None, Some(4)] {
@@ -245,7 +246,7 @@ mod tests {
             // It was sent.
             assert_eq!(judge(Operation::Receive, 5, expected), Ok(Judgement::Nothing));
         }
-        // It may be sent yet, unless this rank waits itself.
+        // It may still be sent, unless this rank waits itself.
         for waited_for in [Operation::Receive, Operation::Gather] {
             assert_eq!(judge(waited_for, 6, None), Ok(Judgement::Nothing));
             assert_eq!(judge(waited_for, 6, Some(4)), Err(3));
@@ -253,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_sent_and_received_before_the_next_call_of_all() {
-        let waits = notice(call(Operation::Receive, 6), &Calls::default());
+    fn message_is_sent_and_received_before_the_next_call_of_all() {
+        let waits = notice(call(Operation::Receive, 6), &CallHistory::default());
         for header in [header(Operation::Send, 9, 0), waits] {
             let judged = |latest| in_third_call(None, |it| judge(Header { latest, ..header }, it));
             assert!(judged(3).is_ok(), "{header:?}");
-            // The second call is the first one that the other rank has yet to make.
+            // The second call is the first one that the other rank has not made.
             for (latest, expected) in [(2, 3), (1, 2)] {
                 let mismatch = judged(latest).unwrap_err();
                 assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, expected));
             }
         }
         // It was sent.
-        let header = notice(call(Operation::Receive, 5), &Calls::default());
+        let header = notice(call(Operation::Receive, 5), &CallHistory::default());
         assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Nothing));
     }
 
@@ -278,9 +279,9 @@ mod tests {
 
     #[test]
     fn old_calls_are_forgotten() {
-        let mut calls = Calls::default();
+        let mut calls = CallHistory::default();
         (1..=1000).for_each(|sequence| calls.note(call(Operation::Barrier, sequence)));
-        assert_eq!((calls.0.len(), calls.latest()), (Calls::MAX, 1000));
+        assert_eq!((calls.0.len(), calls.latest()), (CallHistory::MAX, 1000));
         assert_eq!(calls.beside(call(Operation::Gather, 1)), None);
     }
 }

@@ -1,8 +1,8 @@
-//! A connection to every other rank, and one exchange of messages over all of them at once.
+//! The connections to all other ranks, and one step of a call over all of them at once.
 //!
 //! The calling thread waits on all connections together and never blocks on one of them: two ranks that send
-//! each other more than the kernel buffers cannot wait for each other, and the loss of any rank is seen while
-//! waiting for another one. At most one message goes to a rank and one comes from it per exchange.
+//! each other more than the kernel buffers do not deadlock, and the loss of any rank is detected while
+//! waiting for another. Per step at most one message goes to a rank and one comes from it.
 
 use std::io;
 use std::net::TcpStream;
@@ -12,182 +12,189 @@ use nix::poll::PollFd;
 use rankrun_contract::rank::Rank;
 
 use super::exchange::{Exchange, Swap, Transfer, rank_at};
-use super::judge::{self, Calls};
-use super::patience::{Next, Patience, Seen};
-use super::peer::{Failure, Peer};
-use super::progress::Progress;
+use super::judge::{self, CallHistory};
+use super::peer::{Peer, PeerFailure};
+use super::progress::TransferProgress;
+use super::wait_policy::{NextStep, TransferStatus, WaitPolicy};
 use crate::clock;
-use crate::process_group::error::{Ending, LossCause};
-use crate::process_group::fork::Unshared;
+use crate::process_group::error::{GroupFailure, LossCause};
+use crate::process_group::fork::ParentFds;
 use crate::process_group::message::{Call, Header, Operation};
 use crate::process_group::poll::poll;
-use crate::process_group::transport::{Outlook, Step};
+use crate::process_group::transport::{Step, TransportProbe};
 
-/// How long the farewell may take.
+/// Time limit of the leave messages.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a rank with a processor of its own looks for news before it sleeps: longer than news take between hosts that are at the
-/// same call. To sleep and wake takes some 10 µs at best, and whole ticks of the clock where another program has the processor then.
+/// How long a rank with a processor of its own polls before it sleeps: longer than a message takes
+/// between hosts that are in the same call. A sleep and a wake-up take 10 µs at best, and whole scheduler
+/// ticks if another program gets the processor.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Bytes that have come and are folded at once: they are still in the processor's cache. A whole number of any elements.
+/// Received bytes that are folded at once, while they are in the cache. A multiple of every element size.
 const PIECE: usize = 128 * 1024;
 
 /// Connections by rank; `None` for this rank.
 #[derive(Debug, Default)]
 pub(crate) struct Mesh {
-    /// It goes before them.
-    _unshared: Unshared,
+    /// First field: dropped before the connections.
+    _parent_fds: ParentFds,
     peers: Vec<Option<Peer>>,
-    calls: Calls,
-    /// What else is asked while nothing comes.
-    outlook: Option<Box<dyn Outlook>>,
-    /// How long a rank looks for news, after the last ones, before it sleeps.
+    calls: CallHistory,
+    /// Another part of the transport, to check while nothing arrives.
+    probe: Option<Box<dyn TransportProbe>>,
+    /// How long a rank polls after the latest arrival, before it sleeps.
     spin: Duration,
-    /// For what has come and is to be folded.
+    /// Received bytes that are not folded yet.
     arrivals: Vec<u8>,
 }
 
 impl Mesh {
     /// Connections by rank, `None` at this rank.
     pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
-        let unshared = Unshared::new(streams.iter().flatten());
+        let parent_fds = ParentFds::new(streams.iter().flatten());
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
         let peers = peers.collect::<io::Result<_>>()?;
-        Ok(Self { _unshared: unshared, peers, ..Self::default() })
+        Ok(Self { _parent_fds: parent_fds, peers, ..Self::default() })
     }
 
-    /// Has this rank look there, too, while it waits.
-    pub(crate) fn look_at(&mut self, outlook: Box<dyn Outlook>) {
-        self.outlook = Some(outlook);
+    /// Checks another part of the transport while this rank waits here.
+    pub(crate) fn set_probe(&mut self, probe: Box<dyn TransportProbe>) {
+        self.probe = Some(probe);
     }
 
-    /// Has this rank look for news a while before it sleeps: only where no other one needs its processor.
+    /// Polls for a while before sleeping; for ranks with a processor of their own only.
     pub(crate) fn spinning(self) -> Self {
         Self { spin: SPIN, ..self }
     }
 
-    /// This rank makes the call.
+    /// Notes that this rank makes the call.
     pub(crate) fn note(&mut self, call: Call) {
         self.calls.note(call);
     }
 
-    /// Performs all transfers, one for each rank (that of this rank is ignored).
-    pub(crate) fn exchange(&mut self, step: &Exchange, transfers: Vec<Transfer<'_>>) -> Result<(), Ending> {
+    /// Performs all transfers, one for each rank; the one of this rank is ignored.
+    pub(crate) fn exchange(
+        &mut self,
+        step: &Exchange,
+        transfers: Vec<Transfer<'_>>,
+    ) -> Result<(), GroupFailure> {
         self.calls.note(step.call);
         let calls = &self.calls;
-        let all = transfers.into_iter().map(|it| Progress::new((step, calls), it)).collect();
+        let all = transfers.into_iter().map(|it| TransferProgress::new((step, calls), it)).collect();
         self.carry(step, all)
     }
 
-    /// Swaps data with one other rank, which does the same.
-    pub(crate) fn swap(&mut self, step: &Exchange, other: Rank, swap: Swap<'_>) -> Result<(), Ending> {
+    /// Exchanges data with one other rank, which does the same.
+    pub(crate) fn swap(&mut self, step: &Exchange, other: Rank, swap: Swap<'_>) -> Result<(), GroupFailure> {
         self.calls.note(step.call);
         let mut arrivals = std::mem::take(&mut self.arrivals);
         arrivals.resize(PIECE, 0);
         let calls = &self.calls;
-        let nothing = || Progress::new((step, calls), Transfer::default());
+        let nothing = || TransferProgress::new((step, calls), Transfer::default());
         let mut all: Vec<_> = self.peers.iter().map(|_| nothing()).collect();
-        all[other.index()] = Progress::swap((step, calls), swap, &mut arrivals);
+        all[other.index()] = TransferProgress::swap((step, calls), swap, &mut arrivals);
         let result = self.carry(step, all);
         self.arrivals = arrivals;
         result
     }
 
-    fn carry(&mut self, step: &Exchange, mut all: Vec<Progress<'_>>) -> Result<(), Ending> {
+    fn carry(&mut self, step: &Exchange, mut all: Vec<TransferProgress<'_>>) -> Result<(), GroupFailure> {
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
-        let mut patience = Patience::new(clock::now(), step.deadline, self.spin);
+        let mut wait_policy = WaitPolicy::new(clock::now(), step.deadline, self.spin);
         let mut has_waited = false;
         loop {
             let is_quiet = ready.is_empty();
             let mut loss = self.advance(step, &mut all, ready)?;
-            if is_quiet && let Some(outlook) = &mut self.outlook {
-                loss = outlook.look(&step.step()).err();
+            if is_quiet && let Some(probe) = &mut self.probe {
+                loss = probe.look(&step.step()).err();
             }
             if let Some(loss) = loss {
                 if !has_waited {
-                    // It was gone before this call.
+                    // The rank was gone before this call.
                     return Err(loss);
                 }
-                // The others may have been quicker than its end: this call is good if they have done their parts.
+                // Data of the others may have arrived before the loss: the call succeeds if they have done
+                // their parts.
                 self.advance(step, &mut all, 0..self.peers.len())?;
-                patience.lose(clock::now(), loss);
+                wait_policy.lose(clock::now(), loss);
             }
             has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
             let Some(missing) = missing else { return Ok(()) };
-            ready = self.wait_for(missing, &mut patience, (step, &all))?;
+            ready = self.wait_for(missing, &mut wait_policy, (step, &all))?;
         }
     }
 
-    /// Waits for news as long as there is patience for it; the ranks that may have some, or none.
+    /// Waits for events as the policy permits; returns the ranks that may have some.
     fn wait_for(
         &mut self,
         missing: usize,
-        patience: &mut Patience,
-        (step, all): (&Exchange, &[Progress<'_>]),
-    ) -> Result<Vec<usize>, Ending> {
-        let seen = Seen {
-            moved: all.iter().map(Progress::moved).sum(),
-            is_hopeless: all.iter().any(Progress::is_hopeless),
-            has_outlook: self.outlook.is_some(),
+        wait_policy: &mut WaitPolicy,
+        (step, all): (&Exchange, &[TransferProgress<'_>]),
+    ) -> Result<Vec<usize>, GroupFailure> {
+        let status = TransferStatus {
+            moved: all.iter().map(TransferProgress::moved).sum(),
+            cannot_complete: all.iter().any(TransferProgress::cannot_complete),
+            has_probe: self.probe.is_some(),
         };
         loop {
-            match patience.next(clock::now(), seen) {
-                Next::End(ending) => return Err(ending),
-                Next::TimeOut => {
-                    // A rank that sends nothing is missed before one that only takes nothing.
-                    let silent = all.iter().position(Progress::wants_to_receive).unwrap_or(missing);
+            match wait_policy.next(clock::now(), status) {
+                NextStep::End(failure) => return Err(failure),
+                NextStep::TimeOut => {
+                    // A rank that sends nothing is named before one that only does not read.
+                    let silent = all.iter().position(TransferProgress::wants_to_receive).unwrap_or(missing);
                     let cause = LossCause::Timeout(step.timeout);
-                    return Err(Ending::Lost { rank: rank_at(silent), cause });
+                    return Err(GroupFailure::Lost { rank: rank_at(silent), cause });
                 }
-                Next::GiveNotice => self.give_notice(step.call, all),
-                Next::Spin => {
+                NextStep::GiveNotice => self.give_notice(step.call, all),
+                NextStep::Spin => {
                     std::hint::spin_loop();
                     return Ok((0..self.peers.len()).collect());
                 }
-                Next::Sleep { until } => {
+                NextStep::Sleep { until } => {
                     let news = self.wait(all, until);
-                    return news.map_err(|error| Failure::from(error).of(missing));
+                    return news.map_err(|error| PeerFailure::from(error).of(missing));
                 }
             }
         }
     }
 
-    /// Hears what the others have said so far to this rank, which waits for something else in this call.
-    pub(crate) fn listen(&mut self, &Step { call, deadline, timeout }: &Step) -> Result<(), Ending> {
+    /// Reads the messages of the other ranks, while this rank waits in another part of the transport.
+    pub(crate) fn listen(&mut self, &Step { call, deadline, timeout }: &Step) -> Result<(), GroupFailure> {
         let step = Exchange { call, number: judge::BETWEEN, deadline, timeout };
         let calls = &self.calls;
-        let nothing = |_: &_| Progress::new((&step, calls), Transfer::default());
+        let nothing = |_: &_| TransferProgress::new((&step, calls), Transfer::default());
         let mut all: Vec<_> = self.peers.iter().map(nothing).collect();
-        // It fails for want of memory, and it may be there later.
+        // It fails for want of memory only; the next call tries again.
         let mut ready = self.wait(&all, clock::after(Duration::ZERO)).unwrap_or_default();
         let keeps = |rank: &usize| self.peers[*rank].as_ref().is_some_and(Peer::keeps);
         ready.extend((0..self.peers.len()).filter(keeps));
         self.advance(&step, &mut all, ready)?.map_or(Ok(()), Err)
     }
 
-    /// Sends and receives what is possible without waiting with these ranks; the loss of one of them, which may have done its
-    /// part before. Another call than ours is an error at once.
+    /// Sends and receives without waiting, with these ranks. Returns the loss of one of them, which may have
+    /// done its part before. A different call is an error at once.
     fn advance(
         &mut self,
         step: &Exchange,
-        all: &mut [Progress<'_>],
+        all: &mut [TransferProgress<'_>],
         ranks: impl IntoIterator<Item = usize>,
-    ) -> Result<Option<Ending>, Ending> {
+    ) -> Result<Option<GroupFailure>, GroupFailure> {
         let mut loss = None;
         for rank in ranks {
             let Some(peer) = &mut self.peers[rank] else { continue };
             match peer.advance((step, &self.calls), &mut all[rank]).map_err(|failure| failure.of(rank)) {
-                Err(ending @ Ending::Lost { .. }) => drop(loss.get_or_insert(ending)),
+                Err(failure @ GroupFailure::Lost { .. }) => drop(loss.get_or_insert(failure)),
                 result => result?,
             }
         }
         Ok(loss)
     }
 
-    /// Tells those from which something is to come, and which hear nothing of this call otherwise, that they are waited for.
-    fn give_notice(&mut self, call: Call, all: &[Progress<'_>]) {
+    /// Sends a notice to ranks from which this one waits for a message, and which
+    /// hear nothing of this call otherwise.
+    fn give_notice(&mut self, call: Call, all: &[TransferProgress<'_>]) {
         for ((peer, progress), rank) in self.peers.iter_mut().zip(all).zip(0..) {
             let Some(peer) = peer.as_mut().filter(|_| progress.only_waits()) else { continue };
             let call = match call.operation {
@@ -198,8 +205,8 @@ impl Mesh {
         }
     }
 
-    /// The ranks with news; none if the deadline passed first.
-    fn wait(&self, all: &[Progress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
+    /// The ranks with events; none after the deadline.
+    fn wait(&self, all: &[TransferProgress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
         let (mut ranks, mut fds) = (Vec::new(), Vec::new());
         for (rank, (peer, progress)) in self.peers.iter().zip(all).enumerate() {
             let Some(peer) = peer else { continue };
@@ -214,16 +221,16 @@ impl Mesh {
         Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| news(fd)).map(|(rank, _)| rank).collect())
     }
 
-    /// Tells all ranks that this one needs nothing more from them.
+    /// Tells all ranks that this one makes no more calls.
     pub(crate) fn leave(&mut self) {
         let deadline = clock::after(LEAVE_TIMEOUT);
         for peer in self.peers.iter_mut().flatten() {
-            peer.say(Header::LEAVE);
-            peer.say_all(deadline);
+            peer.queue_header(Header::LEAVE);
+            peer.flush_until(deadline);
         }
     }
 
-    /// Closes all connections; the other ends notice.
+    /// Closes all connections; the other ends detect it.
     pub(crate) fn close(&mut self) {
         self.peers.iter().flatten().for_each(Peer::close);
     }

@@ -1,30 +1,30 @@
-//! Calls over TCP: a connection between every two ranks.
+//! The transport over TCP: a connection for every pair of ranks.
 
 pub(crate) mod exchange;
 pub(crate) mod join;
 mod judge;
 pub(crate) mod mesh;
-mod patience;
 mod peer;
 mod progress;
+mod wait_policy;
 
 use std::ops::Range;
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::collective::HostCollective;
-use super::element::{DataType, Reduction};
-use super::error::Ending;
+use super::element::{DataType, ReduceOp};
+use super::error::GroupFailure;
 use super::message::Call;
-use super::transport::{Outlook, Step, Transport};
+use super::transport::{Step, Transport, TransportProbe};
 use super::{layout, reduce};
 use exchange::{Exchange, Swap, Transfer, rank_at};
 use mesh::Mesh;
 
-/// Bytes that a reduction works on at a time: it bounds the memory that a call needs.
+/// Bytes that a reduction works on at a time: it bounds the memory of a call.
 const BLOCK_LEN: usize = 4 * 1024 * 1024;
 
-/// Ranks that are connected with each other.
+/// A rank with a connection to every other rank.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     rank: Rank,
@@ -37,12 +37,12 @@ impl Tcp {
         Self { rank, world: world_size.get() as usize, mesh }
     }
 
-    /// Has messages go to, and come from, any of the ranks at once; that of this rank is ignored.
+    /// Exchanges messages with any of the ranks at once; the transfer of this rank is ignored.
     pub(crate) fn exchange<'a>(
         &mut self,
         exchange: &Exchange,
         mut transfer: impl FnMut(Rank) -> Transfer<'a>,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), GroupFailure> {
         let all = (0..self.world).map(|rank| {
             let rank = rank_at(rank);
             let transfer = transfer(rank);
@@ -51,38 +51,39 @@ impl Tcp {
         self.mesh.exchange(exchange, all.collect())
     }
 
-    /// Has this rank look there, too, while it waits for others.
-    pub(crate) fn look_at(&mut self, outlook: Box<dyn Outlook>) {
-        self.mesh.look_at(outlook);
+    /// Checks another part of the transport while this rank waits here.
+    pub(crate) fn set_probe(&mut self, probe: Box<dyn TransportProbe>) {
+        self.mesh.set_probe(probe);
     }
 
-    /// Hears what others have said to this rank, which waits for something else.
-    pub(crate) fn listen(&mut self, step: &Step) -> Result<(), Ending> {
+    /// Reads messages of other ranks, while this rank waits elsewhere.
+    pub(crate) fn listen(&mut self, step: &Step) -> Result<(), GroupFailure> {
         self.mesh.listen(step)
     }
 
-    /// Has this rank and another one, of which one comes first in the order of ranks, reduce what both have.
+    /// Reduces the data of this rank and another one; `is_first` tells that this
+    /// rank comes first in rank order.
     pub(crate) fn swap(
         &mut self,
         exchange: &Exchange,
         (data, other): (&mut [u8], Rank),
-        (how, is_first, finish): (Reduction, bool, Option<u32>),
-    ) -> Result<(), Ending> {
-        let kind = (exchange.call.data_type, how);
+        (op, is_first, finish): (ReduceOp, bool, Option<u32>),
+    ) -> Result<(), GroupFailure> {
+        let kind = (exchange.call.data_type, op);
         let fold = |own: &mut [u8], theirs: &[u8]| reduce::fold_two(kind, own, (theirs, is_first), finish);
         self.mesh.swap(exchange, other, Swap { data, fold: &fold })
     }
 
-    /// This rank makes the call, although it may have no message in it.
+    /// Notes that this rank makes the call, although it may have no message in it.
     pub(crate) fn note(&mut self, call: Call) {
         self.mesh.note(call);
     }
 
-    fn send(&mut self, exchange: &Exchange, data: &[u8], to: Rank) -> Result<(), Ending> {
+    fn send(&mut self, exchange: &Exchange, data: &[u8], to: Rank) -> Result<(), GroupFailure> {
         self.exchange(exchange, |rank| Transfer { send: (rank == to).then_some(data), receive: None })
     }
 
-    fn receive(&mut self, exchange: &Exchange, data: &mut [u8], from: Rank) -> Result<(), Ending> {
+    fn receive(&mut self, exchange: &Exchange, data: &mut [u8], from: Rank) -> Result<(), GroupFailure> {
         let mut data = Some(data);
         self.exchange(exchange, |rank| Transfer {
             send: None,
@@ -94,8 +95,8 @@ impl Tcp {
         &mut self,
         mut exchange: Exchange,
         data: &mut [u8],
-        (how, root): (Reduction, Rank),
-    ) -> Result<(), Ending> {
+        (op, root): (ReduceOp, Rank),
+    ) -> Result<(), GroupFailure> {
         for range in blocks(data.len(), self.block_len(&exchange)) {
             let block = &mut data[range];
             if self.rank == root {
@@ -103,7 +104,7 @@ impl Tcp {
                 let mut slots = layout::split_mut(&mut arrivals, vec![block.len(); self.world]).into_iter();
                 self.exchange(&exchange, |_| Transfer { send: None, receive: slots.next() })?;
                 arrivals[self.rank.index() * block.len()..][..block.len()].copy_from_slice(block);
-                self.fold(&exchange, &mut arrivals, block, how);
+                self.fold(&exchange, &mut arrivals, block, op);
             } else {
                 self.send(&exchange, block, root)?;
             }
@@ -116,8 +117,8 @@ impl Tcp {
         &mut self,
         mut exchange: Exchange,
         (input, output): (&[u8], &mut [u8]),
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let length = output.len();
         for range in blocks(length, self.block_len(&exchange)) {
             let part = |rank: Rank| &input[rank.index() * length..][range.clone()];
@@ -125,7 +126,7 @@ impl Tcp {
             let mut slots = layout::split_mut(&mut arrivals, vec![range.len(); self.world]).into_iter();
             self.exchange(&exchange, |rank| Transfer { send: Some(part(rank)), receive: slots.next() })?;
             arrivals[self.rank.index() * range.len()..][..range.len()].copy_from_slice(part(self.rank));
-            self.fold(&exchange, &mut arrivals, &mut output[range], how);
+            self.fold(&exchange, &mut arrivals, &mut output[range], op);
             exchange.number += 1;
         }
         Ok(())
@@ -137,32 +138,37 @@ impl Tcp {
         (BLOCK_LEN / self.world / element).max(1) * element
     }
 
-    /// The reduction of what all ranks have sent, in rank order.
-    fn fold(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], how: Reduction) {
+    /// Reduces the data of all ranks in rank order.
+    fn fold(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], op: ReduceOp) {
         let (total, others) = arrivals.split_at_mut(output.len());
         let others: Vec<&[u8]> = others.chunks(output.len().max(1)).collect();
-        reduce::fold((exchange.call.data_type, how), total, &others, Some(count(self.world)));
+        reduce::fold((exchange.call.data_type, op), total, &others, Some(count(self.world)));
         output.copy_from_slice(total);
     }
 
-    fn all_reduce(&mut self, mut exchange: Exchange, data: &mut [u8], how: Reduction) -> Result<(), Ending> {
+    fn all_reduce(
+        &mut self,
+        mut exchange: Exchange,
+        data: &mut [u8],
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         if self.world == 2 {
-            // As many bytes as by parts, and ranks wait for each other only once.
+            // As many bytes as by parts, but only one wait for the other rank.
             let other = rank_at(1 - self.rank.index());
-            return self.swap(&exchange, (data, other), (how, self.rank < other, Some(2)));
+            return self.swap(&exchange, (data, other), (op, self.rank < other, Some(2)));
         }
         blocks(data.len(), BLOCK_LEN)
             .into_iter()
-            .try_for_each(|range| self.reduce_block(&mut exchange, &mut data[range], how))
+            .try_for_each(|range| self.reduce_block(&mut exchange, &mut data[range], op))
     }
 
-    /// Every rank reduces the part of the block that belongs to it, and gives the result to all others.
+    /// Every rank reduces its own part of the block, then sends the result to all others.
     fn reduce_block(
         &mut self,
         exchange: &mut Exchange,
         block: &mut [u8],
-        how: Reduction,
-    ) -> Result<(), Ending> {
+        op: ReduceOp,
+    ) -> Result<(), GroupFailure> {
         let (me, world, data_type) = (self.rank.index(), self.world, exchange.call.data_type);
         let parts = segments(block.len(), data_type, world);
         let own = parts[me].clone();
@@ -174,7 +180,7 @@ impl Tcp {
             receive: slots.next(),
         })?;
         arrivals[me * own.len()..][..own.len()].copy_from_slice(&block[own.clone()]);
-        self.fold(exchange, &mut arrivals, &mut block[own], how);
+        self.fold(exchange, &mut arrivals, &mut block[own], op);
 
         exchange.number += 1;
         let mut pieces = layout::split_mut(block, parts.iter().map(ExactSizeIterator::len));
@@ -188,7 +194,7 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
-    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), GroupFailure> {
         let me = self.rank;
         let Step { call, deadline, timeout } = *step;
         let exchange = Exchange { call, number: 0, deadline, timeout };
@@ -201,10 +207,10 @@ impl Transport for Tcp {
                 self.exchange(&exchange, |_| Transfer { send: Some(data), receive: None })
             }
             HostCollective::Broadcast { data, root } => self.receive(&exchange, data, root),
-            HostCollective::AllReduce { data, how } => self.all_reduce(exchange, data, how),
-            HostCollective::Reduce { data, how, root } => self.reduce(exchange, data, (how, root)),
-            HostCollective::ReduceScatter { input, output, how } => {
-                self.reduce_scatter(exchange, (input, output), how)
+            HostCollective::AllReduce { data, op } => self.all_reduce(exchange, data, op),
+            HostCollective::Reduce { data, op, root } => self.reduce(exchange, data, (op, root)),
+            HostCollective::ReduceScatter { input, output, op } => {
+                self.reduce_scatter(exchange, (input, output), op)
             }
             HostCollective::AllGather { input, output } => {
                 output[me.index() * input.len()..][..input.len()].copy_from_slice(input);
@@ -246,7 +252,8 @@ fn segments(bytes: usize, data_type: DataType, parts: usize) -> Vec<Range<usize>
     of_elements.into_iter().map(|part| part.start * size..part.end * size).collect()
 }
 
-/// Neighbouring ranges of at most `block` bytes; one empty one of nothing, since ranks also meet over that.
+/// Adjacent ranges of at most `block` bytes. Zero bytes give one empty range, since
+/// ranks meet for that as well.
 fn blocks(bytes: usize, block: usize) -> Vec<Range<usize>> {
     let starts = (0..bytes.max(1)).step_by(block);
     starts.map(|start| start..bytes.min(start.saturating_add(block))).collect()

@@ -1,4 +1,4 @@
-//! The connection to one rank: what is said over it, and what comes.
+//! The connection to one rank: its unsent and unread messages.
 
 use std::io::{self, Cursor, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,62 +10,62 @@ use nix::poll::{PollFd, PollFlags};
 use rustix::net::RecvFlags;
 
 use super::exchange::{Exchange, rank_at};
-use super::judge::{self, Calls, Judgement, Mismatch, Situation};
-use super::progress::Progress;
+use super::judge::{self, CallHistory, Judgement, Mismatch, Situation};
+use super::progress::TransferProgress;
 use crate::clock;
-use crate::process_group::error::{Ending, LossCause};
+use crate::process_group::error::{GroupFailure, LossCause};
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 use crate::process_group::poll::poll;
 
-/// Most bytes of a message that are taken in before it is to be received: the longest message of a call that ranks of other hosts
-/// send while this one waits for its own.
+/// Bytes of an early message that are read at most: the longest message of a call that ranks of other hosts
+/// may send while this one waits for its own host.
 const MAX_AHEAD: usize = 16 * 1024 * 1024;
 
-/// Bytes of them that are read at once.
+/// Bytes that are read ahead at once.
 const PIECE: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Peer {
     stream: TcpStream,
-    /// The header that comes next, as far as it arrived. It stays here if it belongs to a later exchange.
+    /// The next header, as far as it has arrived. It stays here if it belongs to a later step.
     header: [u8; HEADER_LEN],
     arrived: usize,
-    /// How its message begins, as far as that was taken in before it is to be received.
+    /// The beginning of its message, if it was read before its step.
     ahead: Cursor<Vec<u8>>,
     left: bool,
-    /// Whether it has left behind what is not to be received yet.
+    /// Whether a leave message lies behind an early message.
     leaves: bool,
-    /// Headers without a message that go before everything else, of which some bytes may be gone already.
-    to_say: Vec<u8>,
-    /// Messages that went to it by `send`.
+    /// Headers without a message, which are sent before all else; partly sent ones keep their rest.
+    queued_headers: Vec<u8>,
+    /// Number of messages sent by `send`.
     sends: u64,
 }
 
 /// Why the connection to one rank is of no further use.
-pub(super) enum Failure {
+pub(super) enum PeerFailure {
     Lost(LossCause),
     Mismatch { theirs: Option<Call>, ours: Call },
 }
 
-impl Failure {
-    pub(super) fn of(self, rank: usize) -> Ending {
+impl PeerFailure {
+    pub(super) fn of(self, rank: usize) -> GroupFailure {
         let rank = rank_at(rank);
         match self {
-            Self::Lost(cause) => Ending::Lost { rank, cause },
+            Self::Lost(cause) => GroupFailure::Lost { rank, cause },
             Self::Mismatch { theirs, ours } => {
-                Ending::Mismatch { rank, theirs: theirs.map(Box::new), ours: Box::new(ours) }
+                GroupFailure::Mismatch { rank, theirs: theirs.map(Box::new), ours: Box::new(ours) }
             }
         }
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for PeerFailure {
     fn from(error: io::Error) -> Self {
         Self::Lost(error.kind().into())
     }
 }
 
-impl From<Mismatch> for Failure {
+impl From<Mismatch> for PeerFailure {
     fn from(Mismatch { theirs, ours }: Mismatch) -> Self {
         Self::Mismatch { theirs: Some(theirs), ours }
     }
@@ -75,8 +75,8 @@ impl Peer {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
-        let (ahead, to_say) = (Cursor::default(), Vec::new());
-        Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, to_say, sends: 0 })
+        let (ahead, queued_headers) = (Cursor::default(), Vec::new());
+        Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, queued_headers, sends: 0 })
     }
 
     #[cfg(test)]
@@ -88,32 +88,40 @@ impl Peer {
         self.stream.as_fd()
     }
 
-    /// What must happen on the connection before anything more can be done.
-    pub(super) fn events(&self, progress: &Progress<'_>) -> PollFlags {
+    /// The events for which the connection must be polled.
+    pub(super) fn events(&self, progress: &TransferProgress<'_>) -> PollFlags {
         let mut events = PollFlags::empty();
         if progress.is_gone() {
             return events;
         }
-        // A whole header that does not belong to this exchange is kept for a later one.
-        let reads = if progress.is_accepted() { progress.has_room() } else { self.arrived < HEADER_LEN };
+        // A complete header of a later step is kept for that step.
+        let reads = if progress.is_accepted() {
+            progress.check_descriptor_limit()
+        } else {
+            self.arrived < HEADER_LEN
+        };
         events.set(PollFlags::POLLIN, !self.left && reads);
         events.set(closed(), !self.left && !self.leaves && !reads);
-        events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.to_say.is_empty());
+        events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.queued_headers.is_empty());
         events
     }
 
-    /// Sends and receives what is possible without waiting.
+    /// Sends and receives without waiting.
     pub(super) fn advance(
         &mut self,
-        step: (&Exchange, &Calls),
-        progress: &mut Progress<'_>,
-    ) -> Result<(), Failure> {
+        step: (&Exchange, &CallHistory),
+        progress: &mut TransferProgress<'_>,
+    ) -> Result<(), PeerFailure> {
         let result = self.go_on(step, progress);
-        progress.set_gone(matches!(result, Err(Failure::Lost(_))));
+        progress.set_gone(matches!(result, Err(PeerFailure::Lost(_))));
         result
     }
 
-    fn go_on(&mut self, step: (&Exchange, &Calls), progress: &mut Progress<'_>) -> Result<(), Failure> {
+    fn go_on(
+        &mut self,
+        step: (&Exchange, &CallHistory),
+        progress: &mut TransferProgress<'_>,
+    ) -> Result<(), PeerFailure> {
         if progress.to_send().is_some() && step.0.call.operation == Operation::Send {
             self.sends = step.0.call.sequence;
         }
@@ -121,14 +129,14 @@ impl Peer {
             self.receive(step, progress)?;
         }
         if self.left && !progress.is_done() {
-            return Err(Failure::Lost(LossCause::Left));
+            return Err(PeerFailure::Lost(LossCause::Left));
         }
         self.send(progress)?;
-        // What has come before this rank's own was sent had to wait.
+        // Data that arrived before this rank's own was sent could not be folded.
         if progress.fold() && !self.left { self.receive(step, progress) } else { Ok(()) }
     }
 
-    fn send(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
+    fn send(&mut self, progress: &mut TransferProgress<'_>) -> Result<(), PeerFailure> {
         if !self.flush()? {
             return Ok(());
         }
@@ -141,33 +149,33 @@ impl Peer {
         Ok(())
     }
 
-    /// Has a header go out before the next message.
-    pub(super) fn say(&mut self, header: Header) {
+    /// Queues a header before the next message.
+    pub(super) fn queue_header(&mut self, header: Header) {
         if !self.left {
-            self.to_say.extend_from_slice(&header.encode());
+            self.queued_headers.extend_from_slice(&header.encode());
         }
     }
 
-    /// Tells the rank that it is waited for, unless it has yet to take what was said before.
+    /// Queues a notice, unless an earlier header is not sent yet.
     pub(super) fn notify(&mut self, header: Header) {
-        if self.to_say.is_empty() {
-            self.say(header);
+        if self.queued_headers.is_empty() {
+            self.queue_header(header);
         }
     }
 
-    /// Sends what is to be said; whether all of it is gone.
+    /// Sends the queued headers; returns whether all are sent.
     fn flush(&mut self) -> io::Result<bool> {
-        while !self.to_say.is_empty() {
-            match written(self.stream.write(&self.to_say))? {
-                Some(written) => drop(self.to_say.drain(..written)),
+        while !self.queued_headers.is_empty() {
+            match written(self.stream.write(&self.queued_headers))? {
+                Some(written) => drop(self.queued_headers.drain(..written)),
                 None => return Ok(false),
             }
         }
         Ok(true)
     }
 
-    /// Waits until all is said. Without a farewell the others take this rank for lost, which is true enough.
-    pub(super) fn say_all(&mut self, deadline: Instant) {
+    /// Sends all queued headers. If that fails, the others take this rank for lost, which is accurate enough.
+    pub(super) fn flush_until(&mut self, deadline: Instant) {
         while let Ok(false) = self.flush() {
             let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
             if !matches!(poll(&mut fds, deadline), Ok(1..)) {
@@ -177,11 +185,15 @@ impl Peer {
     }
 
     pub(super) fn close(&self) {
-        // It fails only where nobody is connected any more.
+        // It fails only if the other end has closed already.
         drop(self.stream.shutdown(Shutdown::Both));
     }
 
-    fn receive(&mut self, step: (&Exchange, &Calls), progress: &mut Progress<'_>) -> Result<(), Failure> {
+    fn receive(
+        &mut self,
+        step: (&Exchange, &CallHistory),
+        progress: &mut TransferProgress<'_>,
+    ) -> Result<(), PeerFailure> {
         loop {
             if !progress.is_accepted() && self.arrived == HEADER_LEN {
                 match self.judge(step, progress)? {
@@ -202,8 +214,8 @@ impl Peer {
                 self.arrived = 0;
                 self.ahead = Cursor::default();
                 progress.end_message();
-                // What follows, be it the end, is looked at only while this exchange waits for others: a
-                // complete message is good although its rank may be gone.
+                // The rest of the stream, its end included, is read only while this step waits for others: a
+                // complete message counts although its rank may be gone.
                 return Ok(());
             }
             let has_ahead = self.has_ahead();
@@ -214,7 +226,7 @@ impl Peer {
             }
             let read = if has_ahead { self.ahead.read(target) } else { self.stream.read(target) };
             match read {
-                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
+                Ok(0) => return Err(PeerFailure::Lost(LossCause::Closed)),
                 Ok(read) if progress.is_accepted() => progress.note_received(read),
                 Ok(read) => self.arrived += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -224,19 +236,19 @@ impl Peer {
         }
     }
 
-    /// Whether there is more of what was read ahead.
+    /// Whether bytes that were read ahead remain.
     fn has_ahead(&self) -> bool {
         self.ahead.position() < self.ahead.get_ref().len() as u64
     }
 
-    /// Whether a header is there whose message is not to be received yet.
+    /// Whether a header of a later step is kept.
     pub(super) fn keeps(&self) -> bool {
         self.arrived == HEADER_LEN
     }
 
-    /// Takes in what is there of the message that is not to be received yet: as long as the kernel has no room for all of it, the end
-    /// of its rank does not arrive.
-    fn read_ahead(&mut self) -> Result<(), Failure> {
+    /// Reads available bytes of an early message: the end of the connection arrives only
+    /// once the kernel's buffer has room.
+    fn read_ahead(&mut self) -> Result<(), PeerFailure> {
         let length = Header::decode(&self.header).map_or(0, |header| header.length);
         let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_AHEAD);
         let ahead = self.ahead.get_mut();
@@ -246,7 +258,7 @@ impl Peer {
             let read = self.stream.read(&mut ahead[start..]);
             ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
             match read {
-                Ok(0) => return Err(Failure::Lost(LossCause::Closed)),
+                Ok(0) => return Err(PeerFailure::Lost(LossCause::Closed)),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -256,29 +268,29 @@ impl Peer {
         Ok(())
     }
 
-    /// Whether the rank is gone behind a message that is not to be received yet.
-    fn look_behind(&mut self) -> Result<(), Failure> {
+    /// Whether the rank is gone, behind an early message.
+    fn look_behind(&mut self) -> Result<(), PeerFailure> {
         let mut fds = [PollFd::new(self.stream.as_fd(), closed())];
         if self.leaves || poll(&mut fds, clock::after(Duration::ZERO))? == 0 {
             return Ok(());
         }
-        // All that it has ever sent is there, and no more than the kernel keeps for a connection.
+        // All its bytes have arrived, and the kernel buffers a limited number.
         let unread = rustix::io::ioctl_fionread(&self.stream).map_err(io::Error::from)?;
         let mut bytes = vec![0; usize::try_from(unread).unwrap_or(0)];
         let (peeked, _) =
             rustix::net::recv(&self.stream, &mut bytes, RecvFlags::PEEK).map_err(io::Error::from)?;
         self.leaves = bytes[..peeked].ends_with(&Header::LEAVE.encode());
-        if self.leaves { Ok(()) } else { Err(Failure::Lost(LossCause::Closed)) }
+        if self.leaves { Ok(()) } else { Err(PeerFailure::Lost(LossCause::Closed)) }
     }
 
-    /// What the header that is there means.
+    /// Classifies the kept header.
     fn judge(
         &self,
-        (step, calls): (&Exchange, &Calls),
-        progress: &Progress<'_>,
-    ) -> Result<Judgement, Failure> {
+        (step, calls): (&Exchange, &CallHistory),
+        progress: &TransferProgress<'_>,
+    ) -> Result<Judgement, PeerFailure> {
         let Some(header) = Header::decode(&self.header) else {
-            return Err(Failure::Mismatch { theirs: None, ours: step.call });
+            return Err(PeerFailure::Mismatch { theirs: None, ours: step.call });
         };
         let situation = Situation {
             call: step.call,
@@ -291,12 +303,12 @@ impl Peer {
     }
 }
 
-/// The other end sends no more, whatever is still to be read (poll(2)).
+/// The other end sends no more; bytes may remain to be read (poll(2)).
 fn closed() -> PollFlags {
     PollFlags::from_bits_retain(libc::POLLRDHUP)
 }
 
-/// How many bytes were written; `None` if there is no room now.
+/// The number of written bytes; `None` if the buffer is full.
 fn written(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(0) => Err(ErrorKind::BrokenPipe.into()),

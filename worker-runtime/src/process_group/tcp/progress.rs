@@ -1,15 +1,15 @@
-//! How far one transfer with one rank has come. Pure.
+//! The state of one transfer with one rank. Pure.
 
 use super::exchange::{Exchange, Swap, Transfer};
-use super::judge::Calls;
+use super::judge::CallHistory;
 use crate::process_group::message::{HEADER_LEN, Header};
 
-/// What is to come from a rank.
+/// The message from a rank.
 enum Receive<'a> {
     Nothing,
-    /// It comes where it shall be.
+    /// It is received into its final place.
     Keep(&'a mut [u8]),
-    /// It is folded into what goes to the rank, of which `folded` bytes are complete.
+    /// It is folded into the data that goes to the rank, of which `folded` bytes are complete.
     Fold {
         swap: Swap<'a>,
         arrivals: &'a mut [u8],
@@ -17,33 +17,30 @@ enum Receive<'a> {
     },
 }
 
-/// One transfer under way.
-pub(super) struct Progress<'a> {
+pub(super) struct TransferProgress<'a> {
     head: [u8; HEADER_LEN],
     send: Option<&'a [u8]>,
-    /// Sent so far, header included.
     sent: usize,
     receive: Receive<'a>,
-    /// Received so far, header excluded.
     received: usize,
-    /// Whether the header that is there belongs to this exchange.
+    /// Whether the arrived header belongs to this step.
     accepted: bool,
-    /// Whether the rank was seen to be gone; until then it may have done its part.
+    /// Whether the rank is lost; it may have done its part before.
     is_gone: bool,
 }
 
-impl<'a> Progress<'a> {
-    pub(super) fn new(step: (&Exchange, &Calls), transfer: Transfer<'a>) -> Self {
+impl<'a> TransferProgress<'a> {
+    pub(super) fn new(step: (&Exchange, &CallHistory), transfer: Transfer<'a>) -> Self {
         let Transfer { send, receive } = transfer;
         let head = head(step, send.map_or(0, <[u8]>::len));
         let receive = receive.map_or(Receive::Nothing, Receive::Keep);
         Self { head, send, sent: 0, receive, received: 0, accepted: false, is_gone: false }
     }
 
-    /// `arrivals` is for what has come and is not folded yet.
-    pub(super) fn swap(step: (&Exchange, &Calls), swap: Swap<'a>, arrivals: &'a mut [u8]) -> Self {
+    /// `arrivals` holds received bytes that are not folded yet.
+    pub(super) fn swap(step: (&Exchange, &CallHistory), swap: Swap<'a>, arrivals: &'a mut [u8]) -> Self {
         if swap.data.is_empty() {
-            // It is complete at once, although nothing has been said yet.
+            // It would be complete before any message.
             return Self::new(step, Transfer { send: Some(&[]), receive: Some(&mut []) });
         }
         let head = head(step, swap.data.len());
@@ -51,7 +48,7 @@ impl<'a> Progress<'a> {
         Self { head, send: None, sent: 0, receive, received: 0, accepted: false, is_gone: false }
     }
 
-    /// What goes to the rank. What it is folded into is complete only once all of it is gone.
+    /// The data for the rank. Bytes are overwritten by the fold only after they were sent.
     pub(super) fn to_send(&self) -> Option<&[u8]> {
         match &self.receive {
             Receive::Fold { swap, .. } => Some(swap.data),
@@ -59,18 +56,17 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What is still to be sent, of the header and of the message; `None` once all of it is gone.
+    /// The unsent rest of header and message; `None` if all is sent.
     pub(super) fn unsent(&self) -> Option<[&[u8]; 2]> {
         let payload = self.to_send().filter(|_| self.wants_to_send())?;
         Some([&self.head[self.sent.min(HEADER_LEN)..], &payload[self.sent.saturating_sub(HEADER_LEN)..]])
     }
 
-    /// So many more bytes are sent.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.sent += bytes;
     }
 
-    /// The header that is there belongs to this exchange: its message comes next.
+    /// Notes that the arrived header belongs to this step: its message follows.
     pub(super) fn accept(&mut self) {
         self.accepted = true;
     }
@@ -79,19 +75,19 @@ impl<'a> Progress<'a> {
         self.accepted
     }
 
-    /// So many more bytes of the message have come into its room.
+    /// Notes received bytes of the message.
     pub(super) fn note_received(&mut self, bytes: usize) {
         self.received += bytes;
         self.fold();
     }
 
-    /// All of the message has come: nothing more is to come from the rank.
+    /// Notes that the message is complete.
     pub(super) fn end_message(&mut self) {
         self.accepted = false;
         self.receive = Receive::Nothing;
     }
 
-    /// Whether the rank is seen to be gone.
+    /// Notes whether the rank is lost.
     pub(super) fn set_gone(&mut self, is_gone: bool) {
         self.is_gone = is_gone;
     }
@@ -100,7 +96,7 @@ impl<'a> Progress<'a> {
         self.is_gone
     }
 
-    /// Bytes that are expected.
+    /// Length of the expected message.
     pub(super) fn expected(&self) -> Option<u64> {
         match &self.receive {
             Receive::Nothing => None,
@@ -109,7 +105,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Where the next bytes of the message come; empty while there is no room.
+    /// The place for the next bytes of the message; empty if there is no room.
     pub(super) fn room(&mut self) -> &mut [u8] {
         match &mut self.receive {
             Receive::Nothing => &mut [],
@@ -121,7 +117,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn check_descriptor_limit(&self) -> bool {
         match &self.receive {
             Receive::Nothing => false,
             Receive::Keep(payload) => self.received < payload.len(),
@@ -131,7 +127,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Folds the piece that has come, if it is whole and what it is folded into has been sent; whether it did.
+    /// Folds the received piece, if it is complete and its place was sent; returns whether it did.
     pub(super) fn fold(&mut self) -> bool {
         let Receive::Fold { swap, arrivals, folded } = &mut self.receive else { return false };
         let piece = arrivals.len().min(swap.data.len() - *folded);
@@ -156,7 +152,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Whether nothing goes to the rank, and nothing has come.
+    /// Whether nothing is sent to the rank and nothing has arrived.
     pub(super) fn only_waits(&self) -> bool {
         self.send.is_none() && matches!(self.receive, Receive::Keep(_)) && !self.accepted
     }
@@ -165,19 +161,18 @@ impl<'a> Progress<'a> {
         !self.wants_to_send() && !self.wants_to_receive()
     }
 
-    /// Whether the rank is gone and has not done its part.
-    pub(super) fn is_hopeless(&self) -> bool {
+    /// Whether the rank is lost and has not done its part.
+    pub(super) fn cannot_complete(&self) -> bool {
         self.is_gone && !self.is_done()
     }
 
-    /// Bytes that have come and gone.
     pub(super) fn moved(&self) -> usize {
         self.sent + self.received
     }
 }
 
 /// The header of a message.
-fn head((step, calls): (&Exchange, &Calls), length: usize) -> [u8; HEADER_LEN] {
+fn head((step, calls): (&Exchange, &CallHistory), length: usize) -> [u8; HEADER_LEN] {
     let (previous, latest) = (calls.before(step.call), calls.latest());
     Header { call: step.call, step: step.number, length: length as u64, previous, latest }.encode()
 }
@@ -209,8 +204,8 @@ mod tests {
         own.iter_mut().zip(theirs).for_each(|(own, other)| *own += other);
     }
 
-    /// As much of the message as there is room for; how much that is.
-    fn receive(progress: &mut Progress<'_>, bytes: &[u8]) -> usize {
+    /// Receives as much of the message as there is room for; returns the length.
+    fn receive(progress: &mut TransferProgress<'_>, bytes: &[u8]) -> usize {
         let room = progress.room();
         let length = room.len().min(bytes.len());
         room[..length].copy_from_slice(&bytes[..length]);
@@ -223,15 +218,15 @@ mod tests {
         let (mut data, mut arrivals) = ([1, 2, 3, 4, 5, 6], [0; 4]);
         let step = exchange();
         let swap = Swap { data: &mut data, fold: &add };
-        let mut progress = Progress::swap((&step, &Calls::default()), swap, &mut arrivals);
+        let mut progress = TransferProgress::swap((&step, &CallHistory::default()), swap, &mut arrivals);
         progress.accept();
         assert_eq!(receive(&mut progress, &[10; 6]), 4);
-        assert!(!progress.has_room(), "nothing is sent, so nothing is folded");
+        assert!(!progress.check_descriptor_limit(), "nothing is sent, so nothing is folded");
         progress.note_sent(HEADER_LEN + 3);
         assert!(!progress.fold());
         assert_eq!(progress.unsent(), Some([&[][..], &[4, 5, 6]]));
         progress.note_sent(1);
-        assert!(progress.fold() && progress.has_room());
+        assert!(progress.fold() && progress.check_descriptor_limit());
         assert_eq!(progress.unsent(), Some([&[][..], &[5, 6]]));
         assert_eq!(receive(&mut progress, &[10; 2]), 2);
         assert!(!progress.is_done());
@@ -242,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_bytes_is_awaited_all_the_same() {
+    fn message_without_bytes_is_awaited_all_the_same() {
         let step = exchange();
         let transfer = Transfer { send: None, receive: Some(&mut []) };
-        let mut progress = Progress::new((&step, &Calls::default()), transfer);
+        let mut progress = TransferProgress::new((&step, &CallHistory::default()), transfer);
         assert!(progress.wants_to_receive() && progress.only_waits());
         progress.set_gone(true);
-        assert!(progress.is_hopeless());
+        assert!(progress.cannot_complete());
         progress.accept();
-        assert!(progress.is_done() && !progress.is_hopeless());
+        assert!(progress.is_done() && !progress.cannot_complete());
     }
 }

@@ -1,14 +1,15 @@
-//! Gradients on devices of the fake machine: ranks that are processes train one model, and read the means where gradients lay.
+//! Gradients on devices of the fake machine: ranks that are processes train one model
+//! and read the means in place.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 use rankrun_worker::cuda::cuda_context;
-use rankrun_worker::ddp::{DdpError, DdpOptions, DeviceDdp, Parameter};
+use rankrun_worker::ddp::{DdpError, DdpOptions, NcclDdp, Parameter};
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{DeviceMemory, Element, Stream};
-use rankrun_worker::{Group, GroupOptions, Reduction, WorkerContext};
+use rankrun_worker::{Group, GroupOptions, ReduceOp, WorkerContext};
 
 use super::ranks::Job;
 
@@ -42,7 +43,7 @@ trait Put {
     fn put_end(&mut self, stream: Stream) -> Result<Vec<usize>, DdpError>;
 }
 
-impl Put for DeviceDdp {
+impl Put for NcclDdp {
     fn put_weights(&mut self, all: &[DeviceMemory], stream: Stream) -> Result<(), DdpError> {
         // SAFETY: as the trait says.
         unsafe { self.broadcast(all, stream) }
@@ -139,7 +140,7 @@ impl Device {
 
     fn steps(&self, (host, device): Groups, bytes: usize) -> Result<Groups, DdpError> {
         let (rank, stream) = (self.rank, raw(&self.streams[0]));
-        let mut ddp = DeviceDdp::new(host, device, model(), &options(bytes, false))?;
+        let mut ddp = NcclDdp::new(host, device, model(), &options(bytes, false))?;
         assert_eq!((ddp.rank().index(), ddp.world_size().get(), ddp.parameters().len()), (rank, 3, 4));
         let mut weights = self.values(|index| (rank * 10 + index) as f64);
         ddp.put_weights(&weights.all(), stream)?;
@@ -170,7 +171,7 @@ impl Device {
             ddp.put_end(stream)?;
             assert!((0..4).all(|index| gradients.is(index, mean(index))));
             let mut sum = [1.0f64];
-            ddp.host().all_reduce(&mut sum, Reduction::Sum)?;
+            ddp.host().all_reduce(&mut sum, ReduceOp::Sum)?;
             assert_eq!(sum, [3.0]);
         }
         // SAFETY: the stream is there.
@@ -180,10 +181,10 @@ impl Device {
 
     fn unused(&self, (host, device): Groups) -> Result<Groups, DdpError> {
         let (rank, stream) = (self.rank, raw(&self.streams[0]));
-        let mut ddp = DeviceDdp::new(host, device, model(), &options(1, true))?;
+        let mut ddp = NcclDdp::new(host, device, model(), &options(1, true))?;
         for _ in 0..2 {
             let mut gradients = self.values(|_| 6.0);
-            // The first parameter is used by nobody, the second one by rank 1 alone.
+            // No rank uses the first parameter; only rank 1 uses the second one.
             for index in 0..4 {
                 let memory = gradients.memory(index);
                 let is_used = index >= 2 || (index == 1 && rank == 1);
@@ -200,7 +201,7 @@ impl Device {
 
     fn mistakes(&self, (host, device): Groups) -> Result<Groups, DdpError> {
         let stream = raw(&self.streams[0]);
-        let mut ddp = DeviceDdp::new(host, device, model(), &options(1, false))?;
+        let mut ddp = NcclDdp::new(host, device, model(), &options(1, false))?;
         let mut gradients = self.values(|_| 1.0);
         let all = gradients.all();
         let refused = |done: Result<(), DdpError>| done.unwrap_err().to_string();
@@ -235,12 +236,12 @@ impl Device {
         if self.rank == 2 {
             parameters[1] = Parameter::new::<f64>("fc.weight", &[4]);
         }
-        DeviceDdp::new(host, device, parameters, &options(1, false))?.into_groups()
+        NcclDdp::new(host, device, parameters, &options(1, false))?.into_groups()
     }
 
     fn other_ranks(&self, (mut host, device): Groups) -> Result<Groups, DdpError> {
         let reversed = host.split(Some(0), 9 - self.rank as u32)?.unwrap();
-        let error = DeviceDdp::new(reversed, device, model(), &options(1, false)).unwrap_err();
+        let error = NcclDdp::new(reversed, device, model(), &options(1, false)).unwrap_err();
         let expected = format!("this is rank {} of 3 between hosts and rank {}", 2 - self.rank, self.rank);
         assert!(self.rank == 1 || error.to_string().starts_with(&expected), "{error}");
         Err(error)
@@ -262,7 +263,7 @@ fn plays_well(what: &str) {
 }
 
 #[test]
-fn gradients_become_their_mean_where_they_lie_whatever_the_order_on_each_rank() {
+fn gradients_on_device_are_averaged_in_place_in_any_order() {
     plays_well("steps");
 }
 

@@ -1,4 +1,4 @@
-//! How a world of one ends when NCCL or the driver does not do what it should.
+//! A world of one in which NCCL or the driver fails.
 
 use super::place::{Folder, play, play_with, sees};
 
@@ -28,7 +28,7 @@ fn every_operation_and_type_in_a_world_of_one() {
 }
 
 #[test]
-fn a_stream_that_was_waited_for_is_not_touched_again() {
+fn stream_that_was_waited_for_is_not_touched_again() {
     assert_eq!(play_with("streams", ""), "fine");
 }
 
@@ -45,7 +45,7 @@ fn memory_of_the_other_kind_is_refused() {
 }
 
 #[test]
-fn a_collective_that_hangs_on_the_device_ends_at_its_deadline() {
+fn collective_that_hangs_on_the_device_ends_at_its_deadline() {
     let said = play_with("one call", "stuck=1");
     let expected = "`all_reduce` cannot finish: on rank 0, call 1, `all_reduce` (sum) of 1000 f32 is not done within \
                     400ms, although all ranks have made it";
@@ -54,7 +54,7 @@ fn a_collective_that_hangs_on_the_device_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_call_that_hangs_in_the_library_is_aborted_at_its_deadline() {
+fn call_that_hangs_in_the_library_is_aborted_at_its_deadline() {
     let said = play_with("one call", "hang=ncclAllReduce");
     assert_eq!(lines(&said).len(), 2);
     assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
@@ -62,14 +62,14 @@ fn a_call_that_hangs_in_the_library_is_aborted_at_its_deadline() {
 }
 
 #[test]
-fn a_call_that_stays_in_progress_is_aborted_at_its_deadline() {
+fn call_that_stays_in_progress_is_aborted_at_its_deadline() {
     let said = play_with("one call", "busy=1");
     assert!(lines(&said).iter().all(|line| line.contains("not done within 400ms")), "{said}");
     assert!((400..3000).contains(&took(&said, "call")), "{said}");
 }
 
 #[test]
-fn an_asynchronous_error_ends_the_group() {
+fn asynchronous_error_ends_the_group() {
     let said = play_with("one call", "async=6 stuck=1");
     let expected = "`all_reduce` cannot finish: on rank 0, `ncclCommGetAsyncError` failed: another rank ended or the \
                     network failed (ncclRemoteError, 6): fake.cc:1 the fake was told to fail";
@@ -77,7 +77,7 @@ fn an_asynchronous_error_ends_the_group() {
 }
 
 #[test]
-fn a_call_that_is_refused_ends_the_group() {
+fn call_that_is_refused_ends_the_group() {
     let said = play_with("one call", "fail=ncclAllReduce:5");
     let expected = "`all_reduce` cannot finish: on rank 0, `ncclAllReduce` failed: an invalid use \
                     (ncclInvalidUsage, 5): fake.cc:1 the fake was told to fail";
@@ -88,7 +88,7 @@ fn a_call_that_is_refused_ends_the_group() {
 }
 
 #[test]
-fn a_device_that_fails_ends_the_group() {
+fn device_that_fails_ends_the_group() {
     let said = play_with("one call", "fail=cuEventQuery:700 stuck=1");
     assert!(
         lines(&said)[0]
@@ -110,14 +110,14 @@ fn a_device_that_fails_ends_the_group() {
 }
 
 #[test]
-fn an_abort_that_never_returns_holds_nobody_up() {
+fn abort_that_never_returns_delays_no_caller() {
     let said = play_with("one call", "stuck=1 freeze=ncclCommAbort");
     assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
     assert!(took(&said, "drop") < 10_000, "{said}");
 }
 
 #[test]
-fn an_end_that_never_returns_becomes_an_abort_or_is_left_behind() {
+fn end_that_never_returns_becomes_an_abort_or_is_left_behind() {
     let said = play_with("only join", "freeze=ncclCommFinalize");
     assert!(took(&said, "drop") < 15_000, "{said}");
     // NCCL aborts what is not finished; the fake would end the process over a second end.
@@ -126,7 +126,7 @@ fn an_end_that_never_returns_becomes_an_abort_or_is_left_behind() {
 }
 
 #[test]
-fn a_world_that_does_not_come_together_is_given_up_at_the_deadline() {
+fn world_that_does_not_come_together_is_given_up_at_the_deadline() {
     let said = play_with("only join", "absent=1");
     let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` was not done within 400ms \
                     [hint: NCCL_DEBUG=INFO says more]";
@@ -138,7 +138,7 @@ fn a_world_that_does_not_come_together_is_given_up_at_the_deadline() {
 }
 
 #[test]
-fn a_world_that_cannot_begin_says_why() {
+fn world_that_cannot_begin_says_why() {
     let said = play_with("only join", "fail=ncclCommInitRankConfig:1");
     let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` failed: a call of CUDA failed \
                     (ncclUnhandledCudaError, 1): fake.cc:1 the fake was told to fail [hint: a GPU and a driver new \

@@ -1,4 +1,4 @@
-//! Where NCCL is looked for, and what is said of what is not NCCL.
+//! The search for NCCL, and its errors about other files.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,7 +22,7 @@ fn found(folder: &Folder, name: &str, vars: Vec<(&'static str, OsString)>) {
 }
 
 #[test]
-fn a_name_comes_first_then_the_loaders_path_then_the_wheels() {
+fn name_comes_first_then_the_loaders_path_then_the_wheels() {
     let folder = Folder::new();
     folder.link(&format!("venv/{WHEEL}")).link(&format!("conda/{WHEEL}")).link(&format!("python/{WHEEL}"));
     fs::create_dir_all(folder.0.join("python/bin")).unwrap();
@@ -41,7 +41,7 @@ fn a_name_comes_first_then_the_loaders_path_then_the_wheels() {
 }
 
 #[test]
-fn the_python_of_a_virtual_environment_that_is_not_active_is_enough() {
+fn python_of_a_virtual_environment_that_is_not_active_is_enough() {
     let folder = Folder::new();
     // The environment has the wheel, the installation behind it has not.
     folder.link(&format!("venv/{WHEEL}")).write("real/bin/python3.11", b"");
@@ -57,7 +57,7 @@ fn the_python_of_a_virtual_environment_that_is_not_active_is_enough() {
 }
 
 #[test]
-fn a_miss_says_where_it_was_looked_and_why_it_was_not_there() {
+fn miss_says_where_it_was_looked_and_why_it_was_not_there() {
     let folder = Folder::new();
     fs::create_dir_all(folder.0.join("venv/lib/python3.11/site-packages")).unwrap();
     let said = load(&folder, vec![("VIRTUAL_ENV", folder.path("venv"))]);
@@ -83,7 +83,7 @@ fn refusal(folder: &Folder, name: &str) -> String {
 }
 
 #[test]
-fn a_named_file_that_is_not_nccl_is_refused_and_nothing_else_is_tried() {
+fn named_file_that_is_not_nccl_is_refused_and_nothing_else_is_tried() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
     assert_eq!(refusal(&folder, "nowhere"), "there is no such file");
@@ -105,7 +105,7 @@ fn a_named_file_that_is_not_nccl_is_refused_and_nothing_else_is_tried() {
 
     folder.write("lacking", &without(&library, "ncclAllReduce"));
     let said = refusal(&folder, "lacking");
-    assert!(said.starts_with("it has no `ncclAllReduce`, so it is no NCCL: "), "{said}");
+    assert!(said.starts_with("it has no `ncclAllReduce`, so it is not NCCL: "), "{said}");
     assert!(said.contains("undefined symbol: ncclAllReduce"), "{said}");
 }
 
@@ -118,7 +118,7 @@ fn what_only_newer_releases_have_may_be_missing() {
 }
 
 #[test]
-fn an_old_release_is_named_and_the_next_place_is_tried() {
+fn old_release_is_named_and_the_next_place_is_tried() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
     let said = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);

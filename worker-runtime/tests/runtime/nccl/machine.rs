@@ -1,5 +1,5 @@
-//! NCCL on the fake machine, which exchanges what real devices would: every operation among ranks that are processes, each on its
-//! own device, and what becomes of them when memory or devices are wrong or a rank is killed.
+//! NCCL on the fake machine, which computes what real devices would: every operation among ranks that are
+//! processes with a device each, and errors of memory, devices and killed ranks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{
     Collective, DataType, DeviceCollective, DeviceMemory, Element, ProcessGroup, Stream,
 };
-use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, WorkerContext};
+use rankrun_worker::{GroupError, GroupOptions, Rank, ReduceOp, WorkerContext};
 
 use super::ranks::Job;
 
@@ -19,12 +19,12 @@ use super::ranks::Job;
 const LONG: usize = 70_001;
 
 /// What a rank does on the device of its own number, or that `wish` has.
-pub(super) fn scene(context: &WorkerContext, wish: &str, timeout: Duration) -> Result<(), GroupError> {
+pub(super) fn scene(context: &WorkerContext, choice: &str, timeout: Duration) -> Result<(), GroupError> {
     let rank = context.rank().0 as usize;
-    let device = cuda_context(if wish == "same device" { 0 } else { rank }).unwrap();
+    let device = cuda_context(if choice == "same device" { 0 } else { rank }).unwrap();
     let stream = device.new_stream().unwrap();
     let mut ranks = Ranks { group: join(context, timeout)?, stream };
-    match wish {
+    match choice {
         "everything" => {
             everything::<f32>(&mut ranks, |number| number as f32);
             everything::<f64>(&mut ranks, f64::from);
@@ -36,14 +36,14 @@ pub(super) fn scene(context: &WorkerContext, wish: &str, timeout: Duration) -> R
             device.bind_to_thread().unwrap();
             let data = memory(&mut data, &other);
             println!("under way");
-            ranks.put(DataType::F32, Collective::AllReduce { data, how: Reduction::Sum })?;
+            ranks.put(DataType::F32, Collective::AllReduce { data, op: ReduceOp::Sum })?;
         }
         "for ever" => {
             let mut data = ranks.stream.clone_htod(&vec![0.0_f32; LONG]).unwrap();
             let data = memory(&mut data, &ranks.stream);
             println!("under way");
             loop {
-                ranks.put(DataType::F32, Collective::AllReduce { data, how: Reduction::Sum })?;
+                ranks.put(DataType::F32, Collective::AllReduce { data, op: ReduceOp::Sum })?;
             }
         }
         _ => {}
@@ -98,28 +98,28 @@ fn everything<T: Element + DeviceRepr>(ranks: &mut Ranks, of: impl Fn(i32) -> T)
     let values = |rank: usize, count: usize| (0..count).map(|at| of(number(rank, at))).collect::<Vec<T>>();
     for count in [1, 6, LONG] {
         let own = values(rank, count);
-        for how in [Reduction::Sum, Reduction::Product, Reduction::Max, Reduction::Min] {
+        for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
             let reduced = |at: usize| {
                 let all = (0..world).map(|rank| number(rank, at));
-                of(match how {
-                    Reduction::Sum => all.sum(),
-                    Reduction::Product => all.product(),
-                    Reduction::Max => all.max().unwrap(),
+                of(match op {
+                    ReduceOp::Sum => all.sum(),
+                    ReduceOp::Product => all.product(),
+                    ReduceOp::Max => all.max().unwrap(),
                     _ => all.min().unwrap(),
                 })
             };
             let expected: Vec<T> = (0..count).map(reduced).collect();
-            let given = ranks.after(&own, |data| Collective::AllReduce { data, how });
-            assert!(given == expected, "{how} of {count} {}", T::DATA_TYPE);
-            let given = ranks.after(&own, |data| Collective::Reduce { data, how, root: Rank(1) });
-            assert!(given == if rank == 1 { expected } else { own.clone() }, "to rank 1: {how}");
+            let given = ranks.after(&own, |data| Collective::AllReduce { data, op });
+            assert!(given == expected, "{op} of {count} {}", T::DATA_TYPE);
+            let given = ranks.after(&own, |data| Collective::Reduce { data, op, root: Rank(1) });
+            assert!(given == if rank == 1 { expected } else { own.clone() }, "to rank 1: {op}");
             // As many for each rank.
             let input = values(rank, count * world);
             let mut input = ranks.stream.clone_htod(&input).unwrap();
             let input = memory(&mut input, &ranks.stream);
-            let given = ranks.after(&own, |output| Collective::ReduceScatter { input, output, how });
+            let given = ranks.after(&own, |output| Collective::ReduceScatter { input, output, op });
             let expected: Vec<T> = (rank * count..(rank + 1) * count).map(reduced).collect();
-            assert!(given == expected, "a part of {how} of {count} {}", T::DATA_TYPE);
+            assert!(given == expected, "a part of {op} of {count} {}", T::DATA_TYPE);
         }
         let given = ranks.after(&own, |data| Collective::Broadcast { data, root: Rank(2) });
         assert!(given == values(2, count), "{count} {}", T::DATA_TYPE);
@@ -127,7 +127,7 @@ fn everything<T: Element + DeviceRepr>(ranks: &mut Ranks, of: impl Fn(i32) -> T)
     }
     // Means are sums that are divided.
     let alike = vec![of(6 * (i32::try_from(rank).unwrap() + 1)); 5];
-    let given = ranks.after(&alike, |data| Collective::AllReduce { data, how: Reduction::Mean });
+    let given = ranks.after(&alike, |data| Collective::AllReduce { data, op: ReduceOp::Mean });
     assert!(given == [of(12); 5], "the mean of {}", T::DATA_TYPE);
 }
 
@@ -197,7 +197,7 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-fn a_rank_killed_while_data_is_exchanged_is_named_and_leaves_nothing() {
+fn rank_killed_while_data_is_exchanged_is_named_and_leaves_nothing() {
     let mut job = Job::start(3, &[("machine:for ever", 60_000, "devices=3"); 3]);
     for rank in 0..3 {
         job.hear(rank, "under way");

@@ -1,4 +1,4 @@
-//! Ranks as processes, with the fake: who is named when one of them does not do its part.
+//! Ranks as processes, with the fake: the rank that does not do its part is named.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{Backend, Collective, DataType, DeviceCollective, ProcessGroup};
-use rankrun_worker::{GroupError, GroupOptions, Rank, Reduction, TcpStore, WorkerContext};
+use rankrun_worker::{GroupError, GroupOptions, Rank, ReduceOp, TcpStore, WorkerContext};
 
 use super::place::{Folder, sees, start};
 use super::scenes::{STREAM, memory};
@@ -19,8 +19,8 @@ use crate::world::{AMPLE, env};
 pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), Box<dyn std::error::Error>> {
     let (action, timeout) = action.rsplit_once(' ').unwrap();
     let timeout = Duration::from_millis(timeout.parse().unwrap());
-    if let Some(wish) = action.strip_prefix("machine:") {
-        return Ok(super::machine::scene(context, wish, timeout)?);
+    if let Some(choice) = action.strip_prefix("machine:") {
+        return Ok(super::machine::scene(context, choice, timeout)?);
     }
     if let Some(what) = action.strip_prefix("ddp:") {
         return Ok(super::ddp::scene(context, what, timeout)?);
@@ -42,7 +42,7 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), Box<dyn
         // SAFETY: the fake touches no memory in a world of several ranks.
         unsafe { group.run_on_device(DataType::F32, work, STREAM) }
     };
-    let reduce = || Collective::AllReduce { data, how: Reduction::Sum };
+    let reduce = || Collective::AllReduce { data, op: ReduceOp::Sum };
     match action {
         "call" | "other" => put(&mut group, reduce())?,
         "calls" => (0..3).try_for_each(|_| put(&mut group, reduce()))?,
@@ -79,7 +79,7 @@ fn split(group: &mut NcclGroup, then: &str) -> Result<(), GroupError> {
     // SAFETY: the fake touches no memory in a world of several ranks.
     unsafe {
         if then == "call" || rank == 0 {
-            part.run_on_device(DataType::F32, Collective::AllReduce { data, how: Reduction::Sum }, STREAM)?;
+            part.run_on_device(DataType::F32, Collective::AllReduce { data, op: ReduceOp::Sum }, STREAM)?;
             return part.wait(STREAM);
         }
     }
@@ -171,7 +171,7 @@ fn all_ranks_come_together_and_part() {
 }
 
 #[test]
-fn a_group_is_split() {
+fn group_is_split() {
     let mut job = Job::start(3, &[("split:call", 60_000, ""); 3]);
     for rank in 0..3 {
         let (code, errors) = job.errors(rank);
@@ -180,7 +180,7 @@ fn a_group_is_split() {
 }
 
 #[test]
-fn a_rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
+fn rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
     let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
     for rank in [0, 2] {
         job.hear(rank, "under way");
@@ -190,13 +190,13 @@ fn a_rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
 }
 
 #[test]
-fn a_rank_that_does_not_split_is_named_by_who_does() {
+fn rank_that_does_not_split_is_named_by_the_others() {
     let mut job = Job::start(2, &[("split:call", 1000, ""), ("nothing", 1000, "")]);
     job.assert_says(0, "`split` cannot finish: lost rank 1, which took no part within 1s");
 }
 
 #[test]
-fn the_variable_chooses_nccl() {
+fn variable_chooses_nccl() {
     let mut job = Job::start_with(2, &[("chosen", 60_000, ""); 2], &[("RANKRUN_BACKEND", "nccl")]);
     for rank in 0..2 {
         let (code, errors) = job.errors(rank);
@@ -205,7 +205,7 @@ fn the_variable_chooses_nccl() {
 }
 
 #[test]
-fn a_killed_rank_is_named_by_all_others_long_before_the_deadline() {
+fn killed_rank_is_named_by_all_others_long_before_the_deadline() {
     let mut job = Job::start(3, &[("call", 60_000, STUCK); 3]);
     for rank in 0..3 {
         job.hear(rank, "under way");
@@ -217,22 +217,22 @@ fn a_killed_rank_is_named_by_all_others_long_before_the_deadline() {
 }
 
 #[test]
-fn a_rank_that_panics_is_named_by_all_others() {
+fn rank_that_panics_is_named_by_all_others() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("panic", 60_000, STUCK)]);
     job.assert_says(
         0,
-        "`all_reduce` cannot finish: lost rank 1, which exited: its connection closed without a word",
+        "`all_reduce` cannot finish: lost rank 1, which exited: its connection closed without a leave message",
     );
 }
 
 #[test]
-fn a_rank_that_has_left_is_named_at_once_by_who_needs_it() {
+fn rank_that_has_left_is_named_at_once_when_needed() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("leave", 60_000, "")]);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which has left the group");
 }
 
 #[test]
-fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
+fn rank_that_makes_no_call_is_named_at_the_deadline() {
     let mut job = Job::start(3, &[("call", 1000, STUCK), ("nothing", 1000, ""), ("call", 1000, STUCK)]);
     for rank in [0, 2] {
         job.assert_says(rank, "`all_reduce` cannot finish: lost rank 1, ");
@@ -240,7 +240,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_at_the_deadline() {
+fn rank_that_is_stopped_is_named_at_the_deadline() {
     let mut job = Job::start(2, &[("call", 2000, STUCK), ("nothing", 2000, "")]);
     job.hear(1, "under way");
     job.signal(1, Signal::SIGSTOP);
@@ -248,7 +248,7 @@ fn a_rank_that_is_stopped_is_named_at_the_deadline() {
 }
 
 #[test]
-fn the_sender_that_does_not_send_is_named() {
+fn sender_that_does_not_send_is_named() {
     let mut job = Job::start(3, &[("receive", 1000, STUCK), ("nothing", 1000, ""), ("nothing", 1000, "")]);
     job.assert_says(0, "`receive` cannot finish: lost rank 1, which took no part within 1s");
 }
@@ -272,7 +272,7 @@ fn ranks_that_call_different_things_are_told_both_calls() {
 }
 
 #[test]
-fn an_error_of_nccl_on_one_rank_is_told_on_all() {
+fn error_of_nccl_on_one_rank_is_told_on_all() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("call", 60_000, "stuck=1 async=2")]);
     job.assert_says(
         1,
@@ -285,7 +285,7 @@ fn an_error_of_nccl_on_one_rank_is_told_on_all() {
 }
 
 #[test]
-fn an_error_of_nccl_is_explained_by_the_rank_that_is_lost() {
+fn error_of_nccl_is_explained_by_the_rank_that_is_lost() {
     let mut job = Job::start(2, &[("call", 60_000, "stuck=1"), ("call", 60_000, "stuck=1")]);
     for rank in 0..2 {
         job.hear(rank, "under way");
@@ -295,7 +295,7 @@ fn an_error_of_nccl_is_explained_by_the_rank_that_is_lost() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+fn rank_that_does_not_come_is_named_at_the_deadline() {
     let mut job = Job::start(3, &[("call", 1000, ""), ("call", 1000, "")]);
     for rank in 0..2 {
         job.assert_says(rank, "`join` cannot finish: lost rank 2, ");
@@ -303,7 +303,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 }
 
 #[test]
-fn a_rank_that_cannot_begin_is_named_with_its_error() {
+fn rank_that_cannot_begin_is_named_with_its_error() {
     let mut job = Job::start(
         2,
         &[("call", 60_000, "absent=1"), ("call", 60_000, "absent=1 fail=ncclCommInitRankConfig:2")],
@@ -316,7 +316,7 @@ fn a_rank_that_cannot_begin_is_named_with_its_error() {
 }
 
 #[test]
-fn a_rank_that_is_killed_while_nccl_connects_is_named() {
+fn rank_that_is_killed_while_nccl_connects_is_named() {
     let mut job =
         Job::start(2, &[("call", 60_000, "absent=1"), ("call", 60_000, "freeze=ncclCommInitRankConfig")]);
     let store = TcpStore::connect("127.0.0.1", job.server.port(), AMPLE).unwrap();
@@ -325,7 +325,7 @@ fn a_rank_that_is_killed_while_nccl_connects_is_named() {
     job.signal(1, Signal::SIGKILL);
     job.assert_says(
         0,
-        "`join` cannot finish: lost rank 1, which exited: its connection closed without a word",
+        "`join` cannot finish: lost rank 1, which exited: its connection closed without a leave message",
     );
 }
 

@@ -38,7 +38,7 @@ pub(super) fn scene() {
 }
 
 #[test]
-fn the_real_library_is_found_gives_ids_and_says_that_there_is_no_gpu() {
+fn real_library_is_found_gives_ids_and_says_that_there_is_not_a_gpu() {
     let Some(bin) = bin() else {
         assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
         eprintln!("skipped: no Python with PyTorch, whose NCCL this test takes");

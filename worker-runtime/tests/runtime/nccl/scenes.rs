@@ -1,4 +1,4 @@
-//! What the started processes do: a world of one.
+//! The programs of the started processes: a world of one.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -9,7 +9,7 @@ use rankrun_worker::process_group::nccl::{Communicator, Nccl, NcclGroup};
 use rankrun_worker::process_group::{
     Collective, DataType, DeviceCollective, DeviceMemory, Element, ProcessGroup, Stream, bf16, f16,
 };
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, Reduction, WorkerContext, WorldSize};
+use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerContext, WorldSize};
 
 pub(super) const STREAM: Stream = Stream(ptr::null_mut::<c_void>());
 
@@ -70,7 +70,7 @@ pub(super) fn streams() {
         // SAFETY: the fake takes memory of the process, and `data` outlives the group; the stream ends after the wait.
         unsafe {
             for _ in 0..3 {
-                let work = Collective::AllReduce { data: memory(&mut data), how: Reduction::Sum };
+                let work = Collective::AllReduce { data: memory(&mut data), op: ReduceOp::Sum };
                 group.run_on_device(DataType::F32, work, stream).unwrap();
             }
             group.wait(stream).unwrap();
@@ -110,14 +110,14 @@ pub(super) fn one_call() {
     let mut group = join(Duration::from_millis(400)).expect("the group is made");
     let mut data = vec![1.0_f32; 1000];
     for _ in 0..2 {
-        let work = Collective::AllReduce { data: memory(&mut data), how: Reduction::Sum };
+        let work = Collective::AllReduce { data: memory(&mut data), op: ReduceOp::Sum };
         let result = timed("call", || {
             // SAFETY: the fake takes memory of the process, and `data` outlives the group.
             unsafe { group.run_on_device(DataType::F32, work, STREAM).and_then(|()| group.wait(STREAM)) }
         });
         println!("{}", result.map_or_else(|error| words(&error), |()| "done".to_owned()));
     }
-    assert!(is_free(STREAM), "the wait for the stream never ends");
+    assert!(is_free(STREAM), "a wait for the stream never ends");
     timed("drop", || drop(group));
 }
 
@@ -142,10 +142,10 @@ fn is_free(stream: Stream) -> bool {
 pub(super) fn wrong_memory() {
     println!("scene:");
     let mut nccl = Group::new(Box::new(join(Duration::from_secs(10)).unwrap()));
-    println!("{}", words(&nccl.all_reduce(&mut [1.0_f32], Reduction::Sum).unwrap_err()));
+    println!("{}", words(&nccl.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err()));
     nccl.barrier().unwrap();
     let mut tcp = WorkerContext::alone().process_group(&GroupOptions::default()).unwrap();
-    let work = Collective::AllReduce { data: memory(&mut [1.0_f32]), how: Reduction::Sum };
+    let work = Collective::AllReduce { data: memory(&mut [1.0_f32]), op: ReduceOp::Sum };
     // SAFETY: no memory is touched.
     let result = unsafe { tcp.run_on_device(DataType::F32, work, STREAM) };
     println!("{}", words(&result.unwrap_err()));
@@ -194,16 +194,16 @@ fn every_operation<T: Element>(group: &mut NcclGroup, communicator: &Communicato
         unsafe { group.run_on_device(kind, work, STREAM).and_then(|()| group.wait(STREAM)) }.unwrap();
     };
     let root = Rank(0);
-    for how in [Reduction::Sum, Reduction::Mean, Reduction::Product, Reduction::Max, Reduction::Min] {
+    for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
         let (mut input, mut output) = (values.to_vec(), vec![T::zeroed(); values.len()]);
         let (from, to) = (memory(&mut input), memory(&mut output));
-        put(group, Collective::AllReduce { data: from, how });
-        put(group, Collective::Reduce { data: from, how, root });
-        put(group, Collective::ReduceScatter { input: from, output: to, how });
+        put(group, Collective::AllReduce { data: from, op });
+        put(group, Collective::Reduce { data: from, op, root });
+        put(group, Collective::ReduceScatter { input: from, output: to, op });
         same(&output);
         output.fill(T::zeroed());
         // SAFETY: as above.
-        communicator.call(|calls| unsafe { calls.all_reduce((kind, how), from, to, STREAM) }).unwrap();
+        communicator.call(|calls| unsafe { calls.all_reduce((kind, op), from, to, STREAM) }).unwrap();
         same(&output);
         same(&input);
     }

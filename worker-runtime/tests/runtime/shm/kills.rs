@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
-use rankrun_worker::{Queue, Rank, Reduction, WorkerContext};
+use rankrun_worker::{AsyncGroup, Rank, ReduceOp, WorkerContext};
 
 use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times, word_of};
 use crate::server::Server;
@@ -65,17 +65,17 @@ fn kill_at_random(backend: &str) {
 }
 
 #[test]
-fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
+fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
     kill_at_random("shm");
 }
 
 #[test]
-fn a_rank_killed_at_any_moment_is_named_by_all_others_within_a_second_over_tcp() {
+fn killed_rank_over_tcp_is_named_by_all_others_within_a_second() {
     kill_at_random("tcp");
 }
 
 #[test]
-fn a_forked_child_does_not_keep_a_dead_rank_alive() {
+fn forked_child_does_not_keep_a_dead_rank_alive() {
     for backend in ["shm", "tcp"] {
         let server = Server::start();
         let mut ranks: Vec<Child> =
@@ -117,7 +117,7 @@ pub(super) fn forks(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
 }
 
 #[test]
-fn a_forked_child_is_no_rank_and_disturbs_none() {
+fn forked_child_is_not_a_rank_and_disturbs_none() {
     for backend in ["shm", "tcp"] {
         let server = Server::start();
         let start = |rank| start_on(backend, &server, "forks and calls", (rank, 2));
@@ -133,7 +133,7 @@ fn a_forked_child_is_no_rank_and_disturbs_none() {
 pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let mut group = context.process_group(&options(AMPLE))?;
     let parts = group.split(Some(0), 0)?.ok_or("a color was said")?;
-    let queue = Queue::new(parts)?;
+    let queue = AsyncGroup::new(parts)?;
     let [mut buffer, before] = [0; 2].map(|_| group.buffer::<f32>(1 << 18));
     buffer.fill(1.0);
     // Kept until it is known how the program ends, which the child does not decide.
@@ -147,18 +147,19 @@ pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Err
             drop(before);
             let errors = [
                 group.barrier().unwrap_err(),
-                queue.all_reduce(vec![1.0f32], Reduction::Sum).wait().unwrap_err(),
+                queue.all_reduce(vec![1.0f32], ReduceOp::Sum).wait().unwrap_err(),
             ];
             let rank = group.rank();
-            let expected = format!("this process was forked from rank {rank}, and is no rank of its groups");
+            let expected =
+                format!("this process was forked from rank {rank}, and is not a rank of its groups");
             let other = errors.into_iter().find(|error| error.to_string() != expected);
             return other.map_or(Ok(()), |error| Err(error.into()));
         }
     };
     assert_eq!(waitpid(child, None)?, WaitStatus::Exited(child, 0));
-    let [fresh, sum] = [group.buffer::<f32>(1 << 18), queue.all_reduce(before, Reduction::Sum).wait()?];
+    let [fresh, sum] = [group.buffer::<f32>(1 << 18), queue.all_reduce(before, ReduceOp::Sum).wait()?];
     assert!(fresh.iter().chain(&*sum).all(|&value| value == 0.0), "nothing of the child is in our memory");
-    group.all_reduce(&mut buffer, Reduction::Sum)?;
+    group.all_reduce(&mut buffer, ReduceOp::Sum)?;
     assert!(buffer.iter().all(|&value| value == 2.0));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Little room, few descriptors, and what a machine does not permit.
+//! Small memory limits, few descriptors, and system calls that a machine refuses.
 
 #![expect(clippy::print_stdout, reason = "a rank tells the test what carries its calls")]
 
@@ -8,8 +8,8 @@ use std::io::Read;
 use std::process::Child;
 use std::thread;
 
-use rankrun_worker::process_group::Wish;
-use rankrun_worker::{Reduction, TcpStore, WorkerContext};
+use rankrun_worker::process_group::BackendChoice;
+use rankrun_worker::{ReduceOp, TcpStore, WorkerContext};
 
 use super::{PLACE, start_apart, start_on, start_under, told};
 use crate::process::start;
@@ -50,11 +50,11 @@ fn no_room_at_all_is_an_error_that_says_so() {
     assert!(errors.contains("bytes of shared memory (limits: `ulimit -v`, `ulimit -f`"), "{errors}");
     let ended = other.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&ended.stderr);
-    assert!(errors.contains("rank 0 could not make it, as its own error says"), "{errors}");
+    assert!(errors.contains("rank 0 failed to make it; its own error has the cause"), "{errors}");
 }
 
 #[test]
-fn a_rank_without_descriptors_says_so_and_blames_nobody() {
+fn rank_without_descriptors_reports_it_and_blames_no_other_rank() {
     for (backend, short, spare) in [
         ("tcp", 0, 0),
         ("tcp", 1, 1),
@@ -118,7 +118,7 @@ fn more_ranks_than_there_are_descriptors_are_an_error_before_they_connect() {
 fn more_ranks_than_share_memory_are_told_so_where_they_ask_for_it() {
     let server = Server::start();
     let error = thread::scope(|scope| {
-        let first = scope.spawn(|| join_on(Wish::Shm, &server, (0, 1025), AMPLE).unwrap_err());
+        let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 1025), AMPLE).unwrap_err());
         say_for_all(&server, 1025);
         told(&first.join().unwrap())
     });
@@ -131,7 +131,7 @@ fn more_ranks_than_share_memory_are_told_so_where_they_ask_for_it() {
 
 #[test]
 fn ranks_of_another_user_are_reached_by_tcp() {
-    // Rank 2 is somebody else as far as it knows: nobody, in a user namespace that has no map.
+    // Rank 2 runs as another user: the overflow user, in a user namespace without a map.
     let start = |server: &Server, backend: &str, rank: u32| {
         let vars = env(server, rank, 3).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);
         match rank {
@@ -156,7 +156,7 @@ fn ranks_of_another_user_are_reached_by_tcp() {
 pub(super) fn says_the_backend(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let mut group = context.process_group(&options(AMPLE))?;
     let mut data = [1i32; 3];
-    group.all_reduce(&mut data, Reduction::Sum)?;
+    group.all_reduce(&mut data, ReduceOp::Sum)?;
     assert_eq!(data, [group.world_size().get() as i32; 3]);
     println!("goes by {}", group.backend());
     Ok(())

@@ -1,28 +1,29 @@
-//! Shared memory: every way a call can take gives the same bits, a rank may die at any moment, and nothing is left behind.
+//! Shared memory: every way of a call gives the same bits, a rank may die at any
+//! moment, and nothing is left behind.
 
 #![expect(
     clippy::disallowed_methods,
     reason = "the test starts programs, and measures how long a loss takes"
 )]
 
+mod foreign_connections;
 mod kills;
 mod limits;
 mod soak;
-mod strangers;
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use rankrun_worker::process_group::Wish;
-use rankrun_worker::{Group, GroupError, Rank, Reduction, WorkerContext};
+use rankrun_worker::process_group::BackendChoice;
+use rankrun_worker::{Group, GroupError, Rank, ReduceOp, WorkerContext};
 
 use crate::process::start;
 use crate::server::Server;
 use crate::world::{AMPLE, env, options, run_on};
 
-/// Where the group is in the store.
+/// The prefix of the group's keys in the store.
 const PLACE: &str = "rankrun/group/default/life 0/1";
 
 /// Bytes at which calls take another way, and lengths that no way divides well.
@@ -75,7 +76,7 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
 #[test]
 fn every_way_gives_the_same_bits() {
     for world in [2u32, 3] {
-        let ended = run_on(Wish::Shm, (world, AMPLE), |mut group| {
+        let ended = run_on(BackendChoice::Shm, (world, AMPLE), |mut group| {
             for bytes in BORDERS {
                 for count in [bytes / 4, bytes / 4 + 1, (bytes / 4).saturating_sub(1)] {
                     for place in Place::ALL {
@@ -103,9 +104,9 @@ fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupErr
             && is.iter().zip(expected).all(|(one, other)| one.to_bits() == other.to_bits());
         assert!(same, "{what} of {count} elements, {place:?}, rank {me} of {world}");
     };
-    let reduced = at(group, place, own, |group, data| group.all_reduce(data, Reduction::Sum))?;
+    let reduced = at(group, place, own, |group, data| group.all_reduce(data, ReduceOp::Sum))?;
     check("all_reduce", &reduced, &sum);
-    let reduced = at(group, place, own, |group, data| group.reduce(data, Reduction::Sum, root))?;
+    let reduced = at(group, place, own, |group, data| group.reduce(data, ReduceOp::Sum, root))?;
     check("reduce", &reduced, if group.rank() == root { &sum } else { own });
     let received = at(group, place, own, |group, data| group.broadcast(data, root))?;
     check("broadcast", &received, &all[1]);
@@ -114,7 +115,7 @@ fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupErr
     check("all_gather", &gathered, &all.concat());
     let mut part = vec![0.0; count];
     let input = vec![own.as_slice(); world].concat();
-    at(group, place, &input, |group, data| group.reduce_scatter(data, &mut part, Reduction::Sum))?;
+    at(group, place, &input, |group, data| group.reduce_scatter(data, &mut part, ReduceOp::Sum))?;
     check("reduce_scatter", &part, &sum);
 
     let counts: Vec<usize> = (0..world).map(|rank| if rank == 2 { 0 } else { count / (rank + 1) }).collect();
@@ -148,16 +149,16 @@ fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupErr
 
 #[test]
 fn buffers_outlive_their_group_and_come_back_as_zeros() {
-    let ended = run_on(Wish::Shm, (2, AMPLE), |mut group| {
+    let ended = run_on(BackendChoice::Shm, (2, AMPLE), |mut group| {
         for _ in 0..3 {
             let mut buffer = group.buffer::<i64>(1 << 20);
             assert!(buffer.iter().all(|&value| value == 0));
             buffer.fill(7);
-            group.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+            group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         }
         let mut last = group.buffer::<i64>(1 << 18);
         last.fill(1);
-        group.all_reduce(&mut last, Reduction::Sum).unwrap();
+        group.all_reduce(&mut last, ReduceOp::Sum).unwrap();
         group.leave();
         last.iter().sum::<i64>()
     });
@@ -182,7 +183,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
 }
 
 fn joined(context: &WorkerContext) -> Result<Group, GroupError> {
-    let options = rankrun_worker::GroupOptions { backend: Some(Wish::Shm), ..options(AMPLE) };
+    let options = rankrun_worker::GroupOptions { backend: Some(BackendChoice::Shm), ..options(AMPLE) };
     context.process_group(&options)
 }
 
@@ -207,17 +208,17 @@ pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> R
     let sum = at(group, place, &own, |group, data| match which {
         0 => group.barrier(),
         1 => group.broadcast(data, root),
-        2 => group.reduce(data, Reduction::Max, root),
+        2 => group.reduce(data, ReduceOp::Max, root),
         3 => group.all_gather(data).map(drop),
         4 => group.gather(data, &vec![count; world], root).map(drop),
         5 => group
             .scatter(&data.repeat(if me == root { world } else { 0 }), &vec![count; world], root)
             .map(drop),
-        6 => group.reduce_scatter(&data.repeat(world), &mut vec![0.0; count], Reduction::Sum),
+        6 => group.reduce_scatter(&data.repeat(world), &mut vec![0.0; count], ReduceOp::Sum),
         7 if world > 1 && me == root => group.send(data, Rank((root.0 + 1) % world as u32)),
         7 if world > 1 && me.0 == (root.0 + 1) % world as u32 => group.receive(data, root),
         7 => Ok(()),
-        _ => group.all_reduce(data, Reduction::Sum),
+        _ => group.all_reduce(data, ReduceOp::Sum),
     })?;
     let expected = if which == 8 { world as f32 } else { 1.0 };
     assert!(sum.iter().all(|&value| value == expected), "call {which} of {count}");
@@ -272,9 +273,13 @@ pub(crate) fn segments() -> Result<usize, std::io::Error> {
 }
 
 /// A rank in namespaces of its own, as `unshare` makes them; this test has the rights, or those of a user namespace.
-fn start_apart(role: &str, how: &[&str], vars: impl IntoIterator<Item = (&'static str, OsString)>) -> Child {
+fn start_apart(
+    role: &str,
+    prefix: &[&str],
+    vars: impl IntoIterator<Item = (&'static str, OsString)>,
+) -> Child {
     let rights = if rustix::process::geteuid().is_root() { &[][..] } else { &["-Ur"] };
-    start_under(&[&["unshare"], rights, how].concat(), role, vars)
+    start_under(&[&["unshare"], rights, prefix].concat(), role, vars)
 }
 
 /// A rank that this program starts, with these arguments before those of the rank.

@@ -1,4 +1,4 @@
-//! What is left of groups: nothing, however many there were.
+//! Groups leave nothing behind, however many there were.
 
 use std::error::Error;
 use std::fs;
@@ -8,7 +8,7 @@ use rankrun_worker::WorkerContext;
 use super::{Random, all_end_well, any_call, descriptors, joined, segments, times};
 
 #[test]
-fn a_group_that_is_gone_leaves_nothing() {
+fn group_that_is_gone_leaves_nothing() {
     all_end_well("shm: leaves nothing", 3);
 }
 

@@ -1,4 +1,4 @@
-//! Ranks that are connected over the loopback, and others whose bytes the test writes.
+//! Ranks connected over loopback, some of them scripted by the test.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ fn call(operation: Operation, root: u32) -> Call {
 }
 
 /// Rank 0, which receives four bytes in this call, and the other end of its connection.
-fn waiting(call: Call, other: impl FnOnce(&mut TcpStream)) -> (Result<(), Ending>, [u8; 4]) {
+fn waiting(call: Call, other: impl FnOnce(&mut TcpStream)) -> (Result<(), GroupFailure>, [u8; 4]) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut mesh = Mesh::new(vec![None, Some(listener.accept().unwrap().0)]).unwrap();
@@ -42,7 +42,7 @@ fn notice_of(stream: &mut TcpStream) -> Call {
 }
 
 #[test]
-fn a_rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
+fn rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
     for operation in [Operation::Broadcast, Operation::Send] {
         let call = call(operation, if operation == Operation::Send { 0 } else { 1 });
         let (ended, data) = waiting(call, |stream| {
@@ -60,15 +60,14 @@ fn a_rank_says_for_which_call_it_waits_and_is_served_in_the_end() {
 fn two_ranks_that_both_only_receive_find_out() {
     let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
     let (ended, _) = waiting(ours, |stream| {
-        stream.write_all(&judge::notice(theirs, &Calls::default()).encode()).unwrap();
-        // It stays open until the other end has made up its mind.
+        stream.write_all(&judge::notice(theirs, &CallHistory::default()).encode()).unwrap();
+        // It stays open until the other end has decided.
         drop(stream.read_to_end(&mut Vec::new()));
     });
     let (theirs, ours) = (Some(Box::new(theirs)), Box::new(ours));
-    assert_eq!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs, ours }));
+    assert_eq!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), theirs, ours }));
 }
 
-/// Two ranks that are connected.
 fn pair() -> [Mesh; 2] {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -78,7 +77,7 @@ fn pair() -> [Mesh; 2] {
 
 #[test]
 fn what_two_ranks_swap_is_what_each_had_before_it_was_folded() {
-    // Nothing, less than a piece, and more than the kernel takes at once.
+    // Nothing, less than a piece, and more than the kernel buffers.
     for length in [0, 5, PIECE, 100 * PIECE + 3] {
         let timeout = Duration::from_secs(60);
         let call = call(Operation::AllReduce, 0);
@@ -101,20 +100,20 @@ fn what_two_ranks_swap_is_what_each_had_before_it_was_folded() {
     }
 }
 
-/// Sends a header when it is looked at, so when nothing has come for a while.
+/// Sends a header when it is checked, so after a pause.
 #[derive(Debug)]
 struct Late(TcpStream, Vec<u8>);
 
-impl Outlook for Late {
-    fn look(&mut self, _: &Step) -> Result<(), Ending> {
+impl TransportProbe for Late {
+    fn look(&mut self, _: &Step) -> Result<(), GroupFailure> {
         self.0.write_all(&std::mem::take(&mut self.1)).unwrap();
         Ok(())
     }
 }
 
-/// Rank 0 in a barrier of three, in which rank 1 has done its part and gone on to a call in which the group ended. Rank 2 may come
-/// once rank 0 waits for nothing else.
-fn left_in_a_barrier(comes: bool) -> Result<(), Ending> {
+/// Rank 0 in a barrier of three. Rank 1 has done its part and its next call has failed. Rank 2 may arrive
+/// while rank 0 waits for it alone.
+fn left_in_a_barrier(comes: bool) -> Result<(), GroupFailure> {
     let [(one, mut other), (two, third)] = [(); 2].map(|()| {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -127,28 +126,28 @@ fn left_in_a_barrier(comes: bool) -> Result<(), Ending> {
     other.shutdown(std::net::Shutdown::Both).unwrap();
     let mut mesh = Mesh::new(vec![None, Some(one), Some(two)]).unwrap();
     let part = if comes { header.encode().to_vec() } else { Vec::new() };
-    mesh.look_at(Box::new(Late(third, part)));
+    mesh.set_probe(Box::new(Late(third, part)));
     let timeout = Duration::from_secs(60);
     let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
     mesh.exchange(&step, (0..3).map(|_| Transfer { send: Some(&[]), receive: Some(&mut []) }).collect())
 }
 
 #[test]
-fn a_complete_call_is_good_although_the_group_has_ended_in_the_next_one() {
+fn complete_call_is_good_although_the_group_has_ended_in_the_next_one() {
     let ended = left_in_a_barrier(true);
     assert_eq!(ended, Ok(()));
 }
 
 #[test]
-fn a_rank_that_has_done_its_part_is_lost_all_the_same_where_another_one_does_not_come() {
+fn lost_rank_with_its_part_done_ends_call_if_another_is_missing() {
     let deadline = clock::after(Duration::from_secs(30));
     let ended = left_in_a_barrier(false);
-    assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+    assert!(matches!(ended, Err(GroupFailure::Lost { rank: Rank(1), .. })), "{ended:?}");
     assert!(!clock::until(deadline).is_zero(), "it does not wait for the deadline of the call");
 }
 
 #[test]
-fn a_rank_that_ends_in_the_middle_of_a_swap_is_lost() {
+fn rank_that_ends_in_the_middle_of_a_swap_is_lost() {
     let [mut mesh, other] = pair();
     let timeout = Duration::from_secs(60);
     let call = call(Operation::AllReduce, 0);
@@ -159,14 +158,14 @@ fn a_rank_that_ends_in_the_middle_of_a_swap_is_lost() {
     drop(stream);
     let mut data = vec![0; 2 * PIECE];
     let ended = mesh.swap(&step, Rank(1), Swap { data: &mut data, fold: &|_, _| () });
-    assert!(matches!(ended, Err(Ending::Lost { rank: Rank(1), .. })), "{ended:?}");
+    assert!(matches!(ended, Err(GroupFailure::Lost { rank: Rank(1), .. })), "{ended:?}");
 }
 
 #[test]
-fn what_is_no_header_is_an_error() {
+fn invalid_header_is_an_error() {
     let (ended, _) = waiting(call(Operation::Broadcast, 1), |stream| {
         stream.write_all(&[b'x'; HEADER_LEN]).unwrap();
         drop(stream.read_to_end(&mut Vec::new()));
     });
-    assert!(matches!(ended, Err(Ending::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
+    assert!(matches!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
 }

@@ -1,4 +1,4 @@
-//! How a rank's end looks to the others: a failure is its own, and is known before they fail of it.
+//! The end of a rank as the others see it: a failure is reported before the others fail of it.
 
 #![expect(clippy::print_stdout, reason = "a rank tells the test what it saw")]
 
@@ -7,7 +7,7 @@ use std::process::{ExitCode, Output};
 
 use nix::sys::signal::{Signal, raise};
 use rankrun_contract::report;
-use rankrun_worker::process_group::{Ending, GroupError, LossCause};
+use rankrun_worker::process_group::{GroupError, GroupFailure, LossCause};
 use rankrun_worker::{Group, GroupOptions, Rank, StoreError, WorkerContext};
 
 use crate::process::start;
@@ -24,7 +24,7 @@ const ROUNDS: usize = 5;
 enum PartError {
     #[error("failed, as asked")]
     AsAsked,
-    /// It hides the error of the group from whoever walks the causes.
+    /// Hides the error of the group from a walk over the causes.
     #[error(transparent)]
     Group(#[from] GroupError),
     #[error(transparent)]
@@ -62,8 +62,8 @@ fn notice(how: &str, context: &WorkerContext, mut group: Group) -> Result<(), Pa
 }
 
 fn has_left(group: &mut Group) -> bool {
-    let ending = Ending::Lost { rank: VICTIM, cause: LossCause::Left };
-    matches!(group.barrier(), Err(GroupError::Ended { ending: it, .. }) if it == ending)
+    let failure = GroupFailure::Lost { rank: VICTIM, cause: LossCause::Left };
+    matches!(group.barrier(), Err(GroupError::Failed { failure: it, .. }) if it == failure)
 }
 
 fn leave(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
@@ -103,7 +103,7 @@ fn play(role: &str, world_size: u32, folder: &Path) -> Vec<Output> {
 }
 
 #[test]
-fn a_failure_is_reported_before_the_others_fail_of_it() {
+fn failure_is_reported_before_the_others_fail_of_it() {
     for (how, world_size) in ["panic", "error", "kill"].into_iter().flat_map(|how| [(how, 2), (how, 4)]) {
         for _ in 0..ROUNDS {
             let folder = Folder::new();
@@ -132,7 +132,7 @@ fn a_failure_is_reported_before_the_others_fail_of_it() {
 }
 
 #[test]
-fn a_rank_that_leaves_and_goes_on_is_heard() {
+fn rank_that_leaves_and_goes_on_is_heard() {
     for role in ["part: leave", "part: go on"] {
         let folder = Folder::new();
         for output in play(role, 2, &folder.0) {

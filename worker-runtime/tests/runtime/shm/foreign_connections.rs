@@ -1,4 +1,4 @@
-//! What others do at the socket through which the memory is passed on.
+//! Foreign connections at the socket that passes the segment.
 
 use std::fs;
 use std::io::{IoSlice, Read, Write};
@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 
 use rankrun_worker::TcpStore;
-use rankrun_worker::process_group::Wish;
+use rankrun_worker::process_group::BackendChoice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::{PLACE, told};
@@ -39,10 +39,10 @@ fn greeting(version: u32, token: &str, [world, rank]: [u32; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn strangers_at_the_socket_neither_join_nor_hold_up_the_ranks() {
+fn foreign_connections_at_the_socket_neither_join_nor_delay_ranks() {
     let server = Server::start();
     thread::scope(|scope| {
-        let first = scope.spawn(|| join_on(Wish::Shm, &server, (0, 2), AMPLE));
+        let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 2), AMPLE));
         let (address, token) = socket_of(&place(&server, 0, 1));
         let connect = || UnixStream::connect_addr(&address).unwrap();
         let _silent = connect();
@@ -60,7 +60,7 @@ fn strangers_at_the_socket_neither_join_nor_hold_up_the_ranks() {
             stranger.write_all(&garbage).unwrap();
             assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is closed");
         }
-        let mut second = join_on(Wish::Shm, &server, (1, 2), AMPLE).unwrap();
+        let mut second = join_on(BackendChoice::Shm, &server, (1, 2), AMPLE).unwrap();
         let mut first = first.join().unwrap().unwrap();
         let barrier = scope.spawn(move || first.barrier());
         second.barrier().unwrap();
@@ -69,10 +69,10 @@ fn strangers_at_the_socket_neither_join_nor_hold_up_the_ranks() {
 }
 
 #[test]
-fn a_rank_with_another_layout_is_named_on_both_sides() {
+fn rank_with_another_layout_is_named_on_both_sides() {
     let server = Server::start();
     thread::scope(|scope| {
-        let first = scope.spawn(|| join_on(Wish::Shm, &server, (0, 2), AMPLE).unwrap_err());
+        let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 2), AMPLE).unwrap_err());
         let (address, token) = socket_of(&place(&server, 0, 1));
         let mut second = UnixStream::connect_addr(&address).unwrap();
         second.write_all(&greeting(7, &token, [2, 1])).unwrap();
@@ -91,7 +91,7 @@ fn a_rank_with_another_layout_is_named_on_both_sides() {
 fn answer_to_rank_1(answer: &[u8], file: Option<OwnedFd>) -> String {
     let server = Server::start();
     thread::scope(|scope| {
-        let second = scope.spawn(|| join_on(Wish::Shm, &server, (1, 2), AMPLE).unwrap_err());
+        let second = scope.spawn(|| join_on(BackendChoice::Shm, &server, (1, 2), AMPLE).unwrap_err());
         let store = place(&server, 1, 0);
         let name = format!("test-{}-{}", std::process::id(), server.port());
         let address = SocketAddr::from_abstract_name(format!("rankrun {name}")).unwrap();
@@ -118,8 +118,9 @@ fn answer(code: u32, version: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_shared_memory_is_not_used() {
-    let strange = "no shared memory for the ranks of this host: rank 0 passes what is not the shared memory";
+fn invalid_segment_from_rank_0_is_refused() {
+    let strange =
+        "no shared memory for the ranks of this host: rank 0 passed a file that is not the shared memory";
     for (bytes, file) in [
         (answer(0, 1), None),
         (answer(0, 1), Some(fs::File::open("/dev/null").unwrap().into())),
@@ -135,16 +136,19 @@ fn what_is_no_shared_memory_is_not_used() {
     assert!(error.contains("rank 0 runs as another user"), "{error}");
     // It goes away in the middle of its answer.
     let error = answer_to_rank_1(&answer(0, 1)[..20], None);
-    assert!(error.contains("lost rank 0, which exited: its connection closed without a word"), "{error}");
+    assert!(
+        error.contains("lost rank 0, which exited: its connection closed without a leave message"),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_machine_that_was_cloned_is_hinted_at_where_nobody_listens() {
+fn refused_connection_hints_at_a_cloned_machine() {
     let server = Server::start();
     thread::scope(|scope| {
-        let second = scope.spawn(|| join_on(Wish::Shm, &server, (1, 2), AMPLE).unwrap_err());
+        let second = scope.spawn(|| join_on(BackendChoice::Shm, &server, (1, 2), AMPLE).unwrap_err());
         let store = place(&server, 1, 0);
-        store.set(KEY, format!("nobody-{} {}", std::process::id(), "t".repeat(36)).as_bytes()).unwrap();
+        store.set(KEY, format!("absent-{} {}", std::process::id(), "t".repeat(36)).as_bytes()).unwrap();
         let error = second.join().unwrap();
         assert!(
             told(&error).contains("lost rank 0, to which the connection failed (connection refused)"),

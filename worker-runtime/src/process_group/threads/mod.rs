@@ -1,8 +1,8 @@
-//! Ranks as threads of one process: a group for tests of programs that use one.
+//! Ranks as threads of one process: a group for tests of programs.
 //!
-//! Stricter than the other backends: every collective call waits for all ranks, also those that need nothing from each other,
-//! and [`send`](super::Group::send) waits until the message before, between the same two ranks, was received. What is wrong then
-//! shows in every run.
+//! It is stricter than the other backends: every collective call waits for all ranks, also for those that
+//! need nothing from each other, and [`send`](super::Group::send) waits until the previous message between
+//! the same two ranks was received. A wrong order of calls therefore fails in every run.
 
 mod hub;
 
@@ -15,33 +15,33 @@ use self::hub::{Deposit, Hub};
 use super::collective::HostCollective;
 use super::cpu::CpuGroup;
 use super::element::DataType;
-use super::error::{Ending, GroupError};
+use super::error::{GroupError, GroupFailure};
 use super::group::Group;
-use super::meet::{Connected, Meeting, Seat};
 use super::members::Members;
+use super::rendezvous::{Coordinator, GroupBacking, Membership};
 use super::transport::{Step, Transport};
 use super::{Backend, layout, reduce};
 use crate::clock;
 
-/// How long a call waits, unless said: longer than a test that passes, shorter than one's patience with one that does not.
+/// Default time limit of a call: longer than a passing test takes, and bearable in a failing one.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A job in one process, each rank of which is a thread: to test a program without a launcher.
+/// A job in one process, with a thread for each rank: tests a program without a launcher.
 ///
 /// ```
-/// use rankrun_worker::{Group, GroupError, MemoryGroup, Reduction};
+/// use rankrun_worker::{Group, GroupError, ThreadGroup, ReduceOp};
 ///
 /// /// The step under test: its gradient is the mean of all ranks' gradients.
 /// fn step(group: &mut Group, weight: &mut f32, example: f32) -> Result<(), GroupError> {
 ///     let mut gradient = [*weight - example];
-///     group.all_reduce(&mut gradient, Reduction::Mean)?;
+///     group.all_reduce(&mut gradient, ReduceOp::Mean)?;
 ///     *weight -= gradient[0];
 ///     Ok(())
 /// }
 ///
 /// let examples = [1.0, 2.0, 6.0];
 /// let weights: Vec<f32> = std::thread::scope(|scope| {
-///     let ranks: Vec<_> = MemoryGroup::world(3)
+///     let ranks: Vec<_> = ThreadGroup::world(3)
 ///         .into_iter()
 ///         .zip(examples)
 ///         .map(|(mut group, example)| {
@@ -57,12 +57,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// assert_eq!(weights, [3.0; 3]);
 /// ```
 ///
-/// A rank that panics is lost, as one that crashes; one that drops its group has left. Both are known to the others at once.
+/// A rank that panics is lost, like one that crashes; one that drops its group has left. The
+/// others learn of both at once.
 #[derive(Debug)]
-pub struct MemoryGroup;
+pub struct ThreadGroup;
 
-impl MemoryGroup {
-    /// The groups of all ranks, in rank order: one for each thread. A call waits for the other ranks for a minute.
+impl ThreadGroup {
+    /// The groups of all ranks in rank order, one for each thread. A call waits up to
+    /// a minute for the other ranks.
     ///
     /// # Panics
     /// If there is no rank.
@@ -71,7 +73,7 @@ impl MemoryGroup {
         Self::world_with(ranks, TIMEOUT)
     }
 
-    /// As [`world`](Self::world), with another time that a call may take.
+    /// As [`world`](Self::world), with a given time limit of calls.
     ///
     /// # Panics
     /// If there is no rank.
@@ -80,54 +82,58 @@ impl MemoryGroup {
         let world_size = WorldSize::new(ranks).expect("a world has a rank");
         let hub = Arc::new(Hub::new(world_size));
         let group = |rank| {
-            let seat = Seat {
+            let membership = Membership {
                 rank: Rank(rank),
                 world_size,
                 members: Members::all(),
                 hosts: vec![0; ranks as usize].into(),
-                life: 0,
+                generation: 0,
                 run_id: String::new(),
                 interface: None,
                 timeout,
                 join_by: clock::after(timeout),
             };
-            let connected = connect(&hub, &seat);
-            Group::new(Box::new(CpuGroup::new(seat, connected)))
+            let backing = connect(&hub, &membership);
+            Group::new(Box::new(CpuGroup::new(membership, backing)))
         };
         (0..ranks).map(group).collect()
     }
 }
 
-fn connect(hub: &Arc<Hub>, seat: &Seat) -> Connected {
-    let transport = Box::new(Thread { rank: seat.rank, hub: Arc::clone(hub) });
-    Connected { backend: Backend::Memory, transport, meeting: Box::new(Room { hub: Arc::clone(hub) }) }
+fn connect(hub: &Arc<Hub>, membership: &Membership) -> GroupBacking {
+    let transport = Box::new(ThreadTransport { rank: membership.rank, hub: Arc::clone(hub) });
+    GroupBacking {
+        backend: Backend::Memory,
+        transport,
+        coordinator: Box::new(HubCoordinator { hub: Arc::clone(hub) }),
+    }
 }
 
-/// Where threads meet: they agree on endings by themselves, since they share the hub.
+/// Threads agree on failures by themselves, since they share the hub.
 #[derive(Debug)]
-struct Room {
+struct HubCoordinator {
     hub: Arc<Hub>,
 }
 
-impl Meeting for Room {
-    fn agree(&self, _: &Seat, seen: Ending) -> Ending {
+impl Coordinator for HubCoordinator {
+    fn agree(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
         seen
     }
 
-    fn subgroup(&self, seat: &Seat, name: &str) -> Result<Connected, GroupError> {
-        Ok(connect(&self.hub.within(name, seat.world_size), seat))
+    fn subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
+        Ok(connect(&self.hub.in_subgroup(name, membership.world_size), membership))
     }
 }
 
-/// One rank.
+/// The transport of one rank.
 #[derive(Debug)]
-struct Thread {
+struct ThreadTransport {
     rank: Rank,
     hub: Arc<Hub>,
 }
 
-impl Transport for Thread {
-    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), Ending> {
+impl Transport for ThreadTransport {
+    fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), GroupFailure> {
         match work {
             HostCollective::Send { data, to } => self.hub.send(step, (self.rank, to), data.to_vec()),
             HostCollective::Receive { data, from } => {
@@ -136,7 +142,7 @@ impl Transport for Thread {
                 Ok(())
             }
             work => {
-                let all = self.hub.meet(step, self.rank, given(&work, self.rank))?;
+                let all = self.hub.exchange(step, self.rank, given(&work, self.rank))?;
                 take(work, &all, self.rank, step.call.data_type);
                 Ok(())
             }
@@ -156,7 +162,7 @@ impl Transport for Thread {
     }
 }
 
-/// What a rank gives to a call of all.
+/// The data that a rank provides to a call of all ranks.
 fn given(work: &HostCollective<'_>, me: Rank) -> Deposit {
     match work {
         HostCollective::AllReduce { data, .. } | HostCollective::Reduce { data, .. } => data.to_vec(),
@@ -169,13 +175,13 @@ fn given(work: &HostCollective<'_>, me: Rank) -> Deposit {
     }
 }
 
-/// What a rank takes from a call to which all ranks have given.
+/// Computes a rank's result from the data of all ranks.
 fn take(work: HostCollective<'_>, all: &[Deposit], me: Rank, data_type: DataType) {
     let ranks = u32::try_from(all.len()).ok();
-    let reduce = |how, output: &mut [u8], part: usize| {
+    let reduce = |op, output: &mut [u8], mark_gone: usize| {
         let sources: Vec<&[u8]> =
-            all.iter().map(|data| &data[part * output.len()..][..output.len()]).collect();
-        reduce::reduce_into((data_type, how), output, &sources, ranks);
+            all.iter().map(|data| &data[mark_gone * output.len()..][..output.len()]).collect();
+        reduce::reduce_into((data_type, op), output, &sources, ranks);
     };
     match work {
         HostCollective::Broadcast { data, root } => {
@@ -183,13 +189,13 @@ fn take(work: HostCollective<'_>, all: &[Deposit], me: Rank, data_type: DataType
                 data.copy_from_slice(&all[root.index()]);
             }
         }
-        HostCollective::AllReduce { data, how } => reduce(how, data, 0),
-        HostCollective::Reduce { data, how, root } => {
+        HostCollective::AllReduce { data, op } => reduce(op, data, 0),
+        HostCollective::Reduce { data, op, root } => {
             if root == me {
-                reduce(how, data, 0);
+                reduce(op, data, 0);
             }
         }
-        HostCollective::ReduceScatter { output, how, .. } => reduce(how, output, me.index()),
+        HostCollective::ReduceScatter { output, op, .. } => reduce(op, output, me.index()),
         HostCollective::AllGather { output, .. } | HostCollective::Gather { output: Some(output), .. } => {
             output.copy_from_slice(&all.concat());
         }

@@ -1,4 +1,4 @@
-//! NCCL's functions as calls that fail with words: the library, what its codes mean, and the id of a communicator.
+//! NCCL's library: loading, error codes and the id of a communicator.
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
@@ -8,16 +8,16 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::find::{Place, Surroundings};
+use super::find::{LibraryEnv, LibraryPlace};
 use super::symbols::{Code, Handle, ID_LEN, IN_PROGRESS, SUCCESS, Symbols, UniqueId};
-use crate::cuda::Tried;
+use crate::cuda::SearchedPlace;
 use crate::diagnostic::{Details, Diagnostic};
 use crate::library;
 
-/// The oldest release that we use: the first one with `ncclCommSplit`.
+/// The oldest supported release: the first with `ncclCommSplit`.
 const OLDEST: NcclVersion = NcclVersion(21_800);
 
-/// NCCL's library, loaded. Clones are the same library.
+/// NCCL's library, loaded. Clones share it.
 #[derive(Clone)]
 pub struct Nccl {
     inner: Arc<Inner>,
@@ -29,7 +29,7 @@ struct Inner {
     version: NcclVersion,
 }
 
-/// A release of NCCL, as `NCCL_VERSION_CODE` counts: 2.30.7 is 23007.
+/// A release of NCCL as `NCCL_VERSION_CODE` counts it: 2.30.7 is 23007.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NcclVersion(pub u32);
 
@@ -43,16 +43,16 @@ impl fmt::Display for NcclVersion {
     }
 }
 
-/// NCCL's library cannot be had.
+/// No usable library of NCCL was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}there is no usable NCCL; looked for{}", Details(self), Places(.tried))]
+#[error("{}there is no usable NCCL; looked for{}", Details(self), SearchList(.searched))]
 pub struct NcclMissing {
-    /// Every place in the order in which it was tried.
-    pub tried: Vec<Tried>,
+    /// Every searched place with its error, in order.
+    pub searched: Vec<SearchedPlace>,
 }
 
 impl NcclMissing {
-    /// What to do about it.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         "install NCCL (`pip install nvidia-nccl-cu13`), or name its file with `--nccl-lib` or RANKRUN_NCCL"
@@ -65,75 +65,75 @@ impl Diagnostic for NcclMissing {
     }
 }
 
-struct Places<'a>(&'a [Tried]);
+struct SearchList<'a>(&'a [SearchedPlace]);
 
-impl fmt::Display for Places<'_> {
+impl fmt::Display for SearchList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|tried| tried.fmt(f))
+        self.0.iter().try_for_each(|searched| searched.fmt(f))
     }
 }
 
-/// A call that failed.
+/// A failed call of NCCL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
-    /// NCCL says so.
-    #[error("{}`{function}` failed: {code}{}", Details(self), Detail(.detail))]
+    /// NCCL returned an error code.
+    #[error("{}`{function}` failed: {code}{}", Details(self), ErrorDetail(.detail))]
     Call {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
-        /// What it returned.
+        /// The code that it returned.
         code: NcclCode,
-        /// The library's own words about its last error; empty where it has none.
+        /// NCCL's text about its last error; empty if it has none.
         detail: String,
     },
-    /// It is not done in time, and the communicator was aborted.
+    /// The call was not done in time, and the communicator was aborted.
     #[error("{}`{function}` was not done within {timeout:?}", Details(self))]
     Timeout {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
-        /// How long it had.
+        /// The exceeded limit.
         timeout: Duration,
     },
     /// The communicator was aborted before or during the call.
     #[error("`{function}` cannot be called: the communicator was aborted")]
     Aborted {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
     },
-    /// The library is too old for it.
+    /// The loaded release lacks the function.
     #[error("{}NCCL {version} has no `{function}`", Details(self))]
     Unsupported {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
-        /// The library's release.
+        /// The loaded release.
         version: NcclVersion,
     },
-    /// Memory whose length does not fit the call; NCCL was not called.
+    /// A buffer has the wrong length; NCCL was not called.
     #[error("`{function}` takes {expected} bytes here, not {given}")]
     Length {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
-        /// How many there must be.
+        /// The required length in bytes.
         expected: usize,
-        /// How many there are.
+        /// The given length in bytes.
         given: usize,
     },
-    /// A color that NCCL does not know; it was not called.
+    /// The color is above `i32::MAX`; NCCL was not called.
     #[error("{}`ncclCommSplit` takes colors up to {}, not {color}", Details(self), i32::MAX)]
     Color {
-        /// The color.
+        /// The refused color.
         color: u32,
     },
-    /// No thread could be started to watch over a call.
+    /// The system refuses the thread that watches the call.
     #[error("`{function}` needs a thread, of which there are no more")]
     NoThread {
-        /// The C function.
+        /// Name of the C function.
         function: &'static str,
     },
 }
 
 impl NcclError {
-    /// What to do about it, where something is known.
+    /// One thing that the user can do about it.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -159,12 +159,12 @@ impl Diagnostic for NcclError {
     }
 }
 
-/// `ncclResult_t`.
+/// A result code: `ncclResult_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NcclCode(pub i32);
 
 impl NcclCode {
-    /// Its name in `nccl.h`, and in words.
+    /// Its name in `nccl.h`, and its meaning.
     fn words(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("ncclSuccess", "no error"),
@@ -188,15 +188,15 @@ impl fmt::Display for NcclCode {
     }
 }
 
-struct Detail<'a>(&'a str);
+struct ErrorDetail<'a>(&'a str);
 
-impl fmt::Display for Detail<'_> {
+impl fmt::Display for ErrorDetail<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
     }
 }
 
-/// What the ranks of a communicator have in common: rank 0 makes it and gives it to the others, as bytes.
+/// The id that all ranks of a communicator share: rank 0 makes it and sends it to the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId(pub [u8; ID_LEN]);
 
@@ -207,40 +207,46 @@ impl fmt::Debug for NcclId {
 }
 
 impl Nccl {
-    /// Finds and loads the library: the file `explicit` if one is given, else the one that `RANKRUN_NCCL` names, else by
-    /// its name wherever the loader looks, else in the PyPI wheel of the active Python environment (`VIRTUAL_ENV`,
-    /// `CONDA_PREFIX`, the `python3` and `python` in `PATH`).
+    /// Finds and loads the library. It searches, in order: the file `explicit` or, without it, the file in
+    /// `RANKRUN_NCCL` (no other place is tried then); the loader's path; the PyPI wheel of the active Python
+    /// environment (`VIRTUAL_ENV`, `CONDA_PREFIX`, the `python3` and `python` in `PATH`).
     ///
     /// # Errors
-    /// Every place where it was looked, and why it was of no use there.
+    /// Every searched place, each with its error.
     pub fn load(explicit: Option<&Path>) -> Result<Self, NcclMissing> {
-        let mut tried = Vec::new();
-        for place in Surroundings::of_this_process().places(explicit) {
+        let mut searched = Vec::new();
+        for place in LibraryEnv::from_process().places(explicit) {
             match Self::open(&place) {
                 Ok(nccl) => return Ok(nccl),
-                Err(reason) => tried.push(Tried { place: place.to_string(), reason }),
+                Err(reason) => searched.push(SearchedPlace { place: place.to_string(), reason }),
             }
         }
-        Err(NcclMissing { tried })
+        Err(NcclMissing { searched })
     }
 
-    fn open(place: &Place) -> Result<Self, String> {
+    fn open(place: &LibraryPlace) -> Result<Self, String> {
         let name: &OsStr = match place {
-            Place::Loader(name) => name.as_ref(),
-            Place::NoWheel { .. } => return Err("no wheel `nvidia-nccl-*` is installed there".to_owned()),
-            // The loader opens whatever it is given, and would wait for the writer of a pipe.
-            Place::Named { file, .. } | Place::Wheel(file) if file.exists() && !file.is_file() => {
+            LibraryPlace::Loader(name) => name.as_ref(),
+            LibraryPlace::NoWheel { .. } => {
+                return Err("no wheel `nvidia-nccl-*` is installed there".to_owned());
+            }
+            // The loader would open a pipe and wait for its writer.
+            LibraryPlace::Named { file, .. } | LibraryPlace::Wheel(file)
+                if file.exists() && !file.is_file() =>
+            {
                 return Err("not a file".to_owned());
             }
-            // Without a slash the loader would look it up elsewhere.
-            Place::Named { file, .. } if !file.exists() => return Err("there is no such file".to_owned()),
-            Place::Named { file, .. } | Place::Wheel(file) => file.as_os_str(),
+            // The loader would search its path for a name without a slash.
+            LibraryPlace::Named { file, .. } if !file.exists() => {
+                return Err("there is no such file".to_owned());
+            }
+            LibraryPlace::Named { file, .. } | LibraryPlace::Wheel(file) => file.as_os_str(),
         };
         let absolute = std::path::absolute(name).unwrap_or_else(|_| PathBuf::from(name));
-        let is_path = !matches!(place, Place::Loader(_));
+        let is_path = !matches!(place, LibraryPlace::Loader(_));
         let library = library::open(if is_path { absolute.as_os_str() } else { name })?;
         let symbols = Symbols::of(&library)
-            .map_err(|(function, words)| format!("it has no `{function}`, so it is no NCCL: {words}"))?;
+            .map_err(|(function, words)| format!("it has no `{function}`, so it is not NCCL: {words}"))?;
         let mut version = 0;
         // SAFETY: the number lives through the call.
         let code = unsafe { (symbols.get_version)(&raw mut version) };
@@ -251,7 +257,7 @@ impl Nccl {
         if version < OLDEST {
             return Err(format!("it is NCCL {version}, and {OLDEST} is the oldest that is supported"));
         }
-        // It has threads of its own, under which it cannot be unloaded.
+        // Its threads keep running, so it cannot be unloaded.
         std::mem::forget(library);
         let path = library::file_of(symbols.get_version as *const c_void).unwrap_or(absolute);
         Ok(Self { inner: Arc::new(Inner { symbols, path, version }) })
@@ -263,16 +269,16 @@ impl Nccl {
         self.inner.version
     }
 
-    /// The file it was loaded from.
+    /// Path of the loaded file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// A new id, for one communicator. No GPU is needed.
+    /// Makes a new id for one communicator. It needs no GPU.
     ///
     /// # Errors
-    /// NCCL finds no network to be found by.
+    /// NCCL finds no network interface.
     pub fn unique_id(&self) -> Result<NcclId, NcclError> {
         let mut id = UniqueId([0; ID_LEN]);
         // SAFETY: the id lives through the call.
@@ -284,18 +290,18 @@ impl Nccl {
         &self.inner.symbols
     }
 
-    /// Fails with what NCCL says about `code`. Something that goes on is no failure.
+    /// Returns NCCL's error for `code`. A call in progress has not failed.
     pub(super) fn check(&self, function: &'static str, code: Code) -> Result<(), NcclError> {
         if matches!(code, SUCCESS | IN_PROGRESS) { Ok(()) } else { Err(self.error(function, code)) }
     }
 
-    /// The error of a call that returned `code`.
+    /// NCCL's error for a call that returned `code`.
     pub(super) fn error(&self, function: &'static str, code: Code) -> NcclError {
         let none: Handle = ptr::null_mut();
         // SAFETY: the handle may be null; NCCL does not look at it.
         let last = self.symbols().get_last_error.map_or(ptr::null(), |last| unsafe { last(none) });
         let detail = text(last);
-        // A code that is new to us is not to the library.
+        // The library may know a code that this table does not.
         let detail = if detail.is_empty() && NcclCode(code).words().0 == "unknown" {
             // SAFETY: any code may be asked about.
             text(unsafe { (self.symbols().get_error_string)(code) })
@@ -306,7 +312,7 @@ impl Nccl {
     }
 }
 
-/// The words at a pointer that NCCL returned, on one line.
+/// The text at a pointer that NCCL returned, on one line.
 fn text(words: *const c_char) -> String {
     if words.is_null() {
         return String::new();
@@ -322,7 +328,7 @@ impl fmt::Debug for Nccl {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for LibraryPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named { by, file } => write!(f, "{} (named by {by})", file.display()),

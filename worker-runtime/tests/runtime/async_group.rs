@@ -1,21 +1,21 @@
-//! Calls that are started on a queue: in order, beside the program, and never lost.
+//! Calls on an asynchronous group: in order, beside the program, and never lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 
-use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{Group, MemoryGroup, Queue, Rank, Reduction};
+use rankrun_worker::process_group::{GroupError, GroupFailure, LossCause};
+use rankrun_worker::{AsyncGroup, Group, Rank, ReduceOp, ThreadGroup};
 
 use crate::world::AMPLE;
 
-/// Runs `body` on the queue of every rank; `None` of one that panics.
-fn run<R: Send>(ranks: u32, body: impl Fn(Queue) -> R + Sync) -> Vec<Option<R>> {
+/// Runs `body` on the asynchronous group of every rank; `None` for one that panics.
+fn run<R: Send>(ranks: u32, body: impl Fn(AsyncGroup) -> R + Sync) -> Vec<Option<R>> {
     thread::scope(|scope| {
         let body = &body;
-        let start = |group: Group| scope.spawn(move || body(Queue::new(group).expect("a thread")));
-        let ranks: Vec<_> = MemoryGroup::world(ranks).into_iter().map(start).collect();
+        let start = |group: Group| scope.spawn(move || body(AsyncGroup::new(group).expect("a thread")));
+        let ranks: Vec<_> = ThreadGroup::world(ranks).into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().ok()).collect()
     })
 }
@@ -28,11 +28,11 @@ fn all_well<R>(ended: Vec<Option<R>>) {
 fn results_come_back_in_whatever_order_they_are_asked_for() {
     all_well(run(3, |queue| {
         let rank = queue.rank().0 as i32;
-        let sum = queue.all_reduce(vec![rank], Reduction::Sum);
+        let sum = queue.all_reduce(vec![rank], ReduceOp::Sum);
         let buffer = queue.start(|group| Ok(group.buffer::<i32>(2))).wait().unwrap();
         let broadcast = queue.broadcast(vec![rank].into_boxed_slice(), Rank(2));
-        let largest = queue.all_reduce(buffer, Reduction::Max);
-        let scattered = queue.reduce_scatter(vec![1, 10, 100], vec![0], Reduction::Sum);
+        let largest = queue.all_reduce(buffer, ReduceOp::Max);
+        let scattered = queue.reduce_scatter(vec![1, 10, 100], vec![0], ReduceOp::Sum);
         let gathered = queue.all_gather_into(vec![rank], vec![0; 3]);
         assert_eq!(gathered.wait().unwrap(), (vec![rank], vec![0, 1, 2]));
         assert_eq!(*broadcast.wait().unwrap(), [2]);
@@ -45,14 +45,14 @@ fn results_come_back_in_whatever_order_they_are_asked_for() {
 }
 
 #[test]
-fn the_program_goes_on_while_a_call_is_under_way() {
+fn program_goes_on_while_a_call_is_under_way() {
     let looked = Barrier::new(2);
     all_well(run(2, |queue| {
         if queue.rank() == Rank(1) {
             looked.wait();
-            return queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap();
+            return queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap();
         }
-        let work = queue.all_reduce(vec![1u8], Reduction::Sum);
+        let work = queue.all_reduce(vec![1u8], ReduceOp::Sum);
         assert!(!work.is_done());
         looked.wait();
         work.wait().unwrap()
@@ -60,18 +60,18 @@ fn the_program_goes_on_while_a_call_is_under_way() {
 }
 
 #[test]
-fn a_work_that_is_dropped_keeps_its_turn() {
+fn work_that_is_dropped_keeps_its_turn() {
     all_well(run(2, |queue| {
         let rank = queue.rank().0 as i32;
         drop(queue.broadcast(vec![rank], Rank(1)));
-        assert_eq!(queue.all_reduce(vec![rank], Reduction::Max).wait().unwrap(), [1]);
+        assert_eq!(queue.all_reduce(vec![rank], ReduceOp::Max).wait().unwrap(), [1]);
     }));
 }
 
 #[test]
-fn a_queue_that_is_dropped_finishes_what_was_started() {
+fn dropped_async_group_finishes_started_calls() {
     all_well(run(2, |queue| {
-        let works: Vec<_> = (0..50).map(|value| queue.all_reduce(vec![value], Reduction::Sum)).collect();
+        let works: Vec<_> = (0..50).map(|value| queue.all_reduce(vec![value], ReduceOp::Sum)).collect();
         drop(queue);
         for (value, work) in (0..).zip(works) {
             assert!(work.is_done());
@@ -82,7 +82,8 @@ fn a_queue_that_is_dropped_finishes_what_was_started() {
 
 #[test]
 fn starting_waits_for_room() {
-    let (queue, gate) = (Queue::new(MemoryGroup::world(1).remove(0)).unwrap(), Arc::new(Barrier::new(2)));
+    let (queue, gate) =
+        (AsyncGroup::new(ThreadGroup::world(1).remove(0)).unwrap(), Arc::new(Barrier::new(2)));
     let closed = Arc::clone(&gate);
     let first = queue.start(move |_| {
         closed.wait();
@@ -108,10 +109,10 @@ fn starting_waits_for_room() {
 }
 
 #[test]
-fn a_call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
+fn call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
     let ended = run(2, |queue| {
         if queue.rank() == Rank(0) {
-            return queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap_err().to_string();
+            return queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap_err().to_string();
         }
         let gate = Arc::new(Barrier::new(2));
         let opened = Arc::clone(&gate);
@@ -119,20 +120,20 @@ fn a_call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
             opened.wait();
             std::panic::resume_unwind(Box::new("as asked"))
         });
-        let queued = queue.all_reduce(vec![1u8], Reduction::Sum);
+        let queued = queue.all_reduce(vec![1u8], ReduceOp::Sum);
         gate.wait();
         assert!(matches!(panics.wait(), Err(GroupError::Panicked)));
         assert!(matches!(queued.wait(), Err(GroupError::Panicked)));
-        assert!(matches!(queue.all_reduce(vec![1u8], Reduction::Sum).wait(), Err(GroupError::Panicked)));
+        assert!(matches!(queue.all_reduce(vec![1u8], ReduceOp::Sum).wait(), Err(GroupError::Panicked)));
         queue.into_group().unwrap_err().to_string()
     });
     let (first, second) = (ended[0].as_deref().unwrap(), ended[1].as_deref().unwrap());
     assert!(first.contains("`all_reduce` cannot finish: lost rank 1"), "{first}");
-    assert_eq!(second, "a call of the group's queue panicked");
+    assert_eq!(second, "a call of the asynchronous group panicked");
 }
 
 #[test]
-fn a_panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
+fn panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
     let gate = Arc::new(Barrier::new(2));
     let (alive, has_ended) = mpsc::channel::<()>();
     let (alive, has_ended) = (Mutex::new(Some(alive)), Mutex::new(has_ended));
@@ -142,9 +143,9 @@ fn a_panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
             let end = has_ended.lock().unwrap().recv_timeout(AMPLE);
             gate.wait();
             assert_eq!(end, Err(RecvTimeoutError::Disconnected));
-            let error = queue.all_reduce(vec![1u8], Reduction::Sum).wait().unwrap_err();
-            let GroupError::Ended { ending, .. } = error else { panic!("{error}") };
-            return ending;
+            let error = queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap_err();
+            let GroupError::Failed { failure, .. } = error else { panic!("{error}") };
+            return failure;
         }
         // Dropped in the reverse order.
         let (_alive, queue) = (alive.lock().unwrap().take(), queue);
@@ -157,19 +158,19 @@ fn a_panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
         }));
         has_begun.recv().unwrap();
         // This one was started, but is not made.
-        drop(queue.all_reduce(vec![1u8], Reduction::Sum));
+        drop(queue.all_reduce(vec![1u8], ReduceOp::Sum));
         std::panic::resume_unwind(Box::new("as asked"))
     });
-    assert_eq!(ended, [Some(Ending::Lost { rank: Rank(1), cause: LossCause::Closed }), None]);
+    assert_eq!(ended, [Some(GroupFailure::Lost { rank: Rank(1), cause: LossCause::Closed }), None]);
 }
 
 #[test]
-fn an_error_of_the_group_is_that_of_every_work() {
+fn error_of_the_group_is_that_of_every_work() {
     all_well(run(2, |queue| {
         if queue.rank() == Rank(1) {
             return;
         }
-        let works = [1, 2].map(|elements| queue.all_reduce(vec![0u8; elements], Reduction::Sum));
+        let works = [1, 2].map(|elements| queue.all_reduce(vec![0u8; elements], ReduceOp::Sum));
         for work in works {
             assert_eq!(work.wait().unwrap_err().lost_rank(), Some(Rank(1)));
         }

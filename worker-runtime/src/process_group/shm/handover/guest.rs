@@ -1,4 +1,4 @@
-//! Every other rank's end of the meeting: it receives the memory from rank 0, and trusts nothing that comes.
+//! The other ranks' end of the handover: receives the segment from rank 0 and checks all that arrives.
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use super::{
     greeting, is_same_user, number, send,
 };
 use crate::process_group::error::{GroupError, LossCause};
-use crate::process_group::meet::{Seat, lost};
+use crate::process_group::rendezvous::{Membership, lost_rank};
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::map::Map;
 use crate::process_group::shm::segment::{Segment, VERSION};
@@ -23,16 +23,20 @@ use crate::process_group::unidentified::Retry;
 use crate::store::{StoreError, TcpStore};
 use crate::{clock, socket};
 
-/// The end of every other rank.
-pub(super) struct Guest {
+/// The segment from rank 0, and the connection that brought it.
+pub(super) struct SegmentGuest {
     pub(super) stream: UnixStream,
     pub(super) segment: Segment,
 }
 
-impl Guest {
-    /// Receives the memory from rank 0.
-    pub(super) fn connect(store: &TcpStore, seat: &Seat, step: &Step) -> Result<Self, GroupError> {
-        let timed_out = || lost(seat, Rank(0), LossCause::Timeout(step.timeout));
+impl SegmentGuest {
+    /// Receives the segment from rank 0.
+    pub(super) fn connect(
+        store: &TcpStore,
+        membership: &Membership,
+        step: &Step,
+    ) -> Result<Self, GroupError> {
+        let timed_out = || lost_rank(membership, Rank(0), LossCause::Timeout(step.timeout));
         match store.wait(&[KEY], clock::until(step.deadline)) {
             Err(StoreError::WaitTimeout { .. }) => return Err(timed_out()),
             result => result?,
@@ -49,20 +53,20 @@ impl Guest {
         let failed = |error: io::Error| match error.kind() {
             _ if socket::is_own_shortage(&error) => SegmentError::from(error).into(),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
-            kind => lost(seat, Rank(0), kind.into()),
+            kind => lost_rank(membership, Rank(0), kind.into()),
         };
         let (mut retry, mut closed) = (Retry::new(clock::now()), None);
         loop {
-            // Where rank 0 is gone, the end of the first connection says how.
-            let connected = connect(name, step.deadline);
-            let stream = connected.map_err(|error| failed(closed.map_or(error, io::Error::from)))?;
+            // If rank 0 is gone, the error of the first connection explains it.
+            let backing = connect(name, step.deadline);
+            let stream = backing.map_err(|error| failed(closed.map_or(error, io::Error::from)))?;
             if !is_same_user(&stream) {
                 return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
             }
-            let sent = send(&stream, &greeting(token.as_bytes(), seat));
+            let sent = send(&stream, &greeting(token.as_bytes(), membership));
             match sent.and_then(|()| receive(&stream, step.deadline)) {
                 Ok((answer, file)) => {
-                    let segment = open(&answer, file, seat)?;
+                    let segment = open(&answer, file, membership)?;
                     return Ok(Self { stream, segment });
                 }
                 Err(error) if is_closed(&error) => match retry.next(clock::now()) {
@@ -78,18 +82,18 @@ impl Guest {
     }
 }
 
-/// Whether rank 0 has closed the connection: it may have dropped it among others, without having heard it.
+/// Whether rank 0 has closed the connection: it may have dropped it in a flood, without reading it.
 fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Connects to the socket with this name. What is done on it ends at the deadline.
+/// Connects to the abstract socket `name`. Reads and writes on it end at the deadline.
 fn connect(name: &str, deadline: Instant) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let remaining = clock::until(deadline).max(Duration::from_millis(1));
-    // Connecting waits, too, where many do so at once.
+    // Connecting blocks too, if the queue of the listener is full.
     for direction in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
         sockopt::set_socket_timeout(&socket, direction, Some(remaining))?;
     }
@@ -98,7 +102,7 @@ fn connect(name: &str, deadline: Instant) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Receives rank 0's answer, and the file that comes with it.
+/// Receives the answer of rank 0 and the file descriptor with it.
 fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let (mut answer, mut file) = (Vec::new(), None);
     while answer.len() < ANSWER_LEN {
@@ -114,7 +118,7 @@ fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Optio
             Err(rustix::io::Errno::INTR) if !clock::until(deadline).is_zero() => continue,
             Err(error) => return Err(error.into()),
         };
-        // The kernel leaves out a descriptor for which this process has no place.
+        // The kernel drops a descriptor if this process can open no more.
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(rustix::io::Errno::MFILE.into());
         }
@@ -128,8 +132,8 @@ fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Optio
     Ok((answer, file))
 }
 
-/// What rank 0's answer means.
-fn open(answer: &[u8], file: Option<OwnedFd>, seat: &Seat) -> Result<Segment, SegmentError> {
+/// Checks the answer of rank 0 and maps the segment.
+fn open(answer: &[u8], file: Option<OwnedFd>, membership: &Membership) -> Result<Segment, SegmentError> {
     if answer[..ANSWER.len()] != *ANSWER {
         return Err(SegmentError::Strange);
     }
@@ -140,7 +144,7 @@ fn open(answer: &[u8], file: Option<OwnedFd>, seat: &Seat) -> Result<Segment, Se
             Err(SegmentError::OtherVersion { rank: Rank(0), theirs: version, ours: VERSION })
         }
         (OTHER_USER, _) => Err(SegmentError::OtherUser { rank: Rank(0) }),
-        (WELCOME, Some(file)) => Segment::open(file, Map::new(seat.world_size, arena)?),
+        (WELCOME, Some(file)) => Segment::open(file, Map::new(membership.world_size, arena)?),
         _ => Err(SegmentError::Strange),
     }
 }

@@ -1,4 +1,5 @@
-//! What a call on a queue costs beyond the same call that blocks: `cargo bench -p rankrun-worker --bench queue`.
+//! The cost of an asynchronous call beyond that of a blocking one:
+//! `cargo bench -p rankrun-worker --bench async_group`.
 //!
 //! In a world of one, where the call itself costs next to nothing. Medians, in microseconds.
 
@@ -7,7 +8,7 @@
 
 use std::time::Instant;
 
-use rankrun_worker::{GroupError, MemoryGroup, Queue, Reduction};
+use rankrun_worker::{AsyncGroup, GroupError, ReduceOp, ThreadGroup};
 
 const ROUNDS: usize = 20_000;
 
@@ -15,19 +16,19 @@ const ROUNDS: usize = 20_000;
 const AHEAD: usize = 32;
 
 fn main() -> Result<(), GroupError> {
-    let mut group = MemoryGroup::world(1).remove(0);
+    let mut group = ThreadGroup::world(1).remove(0);
     let mut data = vec![1.0f32; 16];
-    let blocking = median(|| group.all_reduce(&mut data, Reduction::Sum))?;
-    let queue = Queue::new(group)?;
+    let blocking = median(|| group.all_reduce(&mut data, ReduceOp::Sum))?;
+    let queue = AsyncGroup::new(group)?;
     let mut data = Some(data);
     let waited = median(|| {
-        let work = queue.all_reduce(data.take().unwrap_or_default(), Reduction::Sum);
+        let work = queue.all_reduce(data.take().unwrap_or_default(), ReduceOp::Sum);
         data = Some(work.wait()?);
         Ok(())
     })?;
     let mut all = vec![vec![1.0f32; 16]; AHEAD];
     let many = median(|| {
-        let works: Vec<_> = all.drain(..).map(|data| queue.all_reduce(data, Reduction::Sum)).collect();
+        let works: Vec<_> = all.drain(..).map(|data| queue.all_reduce(data, ReduceOp::Sum)).collect();
         all = works.into_iter().map(|work| work.wait()).collect::<Result<_, _>>()?;
         Ok(())
     })?;

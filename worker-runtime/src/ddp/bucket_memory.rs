@@ -1,22 +1,22 @@
-//! The memory of a bucket, which is here or on its way.
+//! The memory of a bucket, here or with a call under way.
 
 use rankrun_contract::rank::Rank;
 
 use super::error::DdpError;
-use crate::process_group::{Buffer, Collective, DataType, Queue, Reduction, Work};
+use crate::process_group::{AsyncGroup, Buffer, Collective, DataType, ReduceOp, Work};
 
-/// Where the memory of a bucket is.
+/// The location of a bucket's memory.
 #[derive(Debug)]
-pub(super) enum Slot {
-    /// Here, to be read and written.
+pub(super) enum BucketMemory {
+    /// Here, readable and writable.
     Here(Buffer<u8>),
-    /// With a call that was started.
+    /// With a started call.
     Away(Work<Buffer<u8>>),
-    /// Lost with a call that failed.
+    /// Lost with a failed call.
     Lost,
 }
 
-impl Slot {
+impl BucketMemory {
     pub(super) fn bytes(&self) -> Result<&[u8], DdpError> {
         match self {
             Self::Here(buffer) => Ok(buffer),
@@ -32,31 +32,35 @@ impl Slot {
     }
 
     /// Starts the mean of this bucket over all ranks.
-    pub(super) fn all_reduce(&mut self, queue: &Queue, data_type: DataType) -> Result<(), DdpError> {
+    pub(super) fn all_reduce(
+        &mut self,
+        async_group: &AsyncGroup,
+        data_type: DataType,
+    ) -> Result<(), DdpError> {
         let mut buffer = self.take()?;
-        *self = Self::Away(queue.start(move |group| {
-            let work = Collective::AllReduce { data: &mut buffer[..], how: Reduction::Mean };
+        *self = Self::Away(async_group.start(move |group| {
+            let work = Collective::AllReduce { data: &mut buffer[..], op: ReduceOp::Mean };
             group.run(data_type, work).map(|()| buffer)
         }));
         Ok(())
     }
 
-    /// Starts to make this bucket what it is on one rank.
+    /// Starts the broadcast of this bucket from one rank.
     pub(super) fn broadcast(
         &mut self,
-        queue: &Queue,
+        async_group: &AsyncGroup,
         data_type: DataType,
         root: Rank,
     ) -> Result<(), DdpError> {
         let mut buffer = self.take()?;
-        *self = Self::Away(queue.start(move |group| {
+        *self = Self::Away(async_group.start(move |group| {
             let work = Collective::Broadcast { data: &mut buffer[..], root };
             group.run(data_type, work).map(|()| buffer)
         }));
         Ok(())
     }
 
-    /// Waits for what was started, if anything was.
+    /// Waits for the started call, if there is one.
     pub(super) fn wait(&mut self) -> Result<(), DdpError> {
         *self = match std::mem::replace(self, Self::Lost) {
             Self::Here(buffer) => Self::Here(buffer),

@@ -1,11 +1,11 @@
-//! Ranks that are threads: what goes wrong in a program shows, on every rank and at once.
+//! Ranks that are threads: an error of the program reaches every rank at once.
 
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use rankrun_worker::process_group::{Ending, GroupError, LossCause};
-use rankrun_worker::{Group, MemoryGroup, Rank, Reduction};
+use rankrun_worker::process_group::{GroupError, GroupFailure, LossCause};
+use rankrun_worker::{Group, Rank, ReduceOp, ThreadGroup};
 
 use crate::world::crash;
 
@@ -23,20 +23,19 @@ fn run<R: Send>(groups: Vec<Group>, body: impl Fn(Group) -> R + Sync) -> Vec<Opt
 
 fn lost(error: &GroupError) -> (Rank, LossCause) {
     match error {
-        GroupError::Ended { ending: Ending::Lost { rank, cause }, .. } => (*rank, cause.clone()),
+        GroupError::Failed { failure: GroupFailure::Lost { rank, cause }, .. } => (*rank, cause.clone()),
         error => panic!("{error}"),
     }
 }
 
 #[test]
-fn a_rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
-    let ended = run(MemoryGroup::world(3), |mut group| {
+fn rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
+    let ended = run(ThreadGroup::world(3), |mut group| {
         group.barrier().unwrap();
         if group.rank() == Rank(1) {
             crash(group);
         }
-        let errors =
-            [group.barrier().unwrap_err(), group.all_reduce(&mut [1u8], Reduction::Sum).unwrap_err()];
+        let errors = [group.barrier().unwrap_err(), group.all_reduce(&mut [1u8], ReduceOp::Sum).unwrap_err()];
         errors.map(|error| lost(&error))
     });
     let expected = Some([(Rank(1), LossCause::Closed), (Rank(1), LossCause::Closed)]);
@@ -44,9 +43,9 @@ fn a_rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
 }
 
 #[test]
-fn a_rank_that_drops_its_group_has_left() {
+fn rank_that_drops_its_group_has_left() {
     let left = Barrier::new(3);
-    let ended = run(MemoryGroup::world(3), |mut group| {
+    let ended = run(ThreadGroup::world(3), |mut group| {
         if group.rank() == Rank(2) {
             drop(group);
             left.wait();
@@ -67,9 +66,9 @@ fn a_rank_that_drops_its_group_has_left() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
+fn rank_that_does_not_come_is_named_when_the_time_is_over() {
     let over = Barrier::new(3);
-    let ended = run(MemoryGroup::world_with(3, SHORT), |mut group| {
+    let ended = run(ThreadGroup::world_with(3, SHORT), |mut group| {
         if group.rank() == Rank(0) {
             over.wait();
             return lost(&group.barrier().unwrap_err());
@@ -84,10 +83,10 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
 
 #[test]
 fn different_calls_are_told_to_every_rank() {
-    let ended = run(MemoryGroup::world(3), |mut group| {
+    let ended = run(ThreadGroup::world(3), |mut group| {
         group.barrier().unwrap();
         let elements = if group.rank() == Rank(2) { 5 } else { 4 };
-        group.all_reduce(&mut vec![1.0f32; elements], Reduction::Sum).unwrap_err().to_string()
+        group.all_reduce(&mut vec![1.0f32; elements], ReduceOp::Sum).unwrap_err().to_string()
     });
     for (rank, error) in ended.into_iter().enumerate() {
         let error = error.expect("no rank panics");
@@ -99,8 +98,8 @@ fn different_calls_are_told_to_every_rank() {
 }
 
 #[test]
-fn a_receive_where_the_other_rank_waits_for_all_is_a_difference() {
-    let ended = run(MemoryGroup::world(2), |mut group| match group.rank() {
+fn receive_where_the_other_rank_waits_for_all_is_a_difference() {
+    let ended = run(ThreadGroup::world(2), |mut group| match group.rank() {
         Rank(0) => group.barrier().unwrap_err().to_string(),
         _ => group.receive(&mut [0u8], Rank(0)).unwrap_err().to_string(),
     });
@@ -111,8 +110,8 @@ fn a_receive_where_the_other_rank_waits_for_all_is_a_difference() {
 }
 
 #[test]
-fn a_message_of_another_length_is_a_difference() {
-    let ended = run(MemoryGroup::world(2), |mut group| match group.rank() {
+fn message_of_another_length_is_a_difference() {
+    let ended = run(ThreadGroup::world(2), |mut group| match group.rank() {
         Rank(0) => group.send(&[1i32, 2], Rank(1)).and_then(|()| group.barrier()).unwrap_err().to_string(),
         _ => group.receive(&mut [0i32], Rank(0)).unwrap_err().to_string(),
     });
@@ -126,7 +125,7 @@ fn a_message_of_another_length_is_a_difference() {
 #[test]
 fn what_was_sent_before_a_rank_left_is_received() {
     let left = Barrier::new(2);
-    run(MemoryGroup::world(2), |mut group| {
+    run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
             group.send(&[7u8], Rank(1)).unwrap();
             group.leave();
@@ -144,9 +143,9 @@ fn what_was_sent_before_a_rank_left_is_received() {
 }
 
 #[test]
-fn a_message_to_a_rank_that_has_left_is_an_error() {
+fn message_to_a_rank_that_has_left_is_an_error() {
     let left = Barrier::new(2);
-    let ended = run(MemoryGroup::world(2), |mut group| {
+    let ended = run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
             group.leave();
             left.wait();
@@ -159,9 +158,9 @@ fn a_message_to_a_rank_that_has_left_is_an_error() {
 }
 
 #[test]
-fn a_second_message_waits_until_the_first_is_received() {
+fn second_message_waits_until_the_first_is_received() {
     let over = Barrier::new(2);
-    let ended = run(MemoryGroup::world_with(2, SHORT), |mut group| {
+    let ended = run(ThreadGroup::world_with(2, SHORT), |mut group| {
         if group.rank() == Rank(0) {
             over.wait();
             return None;
@@ -176,7 +175,7 @@ fn a_second_message_waits_until_the_first_is_received() {
 
 #[test]
 fn sub_groups_are_groups() {
-    let ended = run(MemoryGroup::world(5), |mut group| {
+    let ended = run(ThreadGroup::world(5), |mut group| {
         let rank = group.rank().0;
         // Ranks 0, 2, 4 from behind, and 1; 3 has no part.
         let color = (rank != 3).then_some(rank % 2);
@@ -193,11 +192,11 @@ fn sub_groups_are_groups() {
 }
 
 #[test]
-fn a_world_that_no_segment_takes_adds_up_in_threads() {
+fn world_that_no_segment_takes_adds_up_in_threads() {
     let ranks = 1025;
-    let ended = run(MemoryGroup::world(ranks), |mut group| {
+    let ended = run(ThreadGroup::world(ranks), |mut group| {
         let mut data = [i64::from(group.rank().0), 1];
-        group.all_reduce(&mut data, Reduction::Sum).unwrap();
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         data
     });
     assert_eq!(ended, vec![Some([i64::from(ranks * (ranks - 1) / 2), i64::from(ranks)]); ranks as usize]);

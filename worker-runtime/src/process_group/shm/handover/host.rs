@@ -1,4 +1,4 @@
-//! Rank 0's end of the meeting: it lets in who knows the token, and passes the memory on.
+//! Rank 0's end of the handover: admits ranks that know the token and passes the segment to them.
 
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -15,47 +15,50 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, ended, is_same_user,
-    number,
+    ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, is_same_user,
+    join_failed, number,
 };
 use crate::process_group::error::{GroupError, LossCause};
-use crate::process_group::meet::Seat;
 use crate::process_group::poll::poll;
+use crate::process_group::rendezvous::Membership;
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::member::Member;
 use crate::process_group::shm::segment::VERSION;
-use crate::process_group::shm::watch::Word;
+use crate::process_group::shm::watch::FailureWord;
 use crate::process_group::transport::Step;
 use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Unidentified};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
-/// How long rank 0 waits for connections before it looks what is in the memory.
+/// How long rank 0 waits for connections before it reads the segment again.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Rank 0's end.
-pub(super) struct Host<'a> {
-    seat: &'a Seat,
+/// Rank 0's listener and connections.
+pub(super) struct SegmentHost<'a> {
+    membership: &'a Membership,
     member: &'a Member,
     token: Vec<u8>,
     listener: UnixListener,
-    unidentified: Unidentified<Stranger, Source>,
-    /// Connections of ranks that have been let in.
-    guests: Vec<(usize, UnixStream)>,
+    unidentified: Unidentified<UnidentifiedPeer, PeerIdentity>,
+    admitted: Vec<(usize, UnixStream)>,
 }
 
-/// The user and process at the other end of a connection, as far as they are known.
-type Source = Option<(u32, i32)>;
+/// User and process at the other end of a connection, if known.
+type PeerIdentity = Option<(u32, i32)>;
 
-/// A connection that has not said who it is.
-struct Stranger {
+/// A connection that has not identified itself.
+struct UnidentifiedPeer {
     stream: UnixStream,
     heard: Vec<u8>,
 }
 
-impl<'a> Host<'a> {
-    /// Listens, and says where.
-    pub(super) fn new(store: &TcpStore, seat: &'a Seat, member: &'a Member) -> Result<Self, GroupError> {
+impl<'a> SegmentHost<'a> {
+    /// Listens and publishes the address.
+    pub(super) fn new(
+        store: &TcpStore,
+        membership: &'a Membership,
+        member: &'a Member,
+    ) -> Result<Self, GroupError> {
         let [name, token] = [0; 2].map(|_| uuid::Uuid::new_v4().to_string());
         let address =
             SocketAddr::from_abstract_name(format!("rankrun {name}")).map_err(SegmentError::from)?;
@@ -65,20 +68,21 @@ impl<'a> Host<'a> {
         store.set(KEY, format!("{name} {token}").as_bytes())?;
         let token = token.into_bytes();
         let unidentified = Unidentified::new(member.world, getrlimit(Resource::Nofile).current);
-        Ok(Self { seat, member, token, listener, unidentified, guests: Vec::new() })
+        Ok(Self { membership, member, token, listener, unidentified, admitted: Vec::new() })
     }
 
-    /// Lets all ranks in.
     pub(super) fn receive_all(mut self, step: &Step) -> Result<(), GroupError> {
         let is_missing = |rank: usize| !self.member.counter(rank).has_reached(1);
-        let seat = self.seat;
-        let ended = |ending| ended(seat, ending);
+        let membership = self.membership;
+        let join_failed = |failure| join_failed(membership, failure);
         while (0..self.member.world).any(is_missing) {
-            self.member.look_for(step, None, is_missing).map_err(ended)?;
+            self.member.look_for(step, None, is_missing).map_err(join_failed)?;
             self.accept()?;
             self.hear_unidentified()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {
-                return Err(ended(self.member.end(step, Word::Lost { rank, cause: LossCause::Closed })));
+                return Err(join_failed(
+                    self.member.end(step, FailureWord::Lost { rank, cause: LossCause::Closed }),
+                ));
             }
             self.wait(step.deadline).map_err(SegmentError::from)?;
         }
@@ -86,8 +90,11 @@ impl<'a> Host<'a> {
     }
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
-        let streams =
-            self.unidentified.connections().map(|it| &it.stream).chain(self.guests.iter().map(|(_, it)| it));
+        let streams = self
+            .unidentified
+            .connections()
+            .map(|it| &it.stream)
+            .chain(self.admitted.iter().map(|(_, it)| it));
         let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
         let now = clock::now();
         if self.unidentified.admits_at(now) <= now {
@@ -108,13 +115,17 @@ impl<'a> Host<'a> {
                         continue;
                     }
                     let source = source(&stream);
-                    self.unidentified.add(Entry::new(Stranger { stream, heard: Vec::new() }, source, now))
+                    self.unidentified.add(Entry::new(
+                        UnidentifiedPeer { stream, heard: Vec::new() },
+                        source,
+                        now,
+                    ))
                 }
                 Err(error) if socket::is_own_shortage(&error) => match self.unidentified.make_room() {
                     Some(dropped) => Some(dropped),
                     None => return Err(SegmentError::from(error).into()),
                 },
-                // That of one connection, which is gone again, or passes: the others are not worse off.
+                // An error of one connection, which is gone again: the others are not affected.
                 Err(_) => break,
             };
             if let Some(dropped) = dropped {
@@ -134,11 +145,11 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Hears a connection, and answers it where its greeting is complete; the connection where it has to be heard again.
+    /// Reads a connection, and answers it if its greeting is complete; returns it if it must be read again.
     fn hear(
         &mut self,
-        mut entry: Entry<Stranger, Source>,
-    ) -> Result<Option<Entry<Stranger, Source>>, GroupError> {
+        mut entry: Entry<UnidentifiedPeer, PeerIdentity>,
+    ) -> Result<Option<Entry<UnidentifiedPeer, PeerIdentity>>, GroupError> {
         let is_complete = entry.connection.hear();
         if !self.may_be_member(&entry.connection.heard) {
             return Ok(None);
@@ -151,7 +162,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Whether nothing of what was heard is wrong; the version may be another one.
+    /// Whether the bytes so far are a correct greeting, of any version.
     fn may_be_member(&self, heard: &[u8]) -> bool {
         let starts = |heard: &[u8], expected: &[u8]| {
             let common = heard.len().min(expected.len());
@@ -160,23 +171,23 @@ impl<'a> Host<'a> {
         starts(heard, GREETING) && heard.get(GREETING.len() + 4..).is_none_or(|it| starts(it, &self.token))
     }
 
-    /// Lets a rank in that knows the token, or says why not.
-    fn answer(&mut self, stranger: Stranger) -> Result<(), GroupError> {
-        let heard = &stranger.heard;
+    /// Admits a rank that knows the token, or answers why not.
+    fn answer(&mut self, peer: UnidentifiedPeer) -> Result<(), GroupError> {
+        let heard = &peer.heard;
         let version = number(heard, GREETING.len());
         let [world, rank] = [GREETING_LEN - 8, GREETING_LEN - 4].map(|at| number(heard, at));
-        let is_expected = (1..self.seat.world_size.get()).contains(&rank);
-        let is_known = self.guests.iter().any(|(guest, _)| Rank(rank).index() == *guest);
-        if version == VERSION && (world != self.seat.world_size.get() || !is_expected || is_known) {
+        let is_expected = (1..self.membership.world_size.get()).contains(&rank);
+        let is_known = self.admitted.iter().any(|(guest, _)| Rank(rank).index() == *guest);
+        if version == VERSION && (world != self.membership.world_size.get() || !is_expected || is_known) {
             return Ok(());
         }
-        let code = match (version == VERSION, is_same_user(&stranger.stream)) {
+        let code = match (version == VERSION, is_same_user(&peer.stream)) {
             (false, _) => OTHER_VERSION,
             (_, false) => OTHER_USER,
             _ => WELCOME,
         };
-        // A rank that does not hear the answer is missed.
-        if self.send_answer(&stranger.stream, code).is_err() {
+        // A rank that misses the answer is missed by the group.
+        if self.send_answer(&peer.stream, code).is_err() {
             return Ok(());
         }
         match code {
@@ -186,7 +197,7 @@ impl<'a> Host<'a> {
             }
             OTHER_USER => Err(SegmentError::OtherUser { rank: Rank(rank) }.into()),
             _ => {
-                self.guests.push((Rank(rank).index(), stranger.stream));
+                self.admitted.push((Rank(rank).index(), peer.stream));
                 Ok(())
             }
         }
@@ -206,19 +217,19 @@ impl<'a> Host<'a> {
         if sent == answer.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
     }
 
-    /// A rank that was let in and whose connection is closed.
+    /// An admitted rank whose connection has closed.
     fn find_closed(&self) -> Option<usize> {
         let is_closed = |mut stream: &UnixStream| match stream.read(&mut [0; 8]) {
             Ok(0) => true,
             Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
             Ok(_) => false,
         };
-        self.guests.iter().find(|(_, stream)| is_closed(stream)).map(|(rank, _)| *rank)
+        self.admitted.iter().find(|(_, stream)| is_closed(stream)).map(|(rank, _)| *rank)
     }
 }
 
-impl Stranger {
-    /// Reads what is there of the greeting; whether it is complete.
+impl UnidentifiedPeer {
+    /// Reads the available bytes of the greeting; returns whether it is complete.
     fn hear(&mut self) -> io::Result<bool> {
         while self.heard.len() < GREETING_LEN {
             let mut bytes = [0; GREETING_LEN];
@@ -237,6 +248,6 @@ impl Stranger {
     }
 }
 
-fn source(stream: &UnixStream) -> Source {
+fn source(stream: &UnixStream) -> PeerIdentity {
     getsockopt(stream, PeerCredentials).ok().map(|peer| (peer.uid(), peer.pid()))
 }

@@ -1,9 +1,9 @@
-//! How ranks of one host come to share memory: rank 0 makes it, and passes it to who knows the group's token.
+//! Hands the shared segment over: rank 0 makes it, and passes it to every rank that knows the group's token.
 //!
-//! Rank 0 listens on a socket whose name only the store tells, and which is in no file system. Whoever connects must say the token,
-//! which version it speaks and which rank it is; anything else is closed at its first wrong byte and has no effect, and a
-//! connection that says nothing holds up nobody. A rank keeps its connection until all are here, so that one that dies before it
-//! has its place in the memory is missed at once.
+//! Rank 0 listens on an abstract socket whose name is in the store only. A connection must present the token,
+//! its version and its rank. Any other connection is closed at its first wrong byte; an idle one delays no
+//! other. A rank keeps its connection until all have arrived, so that the death of a rank without a place in
+//! the segment is detected at once.
 
 mod guest;
 mod host;
@@ -17,25 +17,25 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rankrun_contract::rank::Rank;
 
-use self::guest::Guest;
-use self::host::Host;
+use self::guest::SegmentGuest;
+use self::host::SegmentHost;
 use super::Shm;
 use super::error::SegmentError;
 use super::map::{Map, STAGE, STAGES};
 use super::member::Member;
 use super::segment::{Segment, VERSION};
 use super::wait::Spin;
-use super::watch::State;
+use super::watch::RankState;
 use crate::process_group::element::DataType;
-use crate::process_group::error::{Ending, GroupError};
-use crate::process_group::meet::{Seat, agreed};
+use crate::process_group::error::{GroupError, GroupFailure};
 use crate::process_group::message::{Call, Operation};
+use crate::process_group::rendezvous::{Membership, with_agreed_failure};
 use crate::process_group::transport::Step;
 use crate::store::TcpStore;
 
-/// Where rank 0 says how it is reached.
+/// Store key of rank 0's address.
 const KEY: &str = "shared memory";
-/// What it says where there is nothing to be reached.
+/// Start of its value if rank 0 failed to make the segment; the reason follows.
 const NOTHING: &str = "nothing: ";
 /// The most bytes of rank 0's reason that other ranks get.
 const LONGEST_REASON: usize = 512;
@@ -46,19 +46,20 @@ const GREETING_LEN: usize = GREETING.len() + 4 + TOKEN_LEN + 8;
 const ANSWER: &[u8; 8] = b"rankrun\n";
 const ANSWER_LEN: usize = ANSWER.len() + 16;
 
-/// What rank 0 answers to a rank that knows the token.
+/// Answer codes of rank 0 to a rank that knows the token.
 const WELCOME: u32 = 0;
 const OTHER_VERSION: u32 = 1;
 const OTHER_USER: u32 = 2;
 
-/// Shares memory with the other ranks of the group, which are all on this host. `store` is seen by this group only.
-pub(crate) fn join(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
-    meet(store, seat).map_err(|error| agreed(store, seat, error))
+/// Shares memory with the other ranks of the group, which are all on this host. `store`
+/// has keys of this group only.
+pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Shm, GroupError> {
+    set_up(store, membership).map_err(|error| with_agreed_failure(store, membership, error))
 }
 
-fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
-    // All ranks see it before one of them waits for another.
-    Map::new(seat.world_size, 0)?;
+fn set_up(store: &TcpStore, membership: &Membership) -> Result<Shm, GroupError> {
+    // All ranks see this error before one of them waits for another.
+    Map::new(membership.world_size, 0)?;
     let call = Call {
         operation: Operation::Join,
         data_type: DataType::None,
@@ -67,10 +68,11 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         count: 0,
         sequence: 0,
     };
-    let step = Step { call, deadline: seat.join_by, timeout: seat.timeout };
-    let ended = |ending| ended(seat, ending);
-    let mut shm = if seat.rank == Rank(0) {
-        let made = Segment::create(seat.world_size).and_then(|segment| take_seat(segment, seat));
+    let step = Step { call, deadline: membership.join_by, timeout: membership.timeout };
+    let join_failed = |failure| join_failed(membership, failure);
+    let mut shm = if membership.rank == Rank(0) {
+        let made =
+            Segment::create(membership.world_size).and_then(|segment| enter_segment(segment, membership));
         if let Err(error) = &made {
             // The launcher may stop this rank before its own error is written, so the other ranks can say why.
             let why = error.to_string();
@@ -79,29 +81,29 @@ fn meet(store: &TcpStore, seat: &Seat) -> Result<Shm, GroupError> {
         }
         let mut shm = made?;
         shm.member.arrive();
-        Host::new(store, seat, &shm.member)?.receive_all(&step)?;
-        // All have read it. A store that is gone meanwhile keeps nothing.
+        SegmentHost::new(store, membership, &shm.member)?.receive_all(&step)?;
+        // All have read it. Without the store there is nothing to delete.
         drop(store.delete(KEY));
-        shm.member.wait_for_all(&step).map_err(ended)?;
+        shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     } else {
-        let guest = Guest::connect(store, seat, &step)?;
-        let mut shm = take_seat(guest.segment, seat)?;
+        let guest = SegmentGuest::connect(store, membership, &step)?;
+        let mut shm = enter_segment(guest.segment, membership)?;
         shm.member.arrive();
-        // Rank 0 has all it needs if it does not read this.
+        // Rank 0 may have closed the connection: it has all it needs.
         drop(send(&guest.stream, b"."));
-        shm.member.wait_for_all(&step).map_err(ended)?;
+        shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     };
     shm.settle();
     Ok(shm)
 }
 
-/// This rank's place in the memory.
-fn take_seat(segment: Segment, seat: &Seat) -> Result<Shm, SegmentError> {
-    let rank = seat.rank.index();
+/// Enters this rank into the segment.
+fn enter_segment(segment: Segment, membership: &Membership) -> Result<Shm, SegmentError> {
+    let rank = membership.rank.index();
     let map = *segment.map();
-    segment.take_seat(rank)?;
+    segment.lock_rank(rank)?;
     segment.populate(map.stages(rank), STAGE * STAGES as usize)?;
     let (high, low) = process().as_u64_pair();
     for (at, word) in [(0, high), (8, low)] {
@@ -112,11 +114,11 @@ fn take_seat(segment: Segment, seat: &Seat) -> Result<Shm, SegmentError> {
     }
     segment.word32(map.arenas(rank)).store(u32::from(segment.has_arenas()), Ordering::Relaxed);
     let member = Member::new(Arc::new(segment), rank);
-    member.set_state(State::Here);
+    member.set_state(RankState::Here);
     Ok(Shm::new(member))
 }
 
-/// What no other process has, be it a fork of this one.
+/// An id of this process; a fork has another one.
 fn process() -> uuid::Uuid {
     use std::sync::OnceLock;
     static PROCESS: OnceLock<uuid::Uuid> = OnceLock::new();
@@ -124,7 +126,7 @@ fn process() -> uuid::Uuid {
     uuid::Uuid::from_u128(PROCESS.get_or_init(uuid::Uuid::new_v4).as_u128() ^ u128::from(pid))
 }
 
-/// The processors that this rank may use, a bit for each; all where there are too many to be told.
+/// The processors that this rank may use, one bit each; all bits if there are too many.
 fn processors() -> [u64; 16] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; 16] };
     std::array::from_fn(|word| {
@@ -133,7 +135,7 @@ fn processors() -> [u64; 16] {
 }
 
 impl Shm {
-    /// Chooses, when all are here, what depends on all.
+    /// Chooses what depends on all ranks, once all are here.
     fn settle(&mut self) {
         let (segment, world) = (&self.member.segment, self.member.world);
         let map = segment.map();
@@ -148,16 +150,16 @@ impl Shm {
     }
 }
 
-fn ended(seat: &Seat, ending: Ending) -> GroupError {
-    GroupError::Ended { operation: Operation::Join, ending, members: seat.members.clone() }
+fn join_failed(membership: &Membership, failure: GroupFailure) -> GroupError {
+    GroupError::Failed { operation: Operation::Join, failure, members: membership.members.clone() }
 }
 
-fn greeting(token: &[u8], seat: &Seat) -> Vec<u8> {
-    let numbers = [seat.world_size.get(), seat.rank.0].map(u32::to_le_bytes).concat();
+fn greeting(token: &[u8], membership: &Membership) -> Vec<u8> {
+    let numbers = [membership.world_size.get(), membership.rank.0].map(u32::to_le_bytes).concat();
     [GREETING, &VERSION.to_le_bytes()[..], token, &numbers].concat()
 }
 
-/// Sends a few bytes, without the signal by which a program may end where nobody reads them.
+/// Sends a few bytes without the risk of SIGPIPE.
 fn send(stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
     let sent = rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?;
     if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
@@ -167,7 +169,7 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// Whether the process at the other end of a connection runs as the same user. (rustix would have a process id as well, which a
+/// Whether the process at the other end runs as the same user. (rustix also demands a process id, which a
 /// process of another pid namespace does not have here.)
 fn is_same_user(stream: &UnixStream) -> bool {
     let peer = getsockopt(stream, PeerCredentials);

@@ -1,42 +1,44 @@
-//! The same on GPUs: gradients are reduced where they lie, by NCCL, on a stream of their own beside backward's.
+//! Data-parallel training on GPUs: NCCL reduces gradients in place, on a stream beside backward.
 #![expect(unsafe_code, reason = "device memory is raw memory, and streams are raw handles")]
 
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use super::agreement::{self, Description};
-use super::bucket::{Plan, Sizes};
+use super::bucket::{BucketPlan, Sizes};
 use super::pass::Pass;
 use super::{DdpError, DdpOptions, Parameter, ROOT, check, parameter};
 use crate::cuda::{self, CudaMissing, Event, OwnStream};
 use crate::process_group::nccl::NcclGroup;
 use crate::process_group::{
-    Collective, DataType, DeviceCollective, DeviceMemory, Group, GroupError, ProcessGroup, Reduction, Stream,
+    Collective, DataType, DeviceCollective, DeviceMemory, Group, GroupError, ProcessGroup, ReduceOp, Stream,
 };
 
-/// Gradients on a GPU, which become their mean over all ranks in place.
+/// Gradients on a GPU, averaged over all ranks in place.
 ///
 /// A step is a backward pass, in which the gradient of each parameter is handed over once, in any order, and
-/// [`finish`](Self::finish). Nothing waits on the host: a gradient is handed over when what computes it is on a stream. When all of a
-/// bucket are, its calls go to NCCL as one group (which it runs as one), behind that stream and beside what follows on it; so
-/// buckets need no memory, and nothing is copied. Buckets are those of [`Ddp`](super::Ddp), in the same order on all ranks.
+/// [`finish`](Self::finish). The host never waits: a gradient is handed over when the kernels that compute it
+/// are enqueued. When all gradients of a bucket are handed over, its calls go to NCCL as one group, after the
+/// work on that stream and beside later work; so buckets need no memory and no copies. Buckets are those of
+/// [`Ddp`](super::Ddp), in the same order on all ranks.
 ///
-/// There are two groups: NCCL's for what is on the device, and one between hosts for what ranks say of their models, as in torch's
-/// `cpu:gloo,cuda:nccl`. The second one is the program's for small things, such as the sum of all losses ([`host`](Self::host)).
+/// It has two groups: one on NCCL for device memory, and one on the host to compare the models, as
+/// in torch's `cpu:gloo,cuda:nccl`. The program may use the second one for small values, such as
+/// the sum of all losses ([`host`](Self::host)).
 ///
 /// ```no_run
-/// use rankrun_worker::ddp::{DdpError, DdpOptions, DeviceDdp, Parameter};
+/// use rankrun_worker::ddp::{DdpError, DdpOptions, NcclDdp, Parameter};
 /// use rankrun_worker::process_group::nccl::NcclGroup;
 /// use rankrun_worker::process_group::{DeviceMemory, Stream};
 /// use rankrun_worker::{GroupOptions, WorkerContext};
 ///
 /// /// Buffers of a framework: its addresses, and its stream.
 /// fn train(context: &WorkerContext, weights: DeviceMemory, slopes: DeviceMemory, stream: Stream) -> Result<(), DdpError> {
-///     // On the device that is current in this thread.
+///     // On the current device of this thread.
 ///     let options = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
 ///     let device = NcclGroup::join(context, &options, None)?;
 ///     let host = context.process_group(&GroupOptions::default())?;
 ///     let parameters = vec![Parameter::new::<f32>("w", &[512, 1000])];
-///     let mut ddp = DeviceDdp::new(host, device, parameters, &DdpOptions::default())?;
+///     let mut ddp = NcclDdp::new(host, device, parameters, &DdpOptions::default())?;
 ///     // SAFETY: both buffers live until the stream is done with them, and only this stream touches them.
 ///     unsafe {
 ///         ddp.broadcast(&[weights], stream)?;
@@ -51,21 +53,21 @@ use crate::process_group::{
 /// }
 /// ```
 ///
-/// Batches in several parts (torch's `no_sync`) need nothing here: let backward add to the same gradients, and hand them over in the
-/// last pass. An error of a group ends it: all further calls fail.
+/// Gradient accumulation (torch's `no_sync`) needs no support: let backward add to the same gradients, and
+/// hand them over in the last pass. An error of a group ends it: all further calls fail.
 #[derive(Debug)]
-pub struct DeviceDdp {
+pub struct NcclDdp {
     host: Group,
     device: NcclGroup,
     parameters: Vec<Parameter>,
     options: DdpOptions,
-    plan: Plan,
+    plan: BucketPlan,
     pass: Pass,
-    /// What was handed over in this pass.
+    /// Gradients handed over in this pass, by parameter.
     given: Vec<Option<Given>>,
-    /// It goes after the group on the device, which may look at it until then.
-    lane: Lane,
-    /// A bucket could not be put on its way, so that the gradients are no means.
+    /// Dropped after the device group, which may query its stream until then.
+    reduce_stream: ReduceStream,
+    /// A bucket could not be started, so the gradients are not averaged.
     has_ended: bool,
 }
 
@@ -73,26 +75,26 @@ pub struct DeviceDdp {
 #[derive(Debug, Clone, Copy)]
 struct Given {
     memory: DeviceMemory,
-    /// On which it is computed.
+    /// The stream that computes it.
     stream: Stream,
     is_used: bool,
 }
 
-/// The stream on which buckets travel.
+/// The stream on which buckets are reduced.
 #[derive(Debug)]
-struct Lane {
+struct ReduceStream {
     stream: OwnStream,
-    /// Marks a stream, for another one to wait for; each mark is used at once, so that one event will do.
+    /// Marks one stream for another to wait for; reused, since each mark is consumed at once.
     mark: Event,
 }
 
-impl DeviceDdp {
-    /// Takes both groups, and makes sure that all ranks train the same model with the same options. It is for the CUDA device that is
-    /// current in this thread, which is the one of the group on NCCL.
+impl NcclDdp {
+    /// Takes both groups, and checks that all ranks train the same model with the same options. The CUDA
+    /// device that is current in this thread must be that of the NCCL group.
     ///
     /// # Errors
-    /// The parameters are no model, those of the ranks differ (every rank names the same first difference), the two groups are not of
-    /// the same ranks, or one of them failed.
+    /// The parameters are invalid, those of the ranks differ (every rank names the same first difference),
+    /// the two groups have different ranks, or one of them failed.
     pub fn new(
         mut host: Group,
         device: NcclGroup,
@@ -108,44 +110,44 @@ impl DeviceDdp {
         agreement::agree(&mut host, &description)?;
         let Description { options, parameters } = description;
         let sizes = Sizes { first: options.first_bucket_bytes, others: options.bucket_bytes };
-        let plan = Plan::new(&parameters, sizes);
+        let plan = BucketPlan::new(&parameters, sizes);
         let (pass, given) = (Pass::new(&plan), vec![None; parameters.len()]);
-        let lane = Lane::new().map_err(GroupError::from)?;
-        Ok(Self { host, device, parameters, options, plan, pass, given, lane, has_ended: false })
+        let reduce_stream = ReduceStream::new().map_err(GroupError::from)?;
+        Ok(Self { host, device, parameters, options, plan, pass, given, reduce_stream, has_ended: false })
     }
 
-    /// This rank.
+    /// Rank of this process within both groups.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.host.rank()
     }
 
-    /// How many ranks there are.
+    /// Number of ranks in each group.
     #[must_use]
     pub fn world_size(&self) -> WorldSize {
         self.host.world_size()
     }
 
-    /// The model, in its order: an index in it is what all calls take.
+    /// The parameters in model order; all calls take an index into this list.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The group between hosts, for small things. Every rank makes its calls at the same place of the pass.
+    /// The group on the host, for small values. Every rank makes its calls at the same point of the pass.
     pub fn host(&mut self) -> &mut Group {
         &mut self.host
     }
 
-    /// Gives all ranks the parameters of rank 0, in place; these are all of the model, in its order. What is put on the stream
-    /// afterwards sees them.
+    /// Overwrites the parameters of all ranks with those of rank 0, in place; `parameters` has all of the
+    /// model, in its order. Later work on the stream sees the new values.
     ///
     /// # Safety
-    /// The memory is of the group's device, and is neither freed nor touched by others until `stream` is done with it; `stream` is a
-    /// stream of the device that is still there.
+    /// The memory is on the group's device. Until `stream` is done with it, it is not freed and no other code
+    /// accesses it; `stream` is a valid stream of the device.
     ///
     /// # Errors
-    /// There are more or fewer, one has another length, a pass is under way, or the group failed.
+    /// The number or a length of the parameters is wrong, a pass is under way, or the group failed.
     pub unsafe fn broadcast(&mut self, parameters: &[DeviceMemory], stream: Stream) -> Result<(), DdpError> {
         self.check_alive()?;
         if self.given.iter().any(Option::is_some) {
@@ -165,16 +167,17 @@ impl DeviceDdp {
         Ok(unsafe { self.device.run_grouped(&works, stream) }?)
     }
 
-    /// Hands over the gradient of a parameter, which what is on the stream now has computed by its end. Its bucket goes if it is the
-    /// last of it. The mean is written over it: until [`finish`](Self::finish) it is to be left alone.
+    /// Hands over the gradient of a parameter, which the work on the stream so far
+    /// computes. The last gradient of a bucket starts it. The mean replaces the gradient:
+    /// leave the memory alone until [`finish`](Self::finish).
     ///
     /// # Safety
-    /// As [`broadcast`](Self::broadcast), until the stream of `finish` is done; after a pass that has no `finish`, because it failed,
-    /// until the device is.
+    /// As [`broadcast`](Self::broadcast), until the stream of `finish` is done; after a failed pass
+    /// without `finish`, until the device is.
     ///
     /// # Errors
-    /// There is no such parameter, the memory has another length, or its gradient was handed over before in this pass; or the group
-    /// failed.
+    /// There is no such parameter, the memory has the wrong length, its gradient was handed over before in
+    /// this pass, or the group failed.
     pub unsafe fn ready(
         &mut self,
         index: usize,
@@ -186,8 +189,8 @@ impl DeviceDdp {
         unsafe { self.give(index, Given { memory: gradient, stream, is_used: true }) }
     }
 
-    /// This pass has no gradient of a parameter on this rank: zeros are written to its memory, and go as its gradient. Only with
-    /// [`DdpOptions::find_unused`].
+    /// Contributes zeros as the gradient of a parameter that this rank has not used in this pass: they are
+    /// written to the memory. Requires [`DdpOptions::find_unused`].
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
@@ -212,15 +215,16 @@ impl DeviceDdp {
         }
     }
 
-    /// Ends the step: what is put on the stream afterwards sees the mean of all gradients. The parameters that no rank has used, which
-    /// are none without [`DdpOptions::find_unused`]; for one that is set, all ranks meet here on the host.
+    /// Ends the step: later work on the stream sees the mean of all gradients. Returns the
+    /// parameters that no rank has used, which are none without [`DdpOptions::find_unused`]; with
+    /// it, all ranks meet here on the host.
     ///
     /// # Safety
-    /// `stream` is a stream of the group's device that is still there.
+    /// `stream` is a valid stream of the group's device.
     ///
     /// # Errors
-    /// A gradient was not handed over: others wait for it then, and it still can be. Or a group failed; what fails on the device later
-    /// is the result of the next call, or of [`wait`](Self::wait).
+    /// A gradient is missing: other ranks wait for it, and it can still be handed over. Or a group failed; a
+    /// later failure on the device is the result of the next call, or of [`wait`](Self::wait).
     pub unsafe fn finish(&mut self, stream: Stream) -> Result<Vec<usize>, DdpError> {
         self.check_alive()?;
         let missing: Vec<usize> = self.pass.missing().collect();
@@ -229,44 +233,43 @@ impl DeviceDdp {
             return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.lane.hold_up(stream) }.map_err(GroupError::from)?;
+        unsafe { self.reduce_stream.hold_up(stream) }.map_err(GroupError::from)?;
         let is_used = |given: &Option<Given>| u8::from(given.is_some_and(|given| given.is_used));
         let mut used: Vec<u8> = self.given.iter().map(is_used).collect();
         self.given.fill(None);
         self.pass.reset();
         if self.options.find_unused {
-            self.host.all_reduce(&mut used, Reduction::Max)?;
+            self.host.all_reduce(&mut used, ReduceOp::Max)?;
         }
         let all = used.into_iter().enumerate();
         Ok(all.filter(|(_, used)| *used == 0).map(|(index, _)| index).collect())
     }
 
-    /// Waits on the host until all that is on the stream is done. To be called before anything is made of the parameters that stays,
-    /// such as a checkpoint: where the group has failed, what is on the stream behind `finish` has not seen the mean, and is done
-    /// nevertheless.
+    /// Waits on the host until all work on the stream is done. Call it before parameters are kept, as in a
+    /// checkpoint: after a failure of the group the work behind `finish` runs without the mean.
     ///
     /// # Safety
     /// As [`finish`](Self::finish).
     ///
     /// # Errors
-    /// The group failed: what could not be done is taken off the streams.
+    /// The group failed: its unfinished work was taken off the streams.
     pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), DdpError> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.device.wait(stream) }?)
     }
 
-    /// Waits for the gradients that are on their way, and gives both groups back.
+    /// Waits for the buckets under way, and returns both groups.
     ///
     /// # Errors
     /// The group on the device failed.
     pub fn into_groups(mut self) -> Result<(Group, NcclGroup), DdpError> {
-        // The group may look at a stream until all on it is known to be done, and this one goes now.
-        // SAFETY: the stream is ours.
-        unsafe { self.device.wait(self.lane.raw()) }?;
+        // The device group may query this stream until its work is known to be done.
+        // SAFETY: this value owns the stream.
+        unsafe { self.device.wait(self.reduce_stream.raw()) }?;
         Ok((self.host, self.device))
     }
 
-    /// A parameter whose gradient is of this length and was not handed over.
+    /// Checks the length, and that the parameter was not handed over in this pass.
     fn check(&self, index: usize, gradient: DeviceMemory) -> Result<(), DdpError> {
         self.check_alive()?;
         let parameter = parameter(&self.parameters, index)?;
@@ -280,7 +283,7 @@ impl DeviceDdp {
         if self.has_ended { Err(DdpError::Ended) } else { Ok(()) }
     }
 
-    /// Takes a gradient that was checked, and puts every bucket on its way that is complete, and that all before it are.
+    /// Stores a checked gradient, and starts all complete buckets up to the first incomplete one.
     unsafe fn give(&mut self, index: usize, given: Given) -> Result<(), DdpError> {
         self.given[index] = Some(given);
         self.pass.set_ready(index, self.plan.places[index].bucket);
@@ -290,11 +293,13 @@ impl DeviceDdp {
             let given: Vec<(DataType, Given)> = members
                 .filter_map(|&member| Some((self.parameters[member].data_type, self.given[member]?)))
                 .collect();
-            // SAFETY: the caller's promise, which all callers gave.
+            // SAFETY: the promise of the caller, which all callers of `give` require.
             unsafe {
-                self.lane.follow(given.iter().map(|(_, given)| given.stream)).map_err(GroupError::from)?;
+                self.reduce_stream
+                    .follow(given.iter().map(|(_, given)| given.stream))
+                    .map_err(GroupError::from)?;
                 let works: Vec<(DataType, DeviceCollective<'_>)> = given.iter().map(mean).collect();
-                self.device.run_grouped(&works, self.lane.raw())?;
+                self.device.run_grouped(&works, self.reduce_stream.raw())?;
             }
             self.has_ended = false;
         }
@@ -303,7 +308,7 @@ impl DeviceDdp {
 }
 
 fn mean((data_type, given): &(DataType, Given)) -> (DataType, DeviceCollective<'static>) {
-    (*data_type, Collective::AllReduce { data: given.memory, how: Reduction::Mean })
+    (*data_type, Collective::AllReduce { data: given.memory, op: ReduceOp::Mean })
 }
 
 fn check_bytes(parameter: &Parameter, given: DeviceMemory) -> Result<(), DdpError> {
@@ -314,7 +319,7 @@ fn check_bytes(parameter: &Parameter, given: DeviceMemory) -> Result<(), DdpErro
     Err(DdpError::WrongBytes { parameter: parameter.name.clone(), expected, given })
 }
 
-impl Lane {
+impl ReduceStream {
     fn new() -> Result<Self, CudaMissing> {
         let driver = cuda::driver()?;
         driver.current_context()?;
@@ -325,7 +330,7 @@ impl Lane {
         Stream(self.stream.raw())
     }
 
-    /// What comes next here comes after what is on these streams now.
+    /// Orders later work here after the present work of these streams.
     unsafe fn follow(&self, streams: impl Iterator<Item = Stream>) -> Result<(), CudaMissing> {
         let mut followed: Vec<Stream> = Vec::new();
         for stream in streams {
@@ -341,7 +346,7 @@ impl Lane {
         Ok(())
     }
 
-    /// What comes next on this stream comes after what is here now.
+    /// Orders later work of this stream after the present work here.
     unsafe fn hold_up(&self, stream: Stream) -> Result<(), CudaMissing> {
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,11 +1,11 @@
-//! What ranks say to each other before they are a group: which backend, which version, and what nobody should say.
+//! The records that ranks exchange before they are a group: backend, version, and invalid ones.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::thread;
 
 use rankrun_contract::env::BACKEND;
-use rankrun_worker::process_group::{Backend, Conflict, Wish};
+use rankrun_worker::process_group::{Backend, BackendChoice, Conflict};
 use rankrun_worker::{GroupError, GroupOptions, Rank, TcpStore, WorkerContext};
 
 use crate::process::start;
@@ -28,22 +28,22 @@ fn with_cause(error: &GroupError) -> String {
 }
 
 /// Joins as two ranks that want this.
-fn wishes(wishes: [Wish; 2]) -> [Result<Backend, GroupError>; 2] {
+fn choices(choices: [BackendChoice; 2]) -> [Result<Backend, GroupError>; 2] {
     let server = Server::start();
-    let join = |rank: u32, wish| {
-        let options = GroupOptions { backend: Some(wish), ..options(AMPLE) };
+    let join = |rank: u32, choice| {
+        let options = GroupOptions { backend: Some(choice), ..options(AMPLE) };
         let mut group = WorkerContext::new(env(&server, rank, 2)).process_group(&options)?;
         group.barrier()?;
         Ok(group.backend())
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| join(1, wishes[1]));
-        [join(0, wishes[0]), other.join().unwrap()]
+        let other = scope.spawn(|| join(1, choices[1]));
+        [join(0, choices[0]), other.join().unwrap()]
     })
 }
 
 #[test]
-fn a_rank_of_another_version_is_named_with_both_versions() {
+fn rank_of_another_version_is_named_with_both_versions() {
     for version in [1, 4] {
         let error = answer_to(format!("rankrun group {version}\nin words that are not ours").as_bytes());
         assert_eq!(
@@ -57,7 +57,7 @@ fn a_rank_of_another_version_is_named_with_both_versions() {
 }
 
 #[test]
-fn what_no_rank_wrote_is_shown_and_not_believed() {
+fn invalid_store_entry_is_shown_and_refused() {
     for record in [&b""[..], b"hello", &[0xff; 100_000], b"rankrun group 3\nbackend gloo\nhost here\n"] {
         let error = answer_to(record).to_string();
         assert!(error.starts_with("the store holds `"), "{error}");
@@ -66,8 +66,8 @@ fn what_no_rank_wrote_is_shown_and_not_believed() {
 }
 
 #[test]
-fn different_wishes_are_an_error_on_both_sides() {
-    for error in wishes([Wish::Tcp, Wish::Auto]).map(Result::unwrap_err) {
+fn different_backend_choices_are_an_error_on_both_sides() {
+    for error in choices([BackendChoice::Tcp, BackendChoice::Auto]).map(Result::unwrap_err) {
         let expected = "the ranks cannot become a group: rank 0 wants the backend `tcp` and rank 1 `auto`; give all \
                         ranks the same `RANKRUN_BACKEND` or `GroupOptions::backend`";
         assert_eq!(with_cause(&error), expected);
@@ -79,21 +79,21 @@ fn shared_memory_is_not_for_ranks_on_different_hosts() {
     let server = Server::start();
     let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
     store.set("record/0", b"rankrun group 3\nbackend shm\nhost elsewhere\n").unwrap();
-    let options = GroupOptions { backend: Some(Wish::Shm), ..options(AMPLE) };
+    let options = GroupOptions { backend: Some(BackendChoice::Shm), ..options(AMPLE) };
     let error = WorkerContext::new(env(&server, 1, 2)).process_group(&options).unwrap_err();
     let conflict = Conflict::Hosts { ranks: [Rank(0), Rank(1)] };
     assert!(matches!(&error, GroupError::Conflict(it) if *it == conflict), "{error}");
 }
 
 #[test]
-fn what_is_asked_for_carries_the_calls() {
-    assert_eq!(wishes([Wish::Tcp; 2]).map(Result::unwrap), [Backend::Tcp; 2]);
+fn requested_backend_carries_the_calls() {
+    assert_eq!(choices([BackendChoice::Tcp; 2]).map(Result::unwrap), [Backend::Tcp; 2]);
 }
 
 #[cfg(not(feature = "nccl"))]
 #[test]
-fn a_backend_that_is_not_there_is_named() {
-    for error in wishes([Wish::Nccl; 2]).map(Result::unwrap_err) {
+fn backend_that_is_not_there_is_named() {
+    for error in choices([BackendChoice::Nccl; 2]).map(Result::unwrap_err) {
         let expected = "this program has no backend `nccl` for process groups; ask for `auto` or `tcp`";
         assert_eq!(error.to_string(), expected);
     }
@@ -109,7 +109,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 #[test]
-fn the_environment_chooses_and_what_is_absurd_is_named() {
+fn environment_chooses_and_what_is_absurd_is_named() {
     let said = |value: &str| {
         let ended = start("meet", [(BACKEND, OsString::from(value))]).wait_with_output().unwrap();
         (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
