@@ -154,8 +154,8 @@ impl NcclGroup {
         let Some(link) = &self.link else {
             return Err(GroupError::Nccl(NcclError::Aborted { function: "ncclCommGetAsyncError" }));
         };
-        // SAFETY: the caller's promise.
         let all = |calls: &NcclCalls<'_>| {
+            // SAFETY: the caller's promise.
             works.iter().try_for_each(|work| unsafe { self.issue(calls, work, stream) })
         };
         let is_one = matches!(works, [(_, work)] if is_single(work));
