@@ -38,11 +38,11 @@ pub(super) enum PeerEvent {
 /// Connections by rank; `None` for this rank and for lost ones.
 #[derive(Debug)]
 pub(super) struct Peers {
-    all: Vec<Option<Peer>>,
+    all: Vec<Option<PeerStream>>,
 }
 
 #[derive(Debug)]
-struct Peer {
+struct PeerStream {
     stream: TcpStream,
     message: [u8; HEADER_LEN],
     arrived: usize,
@@ -50,7 +50,7 @@ struct Peer {
 
 impl Peers {
     pub(super) fn new(streams: Vec<Option<TcpStream>>) -> Self {
-        let peer = |stream| Peer { stream, message: [0; HEADER_LEN], arrived: 0 };
+        let peer = |stream| PeerStream { stream, message: [0; HEADER_LEN], arrived: 0 };
         Self { all: streams.into_iter().map(|stream| stream.map(peer)).collect() }
     }
 
@@ -121,7 +121,7 @@ impl Peers {
     }
 }
 
-impl Peer {
+impl PeerStream {
     /// The next complete message.
     fn read(&mut self) -> Option<PeerEvent> {
         while self.arrived < HEADER_LEN {
