@@ -40,13 +40,13 @@ pub enum RendezvousError {
         /// `--master-port` names its port.
         has_master_port: bool,
         /// What the last try gave.
-        source: Unreached,
+        source: Box<Unreached>,
     },
     /// Another launcher of this machine hosts the store of this job.
     #[error(
         "another launcher{} already hosts this job on port {port}{}",
         if *has_node_rank { " with node rank 0" } else { "" },
-        owner_words(owner.as_ref(), node.as_ref())
+        owner_words(owner.as_ref(), node.as_deref())
     )]
     AlreadyHosted {
         /// `--node-rank` says who hosts.
@@ -56,7 +56,7 @@ pub enum RendezvousError {
         /// The process that listens there, where this user may see it.
         owner: Option<PortOwner>,
         /// Its node, where it tells it.
-        node: Option<NodeName>,
+        node: Option<Box<NodeName>>,
     },
     /// The endpoint's name means nothing here.
     #[error("cannot find the host `{host}`{} (tried for {})", which_names(named_by.as_deref()), humantime::format_duration(*waited))]
@@ -130,7 +130,7 @@ pub enum RendezvousError {
     #[error("this agent and the one on {node} are not of one job: {mismatch}")]
     Mismatch {
         /// Its node.
-        node: NodeName,
+        node: Box<NodeName>,
         /// What differs.
         mismatch: Mismatch,
     },
@@ -140,9 +140,9 @@ pub enum RendezvousError {
         /// The rank.
         node_rank: NodeRank,
         /// This node.
-        ours: NodeName,
+        ours: Box<NodeName>,
         /// The other agent's.
-        theirs: NodeName,
+        theirs: Box<NodeName>,
     },
     /// A member of the round does not do its part.
     #[error("no {what} from {} within {}", names(nodes), humantime::format_duration(*waited))]
@@ -184,7 +184,7 @@ pub enum RendezvousError {
     )]
     MasterMoved {
         /// The torchrun member.
-        peer: NodeName,
+        peer: Box<NodeName>,
         /// Where it believes that the store is.
         believed: String,
         /// The place, or node, where it has to be now.

@@ -224,8 +224,8 @@ impl Job<'_> {
         if is_there != [false, true, false] {
             return Ok(());
         }
-        let theirs = NodeName::of_host("another node, which runs torchrun");
-        Err(RendezvousError::SameNodeRank { node_rank, ours: self.name(), theirs }.into())
+        let theirs = Box::new(NodeName::of_host("another node, which runs torchrun"));
+        Err(RendezvousError::SameNodeRank { node_rank, ours: Box::new(self.name()), theirs }.into())
     }
 
     /// Those whose claims can be read, by node rank.

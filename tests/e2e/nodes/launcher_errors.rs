@@ -43,10 +43,10 @@ fn a_program_that_cannot_be_started_on_one_node_is_the_cause_on_every_node() {
             if host == bad {
                 outcome.complains(&cause);
             } else {
-                let node = bad - 1;
+                let node = format!("node {} (th{bad}, {})", bad - 1, Fleet::address(bad));
                 let why = format!("{cause}: its first line names `/no/interpreter`, which does not exist");
-                outcome.complains(&format!("node {node} (th{bad}) has ended the job: {why}"));
-                outcome.complains(&format!("hint: the launcher on th{bad} says more"));
+                outcome.complains(&format!("{node} has ended the job: {why}"));
+                outcome.complains(&format!("hint: the launcher on {node} says more"));
             }
         }
     }

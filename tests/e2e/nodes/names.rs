@@ -62,8 +62,8 @@ fn lost_node_of_hosts_with_one_name_is_named_by_address() {
     let name = format!("node {rank} (vm, 198.18.0.13) is lost");
     jobs.iter().for_each(|job| drop(job.line(&name)));
     let _ = lost.wait();
+    jobs.iter().for_each(|job| drop(job.line("world=2 total=3")));
     for job in jobs {
-        job.line("world=2 total=3");
         job.signal(Signal::SIGTERM);
         let _ = job.wait();
     }

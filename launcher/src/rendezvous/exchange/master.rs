@@ -246,7 +246,7 @@ fn moved(plan: &Exchange<'_>, refusal: &Refusal, now: &str) -> RendezvousError {
     let index = plan.members.iter().position(|(node, _)| *node == refusal.peer);
     let of_peer = || NodeName::of_node(&refusal.peer, None, None);
     RendezvousError::MasterMoved {
-        peer: index.map_or_else(of_peer, |index| name(plan.members, index)),
+        peer: Box::new(index.map_or_else(of_peer, |index| name(plan.members, index))),
         believed: refusal.believed.to_string(),
         now: now.to_owned(),
     }

@@ -21,7 +21,7 @@ pub(super) struct Misfit {
 
 impl From<Misfit> for ExchangeError {
     fn from(Misfit { node, mismatch }: Misfit) -> Self {
-        RendezvousError::Mismatch { node, mismatch }.into()
+        RendezvousError::Mismatch { node: Box::new(node), mismatch }.into()
     }
 }
 

@@ -141,8 +141,8 @@ impl Job<'_> {
                     if let Some(misfit) = self.compare(&found) {
                         return Err(misfit.into());
                     }
-                    let theirs = outer(&found).0.without_rank();
-                    let (node_rank, ours) = (setup.node_rank, self.name());
+                    let theirs = Box::new(outer(&found).0.without_rank());
+                    let (node_rank, ours) = (setup.node_rank, Box::new(self.name()));
                     return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());
                 }
             }

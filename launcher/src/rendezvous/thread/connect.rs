@@ -372,7 +372,7 @@ impl Driver {
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
         let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
-            let node = self.book.name(node);
+            let node = Box::new(self.book.name(node));
             self.over(Over::Failed(RendezvousError::Mismatch { node, mismatch }));
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn named(error: LaunchError, plan: &Plan) -> LaunchError {
     let port = addr.port();
     let Some(node) = host_of_this_job(plan, port) else { return error };
     let (owner, has_node_rank) = (port_owner::port_owner(port), plan.fixed.is_some());
-    RendezvousError::AlreadyHosted { has_node_rank, port, owner, node }.into()
+    RendezvousError::AlreadyHosted { has_node_rank, port, owner, node: node.map(Box::new) }.into()
 }
 
 /// The launcher whose store at this port of this machine has keys of this job; nothing inside where it leaves no name.

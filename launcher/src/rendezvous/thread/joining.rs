@@ -182,8 +182,8 @@ impl Driver {
     }
 
     fn taken(&mut self, by: &Node) {
-        let theirs = self.book.name(by).without_rank();
-        let ours = self.own_name().without_rank();
+        let theirs = Box::new(self.book.name(by).without_rank());
+        let ours = Box::new(self.own_name().without_rank());
         let node_rank = self.plan.node_rank.unwrap_or_default();
         self.over(Over::Failed(RendezvousError::SameNodeRank { node_rank, ours, theirs }));
     }

@@ -102,7 +102,7 @@ impl Driver {
             Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
             // Without a failure the first try has not ended.
             Some(Failure::Store(_)) | None => {
-                let source = unreached.unwrap_or(Unreached::NoAnswer);
+                let source = Box::new(unreached.unwrap_or(Unreached::NoAnswer));
                 RendezvousError::Unreachable { endpoint, waited, has_master_port, source }
             }
         }
