@@ -260,17 +260,7 @@ impl fmt::Display for Notice {
             | Self::Device { text }
             | Self::Detail { text, .. } => f.write_str(text),
             Self::UnknownVariable { name, question } => unknown_variable(name, question.as_deref()).fmt(f),
-            Self::BehindEntrypoint { options, entrypoint } => {
-                let options: Vec<String> = options.iter().map(|option| format!("`{option}`")).collect();
-                let (stand, go, them) =
-                    if options.len() == 1 { ("stands", "goes", "it") } else { ("stand", "go", "them") };
-                write!(
-                    f,
-                    "{} {stand} behind `{entrypoint}` and {go} to it; if {them} should reach the launcher, put {them} \
-                     before `{entrypoint}`",
-                    options.join(", ")
-                )
-            }
+            Self::BehindEntrypoint { options, entrypoint } => write_behind(f, options, entrypoint),
             Self::WorkerVariable { name, meant } => {
                 write!(f, "`{name}` is set by the launcher for each worker; did you mean `{meant}`?")
             }
@@ -305,6 +295,18 @@ fn signal_meant_by(name: &str) -> String {
         Ok(signal) => format!("did you mean `{signal}`?"),
         Err(_) => "signals are written as in `SIGTERM`".to_owned(),
     }
+}
+
+fn write_behind(f: &mut fmt::Formatter<'_>, options: &[String], entrypoint: &str) -> fmt::Result {
+    let one = ("stands", "goes", "it", "it");
+    let (stand, go, they, them) = if options.len() == 1 { one } else { ("stand", "go", "they", "them") };
+    let options: Vec<String> = options.iter().map(|option| format!("`{option}`")).collect();
+    write!(
+        f,
+        "{} {stand} behind `{entrypoint}` and {go} to it; if {they} should reach the launcher, put {them} before \
+         `{entrypoint}`",
+        options.join(", ")
+    )
 }
 
 fn unknown_variable(name: &str, question: Option<&str>) -> String {

@@ -62,8 +62,7 @@ pub(super) fn resolve(
     let verbosity = resolve_verbosity(&settings, &mut notices)?;
     let max_restarts = resolve_max_restarts(&settings)?;
     check_monitor_interval(&settings)?;
-    refuse_clashes(&settings)?;
-    refuse_list_as_entrypoint(&settings, &request)?;
+    refuse_contradictions(&settings, &request)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
     refuse_separate_jobs(&settings, argv0, &request, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
@@ -81,8 +80,7 @@ pub(super) fn resolve(
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, workers, &mut notices)?;
     let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
-    notices.extend(tell_without_effect(&settings));
-    notices.extend(tell_options_behind(&request).filter(|_| persona == Persona::Rankrun));
+    notices.extend(tell_without_effect(&settings, &request));
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
@@ -136,8 +134,14 @@ fn worker_defaults(
     })
 }
 
+/// What was typed and cannot be meant.
+fn refuse_contradictions(settings: &Settings<'_>, request: &Request) -> Result<(), CliError> {
+    refuse_clashes(settings)?;
+    Ok(refuse_list_as_entrypoint(settings, request)?)
+}
+
 /// What torchrun knows and has no effect here.
-fn tell_without_effect(settings: &Settings<'_>) -> Vec<Notice> {
+fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice> {
     let mut notices = Vec::new();
     // `spawn` is torchrun's default, and a fresh process is what it makes.
     if let Some(found) = settings.find(&START_METHOD).filter(|found| found.value != "spawn") {
@@ -150,6 +154,7 @@ fn tell_without_effect(settings: &Settings<'_>) -> Vec<Notice> {
     }
     if settings.persona == Persona::Rankrun {
         notices.extend(tell_unknown_variables(settings.facts));
+        notices.extend(tell_options_behind(request));
     }
     notices
 }

@@ -23,6 +23,16 @@ pub(super) struct ProgressRow {
     pub(super) rewritten: bool,
 }
 
+/// What moved the cursor last, but for colours.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum LastMove {
+    #[default]
+    Other,
+    /// To the start of its row: the next character begins a new picture.
+    Return,
+    Newline,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ProgressArea {
@@ -31,10 +41,7 @@ pub(super) struct ProgressArea {
     row: usize,
     column: usize,
     decoder: Decoder,
-    /// The next character at the start of the row begins a new picture.
-    returned: bool,
-    /// A newline was the last that came, but for colours.
-    after_newline: bool,
+    last: LastMove,
     /// The stream has gone up: it may do so again.
     moved_up: bool,
     touched: Instant,
@@ -47,8 +54,7 @@ impl ProgressArea {
             row: 0,
             column: 0,
             decoder: Decoder::default(),
-            returned: false,
-            after_newline: false,
+            last: LastMove::Other,
             moved_up: false,
             touched: now,
         }
@@ -79,7 +85,7 @@ impl ProgressArea {
 
     /// Whether an ordinary line begins with this byte, below all rows: it is none of ours, and keeps every byte.
     fn ends_before(&mut self, next: u8, finished: &mut Vec<ProgressRow>) -> bool {
-        let is_below = self.after_newline && !self.moved_up && self.row + 1 == self.rows.len();
+        let is_below = self.last == LastMove::Newline && !self.moved_up && self.row + 1 == self.rows.len();
         let is_fresh = self.rows[self.row].cells.is_empty() && self.column == 0 && self.decoder.is_idle();
         let ends = is_below && is_fresh && !next.is_ascii_control();
         if ends {
@@ -104,7 +110,7 @@ impl ProgressArea {
     /// Whether lines can be passed on as they are again.
     pub(super) fn is_idle(&self) -> bool {
         let is_blank = self.rows.len() == 1 && self.rows[0].cells.is_empty();
-        is_blank && self.column == 0 && !self.returned && self.decoder.is_idle()
+        is_blank && self.column == 0 && self.last != LastMove::Return && self.decoder.is_idle()
     }
 
     /// The rows that a person would see.
@@ -124,11 +130,12 @@ impl ProgressArea {
 
     fn print(&mut self, character: char, finished: &mut Vec<ProgressRow>) {
         let is_last = self.row + 1 == self.rows.len();
-        if std::mem::take(&mut self.after_newline) && is_last && !self.moved_up {
+        let last = std::mem::take(&mut self.last);
+        if last == LastMove::Newline && is_last && !self.moved_up {
             self.finish_above(self.row, finished);
         }
         let (column, row) = (self.column, &mut self.rows[self.row]);
-        if std::mem::take(&mut self.returned) && column == 0 {
+        if last == LastMove::Return && column == 0 {
             // A bar that erased itself with blanks makes room for an ordinary line.
             row.rewritten = row.cells.is_empty() || !row.cells.is_blank();
             row.cells.erase_from(0);
@@ -141,18 +148,21 @@ impl ProgressArea {
         if control == Control::Newline {
             return self.go_to_next_row(finished);
         }
-        self.after_newline = false;
+        if self.last == LastMove::Newline {
+            self.last = LastMove::Other;
+        }
         let (column, row) = (self.column, &mut self.rows[self.row]);
         match control {
             Control::Newline => {}
-            Control::Return => (self.column, self.returned) = (0, true),
+            Control::Return => (self.column, self.last) = (0, LastMove::Return),
             Control::Left(count) => {
-                (self.column, self.returned) = (column.saturating_sub(count), false);
+                (self.column, self.last) = (column.saturating_sub(count), LastMove::Other);
                 row.rewritten = true;
             }
             Control::Right(count) => self.column = (column + count).min(CELL_LIMIT),
             Control::Column(wanted) => {
-                (self.column, self.returned) = (wanted.min(CELL_LIMIT), wanted == 0);
+                self.column = wanted.min(CELL_LIMIT);
+                self.last = if wanted == 0 { LastMove::Return } else { LastMove::Other };
             }
             Control::Tab => self.column = (column / 8 * 8 + 8).min(CELL_LIMIT),
             Control::Up(count) => self.go_up(count),
@@ -179,7 +189,7 @@ impl ProgressArea {
         } else if self.rows.len() > ROW_LIMIT {
             self.finish_above(1, finished);
         }
-        (self.column, self.returned, self.after_newline) = (0, false, true);
+        (self.column, self.last) = (0, LastMove::Newline);
     }
 
     /// A row above the first one was finished before; the stream draws it again.
