@@ -16,12 +16,6 @@ use crate::place::{free_port, python_path};
 
 /// Parts two answers: a line's own output never has it.
 const SEPARATOR: char = '\u{1e}';
-/// `ssh th2 …` runs a program on another host of the fleet on which the session runs.
-const SSH: &str = concat!(
-    "ssh() { host=${1#th}; shift; ",
-    env!("CARGO_MANIFEST_DIR"),
-    "/hosts/hosts.sh exec \"$host\" \"$@\"; }\n"
-);
 /// In a typed line; each run has a free port of its own in its place.
 const PORT: &str = "29500";
 
@@ -65,7 +59,7 @@ impl Session {
         });
         let typed: String = typed.collect();
         let python = launch_folder(&scratch);
-        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{SSH}{typed}");
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{typed}");
         let launch = launch.cwd(job).under(["sh", "-c", &line]);
         let outcome = launch.run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
@@ -223,11 +217,7 @@ fn masked_line(line: &str) -> String {
             words[at] = if words[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
         } else if words[at].ends_with("ms") && words[at].starts_with(|letter: char| letter.is_ascii_digit()) {
             words[at] = "N ms".to_owned();
-        } else if words.get(at + 1).is_some_and(|unit| unit == "s")
-            && words.get(at + 2).is_some_and(|before| before.starts_with("before"))
-        {
-            words[at] = digits_masked(&words[at]);
-        } else if follows("pid") || (follows("after") && words.get(at + 1).is_some_and(|unit| unit == "s")) {
+        } else if follows("pid") || (is_seconds(&words, at) && (follows("after") || is_before(&words, at))) {
             words[at] = digits_masked(&words[at]);
         } else if words.get(at + 1).is_some_and(|next| next == "left") && words[at].ends_with('s') {
             // `14m 57s left`
@@ -256,6 +246,16 @@ fn run_masked(word: &str) -> String {
     };
     let parts: Vec<&str> = word.split('/').map(|part| if is_run(&part) { "RUN" } else { part }).collect();
     parts.join("/")
+}
+
+/// Whether a unit follows.
+fn is_seconds(words: &[String], at: usize) -> bool {
+    words.get(at + 1).is_some_and(|unit| unit == "s")
+}
+
+/// `0.2 s before`
+fn is_before(words: &[String], at: usize) -> bool {
+    words.get(at + 2).is_some_and(|word| word.starts_with("before"))
 }
 
 /// `12.5` and `1234` are `N`, with what stands around.
