@@ -3,7 +3,7 @@
 //! every turn the numbered invariants are asked, and for each of them there is round logic that breaks it, which must be
 //! found.
 //!
-//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its own.
+//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it forty times as long, with a seed of its own.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod agent;
@@ -23,9 +23,9 @@ use invariants::INVARIANTS;
 use mutants::{FAULTS, Fault, Machine};
 use report::{Failing, Seeds, search, shortest, told};
 
-const HISTORIES: u64 = 16_000;
+const HISTORIES: u64 = 8_000;
 const MIXED_HISTORIES: u64 = 2_000;
-const SOAK_HISTORIES: u64 = 20 * HISTORIES;
+const SOAK_HISTORIES: u64 = 40 * HISTORIES;
 /// At most; the search ends when it has found one.
 const HISTORIES_OF_A_MUTANT: u64 = 5_000;
 const THREADS: u64 = 2;

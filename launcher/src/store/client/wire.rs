@@ -183,13 +183,12 @@ impl Wire {
             if reading.taken > MAX_ANSWER {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long").into());
             }
-            if reply.is_some() {
+            // A server that sends without end is read once after the deadline. What was read is kept for the next call.
+            if reply.is_some() || late {
                 return Ok(reply);
             }
             match self.stream.read(&mut piece) {
                 Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                // Whoever sends without end is read once after the deadline.
-                Ok(_) if late => return Ok(None),
                 Ok(read) => {
                     self.input.extend_from_slice(&piece[..read]);
                     late = left(deadline).is_zero();
@@ -226,4 +225,33 @@ impl AsFd for Wire {
 
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// Each look ends at once, in the middle of an answer that goes on.
+    #[test]
+    fn answer_cut_by_a_deadline_loses_no_byte() {
+        let value: Vec<u8> = (0..4_000_000_u32).map(|at| (at % 251) as u8).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a free port");
+        let stream = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
+        stream.set_nonblocking(true).expect("a socket can be set");
+        let mut bytes = u64::try_from(value.len()).expect("it fits").to_le_bytes().to_vec();
+        bytes.extend(&value);
+        let store = thread::spawn(move || listener.accept().expect("a client").0.write_all(&bytes));
+        let mut wire = Wire { stream, input: Vec::new(), nonce: 1, owed: 0 };
+        let mut reading = Reading::of(ReplyKind::Value);
+        let reply = loop {
+            if let Some(reply) = wire.take(&mut reading, Instant::now()).expect("no byte is lost") {
+                break reply;
+            }
+        };
+        store.join().expect("the store has sent").expect("the client reads");
+        assert!(matches!(reply, Reply::Value(read) if *read == value), "another value came");
+    }
 }

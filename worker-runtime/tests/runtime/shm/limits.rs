@@ -50,7 +50,7 @@ fn no_room_at_all_is_an_error_that_says_so() {
     assert!(errors.contains("bytes of shared memory (limits: `ulimit -v`, `ulimit -f`"), "{errors}");
     let ended = other.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&ended.stderr);
-    assert!(errors.contains("rank 0 failed to make it; its own error has the cause"), "{errors}");
+    assert!(errors.contains("rank 0 could not make it: no "), "{errors}");
 }
 
 #[test]
