@@ -52,7 +52,9 @@ pub enum ReportError {
     #[error("it is not JSON: {0}")]
     NotJson(serde_json::Error),
     /// The text is JSON without a `message` of a known form.
-    #[error("it is JSON, but not an error report as PyTorch's `record` writes one: {0}")]
+    #[error(
+        "it is JSON, but not an error report as PyTorch's `record` writes one: an object with a `message`"
+    )]
     Malformed(serde_json::Error),
 }
 
