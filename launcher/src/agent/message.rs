@@ -205,6 +205,7 @@ impl WorkerEnd {
 }
 
 /// Something is to be done.
+#[expect(clippy::large_enum_variant, reason = "there are few at a time, and the largest one is the last")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Give the workers an empty store and a folder of their own, and start them all.

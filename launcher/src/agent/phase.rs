@@ -56,6 +56,7 @@ pub(super) enum Step {
 }
 
 /// Why a generation is stopped.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StopCause {
     Failure(Failure),

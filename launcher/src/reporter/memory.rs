@@ -123,7 +123,7 @@ fn processes(count: u64) -> String {
 
 /// In whole MiB, as people set limits; large amounts as GiB.
 fn memory(bytes: u64) -> String {
-    if bytes < MIB || bytes >= 10_000 * MIB {
+    if !(MIB..10_000 * MIB).contains(&bytes) {
         return ByteSize(bytes).to_string();
     }
     format!("{} MiB", (bytes + MIB / 2) / MIB)
