@@ -169,7 +169,8 @@ fn rank_that_has_finished_is_shown_with_its_exit() {
     if !only_ours() {
         return;
     }
-    let steps = ["rank0:print=done", "rank0:exit=0", "catch=SIGUSR1", "alive", "signal=SIGUSR1", "forever"];
+    let steps =
+        ["join", "rank0:print=done", "rank0:exit=0", "catch=SIGUSR1", "alive", "signal=SIGUSR1", "forever"];
     let job = Launch::standalone(Name::Rankrun, 2).worker(steps).start();
     job.line("alive rank=1");
     let agent = job.only_child_of(job.pid());
@@ -181,8 +182,10 @@ fn rank_that_has_finished_is_shown_with_its_exit() {
     job.line("got SIGUSR1 rank=1");
     job.signal(Signal::SIGTERM);
     let outcome = job.wait();
-    outcome.exits(143).complains("rank 1 has not joined the store");
-    row_has(&outcome, "0", &["exit code 0", " - ", "before: done"]);
+    outcome.exits(143).complains("all ranks that run have joined the store; the ranks when SIGTERM came:");
+    row_has(&outcome, "0", &["exit code 0", " yes ", "before: done"]);
+    row_has(&outcome, "1", &["alive, ", " yes ", "before: got SIGUSR1 rank=1"]);
+    outcome.complains("  hint: rank 0 has finished, and the others may wait");
 }
 
 /// Rank 0 joins by a child. Rank 1 has a child that computes.
@@ -284,36 +287,53 @@ fn table_on_a_terminal_fits_its_width() {
     assert!(!rows.is_empty() && rows.iter().all(|row| row.trim_end().chars().count() < 80), "{outcome}");
 }
 
-/// Two launchers on this host. The store is node 0's, so that node 1 sees connections alone.
+/// Two launchers on this host. Node 0 has the store, so that node 1 sees connections alone. The first one that is told to
+/// stop stops the other.
 #[test]
 fn each_node_shows_its_own_ranks() {
     if !only_ours() {
         return;
     }
-    for (steps, joined) in
-        [(["rank<3:stay-joined", "alive", "forever"], 3), (["stay-joined", "alive", "forever"], 4)]
-    {
+    for (missing, first) in [("1", 0), ("3", 0), ("none", 0), ("1", 1), ("3", 1), ("none", 1)] {
         let port = free_port().to_string();
+        let joins = ["0", "1", "2", "3"].into_iter().filter(|rank| *rank != missing);
+        let steps: Vec<_> = joins.map(|rank| format!("rank{rank}:stay-joined")).collect();
+        let steps = [&steps[..], &["alive".to_owned(), "forever".to_owned()]].concat();
         let start = |node_rank: &str| {
             let launch = Launch::new(Name::Rankrun).args(["--nnodes", "2", "--node-rank", node_rank]);
             let launch = launch.args(["--master-addr", "127.0.0.1", "--master-port", &port]);
-            launch.args(["--nproc-per-node", "2"]).worker(steps).start()
+            launch.args(["--nproc-per-node", "2"]).worker(&steps).start()
         };
-        let jobs = ["0", "1"].map(start);
-        jobs.iter().for_each(|job| drop(job.lines("alive rank=", 2)));
-        // Node 1 goes first: it would be told to stop otherwise.
-        let [zero, one] = jobs;
-        one.signal(Signal::SIGTERM);
-        let one = one.wait();
-        if joined == 4 {
-            one.exits(143).never_says("joined the store");
+        let [zero, one] = ["0", "1"].map(start);
+        [&zero, &one].into_iter().for_each(|job| drop(job.lines("alive rank=", 2)));
+        if first == 0 {
+            zero.signal(Signal::SIGTERM);
         } else {
-            one.exits(143).complains("it is not known whether rank 3 joined the store; the ranks of node 1");
+            one.signal(Signal::SIGTERM);
+            zero.line("has left: it was told to stop by SIGTERM");
+            zero.signal(Signal::SIGTERM);
+        }
+        let (zero, one) = (zero.wait(), one.wait());
+        zero.exits(143);
+        one.exits(if first == 0 { 1 } else { 143 });
+        let moments = ["when SIGTERM came:\n", "when another node left:\n"];
+        if missing == "1" {
+            zero.complains("rankrun: rank 1 has not joined the store; the ranks of node 0 (");
+            zero.complains(moments[first]);
+            row_has(&zero, "0", &[" yes ", "before: alive rank=0"]);
+            row_has(&zero, "1", &[" no ", "before: alive rank=1"]);
+        } else {
+            zero.never_says("joined the store");
+        }
+        if missing == "3" {
+            one.complains("rankrun: it is not known whether rank 3 joined the store; the ranks of node 1 (");
+            one.complains(moments[1 - first]);
             row_has(&one, "2", &[" yes ", "before: alive rank=2"]);
             row_has(&one, "3", &[" unknown ", "before: alive rank=3"]);
-            one.complains("hint: the launcher of the node with rank 0 has the store");
+            one.complains("hint: these ranks have no connection to the store now");
+        } else {
+            one.never_says("joined the store");
         }
-        drop(zero);
     }
 }
 

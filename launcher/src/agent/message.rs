@@ -268,8 +268,7 @@ pub enum Action {
         /// Which workers of it.
         local_ranks: Vec<LocalRank>,
     },
-    /// Collect what is known of all ranks of this node. The answer may be left out where all have joined the store and the
-    /// cause is a signal.
+    /// Collect what is known of all ranks of this node. The answer is left out where the table would not be needed.
     CollectRanks {
         /// Which life of the group.
         generation: Generation,

@@ -45,6 +45,7 @@ use crate::agent::check::Check;
 use crate::agent::halt::Halts;
 use crate::agent::inputs::wait;
 use crate::agent::last_words::LastWords;
+use crate::agent::message::rank_table::{EndedRank, TableCause};
 use crate::agent::message::{Action, Happening, Input, JobEnd};
 use crate::agent::others::Others;
 use crate::agent::progress::ProgressLook;
@@ -259,9 +260,7 @@ impl<'a> Agent<'a> {
                 return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
             }
             Action::CollectRanks { generation, ended, cause } => {
-                let greeted = self.others.as_ref().map(Others::greeted);
-                let table = self.workers.rank_table((generation, cause), &ended, greeted)?;
-                return Some(Input::RanksCollected { generation, table });
+                return self.collect_ranks((generation, cause), &ended);
             }
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
@@ -282,6 +281,12 @@ impl<'a> Agent<'a> {
             Action::Finish(_) => {}
         }
         None
+    }
+
+    fn collect_ranks(&self, why: (Generation, TableCause), ended: &[EndedRank]) -> Option<Input> {
+        let greeted = self.others.as_ref().map(Others::greeted);
+        let table = self.workers.rank_table(why, ended, greeted)?;
+        Some(Input::RanksCollected { generation: why.0, table })
     }
 
     fn start(

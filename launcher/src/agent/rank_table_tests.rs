@@ -1,9 +1,14 @@
 //! The ranks are collected before a stop, and shown where one may hang.
 
+use super::rendezvous_tests::{joined, lost, node, note, running};
 use super::*;
+use crate::agent::message::Ending;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
+use crate::rendezvous::{Change, FailureNote, NodeName};
+use crate::spec::stop::TimeLimit;
+use rankrun_contract::rank::NodeRank;
 
 const SIGTERM: TableCause = TableCause::Signal(Signal::SIGTERM);
 
@@ -68,12 +73,26 @@ fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
 }
 
 #[test]
+fn rank_that_finished_before_joined_ones_is_shown_and_one_that_a_signal_ended_is_not() {
+    let at = clock();
+    for (exit, is_shown) in [(Exit::Code(0), true), (killed_by(15), false)] {
+        let mut job = state(2, 0, Persona::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 1, exit));
+        let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
+        let mut table = table(SIGTERM, &[JoinState::Joined, JoinState::Joined]);
+        table.rows[1].process = ProcessState::Ended(exit);
+        assert_eq!(!job.handle(at(1), answer(&table, 0)).is_empty(), is_shown, "{exit:?}");
+    }
+}
+
+#[test]
 fn time_limit_shows_joined_ranks_and_a_single_one() {
     let at = clock();
     for workers in [1, 2] {
         let mut job = state(workers, 0, Persona::Rankrun);
         let limit = Duration::from_secs(5);
-        job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
+        job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(5), Input::DeadlinePassed);
         assert_eq!(actions[0], collected(TableCause::TimeLimit, Vec::new()));
@@ -89,5 +108,28 @@ fn torchrun_and_a_single_rank_collect_nothing_at_a_signal() {
         let mut job = state(workers, 0, persona);
         let _ = job.handle(at(0), Input::Ready);
         assert!(!is_collected(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
+    }
+}
+
+#[test]
+fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
+    let at = clock();
+    let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
+    let over = |failure| Input::Over(Ending::Closed { failure: Some(failure) });
+    let actions = running(0, &at).handle(at(2), over(host.clone()));
+    assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
+    assert!(!is_collected(&running(0, &at).handle(at(2), over(note()))), "a worker has failed there");
+    let left = Change::PeerLeft { node: "th1".to_owned(), why: "SIGTERM".to_owned() };
+    let actions = running(0, &at).handle(at(2), Input::Changed(left));
+    assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
+    assert!(!is_collected(&running(0, &at).handle(at(2), lost())), "it was not told to stop");
+    // The time limits of two nodes strike at about the same time.
+    for (limit, cause) in [(3, TableCause::TimeLimit), (9, TableCause::OtherNode)] {
+        let mut job = node(0, Persona::Rankrun);
+        let limit = Duration::from_secs(limit);
+        job.rules.time_limit = Some(TimeLimit { limit, warning: None });
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), joined(0));
+        assert_eq!(job.handle(at(3), over(host.clone()))[0], collected(cause, Vec::new()));
     }
 }

@@ -22,6 +22,9 @@ const LONGEST_LINE: usize = 160;
 const SHORTEST_LINE: usize = 24;
 const HEADINGS: [&str; 5] = ["rank", "pid", "process", "joined", "CPU time"];
 
+const HOW_FAR: &str = "the last output says how far a rank got";
+const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits";
+
 /// What the text depends on beside the rows.
 #[derive(Debug, Clone)]
 pub struct Setting {
@@ -88,6 +91,7 @@ fn heading(table: &RankTable, setting: &Setting) -> String {
         TableCause::Signal(signal) => format!("when {signal} came"),
         TableCause::TimeLimit => "when the time limit was over".to_owned(),
         TableCause::StartTimeout => "at that time".to_owned(),
+        TableCause::OtherNode => "when another node left".to_owned(),
     };
     format!("{fact}; the ranks{node} {moment}:")
 }
@@ -117,7 +121,7 @@ fn hint(table: &RankTable, setting: &Setting) -> Option<String> {
         return Some(format!("{} {are} stopped, by SIGSTOP or by a debugger", setting.names(stopped)));
     }
     if missing.is_empty() {
-        return hint_where_none_is_missing(table);
+        return hint_where_none_is_missing(table, setting);
     }
     let limit =
         if setting.lacks_start_timeout { "; `--start-timeout 60` ends such a start by itself" } else { "" };
@@ -126,19 +130,25 @@ fn hint(table: &RankTable, setting: &Setting) -> Option<String> {
     } else {
         ""
     };
-    Some(format!(
-        "the last output says how far a rank got; while it hangs, `py-spy dump --pid PID` shows where its Python \
-         code waits{limit}{doubt}"
-    ))
+    Some(format!("{HOW_FAR}; while it hangs, {PY_SPY}{limit}{doubt}"))
 }
 
-fn hint_where_none_is_missing(table: &RankTable) -> Option<String> {
+fn hint_where_none_is_missing(table: &RankTable, setting: &Setting) -> Option<String> {
     if table.rows.iter().any(RankRow::may_be_missing) {
-        return Some("the launcher of the node with rank 0 has the store, and its table says it".to_owned());
+        return Some(format!(
+            "these ranks have no connection to the store now; {HOW_FAR}, and while it hangs, {PY_SPY}"
+        ));
     }
-    let hint = "a rank that hangs has old output; while it hangs, `py-spy dump --pid PID` shows where its Python code \
-                waits";
-    (table.cause == TableCause::TimeLimit).then(|| hint.to_owned())
+    let finished: Vec<_> = table.rows.iter().filter(|row| row.has_finished()).collect();
+    if !finished.is_empty() {
+        let has = if finished.len() == 1 { "has" } else { "have" };
+        return Some(format!(
+            "{} {has} finished, and the others may wait for a collective call with it: all ranks make the same calls",
+            setting.names(finished)
+        ));
+    }
+    let hint = || format!("a rank that hangs has old output; while it hangs, {PY_SPY}");
+    (table.cause == TableCause::TimeLimit).then(hint)
 }
 
 /// Ranks that share a row, the first one first.

@@ -58,7 +58,8 @@ it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) w
   8     4000  alive, waits  unknown  0.50 s    not seen
   9     4001  alive, waits  unknown  70 s      12 s before: b
   10    4002  exit code 0   -        -         none
-  hint: the launcher of the node with rank 0 has the store, and its table says it";
+  hint: these ranks have no connection to the store now; the last output says how far a rank got, and while it hangs, \
+`py-spy dump --pid PID` shows where its Python code waits";
     assert_eq!(render(&RankTable { cause, rows }, &setting), expected);
 }
 
@@ -125,4 +126,14 @@ fn row_fits_the_terminal_and_has_nothing_that_it_obeys() {
         assert!(width <= longest, "{width} columns: {line}");
         assert!(line.ends_with('…') && !shown.contains(['\x1b', '\t', '\u{202e}']), "{line}");
     }
+}
+
+#[test]
+fn hint_names_a_rank_that_has_finished_before_the_others() {
+    let mut rows = vec![row(0, JoinState::Joined, 0, "done"), row(1, JoinState::Joined, 0, "")];
+    rows[0].process = ProcessState::Ended(Exit::Code(0));
+    let shown = text(SIGINT, rows, None);
+    assert!(shown.starts_with("all ranks that run have joined the store; the ranks when SIGINT came:\n"));
+    assert!(shown.contains("\n  0     4000  exit code 0   yes     0.00 s    12 s before: done\n"), "{shown}");
+    assert!(shown.contains("\n  hint: rank 0 has finished, and the others may wait"), "{shown}");
 }

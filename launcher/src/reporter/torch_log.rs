@@ -144,17 +144,16 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
             });
             received.into_iter().chain(closing(live, *told, group)).collect()
         }
-        Happening::NotJoined { .. } | Happening::TimeIsShort { .. } | Happening::TimeIsUp { .. } => {
-            of_limits(happening, group)
-        }
+        Happening::NotJoined { .. }
+        | Happening::TimeIsShort { .. }
+        | Happening::TimeIsUp { .. }
+        | Happening::RankTable(_) => of_limits(happening, group),
         Happening::Changed { .. }
         | Happening::Blamed { .. }
         | Happening::Rejoined { .. }
         | Happening::OverElsewhere { .. }
         | Happening::Settling
         | Happening::FinishedBeforeLoss { .. } => of_nodes(happening, group),
-        // torchrun has no such table.
-        Happening::RankTable(_) => Vec::new(),
         Happening::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
             let text = happening::some_finished(finished, live, *since, group.round);
@@ -174,20 +173,19 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
         | Happening::ProgressUnknown
         | Happening::RestartRefused(_)
         | Happening::CalledSuccess { .. }
-        | Happening::Waiting { .. } => {
-            let said = happening::of_policy(happening, group.spec);
-            said.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
-        }
+        | Happening::Waiting { .. } => warning(happening::of_policy(happening, group.spec)),
         Happening::CheckingDevices
         | Happening::DevicesUnchecked { .. }
         | Happening::DeviceWarning(_)
         | Happening::DeviceDead(_)
         | Happening::NoRestart { .. }
-        | Happening::Reseated { .. } => {
-            let said = happening::of_devices(happening, group.spec);
-            said.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
-        }
+        | Happening::Reseated { .. } => warning(happening::of_devices(happening, group.spec)),
     }
+}
+
+/// A line in our words.
+fn warning(text: Option<String>) -> Vec<LogLine> {
+    text.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
 }
 
 fn killing(local_ranks: &[LocalRank], told: Signal, group: Group<'_>) -> Vec<LogLine> {
@@ -216,7 +214,7 @@ fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     said.into_iter().chain(told).collect()
 }
 
-/// torchrun has no such limits: the fact in our words, the signals in its own.
+/// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
 fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     let said = happening::of_limits(happening);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, text));

@@ -20,13 +20,16 @@ pub enum TableCause {
     TimeLimit,
     /// A rank has not joined the store by the start limit.
     StartTimeout,
+    /// Another node has left, or has ended the job by its own stop.
+    OtherNode,
 }
 
 impl TableCause {
-    /// Whether the table is worth reading also when every rank has joined: a signal may end a job that runs well.
+    /// Whether the table is worth reading also when no rank is missing: a signal, here or on another node, may end a job that
+    /// runs well.
     #[must_use]
-    pub const fn is_for_joined_ranks(self) -> bool {
-        !matches!(self, Self::Signal(_))
+    pub const fn is_for_every_job(self) -> bool {
+        !matches!(self, Self::Signal(_) | Self::OtherNode)
     }
 }
 
@@ -93,11 +96,23 @@ impl RankTable {
     /// Whether a reader learns something from it.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        self.cause.is_for_joined_ranks() || self.rows.iter().any(|row| row.may_be_missing())
+        self.cause.is_for_every_job() || self.rows.iter().any(RankRow::may_explain_a_hang)
     }
 }
 
 impl RankRow {
+    /// Whether the other ranks may wait for it: it may not have joined, or it has finished before them.
+    #[must_use]
+    pub fn may_explain_a_hang(&self) -> bool {
+        self.may_be_missing() || self.has_finished()
+    }
+
+    /// Whether it exited with 0.
+    #[must_use]
+    pub const fn has_finished(&self) -> bool {
+        matches!(self.process, ProcessState::Ended(exit) if exit.is_success())
+    }
+
     /// Whether it is alive, and is not known to have joined.
     #[must_use]
     pub fn may_be_missing(&self) -> bool {

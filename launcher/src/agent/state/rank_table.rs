@@ -1,12 +1,16 @@
 //! The table of ranks that follows a stop. Pure: the rows are collected before the stop signal, and shown where a rank may
 //! hang.
 
+use std::time::Instant;
+
 use rankrun_contract::rank::Generation;
 
 use super::State;
+use super::rendezvous::SAME_MOMENT;
 use crate::agent::message::rank_table::{EndedRank, RankTable, TableCause};
-use crate::agent::message::{Action, Happening};
+use crate::agent::message::{Action, Ending, Happening};
 use crate::agent::phase::Phase;
+use crate::rendezvous::Change;
 use crate::spec::Persona;
 
 impl State {
@@ -29,6 +33,25 @@ impl State {
         let ended = self.finished.ends().chain(failed);
         let ended = ended.map(|end| EndedRank { local_rank: end.local_rank, exit: end.exit }).collect();
         Some(Action::CollectRanks { generation: self.generation, ended, cause })
+    }
+
+    /// The same where another node has ended the job by its own stop.
+    pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &Ending) -> Option<Action> {
+        let Ending::Closed { failure: Some(note) } = ending else { return None };
+        note.why_node_ended_job()?;
+        self.collect_ranks_for_others(now)
+    }
+
+    /// The same where another node has left and this one stops its workers for that. A scheduler stops all
+    /// nodes of a job, and this node may hear of another one first.
+    pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &Change) -> Option<Action> {
+        if matches!(change, Change::PeerLeft { .. }) { self.collect_ranks_for_others(now) } else { None }
+    }
+
+    /// The time limits of all nodes strike at about the same time.
+    fn collect_ranks_for_others(&self, now: Instant) -> Option<Action> {
+        let is_late = self.timer.end().is_some_and(|end| end <= now + SAME_MOMENT);
+        self.collect_ranks(if is_late { TableCause::TimeLimit } else { TableCause::OtherNode })
     }
 
     /// Shows them, unless the job is over meanwhile.

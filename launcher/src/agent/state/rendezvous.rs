@@ -26,7 +26,7 @@ use crate::spec::Persona;
 const LONGEST_BLAME: Duration = Duration::from_secs(8);
 /// What fails here so shortly before it is known that a node has ended the job, by its own stop or as its launcher failed,
 /// fails of that: its workers are told to stop in the same moment as this node is told of it.
-const SAME_MOMENT: Duration = Duration::from_secs(1);
+pub(super) const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes says what it waits for.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
@@ -80,10 +80,11 @@ impl State {
     pub(super) fn changed(&mut self, now: Instant, change: Change) -> Vec<Action> {
         let is_newcomer = matches!(change, Change::NodeWaits { .. });
         let kill_by = kill_by(now, &change);
+        let ranks = self.collect_ranks_for_change(now, &change);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Running { live } | Phase::Undecided { live, .. } => {
                 self.remember(&change);
-                self.stop_for_others(now, live, change)
+                ranks.into_iter().chain(self.stop_for_others(now, live, change)).collect()
             }
             Phase::Stopping { live, cause, stage } => {
                 self.remember(&change);
@@ -334,6 +335,7 @@ impl State {
         }
         let is_their_doing = self.fails_of_that_node(now, &ending);
         self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
+        let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
             Ending::Failed { kill_by } => *kill_by,
             Ending::NotNeeded | Ending::Closed { .. } | Ending::ByRule { .. } => None,
@@ -344,7 +346,8 @@ impl State {
                 let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
                 self.kill_no_later_than(kill_by);
                 let grace = self.left_of_the_grace(now);
-                told_at_once(actions, Happening::OverElsewhere { ending, live: ours, grace })
+                let said = Happening::OverElsewhere { ending, live: ours, grace };
+                ranks.into_iter().chain(told_at_once(actions, said)).collect()
             }
             phase @ Phase::Stopping { .. } => {
                 self.phase = phase;

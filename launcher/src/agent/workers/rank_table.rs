@@ -21,7 +21,7 @@ use crate::process::usage::{tree_of, tree_usage};
 const LOOK_LIMIT: Duration = Duration::from_millis(250);
 
 impl Workers {
-    /// One row for each rank; nothing where all have joined the store and that is all that a reader wants to know.
+    /// One row for each rank; nothing where no rank may explain a hang and the cause needs no table.
     /// `greeted` is as for [`Workers::not_joined`].
     pub(in crate::agent) fn rank_table(
         &self,
@@ -32,7 +32,7 @@ impl Workers {
         let probe = self.join_probe(greeted);
         let ranks = (0..self.spec.workers.get()).map(LocalRank);
         let mut rows: Vec<RankRow> = ranks.map(|local_rank| self.row(local_rank, ended, &probe)).collect();
-        if !cause.is_for_joined_ranks() && !rows.iter().any(RankRow::may_be_missing) {
+        if !cause.is_for_every_job() && !rows.iter().any(RankRow::may_explain_a_hang) {
             return None;
         }
         for row in rows.iter_mut().filter(|row| row.process == ProcessState::Unknown) {
