@@ -10,8 +10,11 @@ use harness::{Fleet, Gate, Job, Launch, Name, Refusal, Scratch, only_ours};
 use super::{ENDPOINT, c10d, fixed, succeed};
 
 /// How a node is told where the store is that another node hosts, and the option that names its port.
-const MEETINGS: [(fn(u16) -> Launch, &str); 2] =
+const MEETINGS: [(Client, &str); 2] =
     [(client_of_c10d, "--rdzv-endpoint"), (client_of_static, "--master-port")];
+
+/// A node, told this port.
+type Client = fn(u16) -> Launch;
 
 fn client_of_c10d(port: u16) -> Launch {
     let launch =
@@ -151,12 +154,9 @@ fn closed_port_is_said_and_host_that_comes_later_is_found() {
     if !only_ours() {
         return;
     }
-    for host in [
-        (|port: u16| client_of_c10d(port).args(["--rdzv-conf", "is_host=1"])) as fn(u16) -> Launch,
-        |port: u16| static_node(port, 0),
-    ] {
-        let is_static = host as usize != 0 && format!("{:?}", host(1)).contains("--master-port");
-        let client = if is_static { client_of_static } else { client_of_c10d };
+    let host_of_c10d: Client = |port| client_of_c10d(port).args(["--rdzv-conf", "is_host=1"]);
+    let host_of_static: Client = |port| static_node(port, 0);
+    for ((client, _), host) in MEETINGS.into_iter().zip([host_of_c10d, host_of_static]) {
         // The listener is gone, and the kernel gives its port to nobody for a while.
         let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port").port();
         let first = client(port).args(["--join-timeout", "60s"]).worker(["seat", "sum"]).start();
@@ -268,7 +268,7 @@ fn port_held_by_another_program_is_told_with_its_pid() {
     if !only_ours() {
         return;
     }
-    let port = program(|stream| drop(stream));
+    let port = program(drop);
     let pid = format!("(pid {})", std::process::id());
     let one_node = Launch::new(Name::Rankrun).args(["--master-addr", "127.0.0.1", "--master-port"]);
     for launch in [
