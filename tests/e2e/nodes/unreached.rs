@@ -113,7 +113,11 @@ fn http_server_at_one_of_two_addresses_is_named() {
 
 #[test]
 fn ssh_and_tls_servers_at_endpoint_are_named() {
-    let ssh = |mut stream: TcpStream| drop(stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n"));
+    // A server that closes before it reads resets the connection.
+    let ssh = |mut stream: TcpStream| {
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n");
+        let _ = stream.read(&mut [0; 64]);
+    };
     each_meeting_says(ssh, "an SSH server (`SSH-2.0-OpenSSH_9.2p1`)", true);
     let tls = |mut stream: TcpStream| {
         let _ = stream.read(&mut [0; 64]);
