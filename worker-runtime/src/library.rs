@@ -14,8 +14,7 @@ use nix::libc;
 /// # Errors
 /// The loader's message.
 pub(crate) fn open(name: &OsStr) -> Result<Library, String> {
-    // SAFETY: NCCL and the CUDA driver may be loaded at any time; the user who names a path vouches for its
-    // content.
+    // SAFETY: NCCL and the CUDA driver may be loaded at any time; the user vouches for the content of a path.
     unsafe { Library::new(name) }.map_err(|error| words(&error))
 }
 
