@@ -119,7 +119,7 @@ fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
     let actions = running(0, &at).handle(at(2), over(host.clone()));
     assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
     assert!(!is_collected(&running(0, &at).handle(at(2), over(note()))), "a worker has failed there");
-    let left = Change::PeerLeft { node: "th1".to_owned(), why: "SIGTERM".to_owned() };
+    let left = Change::PeerLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
     assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
     assert!(!is_collected(&running(0, &at).handle(at(2), lost())), "it was not told to stop");
