@@ -62,7 +62,7 @@ impl Wire {
         let (began, round_trip) = (Instant::now(), wire.round_trip());
         let deadline = deadline.max(began + round_trip * ROUND_TRIPS);
         let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
-        let greeted = wire.write(&HANDSHAKE, deadline)? && wire.send(&Request::Ping { nonce }, deadline)?;
+        let greeted = wire.greet(deadline).map_err(|error| wire.stranger_or(error))?;
         let answer = if greeted { wire.answer(ReplyKind::Pong, deadline) } else { Ok(None) };
         match answer.map_err(|error| wire.stranger_or(error))? {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
@@ -80,10 +80,14 @@ impl Wire {
 
     /// A greeting that ended after fewer bytes than a store answers was ended by another program.
     fn stranger_or(&mut self, error: ClientError) -> ClientError {
-        if self.input.is_empty() {
-            return error;
-        }
-        ClientError::Stranger { said: std::mem::take(&mut self.input) }
+        let said = stranger::first_line(&mut self.stream, std::mem::take(&mut self.input));
+        if said.is_empty() { error } else { ClientError::Stranger { said } }
+    }
+
+    /// Introduces itself; whether the kernel took it in time.
+    fn greet(&mut self, deadline: Instant) -> Result<bool, ClientError> {
+        let nonce = self.nonce;
+        Ok(self.write(&HANDSHAKE, deadline)? && self.send(&Request::Ping { nonce }, deadline)?)
     }
 
     /// The kernel's smoothed round-trip time of the connection; zero where it knows none.
