@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use harness::{
-    Launch, Lost, Machine, MachineTree, Session, check_sessions, namespaces, only_ours, read_sessions,
-    session_launch,
+    Launch, Lost, Machine, MachineTree, Session, check_sessions, memory_kills_alone, namespaces, only_ours,
+    read_sessions, session_launch,
 };
 
 const FILES: [&str; 8] =
@@ -75,6 +75,7 @@ fn mistakes_of_subcommands_are_answered() {
 
 #[test]
 fn mistakes_in_the_workers_program_are_answered() {
+    let _alone = memory_kills_alone();
     check("workers");
 }
 

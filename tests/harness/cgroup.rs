@@ -1,7 +1,8 @@
 //! A memory cgroup of a test's own, where the machine lets one be made.
 #![expect(clippy::disallowed_methods, reason = "the cgroup waits for its last process")]
 
-use std::fs;
+use std::env::temp_dir;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::id;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,6 +22,21 @@ const LEAVES_WITHIN: Duration = Duration::from_secs(10);
 pub struct MemoryCgroup {
     folder: PathBuf,
     is_v2: bool,
+    /// Held by the outermost cgroup of a test.
+    alone: Option<File>,
+}
+
+/// Until it is dropped, no other test has the kernel kill for lack of memory: the kernel counts for the whole machine, and
+/// the launcher reads that count after a SIGKILL.
+///
+/// # Panics
+/// When the temporary folder takes no file.
+#[must_use]
+pub fn memory_kills_alone() -> File {
+    let file =
+        File::create(temp_dir().join("rankrun-e2e-memory-kills")).expect("the temporary folder takes a file");
+    file.lock().expect("the file can be locked");
+    file
 }
 
 impl MemoryCgroup {
@@ -30,18 +46,21 @@ impl MemoryCgroup {
     pub fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("rr-e2e-{}-{}", id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let alone = memory_kills_alone();
         let made = Self::below("/sys/fs/cgroup/memory", &name, false)
             .or_else(|| Self::below("/sys/fs/cgroup", &name, true));
-        if made.is_none() {
+        let Some(mut made) = made else {
             tell("skipped: no memory cgroup can be made here");
-        }
-        made
+            return None;
+        };
+        made.alone = Some(alone);
+        Some(made)
     }
 
     fn below(mount: &str, name: &str, is_v2: bool) -> Option<Self> {
         let folder = Path::new(mount).join(name);
         fs::create_dir(&folder).ok()?;
-        let made = Self { folder, is_v2 };
+        let made = Self { folder, is_v2, alone: None };
         let limit = made.folder.join(made.limit_file());
         limit.exists().then_some(made)
     }
@@ -77,7 +96,7 @@ impl MemoryCgroup {
         }
         let folder = self.folder.join("child");
         fs::create_dir(&folder).expect("the cgroup takes another one");
-        Self { folder, is_v2: self.is_v2 }
+        Self { folder, is_v2: self.is_v2, alone: None }
     }
 
     /// For [`crate::Launch::under`]: the launcher enters it and stays.

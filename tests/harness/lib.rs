@@ -26,7 +26,7 @@ mod settings;
 mod store;
 mod transcript;
 
-pub use cgroup::MemoryCgroup;
+pub use cgroup::{MemoryCgroup, memory_kills_alone};
 pub use fake_machine::{Card, Fault, Lost, Path as Way, Vendor};
 pub use fleet::{Fleet, Refusal};
 pub use gate::Gate;

@@ -206,10 +206,38 @@ fn masked(answer: &str, masks: &[(&str, &str)]) -> String {
         text = text.replace(from, to);
     }
     let text = replaced_words(&text, host_name(), "HOST");
-    text.lines().map(|line| format!("{}\n", masked_line(line))).collect()
+    let mut in_table = false;
+    let mut masked = String::new();
+    for line in text.lines() {
+        in_table = line.starts_with("  rank  pid ")
+            || in_table && line.starts_with("  ") && !line.contains("hint: ");
+        masked += &if in_table { table_line_masked(line) } else { masked_line(line) };
+        masked.push('\n');
+    }
+    masked
+}
+
+/// A line of the table of ranks: columns two spaces apart, since their widths follow the pids; pid and CPU time are `N`.
+fn table_line_masked(line: &str) -> String {
+    let columns = line.split("  ").map(str::trim).filter(|column| !column.is_empty()).enumerate();
+    let is_row = line.trim_start().starts_with(|letter: char| letter.is_ascii_digit());
+    let masked = columns.map(|(at, column)| match at {
+        1 if is_row => "N".to_owned(),
+        4 if is_row && column.ends_with('s') => "N s".to_owned(),
+        _ => column.to_owned(),
+    });
+    format!("  {}", masked.collect::<Vec<_>>().join("  "))
+}
+
+/// The other interpreters of this machine behind `nor has`.
+fn pythons_masked(line: &str) -> String {
+    let Some((before, rest)) = line.split_once(", nor has ") else { return line.to_owned() };
+    let Some((_, after)) = rest.split_once(": ") else { return line.to_owned() };
+    format!("{before}, nor has PYTHONS: {after}")
 }
 
 fn masked_line(line: &str) -> String {
+    let line = pythons_masked(line);
     let mut words: Vec<String> = line.split(' ').map(run_masked).collect();
     for at in 0..words.len() {
         let follows = |before: &str| at > 0 && words[at - 1].ends_with(before);
@@ -217,9 +245,12 @@ fn masked_line(line: &str) -> String {
             words[at] = if words[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
         } else if words[at].ends_with("ms") && words[at].starts_with(|letter: char| letter.is_ascii_digit()) {
             words[at] = "N ms".to_owned();
-        } else if follows("pid") || (is_seconds(&words, at) && (follows("after") || is_before(&words, at))) {
+        } else if follows("pid")
+            || (follows("had") && words.get(at + 1).is_some_and(|unit| unit == "MiB"))
+            || (is_seconds(&words, at) && (follows("after") || is_before(&words, at)))
+        {
             words[at] = digits_masked(&words[at]);
-        } else if words.get(at + 1).is_some_and(|next| next == "left") && words[at].ends_with('s') {
+        } else if words.get(at + 1).is_some_and(|next| next == "left") && is_duration(&words[at]) {
             // `14m 57s left`
             words[at] = "N".to_owned();
             if at > 0 && words[at - 1].ends_with('m') {
@@ -251,6 +282,11 @@ fn run_masked(word: &str) -> String {
 /// Whether a unit follows.
 fn is_seconds(words: &[String], at: usize) -> bool {
     words.get(at + 1).is_some_and(|unit| unit == "s")
+}
+
+/// `57s`
+fn is_duration(word: &str) -> bool {
+    word.strip_suffix('s').is_some_and(|number| number.parse::<f64>().is_ok())
 }
 
 /// `0.2 s before`

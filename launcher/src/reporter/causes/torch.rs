@@ -46,7 +46,7 @@ pub(super) fn without_gpu(clues: &Clues<'_>, surroundings: &dyn Surroundings) ->
     if nccl || says(&["No CUDA GPUs are available", "Found no NVIDIA driver on your system"]) {
         if let Some(value) = hides_gpus(surroundings) {
             return Some(format!(
-                "`CUDA_VISIBLE_DEVICES` is `{}`, which hides every GPU: unset it, or work on the CPUs (backend `gloo`)",
+                "`CUDA_VISIBLE_DEVICES={}` hides every GPU: unset it, or work on the CPUs (backend `gloo`)",
                 shown(&value)
             ));
         }
