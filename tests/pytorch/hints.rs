@@ -30,7 +30,7 @@ fn process_group_not_destroyed_aborts_and_is_named() {
 fn nccl_without_gpus_names_gloo() {
     let outcome = mistaken("nccl").env("CUDA_VISIBLE_DEVICES", "-1").run();
     outcome.exits(1);
-    hints(&outcome, &["`CUDA_VISIBLE_DEVICES` is `-1`, which hides every GPU"]);
+    hints(&outcome, &["`CUDA_VISIBLE_DEVICES=-1` hides every GPU"]);
 }
 
 #[test]

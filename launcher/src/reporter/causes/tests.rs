@@ -115,7 +115,7 @@ fn nccl_without_gpus_names_gloo() {
     ] {
         of_python(row, line, &["backend `gloo`", "`rankrun devices`"]);
         let fake = Fake { variables: vec![("CUDA_VISIBLE_DEVICES", "-1")], ..Fake::default() };
-        expect(hint_of(Exit::Code(1), &[line], &fake), row, &["`CUDA_VISIBLE_DEVICES` is `-1`", "unset"]);
+        expect(hint_of(Exit::Code(1), &[line], &fake), row, &["`CUDA_VISIBLE_DEVICES=-1` hides", "unset"]);
     }
     of_python(row, "RuntimeError: Distributed package doesn't have NCCL built in", &["`gloo`", "with CUDA"]);
     of_python(row, "RuntimeError: No CUDA GPUs are available", &["`rankrun devices`"]);
