@@ -1,7 +1,7 @@
-//! What a rankrun agent says of itself to the others of its job, and whether two agents belong together. Pure.
+//! The descriptor that a rankrun agent publishes for the other agents of its job, and the check that two agents belong
+//! together. Pure.
 //!
-//! The text is JSON. What we read was written by another machine: it is bounded, and fit for a terminal once it is a
-//! [`Descriptor`].
+//! The text is JSON. It was written by another machine; as a [`Descriptor`] it is bounded and safe for a terminal.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::text::harmless;
 use crate::spec::rendezvous::NodeRange;
 
-/// The protocol between rankrun agents: two agents of different numbers do not work together.
+/// Version of the protocol between rankrun agents. Agents with different protocols do not work together.
 pub const PROTOCOL: u32 = 1;
 
-/// Longest text that is read at all, in bytes.
+/// Longest text that is parsed, in bytes.
 const MAX_JSON: usize = 64 * 1024;
 
 /// Longest host name and version, in characters.
@@ -24,91 +24,93 @@ const MAX_NAME: usize = 255;
 /// Longest entrypoint, in characters.
 const MAX_ENTRYPOINT: usize = 300;
 
-/// What a rankrun agent says of itself.
+/// What a rankrun agent publishes about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Of the agent's version: [`PROTOCOL`].
+    /// Protocol of the agent's version, see [`PROTOCOL`].
     pub protocol: u32,
-    /// The agent's version.
+    /// Version of rankrun that the agent runs.
     pub version: String,
-    /// Its host's name.
+    /// Host name of the agent's machine.
     pub host: String,
-    /// `--nnodes`
+    /// Node range of the job, from `--nnodes`.
     pub nodes: NodeRange,
-    /// `--node-rank`, where it was given.
+    /// Node rank from `--node-rank`, if the user gave one.
     pub node_rank: Option<NodeRank>,
-    /// `--lease`: the others age it by theirs, and it stops its workers by its own, so that both have to be the same.
+    /// `--lease`. Other agents declare this node dead by their lease; this agent stops its workers by its own. Both
+    /// must be the same.
     pub lease: Duration,
-    /// How many workers it starts.
+    /// Number of workers that the agent starts.
     pub workers: LocalWorldSize,
-    /// What the workers run: see [`entrypoint`].
+    /// What the workers run, see [`entrypoint`].
     pub entrypoint: String,
-    /// The number in the greetings of the agent's connections.
+    /// Random number by which the store's host recognizes the agent's connections.
     pub nonce: u32,
-    /// `--max-restarts`, where it says so; it need not be the same on all nodes.
+    /// `--max-restarts`, if the agent published it; the value may differ between nodes.
     pub max_restarts: Option<RestartCount>,
 }
 
-/// What the workers run, for people and to compare: the name of a program, script or module, bounded.
+/// Name of the program, script or module of the workers, bounded. It is compared and shown to users.
 #[must_use]
 pub fn entrypoint(name: &OsStr) -> String {
     harmless(&name.to_string_lossy(), MAX_ENTRYPOINT)
 }
 
-/// Why another agent and we are not of one job. Every variant has both sides' value.
+/// Why two agents belong to different jobs. Every variant contains the values of both agents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// It speaks another protocol.
+    /// The other agent speaks another protocol.
     #[error(
         "this agent is rankrun {ours} (protocol {our_protocol}), that one {theirs} (protocol {their_protocol})"
     )]
     Protocol {
-        /// Our version.
+        /// Version of this agent's rankrun.
         ours: String,
-        /// Our number.
+        /// Protocol number of this agent.
         our_protocol: u32,
-        /// The other agent's version.
+        /// Version of the other agent's rankrun.
         theirs: String,
-        /// The other agent's number.
+        /// Protocol number of the other agent.
         their_protocol: u32,
     },
-    /// Another `--nnodes`.
+    /// The agents have different `--nnodes`.
     #[error("this agent was started with `--nnodes {ours}`, that one with `--nnodes {theirs}`")]
     Nodes {
-        /// Ours.
+        /// Node range of this agent.
         ours: NodeRange,
-        /// The other agent's.
+        /// Node range of the other agent.
         theirs: NodeRange,
     },
-    /// Another `--lease`: the longer one's workers would still run when others have long gone on without it.
+    /// The agents have different `--lease`. Workers with the longer lease would still run after the other nodes have
+    /// continued without them.
     #[error(
         "this agent was started with `--lease {}`, that one with `--lease {}`",
         humantime::format_duration(*ours), humantime::format_duration(*theirs)
     )]
     Lease {
-        /// Ours.
+        /// Lease of this agent.
         ours: Duration,
-        /// The other agent's.
+        /// Lease of the other agent.
         theirs: Duration,
     },
-    /// Another program, or other arguments.
+    /// The agents run another program, or other arguments.
     #[error("this agent runs `{ours}`, that one `{theirs}`")]
     Entrypoint {
-        /// Ours.
+        /// Entrypoint of this agent's workers.
         ours: String,
-        /// The other agent's.
+        /// Entrypoint of the other agent's workers.
         theirs: String,
     },
-    /// What it says of itself is not what an agent says.
+    /// The other agent's descriptor is not valid.
     #[error("this agent is rankrun {ours}, and what that one says of itself cannot be read")]
     Unreadable {
-        /// Our version.
+        /// Version of this agent's rankrun.
         ours: String,
     },
 }
 
 impl Mismatch {
-    /// One thing to do about it.
+    /// One action by which the user resolves the mismatch.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -124,7 +126,7 @@ impl Mismatch {
     }
 }
 
-/// Whether an agent that says `theirs` belongs to the job of one that says `ours`.
+/// Checks that the agent with descriptor `theirs` belongs to this agent's job.
 ///
 /// # Errors
 /// The first difference that matters.
@@ -152,8 +154,8 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// Reads what another agent says of itself, and compares it with what we say: both at once, since an agent of another
-/// protocol may say things that we cannot read.
+/// Parses the descriptor of another agent, and compares it with ours. Both happen together, because another protocol's
+/// descriptor may have unknown fields.
 ///
 /// # Errors
 /// The first difference that matters.
@@ -171,23 +173,23 @@ pub fn meet(ours: &Descriptor, theirs: &[u8]) -> Result<Descriptor, Mismatch> {
     Ok(theirs)
 }
 
-/// Why a text is no descriptor of ours.
+/// Why a text is not a descriptor of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotADescriptor {
-    /// Its writer speaks another protocol, whose descriptors may have another shape.
+    /// The writer speaks another protocol; its descriptors may have another shape.
     #[error("the descriptor is of protocol {protocol} (rankrun {version})")]
     Protocol {
-        /// Its number.
+        /// Protocol number of the writer.
         protocol: u32,
-        /// Its writer's version.
+        /// Version of the writer's rankrun.
         version: String,
     },
-    /// It is too long, or not what an agent writes.
+    /// The text is too long or malformed.
     #[error("this is no descriptor of an agent")]
     Unreadable,
 }
 
-/// What every protocol's descriptor has.
+/// The part that descriptors of every protocol have.
 #[derive(Deserialize)]
 struct Head {
     protocol: u32,
@@ -211,7 +213,7 @@ struct Wire {
 }
 
 impl Descriptor {
-    /// For the store.
+    /// The descriptor as JSON for the store.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let wire = Wire {

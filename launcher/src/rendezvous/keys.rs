@@ -1,7 +1,7 @@
-//! Every key that we read or write in a rendezvous store, as it is on the wire. Pure.
+//! The keys that this launcher reads or writes in a rendezvous store, as they are on the wire. Pure.
 //!
-//! torch's keys are contract 5.4 and 5.6. Ours are under `rankrun/`, where torch's agents never look.
-//! A name of another node in a key is escaped and bounded, since it comes from the network.
+//! Contract 5.4 and 5.6 define torch's keys. Keys of rankrun begin with `rankrun/`, which torch's agents never read.
+//! The name of another node in a key is escaped and bounded, because it comes from the network.
 
 use std::fmt::Write as _;
 
@@ -9,51 +9,51 @@ use rankrun_contract::rank::{NodeRank, RunId};
 
 use super::state::Node;
 
-/// What torch's clients put before every key.
+/// The prefix that torch's clients put before every key.
 const WIRE: &str = "/";
 
-/// Longest escaped name of a node in a key; the rest of a longer one is a checksum.
+/// Longest escaped node name in a key, in bytes. The rest of a longer name is replaced by a checksum.
 const MAX_NAME: usize = 256;
 
 /// The keys of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Whose value is the shared state.
+    /// Key of the shared state.
     state: String,
-    /// Before a round's number in torch's keys of that round.
+    /// Prefix of torch's keys for a round; the round's number follows.
     rounds: String,
-    /// Before everything of ours.
+    /// Prefix of all rankrun keys.
     own: String,
 }
 
 impl Keys {
-    /// Of a c10d rendezvous: what torchrun's agents of the same job use.
+    /// Keys of a c10d rendezvous, which torchrun's agents of the same job use too.
     #[must_use]
     pub fn dynamic(run_id: &RunId) -> Self {
         let state = format!("{WIRE}torch.rendezvous.{run_id}");
         Self { rounds: format!("{state}."), own: format!("{state}/rankrun/"), state }
     }
 
-    /// Of a static job whose agents are all ours: everything but its first round (see [`RoundKeys::first_of_static`]).
+    /// Keys of a static job with rankrun agents only, except for its first round (see [`RoundKeys::first_of_static`]).
     #[must_use]
     pub fn fixed(run_id: &RunId) -> Self {
         let own = format!("{WIRE}{run_id}/rankrun/");
         Self { state: format!("{own}state"), rounds: format!("{own}round/"), own }
     }
 
-    /// The shared state.
+    /// Key of torch's shared state.
     #[must_use]
     pub fn state(&self) -> &str {
         &self.state
     }
 
-    /// torch's keys of a round.
+    /// torch's keys of one numbered round.
     #[must_use]
     pub fn round(&self, round: u64) -> RoundKeys {
         RoundKeys { prefix: format!("{}{round}/", self.rounds) }
     }
 
-    /// Which round's [`RoundKeys::master_addr`] a key is, if it is one.
+    /// Parses the round from a [`RoundKeys::master_addr`] key; `None` for other keys.
     #[must_use]
     pub fn round_of_master_addr(&self, key: &[u8]) -> Option<u64> {
         let key = std::str::from_utf8(key).ok()?;
@@ -62,149 +62,149 @@ impl Keys {
         is_number.then(|| round.parse().ok())?
     }
 
-    /// Counts the rings of the bell.
+    /// Counter of change notifications.
     #[must_use]
     pub fn version(&self) -> String {
         format!("{}version", self.own)
     }
 
-    /// The bell: appears when [`Self::version`] has become `version`.
+    /// Notification key: it is created when [`Self::version`] reaches `version`. Agents wait for it.
     #[must_use]
     pub fn bell(&self, version: i64) -> String {
         format!("{}{version}", self.own)
     }
 
-    /// Counts those who have lost a write and want to write one after the other.
+    /// Counter of tickets for agents that lost a compare-and-set. Agents with tickets write in turn.
     #[must_use]
     pub fn turns(&self) -> String {
         format!("{}turns", self.own)
     }
 
-    /// Appears when the one with this number has had its turn.
+    /// Created when the agent with this ticket has had its turn.
     #[must_use]
     pub fn turn(&self, number: i64) -> String {
         format!("{}turn/{number}", self.own)
     }
 
-    /// Which store this is: random, by whoever came first.
+    /// Random identity of the store, written by the first agent.
     #[must_use]
     pub fn store(&self) -> String {
         format!("{}store", self.own)
     }
 
-    /// What an agent of ours says of itself.
+    /// Key of a rankrun agent's descriptor.
     #[must_use]
     pub fn agent(&self, node: &Node) -> String {
         format!("{}agent/{}", self.own, name(node))
     }
 
-    /// An agent's signs of life: a counter.
+    /// An agent's heartbeat, a counter that it increments.
     #[must_use]
     pub fn beat(&self, node: &Node) -> String {
         format!("{}beat/{}", self.own, name(node))
     }
 
-    /// Why a node has left.
+    /// The reason that a node gave when it left.
     #[must_use]
     pub fn left(&self, node: &Node) -> String {
         format!("{}left/{}", self.own, name(node))
     }
 
-    /// The ranks of the last complete round.
+    /// Ranks of the last complete round.
     #[must_use]
     pub fn ranks(&self) -> String {
         format!("{}ranks", self.own)
     }
 
-    /// The failure that ended a round.
+    /// The failure that ended this round.
     #[must_use]
     pub fn failure(&self, round: u64) -> String {
         format!("{}{round}/failure", self.own)
     }
 
-    /// Appears when all workers of a node have succeeded in a round.
+    /// Created when all workers of a node have succeeded in this round.
     #[must_use]
     pub fn done(&self, round: u64, node: &Node) -> String {
         format!("{}{round}/done/{}", self.own, name(node))
     }
 
-    /// Appears where an agent of ours hosts the store, and tells at once whose connections have closed.
+    /// Exists if a rankrun agent hosts the store. The host then reports closed connections at once.
     #[must_use]
     pub fn watched(&self) -> String {
         format!("{}watched", self.own)
     }
 
-    /// The closing note.
+    /// The closing note of the job.
     #[must_use]
     pub fn end(&self) -> String {
         format!("{}end", self.own)
     }
 
-    /// Static: the agent that holds a node rank.
+    /// Static job: the claim of the agent that holds a node rank.
     #[must_use]
     pub fn claim(&self, node_rank: NodeRank) -> String {
         format!("{}agent/{node_rank}", self.own)
     }
 
-    /// Static: the state with which agents that are all ours go on.
+    /// Static job with rankrun agents only: the state from which all agents continue.
     #[must_use]
     pub fn alone(&self) -> String {
         format!("{}alone", self.own)
     }
 }
 
-/// torch's keys of one round.
+/// torch's keys of one round, under one prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoundKeys {
     prefix: String,
 }
 
 impl RoundKeys {
-    /// Of the first round of a static job, which has no number.
+    /// Keys of a static job's first round, which has no number.
     #[must_use]
     pub fn first_of_static(run_id: &RunId) -> Self {
         Self { prefix: format!("{WIRE}{run_id}/") }
     }
 
-    /// Where the workers meet: the host.
+    /// Master host name or address of the workers.
     #[must_use]
     pub fn master_addr(&self) -> String {
         format!("{}MASTER_ADDR", self.prefix)
     }
 
-    /// Where the workers meet: the port.
+    /// Master TCP port of the workers.
     #[must_use]
     pub fn master_port(&self) -> String {
         format!("{}MASTER_PORT", self.prefix)
     }
 
-    /// What an agent says of its workers.
+    /// What an agent publishes about its workers.
     #[must_use]
     pub fn role_info(&self, node_rank: NodeRank) -> String {
         format!("{}torchelastic/role_info/{node_rank}", self.prefix)
     }
 
-    /// The ranks of an agent's workers.
+    /// The global ranks assigned to an agent's workers.
     #[must_use]
     pub fn assigned_ranks(&self, node_rank: NodeRank) -> String {
         format!("{}torchelastic/assigned_ranks/{node_rank}", self.prefix)
     }
 
-    /// Counts the agents whose workers have all succeeded.
+    /// Counts the agents with only successful workers.
     #[must_use]
     pub fn num_members(&self) -> String {
         format!("{}torchelastic/agent/terminal_state/num_members", self.prefix)
     }
 
-    /// Appears when all of them have.
+    /// Created when the workers of all agents have succeeded.
     #[must_use]
     pub fn last_member(&self) -> String {
         format!("{}torchelastic/agent/terminal_state/last_member", self.prefix)
     }
 }
 
-/// `<addr>_<pid>_<counter>` with every byte of the address that is not plain as `%XX`. Two nodes never have the same
-/// name, but for those of above [`MAX_NAME`], where a checksum tells them apart.
+/// `<addr>_<pid>_<counter>`, with every special byte of the address as `%XX`. Two nodes never have the same name. Above
+/// [`MAX_NAME`] bytes a checksum distinguishes them.
 fn name(node: &Node) -> String {
     let mut addr = String::new();
     for byte in node.addr.bytes() {
@@ -220,14 +220,14 @@ fn name(node: &Node) -> String {
     format!("{addr}_{}_{}", node.pid, node.local_id)
 }
 
-/// FNV-1a of 128 bits over the pieces, with an end to each: tells texts apart that nobody has made to look alike.
+/// 128-bit FNV-1a over the pieces, with a terminator after each. Distinguishes texts that were not chosen to collide.
 pub(crate) fn checksum<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let step = |sum: u128, byte: u64| (sum ^ u128::from(byte)).wrapping_mul(PRIME);
     pieces.into_iter().fold(OFFSET, |sum, piece| {
         let sum = piece.iter().fold(sum, |sum, byte| step(sum, u64::from(*byte)));
-        // No byte: the pieces `ab`, `c` are not `a`, `bc`.
+        // A value that is not a byte: the pieces `ab`, `c` differ from `a`, `bc`.
         step(sum, 256)
     })
 }

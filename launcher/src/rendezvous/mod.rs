@@ -1,8 +1,9 @@
-//! Who takes part in the job, in which order, and where the workers meet: the agents of several nodes, ours and
-//! torchrun's, over one store.
+//! The rendezvous: which nodes take part in the job, their order, and the master address of the workers. The agents of
+//! several nodes, rankrun's and torchrun's, agree on that over one store.
 //!
-//! The agent and the rendezvous speak by messages: a [`Wish`] goes to the rendezvous thread, [`News`] come back. The
-//! thread owns every connection to other agents, so that nothing that another machine does can hold up a signal.
+//! Agent and rendezvous exchange messages. A [`Wish`] goes to the rendezvous thread, [`News`] come back. The thread
+//! owns every connection to other agents, so a slow or dead machine never delays a signal on this one. This module does
+//! not start or stop workers.
 
 pub mod address;
 pub mod c10d;
@@ -38,36 +39,36 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Ran
 /// One completed rendezvous, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
-    /// Which one, from 0.
+    /// Number of the round; the first is 0.
     pub number: u64,
-    /// This node's index among the members.
+    /// This node's rank among the members.
     pub node_rank: NodeRank,
-    /// How many members there are.
+    /// Number of nodes in the round.
     pub nodes: NodeCount,
     /// Global rank of this node's local rank 0.
     pub base_rank: Rank,
-    /// Workers of all members.
+    /// Number of workers on all members together.
     pub world_size: WorldSize,
     /// Role rank of this node's local rank 0.
     pub base_role_rank: Rank,
-    /// Workers of the same role on all members.
+    /// Number of workers with the same role on all members.
     pub role_world_size: WorldSize,
-    /// Where the workers meet.
+    /// Master address and port for the workers' process group.
     pub master: Master,
-    /// All members by node rank, as far as they are known.
+    /// All known members, ordered by node rank.
     pub members: Vec<Member>,
-    /// The interface by which this node reaches the others, where there may be others.
+    /// The interface by which this node reaches other nodes; `None` for a job of one node.
     pub interface: Option<String>,
 }
 
-/// A node of a round.
+/// One node that takes part in a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its index.
+    /// Its node rank in the round.
     pub node_rank: NodeRank,
-    /// What messages call it.
+    /// Name of the node for user messages.
     pub name: NodeName,
-    /// How many workers it has, where it has told.
+    /// Number of its workers, if the node has published it.
     pub workers: Option<LocalWorldSize>,
 }
 
@@ -90,7 +91,7 @@ impl Round {
         }
     }
 
-    /// What messages call this node.
+    /// Name of this node for user messages.
     #[must_use]
     pub fn own_name(&self) -> NodeName {
         let own = self.members.iter().find(|member| member.node_rank == self.node_rank);
@@ -98,48 +99,49 @@ impl Round {
     }
 }
 
-/// How a node has ended whose launcher has failed.
+/// The value of [`FailureNote::ended`] for a failed launcher.
 const LAUNCHER_FAILED: &str = "the launcher has failed";
 
-/// The failure that ended a round, as the node tells it on which it happened. Every node prints the same first one.
+/// The failure that ended a round, as told by the node on which it happened. Every node prints the same first failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureNote {
-    /// Node rank of the round.
+    /// Node rank in the round that failed.
     pub node_rank: NodeRank,
-    /// The host's name.
+    /// Host name of the failed node; may be empty.
     pub host: String,
-    /// The address that the node publishes, where the note tells it.
+    /// The address that the node publishes, if the note contains it.
     pub addr: Option<String>,
     /// Global rank of the worker.
     pub rank: Rank,
-    /// Its local rank.
+    /// Local rank of the failed worker.
     pub local_rank: LocalRank,
-    /// Its pid on its host; no process has 0: then it is a whole node that was lost, or that has ended the job for the
-    /// reason that is the message, as the host of the store that leaves, or since its launcher has failed.
+    /// Pid of the worker on its host. The value 0, which no process has, means the whole node. Without a message the
+    /// node was lost. With a message the node ended the job for that reason: its launcher failed, or it hosted the
+    /// store and left.
     pub pid: i32,
-    /// How it ended, in words: `exit code 7`, `killed by SIGKILL (9)`.
+    /// How the worker ended, for user messages: `exit code 7`, `killed by SIGKILL (9)`.
     pub ended: String,
-    /// What it said about it, where it did: the last line of its error.
+    /// The last line of the worker's error, if it reported one.
     pub message: Option<String>,
-    /// The peer on another node that it lost, as its own report says: the failure is a consequence.
+    /// The peer on another node that the worker lost, by its own report. The failure is then a consequence.
     pub lost: Option<PeerLoss>,
 }
 
-/// The peer that a worker lost, and failed of.
+/// The lost peer that made a worker fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLoss {
-    /// The report names it.
+    /// The report names the rank of the peer.
     Rank(Rank),
     /// The report only says that a connection to a peer broke.
     Unnamed,
 }
 
 impl FailureNote {
-    /// A node was lost, and what failed elsewhere in the same moment is its doing.
+    /// The note of a lost node. Failures elsewhere at the same moment are consequences.
     #[must_use]
     pub fn of_lost_node(node_rank: NodeRank, node: NodeName) -> Self {
         let ended = "the node is lost".to_owned();
-        // A torchrun agent tells no more than its address.
+        // A torchrun agent publishes only its address.
         let host = node.host.or_else(|| node.addr.clone()).unwrap_or_default();
         Self {
             node_rank,
@@ -154,200 +156,200 @@ impl FailureNote {
         }
     }
 
-    /// Whether this one is the cause of a round's end in place of `told`: it lost no peer, and that one did.
+    /// Whether this failure replaces `told` as the cause of a round's end: `told` lost a peer, and this one did not.
     #[must_use]
     pub const fn outranks(&self, told: &Self) -> bool {
         told.lost.is_some() && self.lost.is_none()
     }
 
-    /// The node that hosts the store leaves for this reason, and the job ends with it.
+    /// The note of a node that hosts the store and leaves for this reason. The job ends with it.
     #[must_use]
     pub fn of_leaving_host(node_rank: NodeRank, node: NodeName, why: String) -> Self {
         Self { message: Some(why), ..Self::of_lost_node(node_rank, node) }
     }
 
-    /// The launcher on this node has failed for this reason, and has ended the job.
+    /// The note of a failed launcher, which has ended the job for this reason.
     #[must_use]
     pub fn of_failed_launcher(node_rank: NodeRank, node: NodeName, why: String) -> Self {
         Self { ended: LAUNCHER_FAILED.to_owned(), ..Self::of_leaving_host(node_rank, node, why) }
     }
 
-    /// The node that it tells of.
+    /// Name of the node that the note is about.
     #[must_use]
     pub fn node(&self) -> NodeName {
         let host = Some(self.host.clone()).filter(|host| !host.is_empty());
         NodeName { rank: Some(self.node_rank), host, addr: self.addr.clone() }
     }
 
-    /// Whether it tells of a launcher that has failed, and of no worker.
+    /// Whether the note is about a failed launcher, not a worker.
     #[must_use]
     pub fn is_of_failed_launcher(&self) -> bool {
         self.why_node_ended_job().is_some() && self.ended == LAUNCHER_FAILED
     }
 
-    /// Whether it tells of a node that was lost, and of no worker.
+    /// Whether the note is about a lost node, not a worker.
     #[must_use]
     pub const fn is_of_lost_node(&self) -> bool {
         self.pid == 0 && self.message.is_none()
     }
 
-    /// Why the node has ended the job, where it tells of that and of no worker.
+    /// The reason for which the node ended the job; `None` if the note is about a worker.
     #[must_use]
     pub fn why_node_ended_job(&self) -> Option<&str> {
         self.message.as_deref().filter(|_| self.pid == 0)
     }
 }
 
-/// What the agent wants of the rendezvous.
+/// A command of the agent to the rendezvous thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// Take part in the next round; no worker of the round before is left.
+    /// Take part in the next round. No worker of the previous round is left.
     Join {
-        /// Workers of this node.
+        /// Number of workers on this node.
         workers: LocalWorldSize,
     },
-    /// Tell the others at once: a worker of this node has failed, and the others of the node are being stopped.
+    /// Tell the other nodes at once that a worker of this node has failed. This node's other workers are being stopped.
     Failed(FailureNote),
-    /// Say whether what has happened here is the doing of a node that was lost.
+    /// Answer whether a lost node caused the failure on this node.
     Blame,
-    /// All workers of this node have succeeded: wait for the others.
+    /// All workers of this node have succeeded; wait for the other nodes.
     Succeeded,
-    /// This node's workers are being told to stop, for this reason of its own, and then it leaves: where the job ends with
-    /// the store that it hosts, the others are to know at once, before what their workers fail of.
+    /// This node is stopping its workers for a reason of its own, then it leaves. If it hosts the store, the job ends
+    /// with it. The other nodes must learn that before their workers fail.
     Stopping {
-        /// In words for people.
+        /// The reason, for user messages.
         why: String,
     },
 }
 
-/// How an agent goes.
+/// How an agent leaves the rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parting {
-    /// The job is over for all: it has succeeded, or failed for good, by this failure where one is known.
+    /// The job is over for all nodes: it has succeeded, or failed for good.
     Close {
-        /// Whether it is a success.
+        /// Whether the job has succeeded.
         succeeded: bool,
-        /// The failure.
+        /// The failure that ended the job, if it is known.
         failure: Option<FailureNote>,
-        /// The rule that says what it means for the whole job.
+        /// The rule that decides what the failure means for the whole job.
         rule: Option<note::RuleNote>,
     },
-    /// This node goes, and the others may go on.
+    /// This node leaves, and the other nodes may continue.
     Leave {
-        /// Why, in words for people.
+        /// The reason, for user messages.
         why: String,
     },
 }
 
-/// What the rendezvous tells the agent.
+/// A message of the rendezvous thread to the agent.
 #[derive(Debug)]
 pub enum News {
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
-    /// The round is over for a reason elsewhere: stop the workers, then [`Wish::Join`].
+    /// The round ended for a reason on another node: stop the workers, then send [`Wish::Join`].
     Changed(Change),
-    /// The answer to [`Wish::Blame`]: the node that was lost, if any.
+    /// The answer to [`Wish::Blame`]: the lost node, if any.
     Blamed(Option<NodeName>),
-    /// Nobody is left to wait for: the workers of all nodes have succeeded.
+    /// The workers of all nodes have succeeded.
     AllSucceeded,
-    /// Still waiting for nodes.
+    /// The rendezvous still waits for nodes.
     Waiting(Waiting),
-    /// Something that people want to know, in one line: which address was chosen, who hosts the store.
+    /// One line for the user, such as the chosen address or the host of the store.
     Note(String),
-    /// There is nothing to take part in any more.
+    /// There are no more rounds for this node.
     Over(Over),
 }
 
-/// Why a round is over.
+/// Why a round ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A worker of another node has failed.
+    /// A worker of another node failed.
     PeerFailed(FailureNote),
-    /// A node has gone without a word.
+    /// A node disappeared without a message: its connections closed, or its heartbeat stopped.
     PeerLost {
-        /// Its name.
+        /// Name of the lost node.
         node: NodeName,
     },
-    /// A node has left.
+    /// A node left by its own decision.
     PeerLeft {
-        /// Its name.
+        /// Name of the node that left.
         node: NodeName,
-        /// What it said.
+        /// The reason that the node gave.
         why: String,
     },
-    /// A node wants to take part.
+    /// A node outside of the round waits for a place.
     NodeWaits {
-        /// Its name.
+        /// Name of the waiting node.
         node: NodeName,
     },
-    /// This node does not reach the store, and the others take it for dead by then.
+    /// This node cannot reach the store, and the other nodes will soon declare it dead.
     CutOff {
-        /// Until then no worker may be left.
+        /// All workers must have ended by this time.
         kill_by: Instant,
     },
-    /// This launcher was itself stopped for too long, and its workers were killed in its place.
+    /// This launcher itself was stopped for too long. Its guard or watchdog killed its workers.
     StoodStill,
-    /// The others have gone on without this node, which was silent for too long.
+    /// The other nodes continued without this node, which was silent for too long.
     Removed,
 }
 
-/// What is waited for.
+/// State of a rendezvous that waits for nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Names of those who are here, this node included.
+    /// Names of the nodes that have joined, this node included.
     pub here: Vec<NodeName>,
-    /// Names of those who were in the round before and are not here, or node ranks where ranks are given.
+    /// Names of the missing nodes of the previous round. If ranks are given, the missing node ranks.
     pub missing: Vec<NodeName>,
-    /// How many nodes the job needs at least.
+    /// Minimum number of nodes of the job.
     pub min: NodeCount,
-    /// And at most.
+    /// Maximum number of nodes of the job.
     pub max: NodeCount,
-    /// How long there is still time.
+    /// Time left until the rendezvous fails.
     pub left: Duration,
-    /// For what.
+    /// The event that this node waits for.
     pub awaited: Awaited,
 }
 
-/// What a node waits for that wants to be in a round.
+/// The event that a joining node waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Awaited {
-    /// As many nodes as the job needs.
+    /// The minimum number of nodes has not joined yet.
     Enough,
-    /// More of them: there are enough.
+    /// Enough nodes have joined; the round waits for more until the last call ends.
     More {
-        /// Until the round begins with those who are here.
+        /// Time until the round begins with the nodes that have joined.
         starts_in: Duration,
     },
-    /// Nodes that are there, and stop their workers. Until they have, no time counts.
+    /// Live nodes still stop their workers. The join timeout does not count until they are done.
     Stops {
-        /// Their names.
+        /// Names of the nodes that stop their workers.
         nodes: Vec<NodeName>,
     },
-    /// What the others say of their workers: the nodes of the round are here.
+    /// All nodes of the round have joined; their worker counts are missing.
     Ranks,
-    /// A place in the job, which runs without this node, a spare.
+    /// The job runs without this node, which is a spare and waits for a place.
     Place,
 }
 
-/// Why there is nothing to take part in.
+/// Why there are no more rounds for this node.
 #[derive(Debug)]
 pub enum Over {
-    /// The job has succeeded, and needs nothing more of this node: a spare, or one whose workers had all succeeded in a round
-    /// that the others were about to repeat.
+    /// The job has succeeded without this node. It was a spare, or its workers had already succeeded when the other
+    /// nodes wanted to repeat the round.
     NotNeeded,
-    /// The job was ended elsewhere, by this failure where it was told.
+    /// Another node ended the job.
     Closed {
-        /// The first cause.
+        /// The first failure, if the other node told it.
         failure: Option<FailureNote>,
     },
-    /// Another node has ended the job by a rule, which says for all nodes how.
+    /// Another node ended the job by a rule, which decides the outcome for all nodes.
     ByRule {
-        /// The rule.
+        /// The rule that ended the job.
         rule: note::RuleNote,
-        /// The failure that fits it, where it was told.
+        /// The failure that matched the rule, if the other node told it.
         failure: Option<FailureNote>,
     },
-    /// The rendezvous itself failed.
+    /// The rendezvous itself failed with this error.
     Failed(error::RendezvousError),
 }
 

@@ -1,6 +1,7 @@
-//! What agents leave for each other about a failure and about the job's end, as JSON. Pure.
+//! JSON notes that agents store for each other: failures, reasons for leaving, and the job's end. Pure.
 //!
-//! What we read was written by another machine and goes to terminals: every text is bounded and fit for one.
+//! The notes come from other machines and are printed on terminals. Every text that is read is bounded and free of
+//! control characters.
 
 use rankrun_contract::rank::{LocalRank, NodeRank, Rank};
 use serde::{Deserialize, Serialize};
@@ -10,55 +11,55 @@ use super::{FailureNote, PeerLoss};
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
 use crate::spec::restart::{RestartRule, RuleAction};
 
-/// Longest note that is read at all, in bytes.
+/// Longest note that is parsed, in bytes.
 const MAX_JSON: usize = 64 * 1024;
 
 /// Longest host name, in characters.
 const MAX_HOST: usize = 255;
 
-/// Longest words about an exit, in characters.
+/// Longest description of an exit, in characters.
 const MAX_ENDED: usize = 200;
 
-/// Longest message of a worker, in characters.
+/// Longest error message of a worker, in characters.
 const MAX_MESSAGE: usize = 2000;
 
-/// Longest rule, in characters; 256 exit codes fit.
+/// Longest rule, in characters; a rule with 256 exit codes fits.
 const MAX_RULE: usize = 1200;
 
-/// How the job ended, for those who learn it from the store.
+/// How the job ended, for agents that read it from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosingNote {
-    /// Whether it is a success.
+    /// Whether the job has succeeded.
     pub succeeded: bool,
-    /// The first cause, where it is known; with a success only where a rule calls that failure one.
+    /// The first failure, if it is known. After a success it is set only if a rule treats that failure as a success.
     pub failure: Option<FailureNote>,
-    /// The rule that says what the failure means for the whole job.
+    /// The rule that decides what the failure means for the whole job.
     pub rule: Option<RuleNote>,
 }
 
-/// A restart rule by which one node has ended the job, and all nodes end with the same status.
+/// The restart rule by which one node ended the job. All nodes then exit with the same status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleNote {
-    /// As the user wrote it.
+    /// Text of the rule as the user wrote it.
     pub text: String,
-    /// How the job ends.
+    /// The outcome of the job by this rule.
     pub then: RuleEnd,
 }
 
-/// What a rule says of the whole job.
+/// The outcome of a job that a rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleEnd {
-    /// It is done.
+    /// The job is complete and must not be repeated.
     Succeed,
-    /// It should be started again.
+    /// The scheduler should start the job again.
     Requeue,
-    /// It would fail again.
+    /// A repeated job would fail again.
     NoRequeue,
 }
 
 impl RuleNote {
-    /// Of the rule that has ended the job; nothing where each node ends with a status of its own.
+    /// The note of a rule that ends the job; `None` if each node exits with its own status.
     #[must_use]
     pub fn of(rule: &RestartRule) -> Option<Self> {
         let then = match rule.then {
@@ -70,7 +71,7 @@ impl RuleNote {
         Some(Self { text: rule.to_string(), then })
     }
 
-    /// Whether the job is a success by it.
+    /// Whether the rule makes the job a success.
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.then == RuleEnd::Succeed
@@ -78,7 +79,7 @@ impl RuleNote {
 }
 
 impl RuleEnd {
-    /// What every launcher of the job ends with, whatever its name.
+    /// The exit status of every launcher of the job, independent of the launcher's name.
     #[must_use]
     pub const fn status(self) -> ExitStatus {
         match self {
@@ -100,10 +101,10 @@ struct Wire {
     pid: i32,
     ended: String,
     message: Option<String>,
-    /// A peer was lost.
+    /// Whether the worker lost a peer.
     #[serde(default)]
     lost_peer: bool,
-    /// Its rank, where it is known.
+    /// Rank of the lost peer, if known.
     #[serde(default)]
     lost_rank: Option<u32>,
 }
@@ -123,7 +124,7 @@ struct RuleWire {
 }
 
 impl From<&FailureNote> for Wire {
-    /// Bounded here too: what others would cut need not be sent.
+    /// Texts are bounded here too: the reader would cut the rest.
     fn from(note: &FailureNote) -> Self {
         Self {
             node_rank: note.node_rank.0,
@@ -162,13 +163,13 @@ impl From<Wire> for FailureNote {
 }
 
 impl FailureNote {
-    /// For the store. Every text is bounded, and fit for a terminal.
+    /// The note as JSON for the store. Every text is bounded, without control characters.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(&Wire::from(self)).expect("texts and numbers are JSON")
     }
 
-    /// Of another agent; nothing where it is not what an agent writes.
+    /// Parses another agent's note; `None` if it does not have the expected form.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
         read::<Wire>(text).map(Self::from)
@@ -176,7 +177,7 @@ impl FailureNote {
 }
 
 impl ClosingNote {
-    /// For the store.
+    /// The note as JSON for the store, with every text bounded.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let rule = |rule: &RuleNote| RuleWire { text: harmless(&rule.text, MAX_RULE), then: rule.then };
@@ -188,7 +189,7 @@ impl ClosingNote {
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
     }
 
-    /// Of another agent; nothing where it is not what an agent writes.
+    /// Parses another agent's note; `None` if it does not have the expected form.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
         let wire: ClosingWire = read(text)?;
@@ -200,7 +201,7 @@ impl ClosingNote {
     }
 }
 
-/// Why a node has left, as it says itself.
+/// The reason that another node gave when it left, bounded for a terminal.
 #[must_use]
 pub fn why_left(text: &[u8]) -> String {
     harmless_bytes(text, MAX_ENDED)
@@ -288,7 +289,7 @@ mod tests {
         let loud =
             FailureNote { host: long.clone(), ended: long.clone(), message: Some(long.clone()), ..note() };
         assert!(loud.to_json().len() < 4096);
-        // As somebody writes it who does not bound.
+        // A note whose writer does not bound its texts.
         let text = String::from_utf8(note().to_json()).unwrap();
         let text = text.replace("th1", &serde_json::to_string(&long).unwrap().replace('"', ""));
         let read = FailureNote::from_json(text.as_bytes()).unwrap();

@@ -1,9 +1,13 @@
-//! The dynamic rendezvous: what one agent does next about the state that all share (contract 5.4, 5.5). Pure.
+//! The dynamic rendezvous (contract 5.4, 5.5): a pure function from the shared state to the next step of one agent. It
+//! owns no connection and no clock. The rendezvous thread passes in the state, and carries out the [`Step`].
 //!
-//! torchrun agents see nothing that they do not know. What is better than theirs: who is dead is aged by our own clock, and
-//! what is found goes into the state at once; whoever turns the round enters everybody who waits, and completes it in the
-//! same write where nobody is missing; no round is smaller than asked for; spares do not disturb, and step forward only for
-//! a free seat.
+//! torchrun agents see only the protocol that they know. Differences from torchrun's agents:
+//!
+//! - The failure detector uses the local monotonic clock. It writes a dead node's removal into the state at once.
+//! - The agent that turns the round enters all waiting nodes. If no node is missing, it completes the round in the same
+//! write.
+//! - No round has fewer nodes than the job asks for.
+//! - Spares do not end a round. A spare enters only for a free place.
 
 mod changes;
 mod ending;
@@ -22,108 +26,107 @@ use super::sightings::Sightings;
 use super::state::{Node, State, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
-/// torch's: how long after the deadline an agent still takes itself out of the state.
+/// How long after the deadline an agent still removes itself from the state; torch's value.
 const ROLLBACK: Duration = Duration::from_secs(5);
-/// No clock is believed to be ahead of ours by more.
+/// Another machine's clock is believed to be ahead of ours by at most this, in microseconds.
 const MOST_SKEW: i64 = 24 * 3600 * 1_000_000;
 
-/// This agent.
+/// The agent for which the next step is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Me {
-    /// Its name in the state.
+    /// Name of the agent in the state.
     pub node: Node,
-    /// How many nodes it was told.
+    /// The node range that the user gave.
     pub nodes: NodeRange,
-    /// Its own node rank, where it was told one that means something.
+    /// Node rank of the agent, if the user gave a rank that is used.
     pub node_rank: Option<NodeRank>,
-    /// The times.
+    /// Time limits of the rendezvous.
     pub times: RoundTimes,
 }
 
-/// What this agent knows at a moment.
+/// What this agent knows at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// As it was read last.
+    /// The shared state of the last read.
     pub state: &'a State,
-    /// Has seen this state.
+    /// The failure detector, which has observed this state.
     pub sightings: &'a Sightings,
-    /// What the rankrun agents say of themselves that are in a list of the state or were in the round before, this one
-    /// included.
+    /// Descriptors of the rankrun agents in the lists of the state or in the previous round, this agent included.
     pub agents: &'a BTreeMap<Node, Descriptor>,
-    /// The newest ranks that are known: of the round that this node was in last, or from the store, whichever is newer.
+    /// The newest known ranks, either from this node's last round or from the store.
     pub ranks: Option<&'a Ranks>,
 }
 
-/// What this agent wants.
+/// What this agent wants to reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal<'a> {
-    /// To be in the next round. None of its workers is left.
+    /// Be in the next round. All its workers have ended.
     Join {
-        /// Then it gives up. While it has time ([`has_time`]), the caller puts this off.
+        /// The agent gives up at this time. The caller extends it while the time does not count ([`has_time`]).
         deadline: Instant,
-        /// The round that it was in last, if any.
+        /// The last round of this node, if any.
         before: Option<u64>,
     },
-    /// To run its workers in a round.
+    /// Run its workers in a round.
     Stay {
-        /// Which one.
+        /// Number of the round that runs.
         round: u64,
-        /// Who was in it when it was complete.
+        /// Members of the round when it was complete.
         members: &'a [Node],
     },
-    /// To keep its place while it stops its workers: the round is over for it.
+    /// Keep its place while it stops its workers. The round is over for this node.
     Hold,
-    /// To be in no list.
+    /// Be removed from all lists.
     Leave,
-    /// That there are no more rounds.
+    /// Close the rendezvous: no more rounds.
     Close,
 }
 
-/// What to do next.
+/// The next action of this agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// Write this state in place of the one that was read, by compare-and-set; then look again.
+    /// Replace the state that was read by this one with compare-and-set, then look again.
     Write {
-        /// What to write.
+        /// The new state to write.
         state: State,
-        /// Whether it is news for the others.
+        /// Whether the change is relevant to the other agents, which are then notified.
         rings: bool,
     },
-    /// Nothing is to be done before, unless the state changes.
+    /// Do nothing until the state changes or this time has come.
     Wait {
-        /// At the latest then it is worth to look again.
+        /// Latest time for the next look.
         until: Instant,
     },
-    /// The round is complete, and this node is in it: the ranks are those of the state.
+    /// The round is complete and contains this node. The ranks are those of the state.
     Joined,
-    /// The round that it wants to stay in is over. Then the goal is [`Goal::Hold`] until no worker is left.
+    /// The round of [`Goal::Stay`] is over. The caller uses [`Goal::Hold`] until no worker is left.
     Changed(Upheaval),
-    /// Not in a round, and in no list, in time.
+    /// The join deadline passed, and this node is in no list.
     TimedOut,
-    /// There are no more rounds.
+    /// The rendezvous is closed: no more rounds.
     Closed,
-    /// There are no more rounds, and this node was a spare.
+    /// The rendezvous is closed, and this node was a spare.
     NotNeeded,
-    /// Another agent that lives was told the same node rank.
+    /// Another live agent has the same node rank.
     Taken {
-        /// Which one.
+        /// The agent that has the rank.
         by: Node,
     },
-    /// It has left, or the rendezvous is closed.
+    /// This node has left, or the rendezvous is closed.
     Done,
 }
 
-/// Why a round is over that this node runs in. It stays so until the node joins the next.
+/// Why a running round is over. The reason stays the same until the node joins the next round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upheaval {
-    /// Others took this node for dead, or have gone on without it.
+    /// The other agents declared this node dead, or continued without it.
     Removed,
-    /// A member is in no list any more: it was lost or has left.
+    /// A member is in no list any more: it died or left.
     Gone(Node),
-    /// A member waits for the next round: its workers have failed, or it knows something.
+    /// A member waits for the next round: its workers failed, or it was notified of a failure.
     Rejoins(Node),
-    /// A node that was not in the round waits, and there is a seat.
+    /// A node outside of the round waits, and there is a free place.
     Waits(Node),
 }
 
@@ -133,7 +136,7 @@ pub fn is_spare(state: &State, node: &Node) -> bool {
     state.redundancy_list.contains(node)
 }
 
-/// What this agent does next. `wall` is its own time of day, which nothing is decided by.
+/// Returns the next step of this agent. `wall` is the local time of day; it is only written, never decides.
 pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timestamp) -> Step {
     let look = Look { view, me, now, wall };
     let state = view.state;
@@ -149,7 +152,7 @@ pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timest
     }
 }
 
-/// One look at the state.
+/// One decision, with all its inputs.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     view: &'a View<'a>,
@@ -175,14 +178,14 @@ impl Look<'_> {
         *node == self.me.node || self.view.agents.contains_key(node)
     }
 
-    /// The state without the dead.
+    /// The state without the nodes that are dead.
     fn cleaned(&self) -> State {
         let mut draft = self.view.state.clone();
         remove_dead(&mut draft, self.min(), |node| self.is_dead(node));
         draft
     }
 
-    /// What to say as the time: torchrun agents hold it against their own clocks.
+    /// The time to write as a heartbeat. torchrun agents compare it with their own clocks.
     fn stamp(&self) -> Timestamp {
         let most = Timestamp(self.wall.0.saturating_add(MOST_SKEW));
         let torch = self.view.sightings.torch_clock(self.now).unwrap_or(self.wall);
@@ -220,8 +223,9 @@ impl Look<'_> {
         self.write_or_wait(draft, Some(deadline))
     }
 
-    /// Whether a complete round is still as it was when it was completed: nobody starts in a smaller world than the others.
-    /// Beside torchrun agents that does not matter: they would wait for us in the exchange that follows until they fail.
+    /// Whether all members of a complete round are still in it. Otherwise this agent would start workers in a smaller
+    /// world than the other agents. Beside torchrun agents that makes no difference: they wait in the rank exchange
+    /// until they fail.
     fn is_whole(&self) -> bool {
         let participants = &self.view.state.participants;
         let members: BTreeMap<&Node, i64> = participants.iter().collect();
@@ -238,7 +242,7 @@ impl Look<'_> {
         is_mixed || (is_as_known && !is_awaited && (0..).zip(ranks).all(|(place, rank)| place == rank))
     }
 
-    /// Rows 6 to 8.
+    /// The deadline has passed (contract 5.4, rows 6 to 8).
     fn give_up(&self, mut draft: State, deadline: Instant) -> Step {
         let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
         if is_late || !self.view.state.lists(&self.me.node) {
@@ -248,7 +252,7 @@ impl Look<'_> {
         Step::Write { state: draft, rings: true }
     }
 
-    /// Two agents with one node rank: the newcomer goes, as soon as it is sure that the other lives.
+    /// Two agents have the same node rank. The newcomer leaves as soon as it has seen the other agent alive.
     fn refuse(&self, draft: &State, deadline: Instant) -> Option<Step> {
         let mine = self.me.node_rank?;
         let has_mine = |node: &Node| self.view.agents.get(node).and_then(|it| it.node_rank) == Some(mine);
@@ -260,7 +264,8 @@ impl Look<'_> {
         Some(self.wait(Some(deadline)))
     }
 
-    /// The round runs without us (rows 3, 4, 9, 10). Whoever waits already comes first, then the spares in order.
+    /// The round runs without this node (rows 3, 4, 9, 10). Nodes on the wait list enter first, then the spares in
+    /// order.
     fn wait_for_a_seat(&self, draft: &mut State) {
         let node = &self.me.node;
         let seats = self.max().saturating_sub(draft.participants.len());
@@ -281,12 +286,12 @@ impl Look<'_> {
         if state.round != round || !state.complete || !state.participants.contains(node) {
             return Step::Changed(Upheaval::Removed);
         }
-        // What is found is told to all before anything else.
+        // Other nodes learn of dead members before this node reports the change.
         let upheaval = if self.is_untidy() { None } else { self.upheaval(members) };
         upheaval.map_or_else(|| self.keep(), Step::Changed)
     }
 
-    /// Takes out the dead, and keeps the heartbeats fresh, where there is something to do.
+    /// Removes dead nodes and renews heartbeats, if either is due.
     fn keep(&self) -> Step {
         if !self.is_untidy() && !self.is_due() {
             return self.wait(None);
@@ -296,7 +301,7 @@ impl Look<'_> {
         self.write_or_wait(draft, None)
     }
 
-    /// Whether somebody is in a list who does not belong there.
+    /// Whether a list contains a node that must not be there.
     fn is_untidy(&self) -> bool {
         let state = self.view.state;
         let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
@@ -322,7 +327,7 @@ impl Look<'_> {
         Step::Write { state: draft, rings: true }
     }
 
-    /// Writes what has changed, or the heartbeats where they are due.
+    /// Writes the changed state, or the heartbeats if they are due.
     fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
         let is_another = differ(self.view.state, &draft);
         if is_another || self.is_due() {
@@ -350,8 +355,8 @@ impl Look<'_> {
         Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
     }
 
-    /// Our own heartbeat, and where nothing else is written those of all our agents, who live: torchrun agents would take
-    /// them for dead.
+    /// Renews our own heartbeat. If nothing else is written, it also renews the heartbeats of all live rankrun agents.
+    /// Otherwise torchrun agents would declare them dead.
     fn refresh(&self, draft: &mut State, is_another: bool) {
         let node = &self.me.node;
         let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
@@ -359,12 +364,12 @@ impl Look<'_> {
         let stamp = self.stamp();
         for other in meant {
             let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
-            // Every one is to be seen as another.
+            // A heartbeat counts only if its value differs from the last one.
             draft.last_heartbeats.insert(other, Timestamp(stamp.0.saturating_add(i64::from(same))));
         }
     }
 
-    /// Ours, of which one is due a little before the others, and writes for all.
+    /// Time of the next heartbeat. One rankrun agent is due a little before the others, and writes for all of them.
     fn heartbeat_due(&self) -> Option<Instant> {
         let (state, node) = (self.view.state, &self.me.node);
         if !state.lists(node) || state.closed {

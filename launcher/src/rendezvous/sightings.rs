@@ -1,9 +1,13 @@
-//! Who was seen when, by this node's own monotonic clock: the clocks of other machines decide nothing. Pure.
+//! The failure detector: which agents are alive, by this node's own monotonic clock. The clocks of other machines
+//! decide nothing. Pure: the rendezvous thread reads state and heartbeats from the store, and passes them in.
 //!
-//! A rankrun agent lives as long as its beat, a counter in the store, goes on within the lease; a torchrun agent as long as
-//! its heartbeat in the state changes within interval × attempts. Whoever is seen for the first time lives. Time in which this
-//! node could not look ages nobody: when the store itself was away, nobody could beat. A torchrun agent that is in no list any
-//! more goes on ageing: others may have taken it out as dead a moment before we would have, or it is about to come back.
+//! - A rankrun agent is alive while its heartbeat counter in the store advances within the lease.
+//! - A torchrun agent is alive while its heartbeat in the state changes within interval × attempts.
+//! - A node is alive when it is first seen.
+//! - Time in which this node could not read the store does not count: if the store was away, no agent could send a
+//! heartbeat.
+//! - A torchrun agent in no list keeps ageing. Another agent may have removed it as dead just before, or it is about to
+//! return.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,48 +15,49 @@ use std::time::{Duration, Instant};
 use super::state::{Node, State, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
-/// What this node has seen of the others.
+/// The failure detector of one node, with a record of every other node.
 #[derive(Debug, Clone)]
 pub struct Sightings {
     lease: Duration,
     torch_limit: Duration,
     signs: BTreeMap<Node, Sign>,
     last_call: Option<LastCall>,
-    /// In no list any more.
+    /// Records of nodes that are in no list any more.
     unlisted: BTreeMap<Node, Unlisted>,
 }
 
-/// A node that was in a list.
+/// Record of a node that left all lists.
 #[derive(Debug, Clone)]
 struct Unlisted {
-    /// The round when that was noticed.
+    /// The round in which the removal was noticed.
     round: u64,
     sign: Sign,
 }
 
-/// The signs of life of one node.
+/// Liveness record of one node.
 #[derive(Debug, Clone)]
 struct Sign {
     life: Life,
-    /// Since when nothing of that has changed.
+    /// Time of the last change of `life`.
     since: Instant,
-    /// When it was looked for last.
+    /// Time of the last read of `life`.
     looked: Instant,
-    /// Its beat has gone on while it was looked for.
+    /// Whether the heartbeat counter has advanced while this node was reading it.
     has_moved: bool,
     gone: Gone,
-    /// Its heartbeat in the state has changed since its beat was looked for: somebody thinks that it lives.
+    /// The node's heartbeat in the state changed after the last read of its counter: another agent believes that it is
+    /// alive.
     is_doubtful: bool,
     heartbeat: Option<Timestamp>,
     heartbeat_since: Instant,
 }
 
-/// What a node shows that it lives by.
+/// The value that shows that a node is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// A rankrun agent's counter.
+    /// Heartbeat counter of a rankrun agent.
     Beat(i64),
-    /// A torchrun agent's heartbeat.
+    /// Heartbeat of a torchrun agent in the shared state.
     Heartbeat(Option<Timestamp>),
 }
 
@@ -60,12 +65,12 @@ enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gone {
     No,
-    /// The next look may still show a beat from before.
+    /// The next read may still return a heartbeat from before the end.
     JustNow,
     Yes,
 }
 
-/// A last call that is under way.
+/// Record of a running last call.
 #[derive(Debug, Clone, Copy)]
 struct LastCall {
     round: u64,
@@ -73,16 +78,16 @@ struct LastCall {
     since: Instant,
 }
 
-/// A node's signs are looked for about as often as this part of its limit.
+/// A node's heartbeat is read about this many times per limit.
 const LOOKS: u32 = 5;
 
-/// A sign of life is late after so many periods. A node that is cut off in one direction stops its workers after seven tenths
-/// of the lease without an answer, and what it sent last may have been seen up to two periods later: then one and a half
-/// have gone by at least.
+/// A heartbeat is late after 5/4 periods. A node that is cut off in one direction stops its workers after 7/10 of the
+/// lease without an answer. Its last heartbeat may be seen up to two periods later. At least 1.5 periods have passed
+/// then.
 const LATE: (u32, u32) = (5, 4);
 
 impl Sightings {
-    /// Of nobody yet.
+    /// A failure detector that has not seen any node.
     #[must_use]
     pub const fn new(times: &RoundTimes) -> Self {
         Self {
@@ -94,8 +99,8 @@ impl Sightings {
         }
     }
 
-    /// One look: the state, and the beats of rankrun agents that were read just now (none where only the state was).
-    /// Nodes that are in no list for two rounds are forgotten.
+    /// Records one read of the state, with the heartbeat counters that were read at the same time (empty if only the
+    /// state was read). Forgets nodes that are in no list for two rounds.
     pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> = state.listed().collect();
         self.miss_all_but(&listed, state.round, now);
@@ -128,35 +133,35 @@ impl Sightings {
         }
     }
 
-    /// Whether a node that is in a list had given no sign of life for too long when it was looked for last. False of nodes
-    /// never seen.
+    /// Whether a listed node's heartbeat was older than its limit at the last read. False for nodes that were never
+    /// seen.
     #[must_use]
     pub fn is_dead(&self, node: &Node) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
     }
 
-    /// Whether a node is in no list any more, and was dead already, or has been away until its limit was over: then it is not
-    /// on its way from one list to another.
+    /// Whether a node in no list is dead, or has been away for longer than its limit. Such a node is not just changing
+    /// lists.
     #[must_use]
     pub fn has_died(&self, node: &Node) -> bool {
         let limits = (self.lease, self.torch_limit);
         self.unlisted.get(node).is_some_and(|unlisted| unlisted.sign.is_dead(limits))
     }
 
-    /// Whether a rankrun agent has shown since it was first seen that it lives.
+    /// Whether a rankrun agent's heartbeat has advanced since the agent was first seen.
     #[must_use]
     pub fn has_moved(&self, node: &Node) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.has_moved)
     }
 
-    /// Whether a rankrun agent has given a sign of life that was seen after this moment.
+    /// Whether a rankrun agent's heartbeat was seen to advance after `then`.
     #[must_use]
     pub fn lives_since(&self, node: &Node, then: Instant) -> bool {
         self.signs.get(node).is_some_and(|sign| sign.since > then && matches!(sign.life, Life::Beat(_)))
     }
 
-    /// When a rankrun agent will be dead whose signs of life are late, by the last look for them: there was none for clearly
-    /// longer than the `period` in which one is due. Nothing of one whose signs are fresh.
+    /// When a rankrun agent with late heartbeats will be dead. Heartbeats are late if the last read was clearly later
+    /// than one `period` after the last change. `None` if they are fresh.
     #[must_use]
     pub fn doubted_until(&self, node: &Node, period: Duration) -> Option<Instant> {
         let sign = self.signs.get(node).filter(|sign| matches!(sign.life, Life::Beat(_)))?;
@@ -164,38 +169,40 @@ impl Sightings {
         sign.since.checked_add(self.lease).filter(|_| is_late)
     }
 
-    /// The earliest moment at which a look may find somebody dead who is not yet.
+    /// The earliest time at which a read may find another node dead.
     #[must_use]
     pub fn next_death(&self, now: Instant) -> Option<Instant> {
         let limits = (self.lease, self.torch_limit);
         let away = self.unlisted.values().map(|unlisted| &unlisted.sign);
-        // What a rankrun agent does in no list makes no difference.
+        // A rankrun agent in no list changes nothing when it dies.
         let away = away.filter(|sign| matches!(sign.life, Life::Heartbeat(_)));
         let living = self.signs.values().chain(away).filter(|sign| sign.gone == Gone::No);
         living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
     }
 
-    /// All connections of a node have been ended by itself or its kernel: it is dead at once, until its beat goes on.
+    /// Records that a node or its kernel has closed all its connections. The node is dead at once, until its heartbeat
+    /// advances.
     pub fn gone(&mut self, node: &Node) {
         if let Some(sign) = self.signs.get_mut(node) {
             sign.gone = Gone::JustNow;
         }
     }
 
-    /// Since when the last call of this state is seen.
+    /// When this node first saw the last call of this state.
     #[must_use]
     pub fn deadline_seen(&self, state: &State) -> Option<Instant> {
         let same = |call: &LastCall| call.round == state.round && Some(call.deadline) == state.deadline;
         self.last_call.filter(same).map(|call| call.since)
     }
 
-    /// Since when a node's heartbeat in the state is the same.
+    /// Since when a node's heartbeat in the state has not changed.
     #[must_use]
     pub fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
         self.signs.get(node).filter(|sign| sign.heartbeat.is_some()).map(|sign| sign.heartbeat_since)
     }
 
-    /// What the fastest clock of the torchrun agents shows at least: they hold our heartbeats against it.
+    /// The fastest torchrun agent's clock shows at least this time. torchrun agents compare our heartbeats with their
+    /// clocks.
     #[must_use]
     pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
         let clock = |sign: &Sign| match sign.life {
@@ -224,7 +231,7 @@ impl Sign {
         }
     }
 
-    /// Silence counts as long as somebody listens: what was not looked for may be there.
+    /// Silence counts only up to the last read: a later heartbeat may exist.
     fn is_dead(&self, limits: (Duration, Duration)) -> bool {
         let is_silent = self.looked.saturating_duration_since(self.since) >= self.limit(limits);
         !self.is_doubtful && (self.gone != Gone::No || is_silent)
@@ -250,7 +257,7 @@ impl Sign {
         }
         let life = match (self.life, beat) {
             (_, Some(beat)) => Life::Beat(beat),
-            // It was not looked for.
+            // The counter was not read.
             (Life::Beat(_), None) => return,
             (Life::Heartbeat(_), None) => Life::Heartbeat(heartbeat),
         };
@@ -261,7 +268,7 @@ impl Sign {
         if life != self.life {
             let is_old_news = self.gone == Gone::JustNow;
             let is_beat = matches!((self.life, life), (Life::Beat(_), Life::Beat(_)));
-            // What happened while nobody looked may be long ago.
+            // A change may be old if the last read was long ago.
             let is_fresh = unseen <= interval * 2;
             self.has_moved = is_beat && !is_old_news && (self.has_moved || is_fresh);
             (self.life, self.since) = (life, now);

@@ -1,17 +1,18 @@
-//! torch's shared rendezvous state (contract 5.4): what all agents of a job read and change by compare-and-set. Pure.
+//! torch's shared rendezvous state (contract 5.4). All agents of a job read it, and change it by compare-and-set. This
+//! module holds the data only; `pickle` converts it, and `round` decides the changes.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-/// One agent: torch's `_NodeDesc`. Ordered as torch orders: by address as text, then pid, then counter.
+/// One agent, as torch's `_NodeDesc`. Ordered like torch: by address as text, then pid, then counter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
-    /// The address that it publishes.
+    /// The host name or address that the agent publishes.
     pub addr: String,
-    /// Its pid on its host.
+    /// Pid of the agent on its host.
     pub pid: i64,
-    /// Its number among the rendezvous of its process.
+    /// Number of the rendezvous within the agent's process.
     pub local_id: i64,
 }
 
@@ -22,38 +23,38 @@ impl fmt::Display for Node {
     }
 }
 
-/// A time of day in UTC, by the clock of whoever wrote it: microseconds since 1970.
+/// Time of day in microseconds since 1970 (UTC), by the clock of the agent that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i64);
 
-/// torch's `_RendezvousState`.
+/// The shared state, as torch's `_RendezvousState`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
-    /// The round that is forming or complete.
+    /// Number of the round that is forming or complete.
     pub round: u64,
-    /// Whether it is complete.
+    /// Whether the round is complete and its ranks are valid.
     pub complete: bool,
-    /// When the last call ends, by the clock of whoever began it.
+    /// End of the last call, by the clock of the agent that began it.
     pub deadline: Option<Timestamp>,
-    /// No more rounds, for ever.
+    /// Whether the rendezvous is closed for ever.
     pub closed: bool,
-    /// Who takes part, in the order of joining, with ranks that are valid once the round is complete.
+    /// Nodes of the round in the order of joining. Their ranks are valid once the round is complete.
     pub participants: Participants,
-    /// Who wants to be in the next round.
+    /// Nodes that wait for the next round.
     pub wait_list: BTreeSet<Node>,
-    /// Spares.
+    /// Spare nodes, which wait for a free place.
     pub redundancy_list: BTreeSet<Node>,
-    /// When each was last alive, by its own clock.
+    /// Time of each node's last heartbeat, by the node's own clock.
     pub last_heartbeats: BTreeMap<Node, Timestamp>,
 }
 
 impl State {
-    /// All nodes of all lists.
+    /// The nodes of all three lists, in no particular order.
     pub fn listed(&self) -> impl Iterator<Item = &Node> {
         self.participants.nodes().chain(&self.wait_list).chain(&self.redundancy_list)
     }
 
-    /// Whether a node is in a list.
+    /// Whether a node is in any of the three lists.
     #[must_use]
     pub fn lists(&self, node: &Node) -> bool {
         self.participants.contains(node)
@@ -67,31 +68,31 @@ impl State {
 pub struct Participants(Vec<(Node, i64)>);
 
 impl Participants {
-    /// How many there are.
+    /// Number of nodes that take part.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nobody takes part.
+    /// Whether the round has no participants.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The rank of a node that takes part.
+    /// The rank of a participant; `None` for other nodes.
     #[must_use]
     pub fn rank(&self, node: &Node) -> Option<i64> {
         self.0.iter().find(|(member, _)| member == node).map(|(_, rank)| *rank)
     }
 
-    /// Whether a node takes part.
+    /// Whether a node takes part in the round.
     #[must_use]
     pub fn contains(&self, node: &Node) -> bool {
         self.rank(node).is_some()
     }
 
-    /// Adds a node, or gives one that takes part another rank.
+    /// Adds a node, or changes the rank of a participant.
     pub fn insert(&mut self, node: Node, rank: i64) {
         match self.0.iter_mut().find(|(member, _)| *member == node) {
             Some((_, old)) => *old = rank,
@@ -99,14 +100,14 @@ impl Participants {
         }
     }
 
-    /// Takes a node out; whether it took part.
+    /// Removes a node, and returns whether it was a participant.
     pub fn remove(&mut self, node: &Node) -> bool {
         let before = self.0.len();
         self.0.retain(|(member, _)| member != node);
         self.0.len() < before
     }
 
-    /// In the order of joining.
+    /// Nodes with ranks, in the order of joining.
     pub fn iter(&self) -> impl Iterator<Item = (&Node, i64)> {
         self.0.iter().map(|(node, rank)| (node, *rank))
     }
@@ -118,7 +119,7 @@ impl Participants {
 }
 
 impl FromIterator<(Node, i64)> for Participants {
-    /// As [`insert`](Self::insert) one by one, without a look at all for each.
+    /// Like [`insert`](Self::insert) for each pair, but in linear time.
     fn from_iter<T: IntoIterator<Item = (Node, i64)>>(pairs: T) -> Self {
         let pairs: Vec<(Node, i64)> = pairs.into_iter().collect();
         let distinct: HashSet<&Node> = pairs.iter().map(|(node, _)| node).collect();

@@ -1,10 +1,11 @@
-//! What torch's agents do to the shared state, one change each (contract 5.4, 5.5). Pure.
+//! Single changes of the shared state, made exactly as torch's agents make them (contract 5.4, 5.5). The functions are
+//! pure; the module above decides which change is due.
 
 use std::collections::BTreeSet;
 
 use crate::rendezvous::state::{Node, Participants, State};
 
-/// Whether two states differ in more than in heartbeats.
+/// Whether two states differ in more than heartbeats.
 pub(super) fn differ(one: &State, other: &State) -> bool {
     let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
     plain(one) != plain(other)
@@ -13,9 +14,8 @@ pub(super) fn differ(one: &State, other: &State) -> bool {
         || one.redundancy_list != other.redundancy_list
 }
 
-/// Whether somebody who listens has something to do about it. Who comes, or goes from one list to the other after others
-/// have done so, is met when the round turns; if everybody looked at every step of everybody, a large job would do nothing
-/// else.
+/// Whether the other agents must be notified of a change. A node that only joins, or changes lists after another node
+/// did, is handled when the round turns. In a large job, a notification of every change would keep all agents busy.
 pub(super) fn is_news(before: &State, after: &State) -> bool {
     let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
     let leaves = after.participants.len() < before.participants.len();
@@ -26,13 +26,13 @@ pub(super) fn is_news(before: &State, after: &State) -> bool {
         || before.listed().any(|node| !remain.contains(node))
 }
 
-/// Whether nobody of a complete round has left it.
+/// Whether all members of a complete round are still participants.
 fn is_whole(participants: &Participants) -> bool {
     let highest = participants.iter().map(|(_, rank)| rank).max().unwrap_or(-1);
     usize::try_from(highest + 1) == Ok(participants.len())
 }
 
-/// Takes a node out of the participants.
+/// Removes a node from the participants.
 pub(super) fn leave(state: &mut State, node: &Node, min: usize) {
     state.last_heartbeats.remove(node);
     if state.participants.remove(node) {
@@ -40,14 +40,14 @@ pub(super) fn leave(state: &mut State, node: &Node, min: usize) {
     }
 }
 
-/// Takes a node out of everything.
+/// Removes a node from all lists.
 pub(super) fn forget(state: &mut State, node: &Node, min: usize) {
     state.wait_list.remove(node);
     state.redundancy_list.remove(node);
     leave(state, node, min);
 }
 
-/// Takes out the dead, and the heartbeats of who is in no list.
+/// Removes dead nodes, and the heartbeats of nodes that are in no list.
 pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node) -> bool) {
     let dead: Vec<Node> = state.listed().filter(|node| is_dead(node)).cloned().collect();
     let mut took_part = false;
@@ -60,13 +60,13 @@ pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node)
         participants_went(state, min);
     }
     let mut heartbeats = std::mem::take(&mut state.last_heartbeats);
-    // A set, since every agent of a large job does this at every look.
+    // A set: every agent of a large job does this at every look.
     let here: BTreeSet<&Node> = state.listed().collect();
     heartbeats.retain(|node, _| here.contains(node));
     state.last_heartbeats = heartbeats;
 }
 
-/// What follows when participants have gone.
+/// Adjusts round and deadline after participants were removed.
 fn participants_went(state: &mut State, min: usize) {
     if state.complete && state.participants.is_empty() {
         state.complete = false;

@@ -1,12 +1,15 @@
-//! Whose workers are to end before the next round can begin. Pure.
+//! Which agents stop their workers before the next round can begin. Computed from the state and the failure detector
+//! only; this module stops nothing.
 
 use crate::rendezvous::state::Node;
 
 use super::{Me, View, is_spare};
 
-/// The agents of ours that are still in the round that this node waits to be over, and live. Each of them stops its workers,
-/// and takes its place in the next round by itself: none of them is missing, however long its grace is. Nothing where this
-/// node has no seat to wait for, and of torchrun's agents, which do not always stop for others.
+/// Live rankrun agents in the running round, which must end before this node can join. Each of them stops its workers,
+/// then joins the next round by itself. None of them counts as missing, however long its grace period is.
+///
+/// Empty if this node is not on the wait list. torchrun's agents are never included, because they do not always stop
+/// for other nodes.
 #[must_use]
 pub fn ending<'a>(view: &View<'a>, me: &Node) -> Vec<&'a Node> {
     let View { state, sightings, agents, .. } = *view;
@@ -15,7 +18,7 @@ pub fn ending<'a>(view: &View<'a>, me: &Node) -> Vec<&'a Node> {
     state.participants.nodes().filter(|_| waits).filter(is_ending).collect()
 }
 
-/// Whether the time does not count in which this node has to be in a round: it is a spare, or waits for nodes that are there.
+/// Whether the join timeout does not count now: this node is a spare, or waits for nodes that stop their workers.
 #[must_use]
 pub fn has_time(view: &View<'_>, me: &Me) -> bool {
     is_spare(view.state, &me.node) || !ending(view, &me.node).is_empty()
@@ -36,7 +39,8 @@ mod tests {
         Node { addr: name.to_owned(), pid: 1, local_id: 0 }
     }
 
-    /// A round of these, for which `waiting` waits; `t` is a torchrun agent, and `dead` has been silent for a lease.
+    /// A round of `members`, with `waiting` on the wait list. `t` is a torchrun agent. `dead` has been silent for a
+    /// lease.
     fn told(members: &[&str], waiting: &str) -> Vec<String> {
         let descriptor = Descriptor {
             protocol: 1,

@@ -1,18 +1,20 @@
-//! How a round comes about: who enters it, how long more are waited for, and when it is complete. Pure.
+//! How a round forms: which nodes enter, how long the last call lasts, and when the round is complete. Changes only a
+//! draft of the state; the caller writes it.
 
 use super::Look;
 use crate::rendezvous::ranks::assign;
 use crate::rendezvous::state::{Node, State, Timestamp};
 
 impl Look<'_> {
-    /// The round is not complete (rows 11 and 12, for everybody who wants to be in it).
+    /// Enters nodes into the incomplete round, and completes it if it is due (contract 5.4, rows 11 and 12, for all
+    /// waiting nodes).
     pub(super) fn form(&self, draft: &mut State) {
         let mut with_all = draft.clone();
         self.enter_all(&mut with_all, |_| true);
         self.complete_if_due(&mut with_all);
         if !with_all.complete {
-            // A torchrun agent that is a spare has a new deadline only where it steps forward itself: once it is in, an old
-            // one would end it while others are still waited for.
+            // A torchrun spare gets a new deadline only if it enters by itself. With an old deadline it would end the
+            // last call too early.
             self.enter_all(draft, |spare| self.is_ours(spare));
             self.complete_if_due(draft);
         } else {
@@ -35,7 +37,7 @@ impl Look<'_> {
         }
     }
 
-    /// Of a last call that begins now; never the same as one before, whose time may be over.
+    /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed.
     fn new_deadline(&self) -> Timestamp {
         let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
         let deadline = Timestamp(self.stamp().0.saturating_add(last_call));
@@ -43,8 +45,8 @@ impl Look<'_> {
         Timestamp(deadline.0.saturating_add(i64::from(same)))
     }
 
-    /// Everybody who waits, the spares that `may_enter`, and this node, as long as there are seats: first who was in the
-    /// round before.
+    /// Enters the wait list, the spares that `may_enter`, and this node, while there are free places. Members of the
+    /// previous round enter first.
     fn enter_all(&self, draft: &mut State, may_enter: impl Fn(&Node) -> bool) {
         let node = &self.me.node;
         let rank_before = |node: &Node| {
@@ -74,8 +76,8 @@ impl Look<'_> {
         seen.is_some_and(|seen| self.now.saturating_duration_since(seen) >= self.me.times.last_call)
     }
 
-    /// Whether all are here who were in the round before, so that there is nobody to wait for: those of ours that are in no
-    /// list have gone for good, but a torchrun agent may be on its way from one list to the other until its limit is over.
+    /// Whether all nodes of the previous round are here, so that the last call can end. A rankrun agent in no list has
+    /// left for good. A torchrun agent may be changing lists until its heartbeat limit is over.
     fn is_nobody_missing(&self, draft: &State) -> bool {
         let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
             return false;
@@ -95,7 +97,8 @@ impl Look<'_> {
         self.seat_the_rest(draft);
     }
 
-    /// Whoever waits for a full round is a spare: torchrun agents would stop their workers for him again and again.
+    /// Makes every node that waits for a full round a spare. torchrun agents would otherwise stop their workers for it
+    /// again and again.
     pub(super) fn seat_the_rest(&self, draft: &mut State) {
         if draft.complete && draft.participants.len() >= self.max() {
             draft.redundancy_list.append(&mut draft.wait_list);
